@@ -26,10 +26,11 @@ MONITOR_PROGRAMS="prometheus:prometheus prometheus-alertmanager:prometheus-alert
 DOCKER_PROGRAMS="dockerd:docker.io"
 
 # Additional programs for ./test: it compiles and runs an MPI program, makes an image of one program, and runs a
-# registry with images of other tools and hosts that are reached over ssh. Headers have no program to look for, so their
-# packages are listed with the compiler.
+# registry with images of other tools and hosts that are reached over ssh. Chromium opens the web page. Headers have no
+# program to look for, so their packages are listed with the compiler.
 SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static
     docker-registry:docker-registry skopeo:skopeo umoci:umoci openssl:openssl sshd:openssh-server sudo:sudo
+    chromium:chromium
     $MONITOR_PROGRAMS"
 
 say() { printf 'dalsegno: %s\n' "$*" >&2; }

@@ -74,7 +74,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "demo": (*UP_TO_3, "drill", "inject.faults"),  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
     "controller": (*UP_TO_7, "cluster"),  # wiring, as `cluster` is: the controller's program
-    "cli": (*UP_TO_7, "cluster"),
+    "web": UP_TO_7,  # pages, sessions and actions; it names no target
+    "observer": (*UP_TO_7, "web"),  # wiring: the program that serves metrics and the web page
+    "cli": (*UP_TO_7, "cluster", "web"),
     "__init__": (),
     "__main__": ("cli",),
 }

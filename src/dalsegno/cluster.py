@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT_HOME = Path("/var/lib/dalsegno")
 ANSWER_S = 30.0  # how long to wait for an answer from Slurm
-NODE_LOCK_S = 30.0  # longer than a daemon of the target needs for one node
+NODE_LOCK_S = 30.0  # how long to wait for the node lock; a target's daemon holds it for less
 
 
 def home(env: Mapping[str, str] = os.environ) -> Path:
@@ -54,7 +54,7 @@ class ClusterPlace:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Prevent other changes to the cluster. Wait for the target's daemons, which start no more work on nodes."""
+        """Block other changes to the cluster and, once they have finished their current node, the target's daemons."""
         folder = ClusterFolder(self.folder)
         with (
             locked(folder.lock, f"cluster {self.name}"),
@@ -64,7 +64,7 @@ class ClusterPlace:
 
 
 def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
-    """Return every cluster, complete or not. Of two with the same name, the one in the user's own home is returned."""
+    """Return every cluster, complete or not. If two have the same name, omit the one that is not in the user's home."""
     found: dict[str, ClusterPlace] = {}
     for base in homes(env):
         for folder in sorted((base / "clusters").glob("*/state.json")):
@@ -125,10 +125,9 @@ def _refuse_inside_a_host() -> None:
 
 def inside_a_host() -> bool:
     """Return whether this process runs inside a host of a cluster, where PIDs differ from those of the machine."""
-    try:
-        return Path("/proc/1/comm").read_text(errors="replace").startswith("ds:")
-    except OSError:
-        return False
+    from dalsegno.system.hosts import runs_inside_host
+
+    return runs_inside_host()
 
 
 def owner_of(place: ClusterPlace) -> int | None:
@@ -146,7 +145,7 @@ def may_change(place: ClusterPlace) -> None:
 
 @dataclass(frozen=True)
 class SlurmHere:
-    """A Slurm cluster, created by Dal Segno or not: the environment that its commands need."""
+    """A Slurm cluster, created by Dal Segno or not. `env` is the environment that Slurm's commands need."""
 
     env: Mapping[str, str]
     controller: Path | None = None  # the socket of Dal Segno's controller, if the cluster may have one

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
 
 class ClusterSite:
-    """A cluster, from the files in its state folder; they are read again when they have changed."""
+    """A cluster, from the files in its state folder. The applied cluster file is read again when it has changed."""
 
     def __init__(self, root: Path, env: Mapping[str, str]) -> None:
         self.folder, self.env = ClusterFolder(root), env

@@ -15,7 +15,7 @@ def one_line(text: str) -> str:
 
 
 def lines(text: str) -> str:
-    """Return a message of ours with untrusted text in it escaped, but with its line breaks and tabs."""
+    """Return the text with all unprintable characters escaped, except line breaks and tabs."""
     return "".join(letter if letter in "\n\t" else _shown(letter) for letter in text)
 
 

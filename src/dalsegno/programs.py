@@ -15,6 +15,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "run-coordinator": "dalsegno.runs.coordinator.program",
     "step-again": "dalsegno.runs.auto_resume.program",
     "controller": "dalsegno.controller",
+    "observer": "dalsegno.observer",
     "gpu-facts": "dalsegno.health.readers.nvml_process",
     "machine-room": "dalsegno.targets.local.machine_room",
     "break-worker": "dalsegno.inject.worker_program",

@@ -117,8 +117,9 @@ class Cli:
         )  # fmt: skip
 
     def file(self, text: str, name: str = "cluster.yaml") -> str:
+        """Write a cluster file. Metrics and the web page are off unless the test asks for them: they take CPU time."""
         path = self.home / name
-        path.write_text(text)
+        path.write_text(text if "monitoring:" in text else f"{text}\nmonitoring: {{enabled: false}}\n")
         return str(path)
 
     def status(self, name: str) -> dict[str, object]:

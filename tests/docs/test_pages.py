@@ -86,7 +86,12 @@ def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize(
     ("script", "row"),
-    [("up", "| 4 virtual hosts"), ("restart", "| worker killed"), ("recovery", "| power cut: detected")],
+    [
+        ("up", "| 4 virtual hosts"),
+        ("restart", "| worker killed"),
+        ("recovery", "| power cut: detected"),
+        ("exporter", "| 10,000 nodes"),
+    ],
 )
 def test_the_performance_page_has_the_measured_tables(table: ModuleType, script: str, row: str):
     page = (ROOT / "docs/performance.md").read_text()

@@ -626,7 +626,7 @@ def test_services_are_on_their_hosts_in_start_order():
     hosts = want(cluster(2, slurm=Slurm(backup_controller=True))).hosts
     assert {name: [service.name for service in host.services] for name, host in hosts.items()} == {
         "switch": [],
-        "head": ["munged", "mariadbd", "slurmdbd", "slurmctld", "controller"],
+        "head": ["munged", "mariadbd", "slurmdbd", "slurmctld", "controller", "observer"],
         "head-backup": ["slurmctld"],
         "machine-room": ["machine-room"],
         "train-1": ["slurmd", "node-agent"],
@@ -638,8 +638,8 @@ def test_loopback_cluster_has_one_host():
     hosts = want(cluster(2, slurm=Slurm(accounting=False)), USER).hosts
     assert list(hosts) == ["head", "machine-room"] and not hosts["head"].isolate and hosts["head"].address == ""
     services = {service.name: service for service in hosts["head"].services}
-    assert list(services)[:3] == ["munged", "slurmctld", "controller"]
-    assert list(services)[3:5] == ["slurmd:train-1", "node-agent:train-1"] and len(services) == 7
+    assert list(services)[:4] == ["munged", "slurmctld", "controller", "observer"]
+    assert list(services)[4:6] == ["slurmd:train-1", "node-agent:train-1"] and len(services) == 8
     assert services["slurmd:train-2"].argv[1:4] == ("-D", "-N", "train-2")
     assert services["slurmd:train-2"].log == str(FOLDER.log("train-2", "slurmd"))
 
@@ -661,7 +661,7 @@ def test_log_level_is_given_to_our_own_daemons_and_restarts_them():
 
     plain, debug = services(""), services("debug")
     given = {name for name, service in debug.items() if service.env.get("DALSEGNO_LOG_LEVEL") == "debug"}
-    assert given == {"controller", "machine-room", "node-agent"}
+    assert given == {"controller", "machine-room", "node-agent", "observer"}
     assert {name for name in plain if plain[name].revision != debug[name].revision} == given
     assert services("info") == plain
 
@@ -677,12 +677,12 @@ def test_our_own_services_are_restarted_if_they_die(machine: MachineFacts):
     """Of Slurm's daemons a death is told: they may have their reasons."""
     services = [one for host in want(cluster(1), machine).hosts.values() for one in host.services]
     kept = {one.name.partition(":")[0] for one in services if one.keep}
-    assert kept == {"controller", "machine-room", "node-agent"}
+    assert kept == {"controller", "machine-room", "node-agent", "observer"}
     controller = next(one for one in services if one.keep)
     address = put(cluster(1), machine).addresses["head"]
     assert controller.argv[-4:-1] == ("controller", str(FOLDER.root), "--agents")
     assert controller.argv[-1].rpartition(":")[0] == address
-    assert want(cluster(3), machine).hosts["head"].services[-7 if machine is USER else -1] == controller
+    assert want(cluster(3), machine).hosts["head"].services[-8 if machine is USER else -2] == controller
 
 
 def test_node_services_get_telemetry_boot_id_and_controller_address():

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from dalsegno.health.messages import MAX_PART, Finding, GpuIdentity, Order, Reply
+from dalsegno.health.messages import MAX_PART, Finding, GpuIdentity, GpuReading, Order, Reply
 from dalsegno.health.result import passed
 from dalsegno.node_agent.orders import Send
 from dalsegno.system.hanging_calls import ask
@@ -38,6 +38,9 @@ class Played:
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
         return [GpuIdentity(0, "GPU-1")]
+
+    def readings(self) -> Iterable[GpuReading] | None:
+        return [GpuReading(0, 41.0, 512, 81920, 95.0)]
 
 
 def do(order: Order, send: Send) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.health.messages import GpuReading
 from dalsegno.health.result import Result, Verdict, passed
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import OrderAnswer
@@ -93,6 +94,7 @@ def test_the_agent_connects_reports_and_sends_heartbeats(stage: Stage):
     assert stage.result("good")() == passed("fine")
     assert stage.view.report is not None
     assert stage.view.boot == "boot-1" and [gpu.uuid for gpu in stage.view.report.gpus] == ["GPU-1"]
+    assert stage.until(lambda: stage.view.readings) == (GpuReading(0, 41.0, 512, 81920, 95.0),)
     quiet_since = stage.view.last_seen
     stage.until(lambda: stage.view.last_seen > quiet_since + 1.5)
     assert stage.view.presence is Presence.CONNECTED and stage.log == []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from dalsegno.health.messages import Finding, GpuIdentity
+from dalsegno.health.messages import Finding, GpuIdentity, GpuReading
 from dalsegno.health.result import Verdict, passed
 from dalsegno.node_agent.worker import FIRST_LEAVE_S, GPUS, CheckWatch
 from dalsegno.wire.frames import Message
@@ -45,6 +45,9 @@ class Played:
         if self.settings.get("gpus") == "hang":
             time.sleep(1000)
         return [GpuIdentity(0, "GPU-1")]
+
+    def readings(self) -> Iterable[GpuReading] | None:
+        return [GpuReading(0, 41.0, 512, 81920, None)]
 
 
 class Watching:

@@ -27,6 +27,11 @@ def test_label_value_never_ends_its_line_or_its_quotes(first, second):
     assert len(lines) == 4 and LINE.match(lines[2]) and lines[3] == ""
 
 
+def test_labels_that_are_shown_alike_do_not_make_a_series_twice():
+    values = {("a\x01",): 1.0, ("a\x02",): 2.0, ("x" * 300,): 3.0, ("x" * 301,): 4.0}
+    assert render([labelled("up", "Up.", ["a"], values)]).count(b"up{") == 2
+
+
 def test_histogram_buckets_are_cumulative_and_inclusive():
     histogram = Histogram((1.0, 10.0)).observe(1.0).observe(5.0).observe(100.0)
     assert list(HistogramFamily("wait", "Wait.", ("p",), {("a",): histogram}).lines())[2:] == [

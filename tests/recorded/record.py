@@ -21,6 +21,13 @@ from pathlib import Path
 
 from dalsegno.slurm.parse.controller import ASSOC_ARGV, CONFIG_ARGV, DIAG_ARGV, PING_ARGV, QOS_ARGV, USER_ARGV
 from dalsegno.slurm.parse.jobs import HISTORY_ARGV, JOBS_ARGV, TEXTS_ARGV, excluded_env, jobs_env
+from dalsegno.slurm.parse.load import (
+    FAIR_SHARE_ARGV,
+    NODE_LOAD_ARGV,
+    QUEUE_LOAD_ARGV,
+    RESERVATIONS_ARGV,
+    queue_load_env,
+)
 from dalsegno.slurm.parse.nodes import EVENTS_ARGV, NODES_ARGV, PARTITIONS_ARGV
 from dalsegno.slurm.parse.text import PLAIN, TIME_ENV
 from dalsegno.slurm.versions import Version
@@ -245,6 +252,7 @@ def make_states(lab: Lab) -> dict[str, str]:
     jobs["odd"] = jobs.popitem()[1]
     submit("held", "--hold", "-N2", "--gres=gpu:4", "--exclude=n[1-2]")
     submit("later", "--begin=now+2hours")
+    submit("either", "--hold", "-p", "debug,train")
     submit("dependent", f"--dependency=afterok:{jobs['mixed']}")
     submit("cancelled", "-w", "n10")
     submit("cancelled-early", "--hold")
@@ -299,15 +307,19 @@ def questions(jobs: Mapping[str, str]) -> dict[str, Question]:
         "nodes": Question(NODES_ARGV),
         "ping": Question(PING_ARGV),
         "qos": Question(QOS_ARGV),
+        "reservations": Question(RESERVATIONS_ARGV),
         "sacct": Question(HISTORY_ARGV),
         "sacct-texts": Question(TEXTS_ARGV),
         "sdiag": Question(DIAG_ARGV),
         "sinfo": Question(PARTITIONS_ARGV),
+        "sinfo-load": Question(NODE_LOAD_ARGV),
         "sinfo-words": Question(("sinfo", "-N", "-h", "-o", "%N %T %t")),
         "squeue": Question(JOBS_ARGV, queue),
         "squeue-all": Question((*JOBS_ARGV, "--states=all"), queue),
         "squeue-excluded": Question((*JOBS_ARGV, "--states=all", f"--jobs={jobs['held']}"), excluded_env(PLAIN)),
+        "squeue-load": Question(QUEUE_LOAD_ARGV, queue_load_env(PLAIN)),
         "squeue-one": Question((*JOBS_ARGV, "--states=all", f"--jobs={jobs['mixed']}"), jobs_env(PLAIN, paths=True)),
+        "sshare": Question(FAIR_SHARE_ARGV),
         "step-missing": Question(("scontrol", "show", "step", f"{jobs['done']}.0")),
         "user": Question(USER_ARGV),
         "version": Question(("sinfo", "--version")),

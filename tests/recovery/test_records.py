@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dalsegno.recovery.coordinators import RunRecord, RunRecords
+from dalsegno.recovery.run_records import RunRecord, RunRecords
 from dalsegno.system.children import start_ticks
 
 ONE = RunRecord("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)

@@ -12,7 +12,7 @@ import pytest
 
 from dalsegno.cli.down import end_in_order, runs_on, write_ends
 from dalsegno.cluster import ClusterPlace
-from dalsegno.recovery.coordinators import RunRecord, RunRecords
+from dalsegno.recovery.run_records import RunRecord, RunRecords
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, write_status
 from dalsegno.system.files import make_folder, remove_tree

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dalsegno.slurm.parse.controller import parse_accounts, parse_config, parse_diag, parse_ping
 from dalsegno.slurm.parse.jobs import parse_history, parse_jobs, parse_submitted
+from dalsegno.slurm.parse.load import parse_fair_shares, parse_node_loads, parse_queue_load, parse_reservations
 from dalsegno.slurm.parse.nodes import parse_nodes, parse_partitions
 from dalsegno.slurm.parse.text import PLAIN, ParseError
 
@@ -33,6 +34,10 @@ ANSWERS: list[tuple[Parser, str]] = [
     (parse_partitions, "sinfo"),
     (parse_config, "config"),
     (parse_diag, "sdiag"),
+    (lambda text: parse_queue_load(text, PLAIN), "squeue-load"),
+    (parse_node_loads, "sinfo-load"),
+    (parse_fair_shares, "sshare"),
+    (parse_reservations, "reservations"),
     (parse_ping, "ping"),
     (parse_submitted, "version"),
     (lambda text: parse_accounts(text, text, text), "assoc"),

@@ -136,7 +136,7 @@ def _ends_by_itself(run: RunFolder) -> bool:
 
 
 def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
-    """Wait for the coordinator to record the end, and return whether it did. Do not wait if none can be running."""
+    """Wait for the coordinator to record the end, and return whether it did. Return early if no coordinator can run."""
     from dalsegno.runs.submit.prepare import read_plan
 
     on_head = read_plan(run).on_head and slurm is not None

@@ -1,4 +1,4 @@
-"""Where `status` and `top` get their facts from: the target, Slurm, the controller's socket, and run folders."""
+"""The sources of facts for `status` and `top`: the target, Slurm, the controller's socket, and run folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dalsegno.targets.base import ClusterStatus, Target
 
 SLURM_S = 5.0
-OLD_RUNS = 8  # of this user, shown after they have ended
+OLD_RUNS = 8  # maximum number of this user's runs that are read from their own folders
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ClusterSources:
         return ask_events(self.controller, since) if self.controller else []
 
     def runs(self, *, progress: bool = False, ended: bool = False) -> Sequence[ObservedRun]:
-        """Return the active runs that this user may see; with `ended`, also the user's last ones."""
+        """Return the active runs that this user may see; with `ended`, also the user's last ended runs."""
         from dalsegno.overview.gather import ask_run_folders, merge_runs, read_runs
 
         kept: list[RunFolder] | None = None

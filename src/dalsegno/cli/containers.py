@@ -189,10 +189,10 @@ def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: S
 class CheckedHosts:
     """The hosts of a cluster, and how each is reached."""
 
-    own: bool  # `dalsegno up` created this cluster
+    own: bool  # whether `dalsegno up` created this cluster
     logins: tuple[str, ...]  # hosts on which jobs are submitted
     nodes: tuple[str, ...]
-    asleep: tuple[str, ...]  # powered down; not checked, because a job step would boot them
+    asleep: tuple[str, ...]  # nodes that are powered down and not checked, because a job step would boot them
     routes: dict[str, tuple[HostRoute, ...]]
     here: str = ""  # the login host that this process runs on
 

@@ -86,5 +86,5 @@ def prefix_command(command: str, prefix: str) -> str:
 
 
 def prefix_commands(text: str) -> str:
-    """Prefix the Slurm commands that stand in backticks in a text."""
+    """Prefix the Slurm commands in backticks in a message."""
     return _QUOTED.sub(f"`{shell_prefix()}", text) if _QUOTED.search(text) else text

@@ -37,9 +37,9 @@ TAKEN_DOWN = "cancelled: its cluster was taken down"
 def command(cluster: str | None, name: str | None, yes: bool) -> None:
     """Remove the cluster: its daemons, jobs, processes, namespaces and files.
 
-    Running jobs and runs are ended, and the home folders of users that exist only in the cluster are deleted. This is
-    shown first and, in a terminal, you are asked to confirm. Also removes a cluster that was only partly created. It
-    is not an error if the cluster does not exist.
+    Running jobs and runs are ended, and the home folders of users that exist only in the cluster are deleted. The
+    command shows this first and, in a terminal, asks you to confirm. It also removes a cluster that was only partly
+    created. It is not an error if the cluster does not exist.
     """
     from dalsegno.cli.drill_traces import clear_leftovers
     from dalsegno.cluster import find_place, may_change, open_cluster, place_named, places, runs_home
@@ -128,7 +128,7 @@ def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
 
 
 def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
-    from dalsegno.recovery.coordinators import RunRecords
+    from dalsegno.recovery.run_records import RunRecords
     from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.folder import ClusterFolder
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 SAY_EVERY_S = 10.0
+KEPT_REPORTS = 50  # with each cluster
 ELSEWHERE = "choose another file with `--report FILE`"
 
 
@@ -71,6 +73,7 @@ def command(
     from dalsegno.cli.drill_stage import DrillCluster
     from dalsegno.drill.report import as_json, render_page
     from dalsegno.drill.schedule import draw, select_kinds
+    from dalsegno.targets.folder import ClusterFolder
 
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     path = Path(report or f"drill-{seed}.html").absolute()
@@ -84,14 +87,16 @@ def command(
         out.as_json({**as_json(found), "report": str(path)})
     else:
         _show(found)
-    write_page(path, render_page(found, f"Drill on {stage.place.name}"))
+    page = render_page(found, f"Drill on {stage.place.name}")
+    write_page(path, page)
+    keep_report(ClusterFolder(stage.place.folder).drills, page, as_json(found))
     out.talk(f"report: {path}")
     _remove_or_keep_runs(stage.traces, found.survived)
     raise SystemExit(0 if found.survived else 1)
 
 
 def _remove_or_keep_runs(traces: Traces, survived: bool) -> None:
-    """Remove the runs of a drill that succeeded; otherwise keep them."""
+    """Remove the drill's runs if it succeeded; otherwise keep them for `dalsegno why`."""
     from dalsegno.cluster import runs_home
 
     if survived:
@@ -145,6 +150,23 @@ def _write_page(path: Path, text: str) -> None:
         raise DalsegnoError(_no_page(path, error.strerror or str(error)), hint=ELSEWHERE) from error
     except DalsegnoError as error:
         raise DalsegnoError(_no_page(path, error.what), hint=ELSEWHERE) from error
+
+
+def keep_report(folder: Path, page: str, facts: Mapping[str, Any]) -> None:
+    """Keep the report with the cluster, for the web page. A drill does not fail if that is not possible."""
+    import contextlib
+    import json
+    import time
+
+    from dalsegno.system.files import make_folder, write_atomic
+
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(facts['started']))}-{facts['seed']}"
+    with contextlib.suppress(DalsegnoError, OSError):
+        make_folder(folder, 0o700)
+        write_atomic(folder / f"{name}.html", page, 0o600)
+        write_atomic(folder / f"{name}.json", json.dumps(facts), 0o600)
+        for old in sorted(folder.glob("*"))[: -2 * KEPT_REPORTS]:
+            old.unlink()
 
 
 def _no_page(path: Path, why: str) -> str:

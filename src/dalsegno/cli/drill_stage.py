@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace, SlurmHere
 
 Say = Callable[[FaultImpact | str], None]
-PAUSE_S = 0.05  # between steps, so that faults hit the run while it trains
-EXTRA_STEPS = 30  # per fault, in addition to the steps before it
-EXTRA_STEPS_WITH_SPARES = 200  # enough for a node to be repaired and to join the run again
+PAUSE_S = 0.05  # pause between steps, so that faults hit the run while it trains
+EXTRA_STEPS = 30  # additional steps per fault, on top of the steps before the fault
+EXTRA_STEPS_WITH_SPARES = 200  # the same with `--with-spares`: enough for a node to be repaired and to rejoin the run
 END_TIMEOUT_S = 300.0
 REPAIR_TIMEOUT_S = 90.0
 REPORT_INTERVAL_S = 5.0
@@ -108,7 +108,7 @@ class Training:
         until, reported_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := find_unreturned(impacts, self.journal_reader.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.journal_reader.nodes()}
-            self.look(at_once=True)  # after the nodes were read, so that the marks are not older
+            self.look(at_once=True)  # must follow the read of the nodes, so that the marks are at least as recent
             missing = find_unreturned(missing, self.journal_reader.marks)
             held = held_back(nodes.values())
             coming = [impact for impact in find_repairable(missing, nodes, time.time()) if impact.node not in held]
@@ -138,8 +138,8 @@ class DrillCluster:
     traces: Traces
     nodes: int
     spares: int
-    waits_for_repairs: bool = True  # wait until broken nodes are back in service
-    with_spares: bool = False  # inject a fault only while the spares are ready
+    waits_for_repairs: bool = True  # whether to wait until broken nodes are back in service
+    with_spares: bool = False  # whether to inject a fault only while the spares are ready
 
     @classmethod
     def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> DrillCluster:

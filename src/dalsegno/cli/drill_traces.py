@@ -52,7 +52,7 @@ class Traces:
     target: CanInject
     runs: list[RunFolder] = field(default_factory=list)
     injections: list[DrillInjection] = field(default_factory=list)
-    journal_reader: JournalReader | None = None  # of the active run
+    journal_reader: JournalReader | None = None  # reads the journal of the active run
     done: list[str] = field(default_factory=list)  # what was undone, as sentences
 
     def inject(self, kind: FaultKind, node: str) -> None:
@@ -215,7 +215,7 @@ class JournalReader:
         return max((int(event["id"]) for event in self._events(-1)), default=0)
 
     def _events(self, since: int) -> list[dict[str, Any]]:
-        """Return the controller's events after `since`; none if it does not answer: the next call asks again."""
+        """Return the controller's events after `since`; empty if it does not answer. The next call asks again."""
         if self._controller is None:
             return []
         with contextlib.suppress(DalsegnoError):

@@ -72,7 +72,7 @@ class Screen:
         """
         self._story = story
         self._foreign = foreign
-        self.ranks = ranks  # in the largest generation so far
+        self.ranks = ranks  # number of ranks in the largest generation so far
         self._bare = bare
         self._quiet = quiet
         self._live = sys.stderr.isatty() and not quiet
@@ -86,7 +86,7 @@ class Screen:
     def lines(self, lines: Iterable[Line], news: Callable[[], None] = lambda: None) -> None:
         """Print output lines as UTF-8, whatever the locale.
 
-        Before the first line of a new generation, report that generation: by `news`, else from the journal.
+        Before the first line of a new generation, report that generation by calling `news`, else from the journal.
         """
         sys.stdout.flush()
         for line in lines:
@@ -217,7 +217,7 @@ class Follower:
     watch: RunWatch
     screen: Screen
     cancel: Callable[[], None]
-    hint: Callable[[RunStatus], str]  # where to look after a failed run
+    hint: Callable[[RunStatus], str]  # returns a hint that says where to look after a failed run
     repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:
@@ -236,7 +236,7 @@ class Follower:
     def _until_end(self, inbox: PendingSignal) -> int:
         while True:
             now = time.time()
-            status = self.watch.poll(now)  # before the logs, so that all output before the last status is printed
+            status = self.watch.poll(now)  # before the logs are read, so that the last status ends all output
             report = partial(self.screen.status, status, now) if not is_over(status) else _nothing
             self.screen.lines(self.repeats.once(self.logs.lines(now, final=is_over(status))), news=report)
             if is_over(status):

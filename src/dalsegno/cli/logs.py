@@ -196,8 +196,8 @@ def select_logs(logs: Sequence[DaemonLog], daemon: str, node: str | None) -> lis
 
 
 def print_logs(logs: Sequence[DaemonLog], last: int | None, follow: bool) -> None:
-    """Print logs one after the other, then new lines as they are written. With several logs, each line starts with the
-    host."""
+    """Print logs one after the other and, with `follow`, new lines as they are written. With several logs, each line
+    starts with the host."""
     width = max(len(log.host) for log in logs)
     readers = [(f"{log.host.ljust(width)}  " if len(logs) > 1 else "", LogReader(log.path)) for log in logs]
     printed = 0
@@ -225,7 +225,7 @@ class LogReader:
         self._rest = b""
 
     def all_lines(self, *, final: bool) -> Iterator[str]:
-        """Yield all lines, those of rotated parts first. `final`: also a last line without a line break."""
+        """Yield all lines, rotated parts first. With `final`, also yield a last line without a line break."""
         for number in range(OLD_LOGS, 0, -1):
             yield from LogReader(self._path.with_name(f"{self._path.name}.{number}")).new()
         yield from self.new()

@@ -24,6 +24,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "up": "Create the cluster, or apply changes to a running one.",
         "status": "Show whether the cluster is healthy, its nodes, daemons and queue.",
         "top": "Watch nodes, GPUs, runs and events in a full-screen view.",
+        "web": "Open the web page of the cluster.",
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",
@@ -53,6 +54,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
     "Measure": {
         "bench": "Run benchmarks; `bench ddp` compares ways to average gradients.",
+        "exporter": "Serve the metrics of any Slurm cluster to Prometheus.",
         "monitor": "Run Prometheus for the cluster: targets, alerts, panels without data.",
         "dashboards": "Write dashboards for Grafana.",
     },

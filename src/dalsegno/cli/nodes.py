@@ -84,7 +84,7 @@ def _describe_drain(node: NodeInfo) -> str:
 
 
 def with_other_drains(node: dict[str, Any], others: dict[str, str]) -> dict[str, Any]:
-    """Return the controller's view of a node, marked as left alone if somebody else took it out of service."""
+    """Return the controller's view of a node, marked as left alone if an administrator took it out of service."""
     from dalsegno.recovery.phase import NodePhase
 
     ours = NodePhase.parse(node["phase"]) not in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED)
@@ -212,7 +212,7 @@ def _show_new(socket: Path, since: int, node: str | None, json_: bool) -> int:
 
 def describe_event(event: dict[str, Any], width: int = 0) -> str:
     """Return an event as one line, with the node's name padded to `width`."""
-    kind = "" if event["node"] else f"{event['kind']} "  # the text of a node's event says its kind already
+    kind = "" if event["node"] else f"{event['kind']} "  # the text of a node's event already contains its kind
     return f"{format_time(event['at'])}  {(event['node'] or '-').ljust(width)}  {kind}{event['text']}"
 
 

@@ -23,7 +23,7 @@ from dalsegno.printable import lines, one_line
 if TYPE_CHECKING:
     from dalsegno.targets.base import Say
 
-ERASE = "\r\x1b[2K"  # to the start of the line, and clear it
+ERASE = "\r\x1b[2K"  # move to the start of the line and clear it
 USUAL_COLUMNS = 80
 
 

@@ -94,10 +94,8 @@ def _formed(entry: Entry, cause: str) -> str:
 
 
 def last_cause(entries: Iterable[Entry]) -> Cause:
-    """Return the event that ended the last generation: the first failed rank in the journal, otherwise the first lost
-    node.
-
-    A lost spare does not end a generation.
+    """Return the event that ended the last generation: the first failed rank in the journal, otherwise the first node
+    that was lost or whose warm parent died. A lost spare does not end a generation.
     """
     now: list[Entry] = []
     before: list[Entry] = []
@@ -133,7 +131,7 @@ def describe_end(status: RunStatus) -> str:
 
 
 def nodes_text(status: RunStatus) -> str:
-    """Return a text such as `3/4 nodes`: nodes in training, of the number requested."""
+    """Return, for example, `3/4 nodes`: the nodes in training, and the number requested."""
     spares = sum(node.state is NodeRole.SPARE for node in status.nodes)
     extra = f" and {_count(spares, 'spare')}" if spares else ""
     return f"{len(members(status))}/{_count(status.wanted_nodes, 'node')}{extra}"
@@ -245,7 +243,7 @@ def facts_of(run: RunFolder, status: RunStatus) -> dict[str, Any]:
 
 
 def status_of(run: RunFolder) -> RunStatus | None:
-    """Return a run's status; None with a warning if it cannot be read, and `lost` if its cluster is gone."""
+    """Return a run's status, marked as lost if its cluster is gone. If it cannot be read, warn and return None."""
     from dalsegno.cli.watch import cluster_is_gone, mark_lost
     from dalsegno.errors import DalsegnoError
     from dalsegno.runs.status import read_status

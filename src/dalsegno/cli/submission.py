@@ -65,7 +65,7 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
     try:
         partitions = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
     except CommandFailed as fault:
-        meaning = meaning_of(fault)  # first: without slurm.conf, Slurm's commands also report no answer
+        meaning = meaning_of(fault)  # checked first, because without slurm.conf, Slurm's commands also report no answer
         raise no_answer() if meaning is fault and is_silence(fault) else meaning from None
     return ClusterFacts(
         id=cluster_id(slurm.env),
@@ -131,7 +131,7 @@ def _submit_to_controller(run: RunFolder, controller: Path) -> None:
     try:
         start_run(controller, run.root)
     except (DalsegnoError, KeyboardInterrupt):
-        run.cancel.touch()  # the answer may have been lost: a coordinator that was started must end
+        run.cancel.touch()  # if only the answer was lost, the coordinator that was started must end
         status = read_status(run.status)
         if status is not None and not status.over:
             write_status(run.status, aborted_status(status, time.time(), 1, "the controller did not accept the run"))

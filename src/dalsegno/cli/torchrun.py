@@ -8,7 +8,7 @@ from dalsegno.cli import out
 
 
 class _Verbatim(click.Command):
-    """Passes arguments on unparsed: torchrun's parser reads them, not click's."""
+    """A command that passes its arguments on unparsed, because torchrun's parser reads them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.params["words"] = tuple(args)

@@ -192,7 +192,7 @@ def _injected(node: str, slurm: SlurmHere) -> list[Moment]:
 
 
 def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
-    """Return the records of checks and controller about these nodes between `since` and `until`."""
+    """Return what the checks and the controller recorded about these nodes between `since` and `until`."""
     from dalsegno.why import Moment, within
 
     moments = list[Moment]()

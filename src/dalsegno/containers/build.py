@@ -48,7 +48,8 @@ class SourceFile(NamedTuple):
 
 @dataclass
 class BuiltLayer:
-    """A layer made of files on this machine. An entry's offset counts bytes in the concatenation of all contents."""
+    """A layer made from files on this machine. An entry's `offset` is a position in the concatenated contents of all
+    files."""
 
     keep_owners: bool  # keep the files' owners; otherwise root owns everything
     entries: list[TarEntry] = field(default_factory=list)
@@ -87,7 +88,7 @@ class BuiltLayer:
         return placed
 
     def add_tree(self, source: Path, path: str, leave_out: Iterable[str] = ()) -> None:
-        """Add a folder and all its contents, without folders whose names match a pattern in `leave_out`."""
+        """Add a folder and all its contents, except for subfolders whose names match a pattern in `leave_out`."""
         skipped = tuple(leave_out)
         for folder, folders, files in os.walk(source, onerror=_raise):
             inside = os.path.relpath(folder, source)
@@ -118,8 +119,8 @@ def _content(opener: _Opener, source: SourceFile) -> Iterator[bytes]:
 
 
 class _Opener:
-    """Opens only the files that were listed: if a user replaced one by a symbolic link, root could copy a secret file
-    into the image.
+    """Opens only the files that were listed. Otherwise a user could replace one by a symbolic link, and root would copy
+    a secret file into the image.
 
     The folder of the last file stays open, because the next file is often in it.
     """
@@ -153,7 +154,7 @@ def _changed(path: Path) -> DalsegnoError:
 
 
 def make_folder_layer(folder: Path) -> BuiltLayer:
-    """Return a layer with the root file system that is in a folder."""
+    """Return a layer with a folder's contents as the root file system."""
     if not folder.is_dir():
         raise NotThere(f"no folder {folder}", hint="name the folder that becomes the image's root")
     layer = BuiltLayer(keep_owners=os.geteuid() == 0)
@@ -329,7 +330,7 @@ def make_venv_layer(python: Python, extra: Iterable[Path], runner: Runner) -> Bu
 
 
 class _Root:
-    """Adds paths of this machine to an image, each once, together with the symbolic links that lead to them."""
+    """Adds files from this machine to an image, each once, together with the symbolic links that lead to them."""
 
     def __init__(self, layer: BuiltLayer) -> None:
         self.layer = layer

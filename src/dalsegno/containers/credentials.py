@@ -143,7 +143,8 @@ class CredentialFinder:
             yield from (found for key in keys if (found := auths.get(key)))
 
     def _read(self, path: Path) -> str:
-        """Return the text of a credentials file; "" if another user may have written it."""
+        """Return the text of a credentials file; "" if it is missing or `_why_refused` gives a reason not to read
+        it."""
         try:
             with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
                 if why := _why_refused(os.fstat(file.fileno()), self.env):

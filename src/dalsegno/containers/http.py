@@ -93,7 +93,7 @@ class Http:
         `plain_http`: follow redirects from https to http."""
         given = None if proxies is None else dict(proxies)
         self._proxies = urllib.request.getproxies() if given is None else given
-        self._opener = urllib.request.OpenerDirector()  # build_opener's would also open file and FTP URLs
+        self._opener = urllib.request.OpenerDirector()  # the opener from build_opener would also open file and FTP URLs
         for handler in (
             urllib.request.ProxyHandler(given), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
             urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(), _Redirects(plain_http),
@@ -191,8 +191,8 @@ def _reason(status: int) -> str:
 # Downloads of blobs
 
 
-_TRIES = 6  # consecutive attempts without a received byte, after which a download fails
-_PAUSE_S = 0.2  # pause before the second attempt; doubled for each further one
+_TRIES = 6  # a download fails after this many consecutive attempts that receive nothing
+_PAUSE_S = 0.2  # pause before a retry; doubled for each consecutive attempt that received nothing
 
 
 class Blobs(Protocol):
@@ -222,7 +222,7 @@ def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, sto
             os.replace(part, target)
             return True
         except OSError as error:
-            part.unlink(missing_ok=True)  # the disk may be full
+            part.unlink(missing_ok=True)  # free the space, because the disk may be full
             raise explain(error, target) from error
         except DamagedImage:
             part.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ The files have Enroot's formats: Enroot and Pyxis can run Dal Segno's images, an
 - `/etc/rc.local`: only a comment; `/etc/rc` sources it before it runs the program.
 - `/etc/fstab`: the volumes.
 
-They replace files of the same names in the layers.
+These files replace files with the same names in the layers.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runn
         raise DalsegnoError(
             f"{aside} is a symbolic link, which is not followed", hint="remove it, or name another file"
         )
-    remove_tree(aside)  # left by a call that was killed
+    remove_tree(aside)  # a call that was killed may have left it
     try:
         aside.mkdir(0o700)  # fails if another user has put a link there
         made = aside / "image.sqsh"
@@ -89,8 +89,8 @@ class Importer:
     or_kept: bool = True  # if the registry does not answer, use the image that was imported before
 
     def to_store(self, name: ImageName, *, force: bool = False) -> Stored:
-        """Import the image into the store, unless it is there, and return it. Only one of several concurrent calls
-        imports it. Every call looks up the tag.
+        """Import the image into the store, unless it is there, and return it. Of several concurrent calls, one looks up
+        the tag and imports the image, and the others wait for it.
 
         `force` imports the image again even if it is stored.
         """
@@ -98,7 +98,7 @@ class Importer:
         asked = 0.0 if name.digest and not force else self.store.clock()
         with self.store.in_use(), self._turn(f"{name} {self.arch} {self.compression}", str(name)):
             known = self.store.lookup(str(name), self.arch, self.compression, since=asked)
-            if known:  # imported while this call waited, or named by its digest
+            if known:  # another call imported it meanwhile, or the name contains the digest of a stored image
                 return known
             with self._source(name) as source:
                 self.progress.stage(f"looking for {name}")
@@ -172,7 +172,7 @@ class Importer:
             return self.store.put(with_config(record, found.config, image_metadata.usable_workdir(found.config)))
 
     def _make(self, name: ImageName, source: ImageSource, found: FoundImage, target: Path, own: bool = False) -> str:
-        """Write the image and return its SHA-256, which is computed before the file gets its final name."""
+        """Write the image and return the SHA-256 of the file."""
         if self.enroot and name.kind is ImageKind.REGISTRY:
             self.progress.stage("importing with Enroot")
             import_by_enroot(self.enroot, name, self.arch, target, self.runner, own)

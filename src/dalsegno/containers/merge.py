@@ -1,10 +1,11 @@
-"""Merge layers into one file tree: decide which entry of which layer ends up under which names. Pure.
+"""Merge layers into one file tree: decide which entries make up the image, and under which names. Pure.
 
 The rules are those of the OCI image specification:
 
 - `.wh.NAME` removes NAME from the layers below; `.wh..wh..opq` removes everything that the layers below have in its
   folder. Files in the whiteout's own layer stay, whether they come before or after it.
-- A folder on top of a folder sets the mode and keeps the contents; anything else replaces what was there.
+- A folder entry for an existing folder sets its mode and owner and keeps its contents; any other entry replaces what
+  was there.
 - A hard link refers to the file that its target's path names at that moment, even if that path is removed later.
 - Symbolic links among the parents of a path are followed, but never out of the root.
 

@@ -46,13 +46,13 @@ def list_named(runner: Runner, route: HostRoute, nodes: Sequence[str], progress:
 def remove_named(
     runner: Runner, route: HostRoute, nodes: Sequence[str], names: Sequence[str], progress: Progress
 ) -> list[NodeAnswer]:
-    """Remove named containers of this user from all nodes. The lines of an answer are the removed names."""
+    """Remove this user's containers with these names from all nodes. The lines of an answer are the removed names."""
     word = f"--container-remove={','.join(names)}"
     return run_on_each(runner, lambda runner, node: _step(runner, route, node, word), nodes, progress)
 
 
 def parse_listing(answer: NodeAnswer) -> list[NamedContainer]:
-    """Parse lines of `NAME, in use, last used, image`, separated by tabs; skip lines of another form."""
+    """Parse tab-separated lines: name, in use (0 or 1), time of last use, image. Skip lines of another form."""
     found = []
     for line in answer.lines:
         words = line.split("\t", 3)

@@ -105,7 +105,7 @@ def prepare_native(runner: Runner, cache: Path, slurm_version: str, folder: str)
 
 
 def missing_packages(built: bool = False, tools: Mapping[str, str] = TOOLS) -> list[str]:
-    """Return the missing packages that container jobs need, with those needed to compile the plugin unless `built`."""
+    """Return the missing packages that container jobs need and, unless `built`, that compiling the plugin needs."""
     wanted = {name: package for name, package in tools.items() if not built or package == "squashfs-tools"}
     return list(dict.fromkeys(each for name, each in wanted.items() if not _is_there(name)))
 

@@ -112,7 +112,7 @@ class Registry:
         try:
             return self._http.get(url, self._with(headers, used))
         except HttpError as refused:
-            if refused.status != 401 or server_of(refused.url) != self._server:  # another server's challenge
+            if refused.status != 401 or server_of(refused.url) != self._server:  # other servers get no credential
                 raise self._explain(refused) from refused
             again = self._authorize(refused, used)
         try:
@@ -149,8 +149,8 @@ class Registry:
     def _realm(self, challenge: Challenge) -> RegistryServer:
         """Return the token server. A token server without TLS must be on the registry's own host.
 
-        The registry receives the token server's answer. Without this rule, a registry could read servers that only this
-        machine can reach.
+        The token from this server is sent on to the registry. Without this rule, a registry could read from servers
+        that only this machine can reach.
         """
         realm = server_of(challenge.realm)
         if realm is None:

@@ -101,7 +101,7 @@ def _explain(error: CommandFailed) -> DalsegnoError:
 
 
 def check_target(target: Path, force: bool) -> None:
-    """Raise if the file cannot be written, before any work is done for it."""
+    """Raise if the file cannot be written. Called before the image is made."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder", hint=f"name a file in it: `-o {target}/IMAGE.sqsh`")
     if target.exists() and not force:
@@ -111,7 +111,7 @@ def check_target(target: Path, force: bool) -> None:
 
 
 class VerifiedReread(Iterator[bytes]):
-    """A layer's unpacked bytes, read a second time. They must still have the digest that was checked.
+    """A layer's unpacked bytes, read a second time. The packed bytes must still have the digest that was checked.
 
     The owner of the file could have changed it in between.
     """

@@ -1,4 +1,4 @@
-"""The image store: a folder with images by the digest of their manifest, layers by their digest, and names.
+"""The image store: a folder with images (by manifest digest), layers (by their own digest) and names.
 
 FOLDER/
   images/HEX.lz4.sqsh     a complete image
@@ -10,8 +10,8 @@ FOLDER/
 
 A tag that moves refers to another digest, and so to another file: an image in use never changes.
 
-Only its owner can write to these folders. Files and folders of other users are refused or ignored, and root stores no
-images below a folder that other users can change.
+Only the store's owner can write to these folders. Files and folders of other users are refused or ignored, and root
+stores no images below a folder that other users can change.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def _may_make(folder: Path) -> bool:
 
 
 def _is_roots(folder: Path) -> bool:
-    """Return whether only root can have put files there: images of other users could contain any program."""
+    """Return whether only root can have put files there. Images from other users could contain any program."""
     parts = [folder / name for name in ("images", "tags")]
     return all(_is_closed(part) and not part_of_others(part, {0}) for part in parts)
 

@@ -1,6 +1,7 @@
 """Read and write tar streams, and decompress layers.
 
-A layer is read in one pass. Python's `tarfile` takes ten times as long for each file, and an image has 100,000 files.
+A layer is read in one pass. Python's `tarfile` takes ten times as long for each file, and an image may have 100,000
+files.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ def _content(stream: Stream, size: int) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    if field[0] & 0x80:  # GNU's format for numbers of more than eleven digits
+    if field[0] & 0x80:  # GNU's binary format, for numbers with too many octal digits for the field
         value = int.from_bytes(field, "big", signed=True) if field[0] == 0xFF else int.from_bytes(field[1:], "big")
         return value + ((field[0] & 0x7F) << (8 * (len(field) - 1)) if field[0] != 0xFF else 0)
     text = field.partition(b"\0")[0].strip()

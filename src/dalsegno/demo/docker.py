@@ -107,7 +107,7 @@ def _is_idle(stage: DockerStage) -> bool:
 
 
 def find(stage: DockerStage) -> list[NodeProcess]:
-    """Return the processes that run PROGRAM. Slurm starts it with its full path, Docker without."""
+    """Return the processes that run PROGRAM. Slurm starts it with its full path, Docker with the name alone."""
     name = PROGRAM.split()[0]
     return [each for each in processes(stage) if each.name == name and each.args.endswith(PROGRAM)]
 
@@ -150,7 +150,7 @@ def ancestors(known: dict[int, NodeProcess], pid: int) -> tuple[str, ...]:
 
 
 def parse_cgroup(text: str) -> str:
-    """Return the cgroup by which Slurm finds a job's processes: in v1 that of the freezer, in v2 the only one."""
+    """Return the cgroup by which Slurm finds a job's processes: the freezer's with v1, the only one with v2."""
     groups = {kind: path for line in text.splitlines() for _, kind, path in [line.split(":", 2)]}
     return groups.get("freezer") or groups.get("", "")
 

@@ -23,7 +23,7 @@ class FaultImpact:
     number: int
     fault: str
     node: str
-    at: float  # seconds since 1970, as all times in this module
+    at: float  # seconds since 1970, like all times in this module
     stops: bool = True  # training stops
     needs_repair: bool = True  # the controller should repair the node
     without_spare: bool = False  # the fault took a node from the run while no spare was ready
@@ -88,7 +88,7 @@ class Drill:
     orphans: int = 0
     exact: bool | None = None
     held_back: Mapping[str, str] = field(default_factory=dict)  # nodes that the controller may not repair, and why
-    troubles: str = ""  # faults in the undisturbed run, into which none was injected
+    troubles: str = ""  # faults that occurred in the undisturbed run by themselves
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:

@@ -47,7 +47,7 @@ def play(
 ) -> list[FaultImpact]:
     """Inject these faults one after the other, until the run ends or does not recover. Return the injected ones.
 
-    With `with_spares`, each fault waits until a spare is ready.
+    If `with_spares` is true, each fault waits until a spare is ready.
     """
     impacts: list[FaultImpact] = []
     for number, fault in enumerate(faults, 1):

@@ -166,7 +166,7 @@ def find_repairable(
 ) -> list[FaultImpact]:
     """Return the faults whose node may still be repaired. `nodes` is the controller's answer.
 
-    If the node is still in service, the controller may not notice the fault. If it was given up, it needs an
+    A node that is still in service after NOTICED_S is not expected to be repaired. A node that was given up needs an
     administrator.
     """
     return [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dalsegno.health.result import Result
 
-if TYPE_CHECKING:  # commands that only name a finding also start on Windows, where no check can run
+if TYPE_CHECKING:  # not imported at run time: commands that only name findings also run on Windows
     from dalsegno.health.node_reader import NodeReader
 
 
@@ -36,7 +36,7 @@ def always(node: NodeReader) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """A check. `ask` observes the node; `judge` decides on the answer alone.
+    """A check. `ask` observes the node; `judge` decides from the answer alone.
 
     The judge's keyword-only parameters are the thresholds, with their defaults. A check that does not apply to a node
     is skipped there.
@@ -50,7 +50,7 @@ class Check:
     every_s: float = 30.0
     applies: Callable[[NodeReader], bool] = always
     settle_s: float = 0.0  # in continuous checks, a failure counts only after it has lasted this long
-    lasts: bool = True  # a check that has just passed is not repeated before the next job
+    lasts: bool = True  # True: if it has just passed, it is not repeated before the next job
 
     @cached_property
     def thresholds(self) -> Mapping[str, float]:

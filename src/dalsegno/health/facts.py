@@ -1,6 +1,6 @@
 """Facts about the parts of a node, from NVML, nvidia-smi, sysfs, or the telemetry of a simulated node.
 
-None means that the value is not available; checks report that, and neither pass nor fail for it.
+None means that the value is not available. A check reports that, and neither passes nor fails because of it.
 """
 
 from __future__ import annotations

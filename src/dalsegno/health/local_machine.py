@@ -17,7 +17,8 @@ from dalsegno.health.settings import FILE, Settings, read_settings
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
 from dalsegno.system.children import ancestors, arguments, environment
 
-# slurmd's environment: Slurm runs prologs and health checks with an almost empty one that does not name slurm.conf
+# slurmd's environment: Slurm runs prologs and health checks with an almost empty environment, which does not name
+# slurm.conf
 
 
 NODE = "SLURMD_NODENAME"

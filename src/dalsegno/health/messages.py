@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from dalsegno.wire.frames import Message
 
 MAX_FINDINGS = 256
 MAX_GPUS = 64
-MAX_TEXT = 500  # characters of one text; the sender cuts longer ones off, the reader refuses them
+MAX_TEXT = 500  # longest string, in characters; the sender truncates longer ones, the reader refuses them
 
 _E = TypeVar("_E", Verdict, Remedy)
 
@@ -52,6 +52,17 @@ class NodeReport:
     boot: str
     findings: tuple[Finding, ...] = ()
     gpus: tuple[GpuIdentity, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """The last reading of one GPU. None means that it is not available."""
+
+    index: int
+    temperature_c: float | None = None
+    memory_used_mib: float | None = None
+    memory_total_mib: float | None = None
+    utilization_percent: float | None = None
 
 
 def report_message(report: NodeReport) -> dict[str, Any]:
@@ -153,7 +164,47 @@ class Reply:
     part: str = ""  # the next characters of that file
 
 
-Word = AgentBeat | NewFindings | Reply
+@dataclass(frozen=True)
+class GpuReadings:
+    """The readings of all GPUs of a node. They are shown to people; nothing is decided on them."""
+
+    gpus: tuple[GpuReading, ...]
+
+
+Word = AgentBeat | NewFindings | GpuReadings | Reply
+
+
+def readings_message(gpus: Iterable[GpuReading]) -> Message:
+    """Return the readings as short rows, in the order of the fields of `GpuReading`."""
+    return {"readings": readings_rows(gpus)}
+
+
+def readings_rows(gpus: Iterable[GpuReading]) -> list[list[float | None]]:
+    return [
+        [gpu.index, gpu.temperature_c, gpu.memory_used_mib, gpu.memory_total_mib, gpu.utilization_percent]
+        for gpu in gpus
+    ][:MAX_GPUS]
+
+
+def parse_readings(rows: object) -> tuple[GpuReading, ...]:
+    """Parse rows of readings. Raises BadReport."""
+    if not isinstance(rows, list) or len(rows) > MAX_GPUS:
+        raise BadReport(f"`readings` is not a list of at most {MAX_GPUS} rows")
+    return tuple(map(_reading, rows))
+
+
+def _reading(row: object) -> GpuReading:
+    if not isinstance(row, list) or len(row) != 5 or type(row[0]) is not int or not 0 <= row[0] < MAX_GPUS:
+        raise BadReport("not a reading of a GPU")
+    return GpuReading(row[0], *(_figure(value) for value in row[1:]))
+
+
+def _figure(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e9:
+        raise BadReport("a reading is not a number")
+    return value
 
 
 def findings_message(news: NewFindings) -> Message:
@@ -189,6 +240,8 @@ def parse_agent_message(message: Mapping[str, Any]) -> Word:
         return AgentBeat()
     if "answer" in message:
         return _read_reply(message)
+    if set(message) == {"readings"}:
+        return GpuReadings(parse_readings(message["readings"]))
     if set(message) - {"all"} == {"report"}:
         return NewFindings(_report(message["report"]), _names(message["all"]) if "all" in message else None)
     raise BadReport("not a message of an agent")

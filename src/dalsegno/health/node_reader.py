@@ -77,7 +77,7 @@ class NodeReader(Protocol):
 
 
 class LocalNode:
-    """The local node. `gpus` queries NVML; by default within this process.
+    """The local node. `gpus` queries NVML, by default within this process.
 
     `until` (monotonic) is a deadline for all reads and commands together.
     """

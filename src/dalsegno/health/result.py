@@ -16,7 +16,7 @@ class Verdict(Enum):
 
 
 class Remedy(Enum):
-    """What repairs a fault, from the lightest to the heaviest; each is tried if the one before did not help."""
+    """The remedies for a fault, from the lightest to the heaviest. Each is tried if the one before did not help."""
 
     NONE = "none"
     WATCH = "watch"

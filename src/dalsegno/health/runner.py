@@ -29,7 +29,7 @@ class Checkup:
     def __init__(self, checks: Sequence[Check], node: NodeReader, settings: Settings) -> None:
         self.checks, self.node, self.settings = checks, node, settings
         self._last: dict[tuple[Context, str], float] = {}
-        self._failing: dict[str, float] = {}  # failing check -> since when it fails
+        self._failing: dict[str, float] = {}  # failing check -> time of its first failure
         self._settle_s: dict[str, float] = {}  # failing check -> how long it must fail before it counts
         self._chosen: dict[Context, tuple[float, list[Check]]] = {}
 

@@ -24,7 +24,7 @@ from dalsegno.system.files import write_atomic
 
 
 _T = TypeVar("_T")
-_KEYS = {"model": "name"}  # nvidia-smi's word, which the nvidia-smi of simulated nodes reads
+_KEYS = {"model": "name"}  # nvidia-smi's term, which the nvidia-smi of simulated nodes expects
 
 
 def plain(value: object) -> Any:
@@ -113,7 +113,7 @@ class BadTelemetry(Exception):
 
 @dataclass(frozen=True)
 class Telemetry:
-    """The state of a simulated node. `stamp` identifies the GPUs it was made for and is never changed."""
+    """The state of a simulated node. `stamp` identifies the GPUs that the state was made for, and never changes."""
 
     node: str
     gpus: tuple[GpuFacts, ...] = ()

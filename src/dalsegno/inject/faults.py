@@ -102,7 +102,8 @@ FAULTS = {
         ),
         InjectableFault(
             "bad-replacement",
-            "The next --count (1) machines that replace this one have a bad GPU; with --same-gpus, its own ones.",
+            "The next --count (1) machines that replace this one have a bad GPU; "
+            "with --same-gpus, they have the old machine's GPUs.",
             ("count", "same"), Remedy.NONE,
         ),
     )

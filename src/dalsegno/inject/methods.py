@@ -21,7 +21,7 @@ from dalsegno.system.network import run_ip
 from dalsegno.system.processes import Completed
 
 DAEMONS = {"slurmd-dead": "slurmd", "agent-dead": "node-agent"}
-DISABLED, FORWARDING = "0", "3"  # states of a bridge port; `ip link … bridge_slave state 0` is accepted but ignored
+DISABLED, FORWARDING = "0", "3"  # port states for `bridge link set`; `ip link … bridge_slave state 0` has no effect
 # Ends a network cut when its time is over, unless another cut has replaced it. A shell script, because a cut may be
 # shorter than the start of Python.
 RESTORE_LATER = 'sleep "$1"; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
@@ -163,7 +163,8 @@ def stop_dropping(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def drop_program(percent: float) -> str:
-    """Return BPF bytecode for tc. It draws a random number for each packet and drops the packet (2) below a limit."""
+    """Return BPF bytecode for tc. It draws a random number for each packet, and drops the packet (returns 2) unless the
+    number exceeds a limit."""
     if not 0 < percent <= 100:
         raise UsageError(f"invalid percentage `{percent:g}`", hint="between 0 and 100")
     below = min(round(percent / 100 * 2**32), 2**32 - 1)
@@ -187,7 +188,7 @@ def _filling(nodes: NodeAccess, fault: FaultRecord) -> Path:
 
 
 def hang_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Mount a FUSE file system, whose server never answers, over the home folders."""
+    """Mount a FUSE file system whose server never answers over the home folders."""
     host, homes = nodes.host(fault.node), str(nodes.homes)
     inside = ["nsenter", "-t", str(host.pid), "-m", "-p", "--"]
     argv = [*inside, sys.executable, "-I", "-S", str(HANGING_FS), homes, fault.mark]
@@ -252,7 +253,7 @@ def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
 NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"
 HARDWARE = FaultMethod(_nothing, _nothing)
 
-METHODS = {  # faults that are not here only change the telemetry
+METHODS = {  # other faults change only the telemetry; `injection` carries out power-off and worker-kill
     "slurmd-dead": FaultMethod(kill_daemon, start_daemon),
     "agent-dead": FaultMethod(kill_daemon, start_daemon),
     "worker-hang": FaultMethod(stop_worker, resume_worker),

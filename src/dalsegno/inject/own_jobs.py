@@ -1,6 +1,6 @@
-"""Faults in your own jobs on a Slurm cluster that Dal Segno did not create.
+"""Faults in a user's own jobs on a Slurm cluster that Dal Segno did not create.
 
-They are injected as you and only inside your jobs, with `srun --overlap`.
+They are injected with `srun --overlap`, as this user and only inside the user's jobs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records of persistent faults: a small file for each, written before the fault begins, in a folder per node.
+"""Records of lasting faults: a small file for each, written before the fault begins, in a folder per node.
 
 A remedy removes the records of the faults that it ends.
 """

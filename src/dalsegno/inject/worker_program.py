@@ -1,7 +1,7 @@
-"""The program `break-worker REQUEST`. It runs on a node, inside one of the user's jobs, and affects only its workers.
+"""The program `break-worker REQUEST`. It runs on a node, inside one of the user's jobs, and affects only that job.
 
 The request is JSON, and the answer is one line of JSON. To slow a worker down, or to stop it for some time, the program
-keeps running. It resumes the worker when it ends, but not if it is killed with SIGKILL.
+keeps running. When the program ends, it resumes the worker, unless it is killed with SIGKILL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOW_S, FAST_S = 0.2, 0.1  # stopped for two thirds of the time, as with a clock
 
 @dataclass(frozen=True)
 class WantedWorker:
-    """A request: what to do to which worker. Run and rank select the worker, or its index on the node (`gpu`)."""
+    """A request. Its worker is selected by run and rank, or by its index on the node (`gpu`)."""
 
     job: str
     what: str

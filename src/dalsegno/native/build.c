@@ -6,8 +6,8 @@
  *   root     root         by root, in a mount namespace
  *   root     another      by root (from a folder, or from a squashfs file of root with its files mapped to the user),
  *                         then wrapped in a user namespace of the user
- *   a user   the same     in a user namespace. A slurmd of root does the same with as_user=1, for a squashfs file that
- *                         users other than root can change, and if the kernel cannot map owners
+ *   a user   the same     in a user namespace. A slurmd that runs as root does the same with as_user=1, for a squashfs
+ *                         file that users other than root can change, and if the kernel cannot map owners
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -73,7 +73,7 @@ void as_root(void) {
     errno = error;
 }
 
-/* Gives a helper of root the user's effective ids. The user can still neither trace nor stop the helper. */
+/* Gives a helper that runs as root the user's effective ids. The user can still neither trace nor stop the helper. */
 static void use_user_rights(void) {
     can_regain_root = slurmd_is_root && request.uid != 0;
     if (can_regain_root && (setgroups(request.group_count, request.groups) != 0 || setegid(request.gid) != 0 ||
@@ -384,7 +384,7 @@ static _Noreturn void restart_as_user(char *argv[], int mounts, int folder) {
     fail("cannot restart the helper: %s", strerror(errno));
 }
 
-/* Enters a new mount namespace as root, before any source of a mount is opened: the kernel clones only trees of the
+/* Enters a new mount namespace as root, before any source of a mount is opened: the kernel clones trees only from the
  * caller's namespace. */
 static void unshare_mounts(void) {
     if (unshare(CLONE_NEWNS) != 0)
@@ -393,7 +393,7 @@ static void unshare_mounts(void) {
         fail("cannot separate the mounts from the node's: %s", strerror(errno));
 }
 
-/* Returns false if the image must be mounted with the user's rights. */
+/* Mounts the container's root. Returns false if the image must be mounted with the user's rights instead. */
 static bool mount_root(struct named_container *container, struct image *image) {
     open_image(image);
     if (!privileged) {
@@ -432,7 +432,7 @@ static void build(char *argv[], int old_mounts, int old_folder, struct named_con
     if (container->running)
         mount_root_of_running(container);
     else if (!mount_root(container, &image)) {
-        if (container->image[0]) /* root stored its files, which a container built by the user would not show */
+        if (container->image[0]) /* root stored its files; a container built by the user would not have them */
             fail("image %s: users other than root can change it now, and the container was created when they could not; "
                  "remove the container, or restore the image's owner",
                  request.image);
@@ -517,7 +517,7 @@ int main(int argc, char *argv[]) {
     struct named_container container;
     struct namespaces namespaces = no_namespaces;
     bool folder = false;
-    /* Checked first, before another file gets this number: a container of root has no user namespace. */
+    /* Must come first: if root owns the container, USER_FD is closed, and the next file opened could get its number. */
     int user = fcntl(USER_FD, F_GETFD) < 0 ? -1 : USER_FD;
     fcntl(ANSWER_FD, F_SETFD, FD_CLOEXEC);
     umask(022);

@@ -1,4 +1,4 @@
-/* The helper, which builds a container's root in new namespaces and sends these to the plugin. */
+/* The helper, which builds a container's root in new namespaces and sends their descriptors to the plugin. */
 #ifndef DALSEGNO_BUILD_H
 #define DALSEGNO_BUILD_H
 
@@ -105,7 +105,7 @@ struct named_container {
     const char *requested_image; /* the image as the user named it */
     int folder, entry_lock, lock, tree;
     struct namespaces namespaces; /* namespaces of the running container to join */
-    int rootfs, owner;    /* a mount namespace with only its file system, and the user namespace that owns it, if any */
+    int rootfs, owner;    /* rootfs: mount namespace with only the container's file system; owner: its user namespace */
     bool running;     /* use the file system of a running container, with separate mounts and namespaces */
 };
 void open_named_container(struct named_container *container);

@@ -29,7 +29,7 @@ static bool is_among(const char *words, const char *word, size_t length) {
     return false;
 }
 
-/* Opens the folder of a cgroup where its hierarchy is mounted. */
+/* Opens a cgroup's folder below the mount point of its hierarchy. */
 static int open_cgroup(const char *controllers, const char *path) {
     char *line = NULL, *root = NULL, *point = NULL, *type = NULL, *options = NULL;
     size_t size = 0, first = strcspn(controllers, ",");

@@ -35,8 +35,8 @@ static _Noreturn void exit_with_error(spank_t spank, const char *format, ...) {
     _exit(NO_CONTAINER);
 }
 
-/* Reads a small file of the image, as the user and inside the container; NULL if there is none. It must be neither a
- * pipe nor a device nor a link to a descriptor of slurmstepd. */
+/* Reads a small file of the image, as the user and inside the container. Returns NULL if there is none, or if it is a
+ * pipe, a device or a link to a descriptor of slurmstepd. */
 static char *read_file(const char *path) {
     struct stat seen;
     int fd = open_no_magiclinks(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
@@ -184,7 +184,7 @@ void enter_container(spank_t spank, char *const given[], const struct container 
         exit_with_error(spank, "%s", container->error);
     if (container->output >= 0)
         print_answer(spank, container->output);
-    prctl(PR_SET_DUMPABLE, 0); /* lasts until execve: others inside must not reach slurmstepd's descriptors */
+    prctl(PR_SET_DUMPABLE, 0); /* until execve, processes in the container must not reach slurmstepd's descriptors */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
         exit_with_error(spank, "cannot enter its user namespace: %s", strerror(errno));
     for (int i = 0; i < NAMESPACE_KINDS; i++)

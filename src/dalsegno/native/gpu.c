@@ -53,13 +53,13 @@ static void show_programs(int folder) {
     for (size_t i = 0; i < sizeof bins / sizeof *bins; i++) {
         int bin = open(bins[i], O_PATH | O_DIRECTORY | O_CLOEXEC);
         for (size_t j = 0; bin >= 0 && j < sizeof programs / sizeof *programs; j++)
-            show(bin, programs[j], folder); /* the first program of a name wins */
+            show(bin, programs[j], folder); /* the first program with a name wins */
         if (bin >= 0)
             close(bin);
     }
 }
 
-/* Returns a mount tree with that folder, to be attached; -1 if there is no driver. */
+/* Returns the folder with the driver's files as a mount tree to attach; -1 if there is no driver. */
 int gpu_tree(const char *scratch) {
     char path[PATH_MAX];
     if (access("/dev/nvidiactl", F_OK) != 0)

@@ -25,7 +25,8 @@ void open_image(struct image *image) {
     as_user();
     image->fd = open_no_magiclinks(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not block the helper */
     image->folder = image->fd >= 0 && fstat(image->fd, &seen) == 0 && S_ISDIR(seen.st_mode);
-    /* The container's root belongs to the user whatever the folder's mode is, so the user must be able to search it. */
+    /* In the container, the root folder belongs to the user, whatever its mode is. So check here that the user may
+     * search it. */
     int searched = image->folder ? openat(image->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC) : image->fd, error = errno;
     as_root();
     if (searched < 0)
@@ -66,7 +67,8 @@ static int attach_loop(int file) {
     fail("no free loop device: other processes took 256 in a row");
 }
 
-/* Returns false if the kernel must not mount this file, or cannot map the owners of its files. */
+/* Mounts the image with the kernel's squashfs. Returns false if the kernel must not mount this file, or cannot map the
+ * owners of its files. */
 static bool mount_squashfs(struct image *image, const char *at) {
     char device[64];
     if (!image->trusted)

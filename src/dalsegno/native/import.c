@@ -1,5 +1,5 @@
-/* Imports an image by its name: runs the cluster's import program as the user, which prints the path of the file. That
- * program handles registries, and makes concurrent imports share one download. */
+/* Imports an image by its name: runs the cluster's import program as the user. That program prints the path of the
+ * file, handles registries, and makes concurrent imports share one download. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -70,7 +70,8 @@ static inline int open_in_root(int root, const char *path, int flags, int mode) 
     return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
 }
 
-/* Opens a path of the user. A link such as /proc/self/fd/5 is refused: it would refer to a descriptor of the helper. */
+/* Opens a path that the user gave. A link such as /proc/self/fd/5 is refused: it would refer to a descriptor of the
+ * helper. */
 static inline int open_no_magiclinks(const char *path, int flags) {
     struct kernel_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .resolve = RESOLVE_WITHOUT_MAGIC};
     return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);

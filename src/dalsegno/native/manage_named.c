@@ -27,7 +27,7 @@ static bool is_entry(const struct dirent *entry) {
     return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
 }
 
-/* Opens the folder again, so that the caller's descriptor stays open. */
+/* Lists a folder through a new descriptor, because closedir() would close the caller's. */
 static DIR *entries_of(int folder) {
     int again = open_folder(folder, ".");
     DIR *list = again < 0 ? NULL : fdopendir(again);
@@ -189,7 +189,7 @@ static void remove_named(FILE *to, int folder, struct names *wanted) {
     finish_removing(folder);
 }
 
-/* Answers with a file that contains the output for the user. */
+/* Lists or removes containers, and answers with a file that contains the output for the user. */
 _Noreturn void manage_containers(int own) {
     struct names wanted = {0};
     char why[WHY_LENGTH];

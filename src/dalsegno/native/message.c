@@ -8,7 +8,7 @@
 
 bool send_message(int to, const char *text, const int *fds, int count) {
     _Alignas(struct cmsghdr) char space[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX)] = {0};
-    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text) + 1}; /* an empty text is one zero byte */
+    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text) + 1}; /* an empty string is one zero byte */
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (count > DESCRIPTORS_MAX)
         return false;

@@ -299,8 +299,8 @@ static bool is_attached(uint64_t mount) {
     return false;
 }
 
-/* Carries out `umount:/PATH`: removes a mount that the helper attached, for example one for the cluster. Refuses mounts
- * of the node inside such a mount, because the node may hide files with them. */
+/* Carries out `umount:/PATH`: removes a mount that the helper attached, for example a mount that the cluster adds to
+ * every container. Refuses mounts of the node inside such a mount, because the node may hide files with them. */
 static void detach_entry(int root, const struct mount_entry *entry) {
     char path[64];
     as_user();

@@ -214,7 +214,7 @@ static bool join_or_lock(struct named_container *container, const char *name) {
     while (flock(container->lock, LOCK_EX | LOCK_NB) != 0) {
         if (join_or_remove_holders(container, false))
             return true;
-        if (seconds_since_boot() > until) /* a time limit: the user's holder files decide how long one try takes */
+        if (seconds_since_boot() > until) /* a limit in time, not tries: the user's files decide how long a try takes */
             fail("container %s is in use on this node and cannot be joined", name);
         nanosleep(&(struct timespec){.tv_nsec = JOIN_PAUSE_NS}, NULL);
     }

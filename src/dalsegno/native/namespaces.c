@@ -53,7 +53,7 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
     write_text(proc_fd, path, text);
 }
 
-/* Makes an unprivileged user root of a new namespace in which no other user exists. */
+/* Enters a new user namespace, in which the user is root and no other user exists, and a new mount namespace. */
 void enter_own_user_namespace(void) {
     drop_root(true);
     prctl(PR_SET_DUMPABLE, 1); /* otherwise, after a change of user, this process's files in /proc belong to root */
@@ -82,7 +82,7 @@ static bool start_loopback(void) {
 
 /* Creates the namespaces for --container-unshare and mounts the file systems that show them. Runs inside the
  * container's root and user namespace, which then owns them. If the kernel refuses a new /sys, because the node hides
- * parts of its /sys, the node's stays. */
+ * parts of its /sys, the node's /sys stays. */
 bool unshare_namespaces(void) {
     const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
     struct statfs seen;
@@ -107,8 +107,8 @@ void open_namespaces(pid_t pid, struct namespaces *namespaces) {
         namespaces->own[i] = request.unshare[i] ? namespace_fd(pid, namespace_words[i]) : -1;
 }
 
-/* Starts a child in a new user namespace, which waits until its ids are mapped. With `mounts`, the child then creates a
- * mount namespace and those for --container-unshare. */
+/* Starts a child that enters a new user namespace and waits until its ids are mapped. With `mounts`, the child then
+ * creates a mount namespace and the namespaces for --container-unshare. */
 static pid_t start_child(bool mounts, int *pipes) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
@@ -179,7 +179,7 @@ int create_rootfs_namespace(const char *root) {
     return fd;
 }
 
-/* Returns the only mount of such a namespace, as a tree to attach; -1 on failure. */
+/* Returns the only mount of a namespace that create_rootfs_namespace() made, as a tree to attach; -1 on failure. */
 int clone_root_of(int mounts) {
     int pair[2], tree = -1;
     char text[8];

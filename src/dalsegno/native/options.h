@@ -1,4 +1,4 @@
-/* Parses and checks the container options, which are those of Pyxis. No Slurm, no system calls. */
+/* Parses and checks the container options, which are compatible with Pyxis. No Slurm, no system calls. */
 #ifndef DALSEGNO_OPTIONS_H
 #define DALSEGNO_OPTIONS_H
 
@@ -94,8 +94,8 @@ int check_option(enum option option, const char *value, char why[WHY_LENGTH]);
  * to skip. */
 size_t parse_environment(char *line, char **value);
 
-/* Returns the folder that the image's /etc/rc (in Enroot's format) changes to, or NULL. It points into `text`, which is
- * changed. */
+/* Returns the folder that the image's /etc/rc (in Enroot's format) changes to, or NULL. The result points into `text`,
+ * which is changed. */
 char *parse_rc_workdir(char *text);
 
 #endif

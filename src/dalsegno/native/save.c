@@ -31,7 +31,8 @@ static _Noreturn void send_root_and_mounts(int user, int mounts, int list, int a
     _exit(0);
 }
 
-/* Returns the container's root folder, opened inside the container. The node's own mksquashfs then reads it outside. */
+/* Returns the container's root folder, opened inside the container. The node's own mksquashfs then reads it outside the
+ * container. */
 static int root_of(int user, int mounts, int list) {
     int pair[2], root = -1;
     char text[8];

@@ -48,7 +48,7 @@ static void free_words(struct words *words) {
     words->count = 0;
 }
 
-/* Returns false if Slurm does not report the job's user. */
+/* Adds the job's user and groups. Returns false if Slurm does not report them. */
 static bool add_user(spank_t spank, struct words *words) {
     uid_t uid;
     gid_t gid, *groups = NULL;
@@ -164,7 +164,7 @@ static void exec_helper(const char *path, char *const words[], char *const varia
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* after setresuid, which clears it */
     int high[3] = {fcntl(answer, F_DUPFD, 64), user < 0 ? -1 : fcntl(user, F_DUPFD, 64),
                    mounts < 0 ? -1 : fcntl(mounts, F_DUPFD, 64)};
-    /* Otherwise the helper would use a wrong descriptor. */
+    /* If a copy failed, the helper would use a wrong descriptor. */
     if (high[0] < 0 || (user >= 0 && high[1] < 0) || (mounts >= 0 && high[2] < 0))
         _exit(126);
     dup2(high[0], ANSWER_FD);

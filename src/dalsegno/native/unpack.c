@@ -72,7 +72,8 @@ static void fill_folder(const struct image *image) {
     close(errors_fd);
 }
 
-/* Marks the folder as in use, with a lock that lasts until the step, which gets this descriptor, closes it. */
+/* Marks the folder as in use with a lock. The step gets the lock's descriptor, and the lock lasts until the step closes
+ * it. */
 static void note_use(const struct image *image) {
     char path[PATH_MAX + 8];
     snprintf(path, sizeof path, "%s.image", image->extracted);

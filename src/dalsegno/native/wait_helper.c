@@ -45,7 +45,8 @@ static void *forward_answer(void *nothing) {
     return nothing;
 }
 
-/* Returns false if no thread could be started; then the caller waits for the helper itself. */
+/* Starts the thread that waits for the helper. Returns false if that fails; then the caller waits for the helper
+ * itself. */
 bool start_wait_thread(spank_t spank, struct helper helper, struct container *container) {
     sigset_t all, before;
     if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &pending.task_count) != ESPANK_SUCCESS || helper.socket < 0 ||

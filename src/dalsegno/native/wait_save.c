@@ -80,7 +80,7 @@ static bool save(void) {
 static void *answer_tasks(void *nothing) {
     char text[CGROUPS_LENGTH];
     for (uint32_t ended = 0; receive_message(pending.socket[1], text, sizeof text, NULL, 0) >= 0;) {
-        if (text[0]) /* a task that starts sends its cgroups; one that has ended sends an empty text */
+        if (text[0]) /* a task that starts sends its cgroups; a task that has ended sends an empty string */
             snprintf(pending.cgroups, sizeof pending.cgroups, "%s", text);
         else
             send_message(pending.socket[1], ++ended == pending.task_count && !save() ? "!" : "", NULL, 0);
@@ -117,7 +117,7 @@ void finish_save(void) {
 
 /* In a task */
 
-/* Ends like the program, but without a core dump. */
+/* Ends this process as the program ended, but without a core dump. If only the save failed, exits with NO_CONTAINER. */
 static _Noreturn void exit_like(int status, bool saved) {
     if (WIFSIGNALED(status)) {
         sigset_t same;

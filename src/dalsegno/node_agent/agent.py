@@ -22,7 +22,17 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, UsageError
-from dalsegno.health.messages import BEAT, BadReport, GpuIdentity, Order, Reply, read_order, reply_message
+from dalsegno.health.messages import (
+    BEAT,
+    BadReport,
+    GpuIdentity,
+    GpuReading,
+    Order,
+    Reply,
+    read_order,
+    readings_message,
+    reply_message,
+)
 from dalsegno.health.wire import (
     AGENT,
     BEAT_S,
@@ -247,7 +257,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class AgentStopped(Exception):
-    """The agent was told to stop."""
+    """The agent received SIGTERM."""
 
 
 def _stop(number: int, frame: object) -> None:
@@ -303,7 +313,10 @@ class NodeAgent:
         started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
         address = AgentAddress(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
         self.link = ControllerLink(address, self.selector, self._on_message, self._on_link_change)
-        self.watch = CheckWatch(make, self.selector, self.findings.note, self._on_round, time.time, check_s)
+        self.watch = CheckWatch(
+            make, self.selector, self.findings.note, self._on_round, time.time, check_s, self._on_readings
+        )
+        self._readings: tuple[GpuReading, ...] = ()
         self.orders = OrderProcesses(do, self.selector, self._send, self.link.can_send)
         self._beat_at = 0.0
         self._has_settings, self._checked_with_settings = False, False
@@ -373,6 +386,8 @@ class NodeAgent:
         if up:
             self._has_settings = False
             self.findings.begin_again()
+            if self._readings:
+                self._send(readings_message(self._readings))
             self._beat_at = 0.0
         else:
             self.orders.drop_all()
@@ -382,6 +397,11 @@ class NodeAgent:
         self.findings.keep(names)
         if gpus is not None:
             self.findings.set_gpus(gpus)
+
+    def _on_readings(self, readings: tuple[GpuReading, ...]) -> None:
+        self._readings = readings
+        if self.link.can_send():
+            self._send(readings_message(readings))
 
     def _send(self, message: Message) -> None:
         self.link.send(message, time.monotonic())

@@ -55,7 +55,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         return all(key in self._known for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter of this side; counters are not shared."""
+        """Add to a counter and return the total. Counters are local to this side."""
         with self._news:
             total = int(self._known.get(key, b"0")) + amount
             self._known[key] = b"%d" % total

@@ -99,7 +99,7 @@ class SharedMemorySweeper:
     def __init__(self, folder: Path = SHM, uid: int | None = None) -> None:
         self._folder, self._due = folder, float("-inf")
         self._uid = os.geteuid() if uid is None else uid
-        self._unused: dict[Run, float] = {}  # run -> since when it has no process here
+        self._unused: dict[Run, float] = {}  # run -> since when it has had no process here
 
     def tidy(self, now: float) -> list[Run]:
         """Free unused memory if a sweep is due (monotonic), and return the runs whose memory was freed."""

@@ -175,7 +175,7 @@ def loopback_exchange(size: int = LOOPBACK_BYTES) -> Result:
 
 
 def _accept_from(server: socket.socket, address: tuple[str, int]) -> socket.socket:
-    """Accept only our own connection: any user of the node can connect, and their data must not condemn it."""
+    """Accept only our own connection: any user of the node can connect, and their data must not make the test fail."""
     while True:
         sock, caller = server.accept()
         if caller == address:

@@ -18,7 +18,7 @@ from dalsegno.observe.exposition import MetricFamily, MetricType, gauge, labelle
 
 @dataclass(frozen=True)
 class GpuMetric:
-    """A metric of DCGM and the fact that it shows."""
+    """A DCGM metric, and the function that returns its value for a GPU."""
 
     name: str
     help: str
@@ -69,7 +69,7 @@ GPU_METRICS = (
 )
 GPU_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "hostname")
 GpuLabels = tuple[str, ...]
-Samples = dict[tuple[str, ...], float]  # values by label values
+Samples = dict[tuple[str, ...], float]  # the labels' values -> the sample
 
 
 def _as_number(value: bool | None) -> int | None:
@@ -97,11 +97,12 @@ def gpu_families(gpus: Sequence[GpuFacts], host: str) -> list[MetricFamily]:
 
 @dataclass
 class XidCounts:
-    """The Xids of each GPU so far. The log may lose old lines: what was counted stays counted."""
+    """The Xids of each GPU so far. The log may lose old lines, but the counts never decrease."""
 
     counts: dict[tuple[str, int], int] = field(default_factory=dict)  # by GPU (`bus_key`) and Xid
     last: dict[str, XidEvent] = field(default_factory=dict)  # by GPU
-    _newest: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)  # its time, and how many had it
+    # By GPU and Xid: the time of the newest counted event, and how many counted events have that time.
+    _newest: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
 
     def note(self, events: Iterable[XidEvent]) -> None:
         """Count the events that are new. `events` are all that the log still has."""
@@ -158,7 +159,7 @@ EFA = "node_amazonefa_"
 
 
 def port_families(ports: Sequence[PortCounters]) -> list[MetricFamily]:
-    """Return the state and counters of all ports; counters of EFA under the names of its exporter."""
+    """Return the state and counters of all ports. EFA counters have the names that the EFA exporter uses."""
     up: Samples = {(each.device, each.port, each.kind): int(each.up) for each in ports if each.up is not None}
     counters: Samples = {
         (each.device, each.port, name): count

@@ -1,7 +1,7 @@
-"""Collects the metrics of this node and writes them to a file.
+"""Collect the metrics of this node and write them to a file.
 
-This runs in the process of the checks, with their connection to NVML: a hanging driver stops neither the agent nor its
-heartbeats.
+This runs in the process that runs the checks, and shares their connection to NVML. A hanging driver therefore stops
+neither the agent nor its heartbeats.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dalsegno.system.hanging_calls import NoAnswer
 log = logging.getLogger("node-agent.metrics")
 
 WRITE_S = 5.0
-FABRIC_SHARE, FABRIC_MAX_S = 0.005, 30.0  # share of a processor's time, and how old counters may be at most
+FABRIC_SHARE, FABRIC_MAX_S = 0.005, 30.0  # share of a processor's time, and the greatest age of the counters
 DCGM_PORT, DCGM_EVERY_S = 9400, 60.0
-FIRST_USER = 1000  # uids below are the system's own
+FIRST_USER = 1000  # lower uids belong to the system
 
 
 class NodeMetrics:
@@ -48,12 +48,13 @@ class NodeMetrics:
         self._due = 0.0
         self._xids = XidCounts()
         self._known: dict[str, GpuLabels] = {}
-        self._ports: tuple[float, tuple[PortCounters, ...]] = (0.0, ())  # until when they are reused
+        self._ports: tuple[float, tuple[PortCounters, ...]] = (0.0, ())  # when they expire, and the counters
         self._dcgm: tuple[float, bool] = (0.0, False)
         self._logged = ""
 
     def write_due(self) -> None:
-        """Collect and write, every few seconds. A file that cannot be written is logged and is no fault of the node."""
+        """Collect and write the metrics, every few seconds. A failed write is logged, but is not a fault of the
+        node."""
         if self._monotonic() < self._due:
             return
         self._due = self._monotonic() + WRITE_S
@@ -79,7 +80,7 @@ class NodeMetrics:
             except NoAnswer as error:
                 success[name] = False
                 log.debug("%s: %s", name, error)
-            except Exception as error:  # a strange answer of the hardware must not hide the other metrics
+            except Exception as error:  # an unexpected answer from the hardware must not hide the other metrics
                 success[name] = False
                 self._log_once(f"{name}: {type(error).__name__}: {error}")
         return [*families, *status_families(success, self._node.now())]
@@ -96,7 +97,7 @@ class NodeMetrics:
             yield from xid_families(self._known, self._xids, self._host)
 
     def _port_families(self) -> Iterator[MetricFamily]:
-        """Read the ports, seldom if that takes long: a node may have 32 ports with 60 files each."""
+        """Read the ports, less often if that takes long: a node may have 32 ports with 60 files each."""
         began = self._monotonic()
         if began >= self._ports[0]:
             ports = ask_port_counters(self._node) if has_ports(self._node) else ()
@@ -105,7 +106,7 @@ class NodeMetrics:
         yield from port_families(self._ports[1])
 
     def _has_dcgm(self) -> bool:
-        """Return whether dcgm-exporter serves the metrics of the GPUs. It knows nothing of simulated ones."""
+        """Return whether dcgm-exporter serves the metrics of the GPUs. It does not see simulated GPUs."""
         telemetry = ask_telemetry(self._node)
         if telemetry is not None and telemetry.gpus:
             return False
@@ -132,9 +133,9 @@ def _is_known(gpu: GpuFacts) -> bool:
 
 
 def is_served(table: str, port: int) -> bool:
-    """Return whether a daemon of the system listens on a port, by the text of /proc/net/tcp.
+    """Return whether a system daemon listens on a port, according to the text of /proc/net/tcp.
 
-    A listener of an ordinary user does not count: users could hide the metrics of a node.
+    An ordinary user's listener does not count: otherwise users could hide a node's metrics.
     """
     rows = [line.split() for line in table.splitlines()[1:]]
     return any(

@@ -15,8 +15,9 @@ from typing import Protocol
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
+from dalsegno.health.facts import GpuFacts
 from dalsegno.health.local_machine import identify_gpu, machine_here, settings_here
-from dalsegno.health.messages import Finding, GpuIdentity, NodeReport, Order, Reply, parts, reply_message
+from dalsegno.health.messages import Finding, GpuIdentity, GpuReading, NodeReport, Order, Reply, parts, reply_message
 from dalsegno.health.readers.gpus import ask_gpus, has_gpus
 from dalsegno.health.result import Result, Verdict
 from dalsegno.health.runner import Checkup
@@ -51,8 +52,8 @@ class _RunningOrder:
 
 
 class OrderProcesses:
-    """The processes of orders. `send` sends an answer to the controller; `can_send` returns whether there is room for
-    one."""
+    """The processes that carry out orders. `send` sends an answer to the controller; `can_send` returns whether there
+    is room for one."""
 
     def __init__(
         self, do: Do, selector: selectors.BaseSelector, send: Callable[[Message], None], can_send: Callable[[], bool]
@@ -148,6 +149,7 @@ def _carry_out(do: Do, order: Order, sock: socket) -> None:
 
 
 GPUS_EVERY_S = 30.0
+READINGS_EVERY_S = 2.0
 MEMORY, METRICS = "memory-of-runs", "node-metrics"
 
 
@@ -163,6 +165,7 @@ class ContinuousChecks:
     def __init__(self, checkup: Checkup, metrics: MetricsWriter | None = None) -> None:
         self._checkup, self._gpus_at, self._memory = checkup, float("-inf"), SharedMemorySweeper()
         self._metrics = metrics
+        self._readings_at, self._readings = float("-inf"), tuple[GpuReading, ...]()
 
     def names(self) -> Iterable[str]:
         return self._checkup.names(Context.CONTINUOUS)
@@ -177,7 +180,8 @@ class ContinuousChecks:
             self._metrics.write_due()
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """Return the GPUs, except lost ones; None if the last answer is recent, because GPUs rarely change."""
+        """Return the GPUs, except lost ones; None if the last query was recent (GPUs rarely change) or got no
+        answer."""
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
         self._gpus_at = time.monotonic()
@@ -186,6 +190,31 @@ class ContinuousChecks:
         except NoAnswer:
             return None
         return [identify_gpu(gpu) for gpu in found if gpu.uuid and not gpu.lost]
+
+    def readings(self) -> Iterable[GpuReading] | None:
+        """Return the readings of the GPUs if they have changed; None otherwise, and while the last ones are recent."""
+        if time.monotonic() - self._readings_at < READINGS_EVERY_S:
+            return None
+        self._readings_at = time.monotonic()
+        try:
+            found = ask_gpus(self._checkup.node) if has_gpus(self._checkup.node) else ()
+        except NoAnswer:
+            return None
+        before, self._readings = self._readings, tuple(read_gpu(gpu) for gpu in found if not gpu.lost)
+        return self._readings if self._readings != before else None
+
+
+def read_gpu(gpu: GpuFacts) -> GpuReading:
+    """Return what is shown of a GPU, in steps that a person would notice, so that few messages are sent."""
+    used, total = gpu.memory_used_mib, gpu.memory_total_mib
+    step = max(total // 200, 1) if total else 1
+    return GpuReading(
+        gpu.index,
+        None if gpu.temperature_c is None else round(gpu.temperature_c),
+        None if used is None else used // step * step,
+        total,
+        None if gpu.utilization_percent is None else 5 * round(gpu.utilization_percent / 5),
+    )
 
 
 @dataclass

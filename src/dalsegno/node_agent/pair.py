@@ -135,7 +135,7 @@ def answer(address: str, secret: bytes, listens: Callable[[int], None], connect_
 
 
 def call(address: str, port: int, secret: bytes, connect_s: float = CONNECT_S) -> socket.socket:
-    """Connect to the node that listens."""
+    """Connect to the node that listens, and return the socket."""
     until = time.monotonic() + connect_s
     try:
         sock = socket.create_connection((address, port), connect_s)

@@ -1,7 +1,7 @@
 """The file with the node's metrics, for node_exporter's textfile collector.
 
-The process of the checks writes it (`metrics_writer`). The agent removes it when it stops, and when the file is no
-longer written.
+The process that runs the checks writes the file (`metrics_writer`). The agent removes the file when the agent stops,
+and when the file is no longer updated.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Textfile:
         self.folder = folder
 
     def write(self, data: bytes) -> None:
-        """Replace the file as a whole. Raise OSError."""
+        """Replace the file atomically. Raise OSError on failure."""
         if not self.folder.is_dir():
             make_folder(self.folder)
         with trusted_folder(self.folder) as folder:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(TEMPORARY, dir_fd=folder)  # of a killed process
+                os.unlink(TEMPORARY, dir_fd=folder)  # a killed process may have left it
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(TEMPORARY, flags, 0o644, dir_fd=folder), "wb") as file:
                 os.fchmod(file.fileno(), 0o644)  # whatever the umask: node_exporter may be another user
@@ -44,7 +44,7 @@ class Textfile:
                     os.unlink(name, dir_fd=folder)
 
     def remove_stale(self, now: float) -> None:
-        """Remove the file if it was not written for a while, such as when the driver hangs."""
+        """Remove the file if it has not been written for a while, for example because the driver hangs."""
         with contextlib.suppress(OSError):
             if now - (self.folder / NAME).stat().st_mtime > STALE_S:
                 self.remove()

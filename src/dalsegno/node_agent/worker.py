@@ -13,7 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dalsegno.health.messages import BadReport, Finding, GpuIdentity, NodeReport, parse_report, report_message
+from dalsegno.health.messages import (
+    BadReport,
+    Finding,
+    GpuIdentity,
+    GpuReading,
+    NodeReport,
+    parse_readings,
+    parse_report,
+    readings_rows,
+    report_message,
+)
 from dalsegno.health.result import unknown
 from dalsegno.node_agent.findings import clean, clean_gpu
 from dalsegno.system.hanging_calls import Forked, fork
@@ -23,7 +33,7 @@ ROUND_S = 1.0  # pause between two rounds; each check also has its own interval
 CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
 FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
 GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
-CLOSE_S = 1.0  # a process that hangs in the kernel is not waited for
+CLOSE_S = 1.0  # longest wait for a killed process, which may hang in the kernel
 MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones are started
 
 
@@ -38,6 +48,9 @@ class CheckRounds(Protocol):
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
         """Return the GPUs of the node; None if unknown."""
+
+    def readings(self) -> Iterable[GpuReading] | None:
+        """Return what the GPUs show now, for people; None if that has not changed, or is not due."""
 
 
 Make = Callable[[Message], CheckRounds]  # creates the checks from the controller's settings
@@ -63,7 +76,9 @@ class CheckWatch:
         on_round: Callable[[list[str], list[GpuIdentity] | None], None],
         wall: Callable[[], float],
         check_s: float = CHECK_S,
+        on_readings: Callable[[tuple[GpuReading, ...]], None] = lambda readings: None,
     ) -> None:
+        self._on_readings = on_readings
         self._make, self._selector, self._found, self._on_round, self._wall = make, selector, found, on_round, wall
         self._check_s, self._settings = check_s, dict[str, Any]()
         self._forked: Forked | None = None
@@ -164,6 +179,8 @@ class CheckWatch:
             self._busy, self._now_asked = False, ""
             gpus = None if message["gpus"] is None else list(parse_report(message["gpus"]).gpus)
             self._on_round([*message["done"]], gpus)
+            if message["readings"] is not None:
+                self._on_readings(parse_readings(message["readings"]))
 
     def _give_up(self, now: float, what: str = "gave no answer") -> None:
         """Handle a process that hangs or has ended: the current check is to blame."""
@@ -200,12 +217,13 @@ def serve(sock: socket.socket, rounds: CheckRounds) -> None:
 def _run_round(sock: socket.socket, rounds: CheckRounds, without: frozenset[str]) -> None:
     for each in rounds.run_due(without):
         sock.sendall(pack(_message(each)))
-    gpus = None
+    gpus = readings = None
     if GPUS not in without:
         sock.sendall(pack({"begin": GPUS}))
-        gpus = rounds.gpus()
+        gpus, readings = rounds.gpus(), rounds.readings()
     known = None if gpus is None else report_message(NodeReport("", "", (), tuple(map(clean_gpu, gpus))))
-    sock.sendall(pack({"done": list(rounds.names()), "gpus": known}))
+    rows = None if readings is None else readings_rows(readings)
+    sock.sendall(pack({"done": list(rounds.names()), "gpus": known, "readings": rows}))
 
 
 def _message(each: str | Finding) -> Message:

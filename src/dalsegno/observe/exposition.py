@@ -1,6 +1,6 @@
 """Metric families and Prometheus' text format 0.0.4.
 
-The format is rendered here: names that dashboards query, such as `DCGM_FI_DEV_XID_ERRORS` or `node_amazonefa_tx_bytes`,
+No client library is used: names that dashboards query, such as `DCGM_FI_DEV_XID_ERRORS` or `node_amazonefa_tx_bytes`,
 are not legal OpenMetrics counters, and client libraries rename them.
 """
 
@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_LABEL = 200  # characters: names and reasons of Slurm may be longer
+MAX_LABEL = 200  # characters: names and reasons from Slurm may be longer
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _UNSAFE = re.compile(r'[\\"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
@@ -45,10 +46,9 @@ class MetricFamily:
         if not self.labels:
             yield from (f"{self.name} {number(value)}" for value in self.values.values())
             return
-        before = [("," if at else "{") + label + '="' for at, label in enumerate(self.labels)]
-        for key, value in self.values.items():
-            shown = '"'.join([start + label_text(text) for start, text in zip(before, key, strict=True)])
-            yield f'{self.name}{shown}"}} {number(value)}'
+        # Two long labels may be shown as the same one; a series must not occur twice.
+        unique = {_label_set(self.labels, key): value for key, value in self.values.items()}
+        yield from (f"{self.name}{shown} {number(value)}" for shown, value in unique.items())
 
     def _heading(self) -> Iterator[str]:
         if not _NAME.fullmatch(self.name):
@@ -83,7 +83,7 @@ def labelled(
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of observations by upper bound, their sum and number. A value: `observe` returns a new one."""
+    """Counts of observations by upper bound, their sum and number. It is immutable: `observe` returns a new one."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...] = ()  # one per bound, and one for larger values; not cumulative
@@ -113,8 +113,9 @@ class HistogramFamily:
         """Yield the lines of the family: cumulative buckets, sum and count."""
         yield f"# HELP {self.name} {self.help.translate(_IN_HELP)}"
         yield f"# TYPE {self.name} histogram"
-        for key, histogram in self.values.items():
-            own = [f'{label}="{label_text(text)}"' for label, text in zip(self.labels, key, strict=True)]
+        unique = {tuple(map(label_text, key)): histogram for key, histogram in self.values.items()}
+        for key, histogram in unique.items():
+            own = [f'{label}="{text}"' for label, text in zip(self.labels, key, strict=True)]
             counts = histogram.counts or (0,) * (len(histogram.bounds) + 1)
             below = 0
             for bound, count in zip((*histogram.bounds, math.inf), counts, strict=True):
@@ -132,6 +133,11 @@ Family = MetricFamily | HistogramFamily
 def render(families: Iterable[Family]) -> bytes:
     """Return the text of all families. Each name must occur once."""
     return ("\n".join(line for family in families for line in family.lines()) + "\n").encode()
+
+
+@lru_cache(1 << 15)  # a node's labels are in many families
+def _label_set(labels: tuple[str, ...], key: tuple[str, ...]) -> str:
+    return "{" + ",".join([f'{label}="{label_text(text)}"' for label, text in zip(labels, key, strict=True)]) + "}"
 
 
 def label_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server with limits: the metrics and the web page are served with it.
+"""A small HTTP/1.1 server with limits, for the metrics and the web page.
 
 It runs in threads of its own. Peers are unknown until a handler has checked their token, so connections, bytes and
 times are bounded, for all peers together and for each address.
@@ -34,7 +34,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request. Names of headers are in lower case; of repeated query parameters the last one counts."""
+    """A request. Header names are in lower case. If a query parameter is repeated, the last one counts."""
 
     method: str
     path: str
@@ -58,7 +58,7 @@ Handler = Callable[[HttpRequest], HttpResponse]
 
 
 class BadRequest(Exception):
-    """A request that cannot be parsed or is too large; `status` is the answer."""
+    """A request that cannot be parsed or is too large; `status` is the HTTP status of the answer."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -163,7 +163,7 @@ class HttpServer:
 
 
 def read_request(sock: socket.socket, peer: str, received: bytes) -> tuple[HttpRequest | None, bool, bytes]:
-    """Return the next request, whether to keep the connection, and bytes of the one after it. None: the peer left."""
+    """Return the next request (None if the peer left), whether to keep the connection, and the bytes that follow."""
     until = time.monotonic() + REQUEST_S
     while b"\r\n\r\n" not in received:
         if len(received) > MAX_HEAD_BYTES:
@@ -189,7 +189,7 @@ def read_request(sock: socket.socket, peer: str, received: bytes) -> tuple[HttpR
 
 
 def parse_head(head: bytes) -> tuple[str, str, str, dict[str, str]]:
-    """Return method, target, version and headers. A repeated header, or one with odd bytes, is refused."""
+    """Return method, target, version and headers. A repeated or unprintable header is refused."""
     try:
         first, *lines = head.decode("ascii").split("\r\n")
     except UnicodeDecodeError:

@@ -17,7 +17,7 @@ class NodeCondition(Enum):
     """What a user needs to know about a node, the most urgent first."""
 
     GIVEN_UP = "given-up"  # an administrator must repair it
-    HELD_BACK = "held-back"  # it has a fault, but its repair is held back
+    HELD_BACK = "held-back"  # it has a fault, but recovery is paused, only observing, or at a limit
     OFF = "off"  # its host is off, and the controller has not acted yet
     OUT = "out"  # down or drained in Slurm, and the controller has not acted yet
     NOT_RESPONDING = "not-responding"  # slurmctld gets no answer from its slurmd
@@ -30,7 +30,7 @@ class NodeCondition(Enum):
     REPLACING = "replacing"
     VALIDATING = "validating"
     LEFT_ALONE = "left-alone"  # an administrator took it out of service
-    SUSPECTED = "suspected"  # still in service
+    SUSPECTED = "suspected"  # it may have a fault, but is still in service
     IN_SERVICE = "in-service"
     LENT = "lent"
     SPARE = "spare"
@@ -43,7 +43,7 @@ class NodeCondition(Enum):
 class RunImpact(Enum):
     """How a run is doing, the most urgent first."""
 
-    NO_COORDINATOR = "no-coordinator"  # dead, or silent for too long
+    NO_COORDINATOR = "no-coordinator"  # the coordinator is dead, or has been silent for too long
     RESTARTING = "restarting"
     WAITING = "waiting"  # it has trained, and waits for nodes
     SMALLER = "smaller"  # it trains on fewer nodes than requested
@@ -83,7 +83,7 @@ def node_condition(
     if record and record.phase in _SPARES:
         return _SPARES[record.phase]
     if node.spare and record and record.phase is NodePhase.VALIDATING:
-        return NodeCondition.SPARE  # without a fault: spares are validated at intervals
+        return NodeCondition.SPARE  # it has no fault: spares are validated at intervals
     found = _slurm_condition(node, slurm_users) if slurm_answers else NodeCondition.IN_SERVICE
     suspected = record is not None and record.phase is NodePhase.SUSPECTED
     return NodeCondition.SUSPECTED if suspected and found is NodeCondition.IN_SERVICE else found

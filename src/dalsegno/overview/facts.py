@@ -1,4 +1,4 @@
-"""What is known about a cluster at one moment: Slurm's view, the controller's view, the runs and the last events."""
+"""The facts about a cluster at one moment: Slurm's view, the controller's view, the runs and the last events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NodeRecovery:
     node: str
     phase: NodePhase = NodePhase.IN_SERVICE
     since: float | None = None
-    reason: str = ""  # of the fault for which the node is out of service or suspected; "" if there is none
+    reason: str = ""  # why the node is out of service or suspected; "" if it has no fault
     note: str = ""
     tried: tuple[Remedy, ...] = ()  # the last one is under way while the node is in the phase REPAIRING
     held_back: HeldAction = HeldAction.NO
@@ -34,11 +34,11 @@ class NodeRecovery:
 
 @dataclass(frozen=True)
 class RecoveryView:
-    """The controller's answers. `nodes` has the records by node name."""
+    """The controller's view of recovery. `nodes` maps node names to records."""
 
     nodes: Mapping[str, NodeRecovery] = field(default_factory=dict)
     paused: bool = False
-    slurm_users: frozenset[str] = SLURM_USERS  # who writes the reasons of Slurm's own drains
+    slurm_users: frozenset[str] = SLURM_USERS  # a drain reason set by one of these users comes from Slurm itself
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ObservedRun:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """The load of one GPU. None: not known."""
+    """The load of one GPU. Unknown values are None."""
 
     index: int
     utilization_percent: float | None = None

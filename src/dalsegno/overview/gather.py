@@ -36,15 +36,15 @@ def ask_events(controller: Path, since: int) -> list[Event]:
 
 
 def ask_run_folders(controller: Path) -> list[RunFolder]:
-    """Return the folders of the runs that the controller supervises: of all users for root, else of this user."""
+    """Return the folders of the runs that the controller supervises: all users' runs for root, else this user's."""
     answer = ask(controller, {"runs": True}, CONTROLLER_S)
     folders = [each.get("folder") for each in answer.get("runs", ()) if isinstance(each, dict)]
     return [RunFolder(Path(folder)) for folder in folders if isinstance(folder, str) and folder.startswith("/")]
 
 
 def read_runs(folders: Iterable[RunFolder], *, progress: bool = False) -> list[ObservedRun]:
-    """Read the runs in these folders, newest first. Runs that cannot be read are left out: a user may have removed
-    one, or root of another host may not read it."""
+    """Read the runs in these folders, newest first. Runs that cannot be read are left out: the user may have
+    removed the folder, or root may lack permission to read it from this host."""
     found = {}
     for folder in folders:
         with contextlib.suppress(DalsegnoError, OSError):
@@ -58,15 +58,15 @@ def _view(folder: RunFolder, status: RunStatus, progress: bool) -> ObservedRun:
     silent = not is_over(status) and (silent_s(status, time.time()) is not None or coordinator_is_dead(status))
     steps = None
     if progress:
-        from dalsegno.runs.coordinator.goodput import read_progress  # `status` shows no progress, and must be fast
+        from dalsegno.runs.coordinator.goodput import read_progress  # imported late: `status` must be fast
 
-        with contextlib.suppress(DalsegnoError, OSError):  # damaged: the run itself is still shown
+        with contextlib.suppress(DalsegnoError, OSError):  # if the file is damaged, the run itself is still shown
             steps = read_progress(folder.progress)
     return ObservedRun(status, steps, silent)
 
 
 def status_from_slurm(name: str, slurm: SlurmClient) -> ClusterStatus:
-    """Return the status of a cluster of which only Slurm is within reach: from a login node, or not made by us."""
+    """Return a cluster's status from Slurm alone: on a login node, or for a cluster that Dal Segno did not create."""
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
     except DalsegnoError as error:
@@ -89,6 +89,6 @@ def _node_status(node: NodeInfo) -> NodeStatus:
 
 
 def merge_runs(kept: Sequence[RunFolder], own: Sequence[RunFolder]) -> list[RunFolder]:
-    """Return the runs that the controller keeps, and this user's own ones that it does not keep any more."""
+    """Return the runs that the controller lists, then this user's own runs that it does not list."""
     known = {folder.run for folder in kept}
     return [*kept, *(folder for folder in own if folder.run not in known)]

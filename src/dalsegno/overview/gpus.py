@@ -18,7 +18,7 @@ _SAMPLE = re.compile(
 
 
 def parse_gpu_figures(text: str, now: float) -> tuple[GpuFigures, ...]:
-    """Return the figures of each GPU; none if the file is too old or has none. `now` is in seconds since 1970."""
+    """Return the figures of each GPU; empty if the file is too old or contains none. `now` is a Unix time."""
     written = _WRITTEN.search(text)
     at = _number(written[1]) if written else None
     if at is None or now - at > STALE_S:

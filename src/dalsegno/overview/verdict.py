@@ -1,4 +1,4 @@
-"""The verdict on a cluster, in one line. Pure: an overview in, a value out; its text is made at the end."""
+"""The verdict on a cluster. Pure: `assess` turns an overview into a verdict, and `describe` turns that into a line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class VerdictCode(Enum):
     SLURM_SILENT = "slurm-silent"
     CONTROLLER_SILENT = "controller-silent"
     DAEMONS_DEAD = "daemons-dead"
-    NODES_FAULTY = "nodes-faulty"  # nothing repairs them at present
-    NODES_REPAIRED = "nodes-repaired"  # the controller is at work
+    NODES_FAULTY = "nodes-faulty"  # no repair is in progress
+    NODES_REPAIRED = "nodes-repaired"  # the controller is repairing them, or will
     TRAINING_AFFECTED = "training-affected"
     NODES_LEFT_ALONE = "nodes-left-alone"
     NODES_SUSPECTED = "nodes-suspected"
     RECOVERY_PAUSED = "recovery-paused"
-    PROBLEMS = "problems"  # others, such as injected faults
+    PROBLEMS = "problems"  # other problems, such as injected faults
     HEALTHY = "healthy"
 
 
@@ -48,7 +48,7 @@ _CODES = {
 _SLURM_DAEMONS = ("slurmctld", "munged")
 _CONTROLLER = "controller"
 _HARMED = (RunImpact.NO_COORDINATOR, RunImpact.RESTARTING, RunImpact.WAITING)
-_ALONE = {VerdictCode.INCOMPLETE, VerdictCode.STOPPED}  # nothing else is worth a word then
+_ALONE = {VerdictCode.INCOMPLETE, VerdictCode.STOPPED}  # if one of these applies, no other code is reported
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that are doing alike. `size` and `wanted` are the present and the requested nodes of the first one."""
+    """Runs with the same impact. `size` and `wanted` are the current and requested node counts of the first run."""
 
     impact: RunImpact
     runs: tuple[str, ...]
@@ -76,8 +76,8 @@ class ClusterVerdict:
     codes: tuple[VerdictCode, ...]
     phase: ClusterPhase = ClusterPhase.UP
     total_nodes: int = 0
-    nodes: tuple[NodeGroup, ...] = ()  # those that are not healthy
-    runs: tuple[RunGroup, ...] = ()  # those that are not over
+    nodes: tuple[NodeGroup, ...] = ()  # only nodes that are not healthy
+    runs: tuple[RunGroup, ...] = ()  # only runs that are not over
     all_runs: bool = True
     dead: tuple[DaemonStatus, ...] = ()  # daemons that do not run, except those of nodes that are out of service
     problems: int = 0
@@ -155,7 +155,7 @@ def _run_groups(overview: Overview) -> Iterator[RunGroup]:
 
 
 def _dead_daemons(daemons: Iterable[DaemonStatus], conditions: dict[str, NodeCondition]) -> Iterator[DaemonStatus]:
-    """Yield the daemons that should run: not those of a node that is off, being repaired or kept out of service."""
+    """Yield the dead daemons, except those on a node that is out of service, where daemons need not run."""
     running = (NodeCondition.IN_SERVICE, NodeCondition.LENT, NodeCondition.SPARE, NodeCondition.SUSPECTED)
     for daemon in daemons:
         if not daemon.running and conditions.get(daemon.host, NodeCondition.IN_SERVICE) in running:
@@ -171,7 +171,7 @@ _PHASES = {
     ClusterPhase.HALF_REMOVED: "the removal of the cluster is not finished",
     ClusterPhase.GONE: "the cluster is gone",
 }
-_NODES = {  # for one node, and for several
+_NODES = {  # singular and plural
     NodeCondition.GIVEN_UP: ("needs an administrator", "need an administrator"),
     NodeCondition.HELD_BACK: ("has a fault and is not repaired", "have a fault and are not repaired"),
     NodeCondition.OFF: ("is off", "are off"),
@@ -197,7 +197,7 @@ _RUNS = {
     RunImpact.WAITING: ("waits for nodes", "wait for nodes"),
     RunImpact.SMALLER: ("continues on {size} of {wanted} nodes", "continue on fewer nodes"),
 }
-_MOST_GROUPS = 3  # of nodes in one line
+_MOST_GROUPS = 3  # maximum number of node groups that the line names
 
 
 def describe(verdict: ClusterVerdict) -> str:
@@ -231,7 +231,7 @@ def _daemon_clauses(verdict: ClusterVerdict) -> Iterator[str]:
 
 
 def _node_clause(verdict: ClusterVerdict) -> Iterator[str]:
-    """Yield `1 of 5 nodes is being replaced, 2 are off`."""
+    """Yield a clause such as `1 of 5 nodes is being replaced, 2 are off`, unless all nodes are healthy."""
     parts: list[str] = []
     for group in verdict.nodes[:_MOST_GROUPS]:
         count = len(group.nodes)
@@ -250,7 +250,7 @@ def _remarks(verdict: ClusterVerdict) -> Iterator[str]:
 
 
 def _training_clause(verdict: ClusterVerdict, faulty: bool) -> str:
-    """Return what it means for training. Without a fault of the cluster, only harmed runs are worth a word."""
+    """Return the clause about training, or "". If the cluster has no fault, the clause is only about harmed runs."""
     told = [group for group in verdict.runs if group.impact in (_HARMED if not faulty else _RUNS)]
     if told:
         return ", ".join(_describe_runs(group) for group in told)

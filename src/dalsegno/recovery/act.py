@@ -99,7 +99,7 @@ class NodeAgents(Protocol):
 
 
 # FLEX: a job may run for longer than the reservation lasts. IGNORE_JOBS: running jobs do not prevent the reservation.
-# PURGE_COMP: Slurm deletes it after five minutes without a job.
+# PURGE_COMP: Slurm deletes the reservation after five minutes without a job.
 _FLAGS = "FLEX,IGNORE_JOBS,PURGE_COMP=00:05:00"
 
 
@@ -247,7 +247,10 @@ def _reset(node: str, context: ActionContext) -> None:
 
 
 def _release(action: Release, context: ActionContext) -> str:
-    """Release a spare for a job and give the job the highest priority: other jobs would take the node first."""
+    """Release a spare for a job, and give the job the highest priority: otherwise another job could take the node.
+
+    If the job already runs there, only resume the node.
+    """
     _check_not_taken(context, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in context.slurm.jobs()):
         context.slurm.resume(action.node)

@@ -63,7 +63,7 @@ class SetDown(Action):
     jobs: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     runs: tuple[str, ...] = ()
-    heard_at: float = 0.0  # time of the last message of a lost node; 0: unknown
+    heard_at: float = 0.0  # time of the last message from a lost node; 0: unknown
 
     @property
     def summary(self) -> str:
@@ -88,7 +88,7 @@ class TakeEvidence(Action):
 
 @dataclass(frozen=True)
 class Repair(Action):
-    """Reset the GPUs, reboot or replace the node. `boot` is its boot before the repair, `gpus` are its GPUs' ids."""
+    """Reset the node's GPUs, or reboot or replace it. `boot` is its boot id before the repair, `gpus` its GPUs' ids."""
 
     how: Remedy
     fault: NodeFault
@@ -224,14 +224,14 @@ class Expedite(Action):
 
 @dataclass(frozen=True)
 class ChangePhase(Action):
-    """Move the node to another phase of its lifecycle, without an effect on the node."""
+    """Move the node to another phase of its lifecycle, without acting on it."""
 
     to: NodePhase
     why: str
     fault: NodeFault | None = None
     excuses: tuple[str, ...] = ()  # faults that an administrator has accepted
     failed: bool = False  # the last repair did not help
-    boot: str = ""  # boot of the node at this change; a later boot may have repaired the node
+    boot: str = ""  # the node's boot id at this change; a later boot may have repaired the node
     held_back: HeldAction = HeldAction.NO
     relapses: int = 0  # suspicions in a row
     about: Subject = ANYTHING

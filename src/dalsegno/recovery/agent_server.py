@@ -67,7 +67,7 @@ class NodeAgentServer:
             stranger_bytes=STRANGER_BYTES,
             message_bytes=MAX_MESSAGE_BYTES + TAG_BYTES,
             unsent_bytes=256 << 10,
-            burst=400.0,  # an agent sends ten messages in its busiest second
+            burst=400.0,  # far more than an agent needs: it sends at most ten messages in a second
             per_s=100.0,
         )
         self._server = BoundedServer(SelectorWatcher(selector), self, AGENT, CONTROLLER, limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from dalsegno.health.messages import NodeReport
+from dalsegno.health.messages import GpuReading, NodeReport, readings_rows
 from dalsegno.health.result import Verdict
 from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import LivenessLimits, Presence
@@ -32,6 +32,7 @@ class AgentView:
     host_answers: bool | None = None  # None: not probed
     slurmd_answers: bool | None = None
     answered: float = 0.0  # when the host or slurmd last answered a probe; 0: never
+    readings: tuple[GpuReading, ...] = field(default=(), compare=False)  # for people; no decision depends on them
     quiet_s: float = field(default=0.0, compare=False)  # time since the last message, when the view was made
 
 
@@ -47,4 +48,5 @@ def _view_message(view: AgentView, most: int) -> Message:
     shown = [[each.check, each.result.verdict.value, each.result.text[:60]] for each in bad[:most]]
     state = {"presence": view.presence.value, "since": view.since, "heard": view.last_seen, "boot": view.boot}
     answers = {"host": view.host_answers, "slurmd": view.slurmd_answers}
-    return {"node": view.node, **state, **answers, "checks": len(findings), "findings": shown}
+    readings = readings_rows(view.readings)
+    return {"node": view.node, **state, **answers, "checks": len(findings), "findings": shown, "readings": readings}

@@ -1,7 +1,7 @@
 """The controller's table of node agents: their presence, their last reports, and the orders sent to them.
 
-It is part of the controller's event loop: everything is registered with its selector, nothing blocks, and `wake`
-returns when to call it again.
+It is part of the controller's event loop: everything is registered with the loop's selector, nothing blocks, and
+`wake` returns when to call it again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from enum import Enum
 from dalsegno.health.messages import (
     MAX_FINDINGS,
     BadReport,
+    GpuReading,
+    GpuReadings,
     NewFindings,
     NodeReport,
     Order,
@@ -192,6 +194,7 @@ class _Known:
     boot: str = ""
     old_boots: deque[str] = field(default_factory=lambda: deque(maxlen=OLD_BOOTS))
     report: NodeReport | None = None
+    readings: tuple[GpuReading, ...] = ()
     settings: Message = field(default_factory=dict)
 
 
@@ -249,6 +252,7 @@ class AgentTable:
             sign.host,
             sign.service,
             known.answered,
+            known.readings,
             quiet_s,
         )
 
@@ -364,7 +368,7 @@ class AgentTable:
         if known.boot not in ("", hello.boot):
             known.old_boots.append(known.boot)
         if known.boot != hello.boot:
-            known.report = None
+            known.report, known.readings = None, ()
         known.call, known.boot, known.seen = call, hello.boot, call.address
         self._send_settings(known)
         self._beat(hello.node, known)
@@ -376,6 +380,8 @@ class AgentTable:
         self._beat(node, known)
         if isinstance(word, NewFindings):
             self._take_report(node, known, word)
+        elif isinstance(word, GpuReadings):
+            known.readings = word.gpus
         elif isinstance(word, Reply) and not self._orders.take(node, word):
             self._refusals.log(f"unexpected answer of {node}")
 

@@ -20,12 +20,13 @@ from dalsegno.recovery.store import Journal
 from dalsegno.wire.frames import Message
 
 MAX_EVENTS = 500  # per answer, which must fit into one message
+MAX_NAME = 100
 LAST = 50  # events shown with a node
 _HINT = "use `events`, `automation`, `nodes` or `forgive`"
 
 
 class Answers:
-    """Answers the requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
+    """Serves the requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
     `{"forgive": NODE-OR-GPU}`.
 
     `changed` is called after a user has changed something; `partitions` returns a node's partitions. The journal is
@@ -57,8 +58,8 @@ class Answers:
     def answer(self, uid: int, request: Message) -> Message:
         if set(request) == {"events"}:
             return self._events(request["events"])
-        if set(request) == {"automation"}:
-            return self._automation(uid, request["automation"])
+        if set(request) - {"by"} == {"automation"}:
+            return self._automation(uid, request["automation"], request.get("by"))
         if set(request) == {"nodes"} and request["nodes"] is True:
             return {"nodes": [node_message(own) for own in self.store.refresh().nodes.values()], **self._slurm_users()}
         if set(request) == {"node"} and isinstance(request["node"], str):
@@ -74,10 +75,12 @@ class Answers:
         first = since if since >= 0 else max(self.store.last_event() + since, 0)
         return {"events": [event.message() for event in self.store.events(first, most=MAX_EVENTS)]}
 
-    def _automation(self, uid: int, word: object) -> Message:
+    def _automation(self, uid: int, word: object, by: object = None) -> Message:
+        """Answer a request about automation. The web page names in `by` the person for whom it asks."""
         if word in ("pause", "resume"):
             _check_owner(uid, f"{word} automatic recovery")
-            self.store.pause(word == "pause", _name(uid), time.time())
+            who = by[:MAX_NAME] if isinstance(by, str) and by.isprintable() else _name(uid)
+            self.store.pause(word == "pause", who, time.time())
             self._changed()
         elif word != "status":
             raise DalsegnoError(f"unknown automation command `{word!s:.40}`", hint="use pause, resume or status")

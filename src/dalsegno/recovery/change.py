@@ -30,7 +30,7 @@ from dalsegno.recovery.reason import ANYTHING
 from dalsegno.recovery.records import BudgetMark, MarkKind, NodeRecord, NodeRecords, PendingAction
 
 MAX_RETRY_S = 60.0
-MAX_REPAIR_FAILURES = 5  # in a row, after which the repair counts as tried
+MAX_REPAIR_FAILURES = 5  # failures in a row after which a repair counts as tried
 
 
 def begin_action(
@@ -157,7 +157,7 @@ def clear_faults(node: NodeRecord, phase: NodePhase, now: float) -> NodeRecord:
 def _apply_failed(
     records: NodeRecords, node: NodeRecord, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
 ) -> NodeRecords:
-    """Schedule a retry. A refused replacement counts against the budget. A repair that keeps failing is not retried."""
+    """Schedule a retry. A failed replacement counts against the budget. A repair that keeps failing is not retried."""
     pause = min(policy.retry_s * 2**node.failures, MAX_RETRY_S)
     node = replace(node, failures=node.failures + 1, retry_at=now + pause)
     if isinstance(action, Requeue):  # the job may not be requeued and is left alone

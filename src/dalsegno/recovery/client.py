@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
-START_S = 10.0  # the controller writes two files and starts a process
+START_S = 10.0  # enough time for the controller to write two files and start a process
 ANSWERS_S = 2.0
 MAX_ANSWER = 16 << 20  # bytes: enough for thousands of nodes, each with its reason
 

@@ -18,10 +18,11 @@ from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.client import MAX_ANSWER
-from dalsegno.recovery.coordinators import CoordinatorKeeper, RunRecord, RunRecords, check_folder, check_may_ask
+from dalsegno.recovery.coordinators import CoordinatorKeeper, check_folder, check_may_ask
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.policy import ControllerSite, Policy
 from dalsegno.recovery.refusal_log import RefusalLog
+from dalsegno.recovery.run_records import RunRecord, RunRecords
 from dalsegno.recovery.watch import JOURNAL, NodeWatch
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder
@@ -53,7 +54,7 @@ def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
 
 
 class Controller:
-    """Answers requests and supervises coordinators. `launcher` is the start of a command line that runs a program."""
+    """Serves requests and supervises coordinators. `launcher` is the command before a program's name."""
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
@@ -75,7 +76,7 @@ class Controller:
         log.info("controller %d started with %d runs", os.getpid(), len(self.keeper.known))
 
     def watch_nodes(self, site: ControllerSite) -> None:
-        """Start to watch and repair the nodes, in a separate thread."""
+        """Start the thread that watches and repairs the nodes."""
         self.watch = NodeWatch(self.folder, site, self.nodes, lambda: dict(self.keeper.known))
         self.watch.start()
 

@@ -5,101 +5,25 @@ Coordinators run in their own sessions and outlive the controller. The next cont
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import pwd
-import re
 import selectors
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.log import LEVEL
+from dalsegno.recovery.run_records import RUN_ID, RunRecord, RunRecords
 from dalsegno.runs.coordinator.program import MAX_SHORT_LIVES, SHORT_LIFE_S
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Child, Identity, Process, arguments, find, owner, start
-from dalsegno.system.files import make_folder, read_json, write_atomic
 
 log = logging.getLogger("controller.runs")
-
-# Records of runs: one small file each, so that a controller crash loses none
-
-
-# A run's id is also the name of its file: it must not contain a path separator or start with a dot.
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run that was requested. `pid` and `start` (ticks) identify its coordinator; 0 while none is known."""
-
-    folder: str
-    uid: int
-    pid: int = 0
-    start: int = 0
-    short_lives: int = 0  # coordinators in a row that ended early
-    given_up: bool = False
-
-    @property
-    def run(self) -> str:
-        return Path(self.folder).name
-
-    @property
-    def process(self) -> Process:
-        return Process(self.pid, self.start)
-
-    def lives(self) -> bool:
-        """Return whether the coordinator runs. The owner is compared too: after a reboot another process may match."""
-        return self.process.alive() and owner(self.pid) == self.uid
-
-
-class RunRecords:
-    """The folder of the record files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def read(self) -> tuple[dict[str, RunRecord], list[str]]:
-        """Return all records, and an error text for each file that cannot be parsed."""
-        make_folder(self.folder, 0o700)
-        found, wrong = {}, []
-        for path in sorted(self.folder.glob("*.json")):
-            try:
-                record = _record(read_json(path))
-                found[record.run] = record
-            except (DalsegnoError, OSError, TypeError, ValueError) as error:
-                wrong.append(f"{path.name} ignored: {error}")
-        return found, wrong
-
-    def write(self, record: RunRecord) -> None:
-        write_atomic(self._path(record), json.dumps(asdict(record)), 0o600)
-
-    def remove(self, record: RunRecord) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._path(record).unlink()
-
-    def _path(self, record: RunRecord) -> Path:
-        return self.folder / f"{record.run}.json"
-
-
-def _record(value: object) -> RunRecord:
-    """Parse a record. Types are checked; unknown fields are ignored, and optional ones may be missing."""
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    known = {field.name: field.type for field in fields(RunRecord)}
-    record = RunRecord(**{name: value[name] for name in known if name in value})
-    kinds = {"str": str, "int": int, "bool": bool}
-    for name, kind in known.items():
-        if type(getattr(record, name)) is not kinds[str(kind)]:
-            raise ValueError(f"`{name}` is not of type {kind}")
-    return record
-
 
 # What to do when a coordinator is not running
 
@@ -209,7 +133,8 @@ def check_run_limit(uid: int, kept: Sequence[int]) -> None:
 def check_folder(folder: object, uid: int) -> str:
     """Return the path of a run folder if it belongs to the caller.
 
-    The error is the same for every cause: the caller must not learn what exists in folders they cannot read.
+    The error does not say what is wrong with the folder: the caller must not learn what exists in folders that the
+    caller cannot read.
     """
     if not (isinstance(folder, str) and folder == os.path.normpath(folder) and folder.startswith("/")):
         raise DalsegnoError("the run folder must be an absolute path", hint="such as /home/ada/runs/ID")
@@ -255,7 +180,7 @@ class WatchedCoordinator:
 
 
 class CoordinatorKeeper:
-    """Starts coordinators and restarts them. `launcher` is the start of a command line that runs a program.
+    """Starts coordinators and restarts them. `launcher` is the command before a program's name.
 
     `env` is the controller's own environment.
     """
@@ -332,7 +257,7 @@ class CoordinatorKeeper:
         self.records.remove(record)
 
     def _start(self, record: RunRecord) -> None:
-        """Start a coordinator. The record is written before, in case of a crash, and again afterwards, with the PID."""
+        """Start a coordinator. Write its record before the start, in case of a crash, and again with the PID."""
         self.records.write(record)
         identity, env = find_identity(record.uid, self.env)
         # The coordinator logs to its run folder. If it had the controller's log open, its user could modify that log.

@@ -63,7 +63,7 @@ def follow_jobs(node: NodeFacts, own: NodeRecord, jobs: Iterable[JobInfo], polic
 
 
 def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Action | None:
-    """Follow the jobs that lost the node. Slurm requeues those that allow it, with a delay of two minutes."""
+    """Return the next action for the jobs that lost the node. Slurm requeues jobs that allow it, after two minutes."""
     if not own.victims:
         return None
     known = {job.id: job for job in jobs}
@@ -94,7 +94,7 @@ def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action 
     return None
 
 
-# Distinguish lost nodes from a failure of the controller's own network, in which it hears no node
+# Distinguish lost nodes from a failure of the controller's own network
 
 
 NEARLY_ALL = 0.8
@@ -112,8 +112,11 @@ def is_blind(facts: Facts, records: NodeRecords) -> bool:
 
 
 def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float) -> bool:
-    """Return whether a loss is doubtful: the node fell silent while contact was lost and may still return, or no other
-    node has been heard since."""
+    """Return whether a loss is doubtful.
+
+    It is if the node fell silent while the controller had no contact and may still return. It also is if no other node
+    was heard since, unless Slurm has set the node down.
+    """
     if not node.gone:
         return False
     silent_since = node.agent.last_seen or node.agent.since  # `since`, when it was declared lost, may be later
@@ -124,8 +127,8 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
 def _are_others_heard(node: NodeFacts, facts: Facts, records: NodeRecords) -> bool:
     """Return whether another node was heard after this one was declared lost, or no other node was ever heard.
 
-    A message that arrives after that was sent while this node was being probed, so this node could have been heard too.
-    Earlier messages prove nothing: on a busy machine they are read at very different times.
+    Such a later message was sent while this node was being probed, so this node could have been heard too. Earlier
+    messages prove nothing: on a busy machine, they are read at very different times.
     """
     others = [
         each.agent
@@ -173,7 +176,8 @@ class DecisionRound:
 def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> list[Action]:
     """Return the actions in the order to carry them out, at most one per node.
 
-    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard, it only reports that.
+    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard, no action is taken:
+    only the beginning and the end of that time are reported.
     """
     if facts.nodes is None or policy.mode == OFF:
         return []
@@ -192,7 +196,7 @@ def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> li
 
 
 def _hold_back(action: Action, records: NodeRecords, policy: Policy) -> Action | None:
-    """Return the action. While recovery is paused or only observes, return a remark instead; None if it is not new."""
+    """Return the action, or a remark if recovery is paused or only observes; None if the remark is not new."""
     held = find_restraint(records, policy) if action.touches else None
     if held is None:
         return action

@@ -1,4 +1,4 @@
-"""The events that the controller records: a text for people, and fields for programs."""
+"""The events that the controller records. Each has text for people and fields for programs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class EventKind(Enum):
     SIGHT = "sight"  # contact with the nodes was lost or regained
     PASSPORT = "passport"  # a replaced GPU was forgiven
     AUTOMATION = "automation"
+    REQUEST = "request"  # a person did something in the web page
     UNKNOWN = "unknown"  # written by another version
 
     @classmethod
@@ -89,5 +90,5 @@ def read_event(message: Mapping[str, Any]) -> Event:
 
 
 def jobs_in_old_text(text: str) -> tuple[int, ...]:
-    """Return the jobs of an event that was written before events listed them."""
+    """Return the jobs named in the text of an old event, written before events listed their jobs."""
     return tuple(dict.fromkeys(map(int, _JOB.findall(text))))

@@ -17,7 +17,7 @@ ACTION = "action.txt"  # in a bundle: the id of the action that it belongs to
 
 
 def merge_evidence(*sources: Mapping[str, str]) -> dict[str, str]:
-    """Merge files from several sources into one bundle. Their notes on missing parts are joined."""
+    """Merge files from several sources into one bundle, and join the sources' notes about missing parts."""
     files = {name: text for source in sources for name, text in source.items()}
     gaps = [source[INCOMPLETE].strip() for source in sources if INCOMPLETE in source]
     return {**files, INCOMPLETE: "\n".join([*gaps, ""])} if gaps else files
@@ -28,7 +28,7 @@ def is_empty(source: Mapping[str, str]) -> bool:
 
 
 def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, action: str = "") -> Path:
-    """Write a bundle below `root/NODE` and return its folder. A crash leaves all of it or nothing.
+    """Write a bundle below `root/NODE` and return its folder. After a crash, the bundle is complete or absent.
 
     `action` is the id of the action that saves the bundle. If it is repeated after a crash, it replaces its own bundle.
     """

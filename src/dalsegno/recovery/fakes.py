@@ -72,7 +72,7 @@ class FakeCluster:
     validations: bool = True  # nodes answer validation orders
     tell_gpus: bool = True  # agents have reported their GPUs
     blind: bool = False  # the controller's own network has failed
-    see_again_at: float | None = None  # when that network works again
+    see_again_at: float | None = None  # when the controller's network works again
     slow: bool = False  # Slurm does not remove a node from its jobs at once
     updates: list[Mapping[str, str]] = field(default_factory=list)  # arguments of each `update`
     reservations: dict[str, str] = field(default_factory=dict)  # name -> its users

@@ -97,7 +97,10 @@ def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: Earl
 
 
 def is_reported(about: Subject, own: NodeRecord) -> bool:
-    """Return whether the subject was already reported. After a network warning, its topic is not reported again."""
+    """Return whether the subject was already reported.
+
+    A topic that was reported with a network warning is not reported again, even if its details change.
+    """
     return about == own.about or (about.topic is own.about.topic and own.about.network)
 
 
@@ -132,9 +135,9 @@ def quick_failures(
 ) -> dict[str, EarlyFailures]:
     """Return, by node, how many jobs failed right after their start since its last validation or successful job.
 
-    Jobs of one kind that fail on several nodes say nothing about a node. Failures of a single user's jobs prove nothing
-    either: the user may repeat a mistake. The success of jobs with the same name elsewhere is proof only if all jobs
-    belong to one user: a job's name is user input and could be chosen to get nodes drained.
+    If jobs with the same user and name fail on several nodes, they say nothing about a node. Failures of a single
+    user's jobs prove nothing either: the user may repeat a mistake. The success of jobs with the same name elsewhere is
+    proof only if all jobs belong to one user: a job's name is user input and could be chosen to get nodes drained.
     """
     jobs = list(jobs)
     well = _last_success(jobs, policy)

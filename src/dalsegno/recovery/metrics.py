@@ -1,7 +1,7 @@
 """Metrics of recovery, from the controller's journal: events, times, nodes, spares, budgets.
 
-The journal is read through a connection of its own, and each cycle reads only new rows. A new process reads all rows
-that are kept, so its counters continue.
+The journal is read through a separate connection, and each cycle reads only new rows. A new process reads all rows
+that the journal still has, so its counters do not restart at zero.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from dalsegno.spec.facts import facts_from_json
 DETECT_S = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 DRAIN_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 REPLACE_S = (1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0)
-RETRY_S = 120.0  # a later action is not a retry of the one that failed
+RETRY_S = 120.0  # an action that begins later than this after a failed one is not its retry
 
 
 @dataclass(frozen=True)
 class FinishedAction:
-    """An action of the journal that was carried out, or failed."""
+    """An action from the journal that was carried out or failed."""
 
     action: Action
     begun_at: float
@@ -56,7 +56,7 @@ class RecoveryTimes:
     drain: Histogram = field(default_factory=lambda: Histogram(DRAIN_S))
     replace: Histogram = field(default_factory=lambda: Histogram(REPLACE_S))
     _failed: dict[str, tuple[float, float]] = field(default_factory=dict)  # node -> first begin, last end
-    _replacing: dict[str, float] = field(default_factory=dict)  # node -> since when
+    _replacing: dict[str, float] = field(default_factory=dict)  # node -> when its replacement began
 
     def add(self, done: FinishedAction) -> None:
         action = done.action
@@ -76,7 +76,7 @@ class RecoveryTimes:
         self.drain = self.drain.observe(_passed(began, done.ended_at))
         if isinstance(action, SetDown) and action.heard_at:
             self.detect = self.detect.observe(_passed(action.heard_at, began))
-        self._replacing.pop(action.node, None)  # of a fault that an administrator has ended
+        self._replacing.pop(action.node, None)  # a replacement that an administrator ended
 
 
 def _passed(since: float, until: float) -> float:
@@ -92,15 +92,15 @@ _ACTION = "rowid, kind, body, begun_at, ended_at, error"
 
 @dataclass
 class JournalCounts:
-    """What was read of one journal file so far."""
+    """The counts from one journal file, as far as it was read."""
 
     events: Counter[tuple[EventKind, EventStage]] = field(default_factory=Counter)
     failed_replacements: int = 0
     times: RecoveryTimes = field(default_factory=RecoveryTimes)
     skipped_rows: int = 0
-    _event: int = 0  # the last row that was read; so are the next two
-    _mark: int = 0
-    _action: int = 0
+    _event: int = 0  # id of the last event that was read
+    _mark: int = 0  # id of the last mark that was read
+    _action: int = 0  # row of the last action that was read
     _unfinished: frozenset[int] = frozenset()
 
     def read_new(self, db: sqlite3.Connection) -> None:
@@ -128,14 +128,14 @@ class JournalCounts:
     def _parse(self, kind: str, body: str, begun_at: float, ended_at: float, error: str) -> FinishedAction | None:
         try:
             action = facts_from_json(KINDS[kind], json.loads(body))
-        except (DalsegnoError, ValueError, TypeError, AttributeError):  # of another version
+        except (DalsegnoError, ValueError, TypeError, AttributeError):  # written by another version
             self.skipped_rows += 1
             return None
         return FinishedAction(action, begun_at, ended_at, bool(error))
 
 
 class RecoveryJournalReader:
-    """Reads the journal of a controller that may be running, restarted, or replaced by another file."""
+    """Reads a controller's journal. The controller may run or restart meanwhile, and the file may be replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -145,7 +145,7 @@ class RecoveryJournalReader:
         self.counts, self.records = JournalCounts(), NodeRecords()
 
     def read(self) -> None:
-        """Update `counts` and `records`. Raise DalsegnoError."""
+        """Update `counts` and `records`. Raise DalsegnoError if the journal cannot be read."""
         try:
             db = self._open()
             version = int(db.execute("PRAGMA data_version").fetchone()[0])
@@ -181,16 +181,16 @@ class RecoveryJournalReader:
         return self._db
 
 
-# Runs that the controller keeps
+# Runs that the controller supervises
 
 
 def list_runs(records: Path) -> list[KnownRun]:
-    """Return the runs of the controller, from the folder of its records, for `RunMetrics`."""
+    """Return the runs that the controller supervises, from the folder of their records, for `RunMetrics`."""
     found, _ = RunRecords(records).read()
     return [KnownRun(Path(record.folder), record.uid) for record in found.values()]
 
 
-# Families
+# Metric families
 
 
 _STAGES: Mapping[EventKind, tuple[EventStage, ...]] = {
@@ -209,7 +209,7 @@ HELD = tuple(held for held in HeldAction if held is not HeldAction.NO)
 
 
 def count_families(counts: JournalCounts) -> list[Family]:
-    """Return events, failed replacements and times."""
+    """Return the families for events, failed replacements and times."""
     known = {(kind, stage): 0 for kind, stages in _STAGES.items() for stage in stages}
     events: Samples = {_event_labels(*key): count for key, count in {**known, **counts.events}.items()}
     times = counts.times
@@ -243,7 +243,7 @@ def _event_labels(kind: EventKind, stage: EventStage) -> tuple[str, str]:
 
 
 def record_families(records: NodeRecords, nodes: Iterable[str]) -> list[Family]:
-    """Return the nodes by phase, the spares, and what recovery does not do. `nodes` are those of the cluster."""
+    """Return the families for phases, spares, held-back actions and the pause. `nodes` are the cluster's nodes."""
     known = [records.get(name) for name in nodes]
     phases = Counter(node.phase for node in known)
     held = Counter(node.held_back for node in known)
@@ -269,7 +269,7 @@ def record_families(records: NodeRecords, nodes: Iterable[str]) -> list[Family]:
 def budget_family(
     records: NodeRecords, policy: Policy, partitions: Mapping[str, tuple[str, ...]], now: float
 ) -> Family:
-    """Return how many nodes of each partition may still be taken out."""
+    """Return the family that shows how many nodes of each partition may still be taken out."""
     left: Samples = {(name,): budget_left(records, policy, name, nodes, now) for name, nodes in partitions.items()}
     about = "Nodes that recovery could take out of service now, before a limit stops it."
     return labelled("dalsegno_recovery_budget_left", about, ("partition",), left)
@@ -277,14 +277,14 @@ def budget_family(
 
 @dataclass(frozen=True)
 class RecoveryScope:
-    """What the journal does not have: the present policy, and the nodes of each partition."""
+    """What the journal does not contain: the present policy, and the nodes of each partition."""
 
     policy: Policy
     partitions: Mapping[str, tuple[str, ...]]
 
 
 class RecoveryMetrics:
-    """The source of all metrics of recovery. `scope` reads the cluster's present policy and partitions."""
+    """The source of all recovery metrics. `scope` returns the cluster's present policy and partitions."""
 
     name = "recovery"
 

@@ -37,7 +37,7 @@ log = logging.getLogger("controller.agents")
 
 PAIR = ("pair", "pair-collective")
 
-Done = Callable[[OrderAnswer, tuple[Finding, ...]], None]  # called with how the order ended, and the findings
+Done = Callable[[OrderAnswer, tuple[Finding, ...]], None]  # called with the outcome of the order and the findings
 
 
 def validate_node(agents: AgentTable, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
@@ -154,7 +154,7 @@ class NodeLink:
         return self._agents.open(host, port)
 
     def open_when_possible(self, host: str, port: int) -> None:
-        """Listen now or later: a port in use must not keep the controller from its other work."""
+        """Listen now, or retry later: a port in use must not keep the controller from its other work."""
         try:
             self.open(host, port)
             self._to_open = None
@@ -207,11 +207,11 @@ class NodeLink:
         self._in_loop(lambda: self._validate(node, ask, partner))
 
     def rest(self, node: str, seconds: float) -> None:
-        """Make a node's agent release its GPUs for a while, so that they can be reset. Blocks until it has."""
+        """Make a node's agent release its GPUs for a while, so that they can be reset. Blocks until it answers."""
         self._ask(node, "rest", REST_S, seconds=str(seconds))
 
     def evidence(self, node: str) -> Mapping[str, str]:
-        """Return the evidence that a node's agent sends, as files; one of them says what is missing.
+        """Return the evidence that a node's agent sends, as files by name. If some is missing, one file says why.
 
         Blocks, so the loop must not call it.
         """

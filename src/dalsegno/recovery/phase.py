@@ -10,7 +10,7 @@ class NodePhase(Enum):
 
     IN_SERVICE = "in service"
     SUSPECTED = "suspected"  # a fault is suspected, and the node is still in service
-    DRAINED = "drained"  # by the controller: running jobs may finish, no new ones start
+    DRAINED = "drained"  # drained by the controller: running jobs may finish, no new ones start
     DOWN = "down"  # it is lost; Slurm removes it from its jobs
     REPAIRING = "repairing"  # reset, rebooted or replaced, and not back yet
     VALIDATING = "validating"
@@ -34,7 +34,7 @@ class NodePhase(Enum):
 
     @property
     def out(self) -> bool:
-        """Return whether the controller keeps the node out of service for a fault."""
+        """Return whether a node in this phase is out of service for a repair or a validation."""
         return self in (
             NodePhase.DRAINED,
             NodePhase.DOWN,

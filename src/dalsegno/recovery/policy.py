@@ -49,7 +49,7 @@ class Policy:
     )  # time without faults that ends the first suspicion, the second …
     relapse_s: float = 600.0  # a suspicion this soon after the return to service is a relapse
     retry_s: float = 2.0  # delay after a failed action, doubled each time
-    capacity_s: float = 600.0  # delay after a refused replacement
+    capacity_s: float = 600.0  # delay after a failed replacement
     doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # faults with which no job can continue
     # Faults that leave no damage: once the check passes again, runs that are still on the node can stay.
     passing: frozenset[str] = frozenset({"file-systems", "host-names", "munge", "clock", "disk", "inodes"})
@@ -84,7 +84,7 @@ class Policy:
 
 
 class ControllerSite(Protocol):
-    """One cluster. Its policy may change while the controller runs, so it is read again each time."""
+    """One cluster. Its policy may change while the controller runs, so the controller reads it in every round."""
 
     @property
     def slurm(self) -> SlurmActions: ...

@@ -1,7 +1,7 @@
 """Probe hosts and their slurmd with non-blocking connects, in the controller's loop.
 
 A running kernel accepts or refuses at once, whatever its processes do. slurmd is probed only if its answer is needed or
-the host does not answer: it logs an error for each connection without a message.
+the host does not answer, because slurmd logs an error for each connection without a message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dalsegno.recovery.agent_view import NODE_LIMITS
 
 PROBE_S = NODE_LIMITS.probe_s
 QUIET_PORT = 9  # no service listens there
-TRIES = 6  # per probe, each with new packets: a network that loses some packets does not make a host seem lost
+TRIES = 6  # connection attempts per probe, so that a few lost packets do not make a host seem lost
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 

@@ -26,7 +26,8 @@ DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
 class Rule:
     """How to treat a node that Slurm took out of service for `reason`.
 
-    `remedies` are for the first time in a day, the second, and so on. After the last, an administrator is needed.
+    `remedies` lists the remedy for the first time in a day, for the second, and so on. After that, an administrator is
+    needed.
     """
 
     reason: SlurmReason

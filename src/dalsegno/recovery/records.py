@@ -15,7 +15,7 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 
 
 class MarkKind(Enum):
-    """What counts against a budget, or resets it."""
+    """What a `BudgetMark` records."""
 
     TAKEN = "taken"  # a node was taken out of service
     REBOOTED = "reboot"
@@ -28,7 +28,7 @@ class MarkKind(Enum):
 
 @dataclass(frozen=True)
 class BudgetMark:
-    """Something that counts against a budget or resets it."""
+    """An event that counts against a budget or resets it."""
 
     kind: MarkKind
     node: str
@@ -40,7 +40,7 @@ class BudgetMark:
 
 @dataclass(frozen=True)
 class PendingAction:
-    """An action that was begun and may or may not have been carried out. `boot` is the node's boot at that time."""
+    """An action that was begun and has no recorded outcome yet. `boot` is the node's boot id before a repair."""
 
     id: str
     at: float
@@ -58,8 +58,8 @@ class NodeRecord:
     entered: float = 0.0  # when the node entered this phase
     seen: bool = False  # the node was in service or its agent connected: from then on, its absence is a fault
     fault: NodeFault | None = None
-    boot: str = ""  # boot of the node when it was last taken out, repaired or validated
-    last_boot: str = ""  # boot of the node when its agent was last connected
+    boot: str = ""  # the node's boot id when it was last taken out, repaired or validated
+    last_boot: str = ""  # the node's boot id when its agent was last connected
     steps: tuple[Remedy, ...] = ()  # remedies tried for this fault
     evidence: bool = False
     asked: str = ""  # id of the last validation

@@ -1,4 +1,4 @@
-"""Log each kind of refusal once, then only its count, so that a flood of bad requests cannot fill the disk."""
+"""Log each cause of refusals at most once a minute, with a count, so that a flood of them cannot fill the disk."""
 
 from __future__ import annotations
 

@@ -143,14 +143,14 @@ def _decide_drained(case: RepairCase) -> Action | None:
     if worse := _escalate(case):
         return worse
     if case.node.left or (case.node.ending and case.fault.check == SLURMD):
-        return SetDown(case.name, case.fault)  # runs survive this; and a dead slurmd never confirms the end of jobs
+        return SetDown(case.name, case.fault)  # runs survive this, and a dead slurmd never confirms that jobs ended
     return _return_for_runs(case) if case.node.busy else _decide_free(case)
 
 
 def _return_for_runs(case: RepairCase) -> Action | None:
-    """Return the node to service if its fault left no damage and is over before a run has left the node.
+    """Decide whether the node returns to service with the runs that are on it, which saves them a restart.
 
-    That saves the run a restart.
+    Its fault must be over and of a kind that leaves no damage, and no run may have left the node.
     """
     jobs, check = case.node.jobs, case.fault.check
     stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
@@ -190,7 +190,7 @@ def _is_stale(case: RepairCase) -> bool:
 
 
 def _is_over(case: RepairCase) -> bool:
-    """Return whether the fault ended without a repair. If it occurs twice in a day, the node is repaired anyway."""
+    """Return whether the fault ended without a repair. The second time in a day, the node is repaired anyway."""
     untouched = not case.own.steps and not case.own.asked
     times = case.records.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
     return untouched and times <= 1 and case.node.connected and _passes_now(case)
@@ -216,7 +216,7 @@ def _give_up(case: RepairCase, why: str) -> ChangePhase:
 
 
 def _decide_down(case: RepairCase) -> Action | None:
-    """Decide the next action for a lost node. Slurm must remove it from its jobs first: a repair would end them."""
+    """Decide the next action for a lost node. Slurm must first remove it from its jobs, which a repair would end."""
     if case.node.busy:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, Verdict
-from dalsegno.recovery.coordinators import RunRecord
 from dalsegno.recovery.facts import is_active
+from dalsegno.recovery.run_records import RunRecord
 from dalsegno.runs.comment import left_comment, read_comment
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, status_from_json
@@ -53,7 +53,7 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
 # Recorded changes of check results
 
 
-MAX_RECORDS, CALM_S = 4, 120.0  # at most this many records of one check within this time: some checks alternate
+MAX_RECORDS, CALM_S = 4, 120.0  # at most 4 records of one check in 120 s: some checks alternate
 _RECORDED = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown says nothing about the node
 
 State = tuple[Verdict, "str | None"]  # the verdict, and the code of the failure; None: not recorded
@@ -75,7 +75,7 @@ class CheckChanges:
 
     @classmethod
     def after(cls, recorded: Iterable[tuple[str, str, Verdict]]) -> CheckChanges:
-        """Start from the node, check and verdict of each result that the last controller recorded."""
+        """Return an instance that starts from the verdicts that the last controller recorded, by node and check."""
         return cls({(node, check): ((verdict, None), ()) for node, check, verdict in recorded})
 
     def update(self, node: str, findings: Iterable[Finding], now: float) -> list[CheckChange]:

@@ -60,7 +60,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
             os.chmod(path, 0o600)
-            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # takes effect in a new file: space of deleted rows is freed
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # only for new files: frees the space of deleted rows
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
@@ -86,7 +86,7 @@ def _add_columns(db: sqlite3.Connection) -> None:
 MAX_EVENTS = 1000  # per answer
 MAX_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
-MARKS_KEPT_S = 60 * DAY_S  # only marks of the last 30 days count
+MARKS_KEPT_S = 60 * DAY_S  # twice the 30 days that `read_records` looks back
 
 
 @dataclass(frozen=True)
@@ -271,6 +271,14 @@ class Journal:
                     now, each.node, EventKind.PASSPORT, f"GPU {each.uuid} was forgiven by {who} and may come back"
                 )
         return found
+
+    def record_request(
+        self, node: str, text: str, now: float, stage: EventStage, jobs: tuple[int, ...] = ()
+    ) -> None:
+        """Record what a person did in the web page."""
+        self.refresh()
+        with self._changing(self.records):
+            self._event(now, node, EventKind.REQUEST, text, stage, jobs)
 
     def pause(self, paused: bool, who: str, now: float) -> None:
         """Pause or resume recovery. Resuming resets the limits."""

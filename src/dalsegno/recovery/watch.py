@@ -16,13 +16,13 @@ from dalsegno.health import Finding, GpuIdentity
 from dalsegno.recovery.act import ActionContext, NodeAgents, do
 from dalsegno.recovery.actions import Action, ChangePhase, ContactChange, Note, RecordDone, Repeat
 from dalsegno.recovery.change import record_seen
-from dalsegno.recovery.coordinators import RunRecord
 from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import NOTHING, Facts, gather
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import OFF, ControllerSite, Policy
 from dalsegno.recovery.records import NodeRecords
 from dalsegno.recovery.run_hints import CheckChanges, with_hint
+from dalsegno.recovery.run_records import RunRecord
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Journal
 from dalsegno.runs.coordinator.node_rules import drained_for_repair
@@ -137,7 +137,7 @@ def _outcome(id: str, action: Action, at: float, context: ActionContext) -> Acti
     try:
         return ActionOutcome(id, action, do(action, id, at, context), "")
     except DalsegnoError as error:
-        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the message of the command
+        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the command's own message
     except Exception as error:  # a bug in a target must not stop the recovery of other nodes
         return ActionOutcome(id, action, "", f"{type(error).__name__}: {error}")
 
@@ -165,8 +165,8 @@ class NodeWatch:
         self._pool = ThreadPoolExecutor(MAX_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint, self._is_new = "", True
-        self.policy = Policy(mode=OFF)  # until it has been read
-        self.partitions: Mapping[str, tuple[str, ...]] = {}  # of each node, from Slurm's last answer
+        self.policy = Policy(mode=OFF)  # until the policy has been read
+        self.partitions: Mapping[str, tuple[str, ...]] = {}  # node -> its partitions, from Slurm's last answer
 
     def start(self) -> None:
         self._thread.start()
@@ -298,7 +298,8 @@ MAX_POWER_CHECK_S = 2.0  # per round, for all nodes: recovery of other nodes wai
 
 
 def mark_powered_off(facts: Facts, target: object) -> Facts:
-    """Mark the nodes that were just lost and set down as off, if the target is certain that they are."""
+    """Mark nodes as powered off if they were just lost, are DOWN in Slurm, and the target confirms that they are
+    off."""
     nodes = facts.nodes or {}
     lost = [name for name, node in nodes.items() if node.gone and node.slurm.down and node.agent.quiet_s < JUST_S]
     if not lost or not isinstance(target, CanSeePower):

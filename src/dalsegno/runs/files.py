@@ -1,4 +1,4 @@
-"""Read the files of a run. They are not trusted, because root may read the runs of other users."""
+"""Read the files of a run. Their content is not trusted, because root may read the runs of other users."""
 
 from __future__ import annotations
 

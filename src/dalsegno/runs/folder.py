@@ -42,6 +42,11 @@ class RunFolder:
         return self.root / "progress.json"
 
     @property
+    def history(self) -> Path:
+        """Loss and step time over the whole run (`history.StepPoint`), if the script reports steps."""
+        return self.root / "history.json"
+
+    @property
     def state(self) -> Path:
         """The state from which a successor continues if the coordinator dies."""
         return self.root / "state.json"

@@ -31,7 +31,7 @@ class RunEvent(str, Enum):
     LOST = "lost"
     LEFT = "left"
     GENERATION = "generation"
-    FIRST_STEP = "first step"  # of a generation
+    FIRST_STEP = "first step"  # the first step of a generation
     FAILED = "failed"
     IDLE = "idle"
     PAUSE = "pause"
@@ -73,7 +73,7 @@ def read(path: Path) -> Iterator[Entry]:
 
 
 def parse_entry(line: str) -> Entry | None:
-    """Return the entry in a line; None if it is none."""
+    """Return the entry in a line; None if the line is not an entry."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -82,4 +82,4 @@ def parse_entry(line: str) -> Entry | None:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and abs(value) < MAX_TIME  # not for NaN; isfinite() fails for huge integers
+    return isinstance(value, (int, float)) and abs(value) < MAX_TIME  # False for NaN; isfinite raises for huge ints

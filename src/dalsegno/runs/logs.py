@@ -78,7 +78,7 @@ class LogTail:
 
 
 class Repeats:
-    """Shows each traceback once, because in a run that cannot start, all ranks fail alike in every generation."""
+    """Shows each traceback once, because all ranks of a run that cannot start fail the same way in every generation."""
 
     def __init__(self) -> None:
         self._shown: dict[str, int] = {}  # traceback -> the first rank that had it

@@ -1,7 +1,7 @@
 """Metrics of training runs, from the folders of runs that the controller knows.
 
-Users write these files. So numbers are checked, texts are only labels, and everything is bounded: the number of runs,
-the bytes that are read, the ranks of each run. A run is shown until ten minutes after its end.
+Users write these files. Numbers are therefore checked, text is used only in labels, and the number of runs, the bytes
+read and the ranks of each run are limited. A run is shown until ten minutes after its end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dalsegno.system.files import user_of
 
 MAX_RUNS = 1000
 KEPT_S = 600.0  # how long a run is shown after its end
-MAX_RANK_SERIES = 10_000  # of all runs
-MOST = 1e15  # larger numbers are not believed
+MAX_RANK_SERIES = 10_000  # in total, for all runs
+MOST = 1e15  # larger numbers are treated as invalid
 RESUME_S = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # of one run: their duration, and how many are counted in one cycle
+MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # limits for one run: seconds of a resume, and resumes per cycle
 _RANK = re.compile(r"[0-9]{1,6}")
 Samples = dict[tuple[str, ...], float]
 
@@ -35,7 +35,7 @@ Samples = dict[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run as its files show it. `user` is the owner's name, and `name` the one that the run had first."""
+    """A run as its files show it. `user` is its owner. `name` is the name that the run had when first observed."""
 
     run: str
     user: str
@@ -56,7 +56,7 @@ def _figure(name: str) -> Value:
 
 
 def _rate(name: str) -> Value:
-    """Return the rate of all ranks: each processes as much as rank 0, which reports its own."""
+    """Return a function that computes the rate of all ranks: the rate reported by rank 0, times the number of ranks."""
 
     def value(seen: MeasuredRun) -> float | None:
         found = believable(seen.progress.figures.get(name) if seen.progress else None)
@@ -110,7 +110,7 @@ RUN_METRICS = (
 
 
 def run_families(runs: Iterable[MeasuredRun]) -> list[Family]:
-    """Return the metrics of all runs. A number that cannot be right gives no sample."""
+    """Return the metrics of all runs. Implausible numbers are omitted."""
     runs = list(runs)
     families: list[Family] = [_info(runs)]
     for metric in RUN_METRICS:
@@ -123,7 +123,7 @@ def run_families(runs: Iterable[MeasuredRun]) -> list[Family]:
 
 
 def believable(value: float | None) -> float | None:
-    """Return the number, if it is finite and of a possible size."""
+    """Return the number if it is finite and plausible; else None."""
     return float(value) if value is not None and -MOST < value < MOST else None
 
 
@@ -177,7 +177,7 @@ class ResumeTimes:
     """How long runs take from the loss of a node to their next step."""
 
     histogram: Histogram = field(default_factory=lambda: Histogram(RESUME_S))
-    _lost_at: dict[str, float] = field(default_factory=dict)  # run -> when it lost the first node
+    _lost_at: dict[str, float] = field(default_factory=dict)  # run -> when it first lost a node since its last resume
 
     def add(self, run: str, entries: Iterable[Entry]) -> None:
         """Add new entries of a run's journal."""
@@ -205,14 +205,14 @@ class ResumeTimes:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run of the controller: its folder, whose name is the run's id, and its owner."""
+    """A run that the controller lists: its folder, whose name is the run's id, and its owner."""
 
     folder: Path
     uid: int
 
 
 class _WatchedRun:
-    """The files of a run, and since when it is over or unknown to the controller."""
+    """The files of a run, and when the controller last listed it."""
 
     def __init__(self, known: KnownRun, user: str) -> None:
         self.known, self.user, self.name = known, user, ""
@@ -228,7 +228,7 @@ class _WatchedRun:
         status = self._status.read()
         if status is None or (status.phase is RunPhase.ENDED and not now - (status.ended or 0.0) < KEPT_S):
             return None
-        self.name = self.name or status.name  # a name that changes all the time would give endless series
+        self.name = self.name or status.name  # fixed, because every new name would create another series
         return MeasuredRun(self.run, self.user, self.name, status, self._progress.read())
 
 
@@ -237,7 +237,7 @@ def _progress(data: Mapping[str, object]) -> TrainingProgress:
 
 
 class RunMetrics:
-    """The source of all metrics of runs. `known` lists the runs of the controller."""
+    """The source of all run metrics. `known` returns the runs that the controller lists."""
 
     name = "runs"
 
@@ -263,7 +263,7 @@ class RunMetrics:
                 self._watched[known] = _WatchedRun(known, user_of(known.uid))
             if known in self._watched:
                 self._watched[known].last_known = now
-        # The controller forgets a run at its end.
+        # The controller forgets a run when it ends, but its metrics stay for a while.
         for known, watched in list(self._watched.items()):
             if now - watched.last_known >= KEPT_S:
                 del self._watched[known]

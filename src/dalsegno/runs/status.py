@@ -23,7 +23,7 @@ class RunPhase(Enum):
     WAITING = "waiting"  # in Slurm's queue
     STARTING = "starting"  # nodes are granted, but not all agents are ready
     RUNNING = "running"
-    STOPPING = "stopping"  # a worker has failed; the next step is decided when its generation has ended
+    STOPPING = "stopping"  # a worker has failed; whether to restart is decided when its generation has ended
     RESTARTING = "restarting"  # a generation has ended and the next one is being formed
     ENDING = "ending"  # the run is over, and its nodes are being released
     ENDED = "ended"
@@ -76,7 +76,7 @@ _OLD_MESSAGES = {
 }
 
 
-LOST_S = 120.0  # a live coordinator writes its status every ten seconds
+LOST_S = 120.0  # silence after which the coordinator counts as lost; a live one writes its status every ten seconds
 
 
 @dataclass(frozen=True)

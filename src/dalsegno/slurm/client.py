@@ -34,6 +34,20 @@ from dalsegno.slurm.parse.jobs import (
     parse_jobs,
     parse_submitted,
 )
+from dalsegno.slurm.parse.load import (
+    FAIR_SHARE_ARGV,
+    NODE_LOAD_ARGV,
+    QUEUE_LOAD_ARGV,
+    RESERVATIONS_ARGV,
+    NodeLoads,
+    QueueLoad,
+    ReservationInfo,
+    parse_fair_shares,
+    parse_node_loads,
+    parse_queue_load,
+    parse_reservations,
+    queue_load_env,
+)
 from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.slurm.parse.nodes import (
     EVENTS_ARGV,
@@ -113,7 +127,7 @@ def _word(word: str) -> str:
     return f'{key}{equals}"{value}"' if equals and any(letter.isspace() for letter in value) else word
 
 
-# Environment variables that would change the output of the commands
+# Prefixes of environment variables that would change the output of the commands
 _FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SCANCEL_", "SDIAG_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 
 
@@ -208,6 +222,23 @@ class SlurmClient:
 
     def diag(self) -> Diagnostics:
         return parse_diag(self._ask(DIAG_ARGV))
+
+    def queue_load(self) -> QueueLoad:
+        """Return what metrics need of all jobs, also of those that ended recently; one row per task of an array."""
+        marks = Separators.fresh_record()
+        done = self._run(QUEUE_LOAD_ARGV, env={**self._env, **TIME_ENV, **queue_load_env(marks)})
+        return parse_queue_load(done.checked(hint=_hint(done)).stdout, marks)
+
+    def node_loads(self) -> NodeLoads:
+        """Return the state and the use of all nodes, one row for each partition of a node."""
+        return parse_node_loads(self._ask(NODE_LOAD_ARGV))
+
+    def fair_shares(self) -> dict[str, float]:
+        """Return the fair-share factor of each account. Needs accounting and priority/multifactor."""
+        return parse_fair_shares(self._ask(FAIR_SHARE_ARGV))
+
+    def reservations(self) -> list[ReservationInfo]:
+        return parse_reservations(self._ask(RESERVATIONS_ARGV))
 
     def ping(self) -> list[ControllerPing]:
         """Return which controllers answer. If none does, this is fast, while other queries take 9 s to fail."""
@@ -305,7 +336,7 @@ class SlurmClient:
         done = self._run(("sacctmgr", "--immediate"), stdin=words, env=wide, timeout_s=timeout_s)
         faults = failures(commands, done.stdout, done.stderr)
         if faults:
-            raise CommandFailed(done.argv, done.exit_code, "\n".join(faults), hint=_hint(done))
+            raise CommandFailed(done.argv, done.exit_code, "\n".join(faults), hint=_trouble_hint(done))
 
     def _ask(self, argv: tuple[str, ...]) -> str:
         done = self._run(argv)
@@ -352,5 +383,10 @@ _HINTS = {
 
 
 def _hint(done: Completed) -> str:
+    """Return the hint for a failed command; the output of one that succeeded may be large, and is not searched."""
+    return _trouble_hint(done) if done.exit_code else ""
+
+
+def _trouble_hint(done: Completed) -> str:
     troubles = parse_troubles(done.stderr + done.stdout)
     return next((_HINTS[trouble] for trouble in troubles if trouble in _HINTS), "")

@@ -131,7 +131,7 @@ def _events(text: str, filename: str) -> Iterator[yaml.Event]:
 
 
 def _unreadable(error: yaml.reader.ReaderError, text: str, filename: str) -> Problem:
-    # The position is in bytes, as the C reader counts. The Python reader counts characters.
+    # The C reader reports the position in bytes. The Python reader counts characters, so the line may be too low.
     line = text.encode("utf-8", "replace")[: error.position].count(b"\n") + 1
     what = "the file has a character that YAML does not allow"
     return Problem(what, f"{filename}:{line}", "check that this is a text file")

@@ -213,7 +213,7 @@ class EmailAlerts:
     sender: str
     smarthost: str
     user: str = ""
-    password_file: str = ""  # "" if the server asks for no user
+    password_file: str = ""  # "" if the server needs no login
     require_tls: bool = True
 
 
@@ -222,12 +222,12 @@ class SlackAlerts:
     """A Slack channel that receives alerts."""
 
     url_file: str
-    channel: str = ""  # "": the webhook's own
+    channel: str = ""  # "" for the webhook's default channel
 
 
 @dataclass(frozen=True)
 class WebhookAlerts:
-    """A program that receives alerts. Its address is `url`, or in `url_file`."""
+    """A program that receives alerts. Its address is `url`, or the content of `url_file`."""
 
     url: str = ""
     url_file: str = ""
@@ -256,6 +256,7 @@ class Monitoring:
     slack: tuple[SlackAlerts, ...] = ()
     webhook: tuple[WebhookAlerts, ...] = ()
     remote_write: RemoteWrite | None = None
+    gpu_hour_price: float = 0.0  # 0: unknown
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ def _monitoring(spec: ClusterSpec) -> facts.Monitoring:
         ),
         slack=tuple(facts.SlackAlerts(each.url_file, each.channel) for each in alerts.slack),
         webhook=tuple(facts.WebhookAlerts(each.url or "", each.url_file or "") for each in alerts.webhook),
+        gpu_hour_price=own.gpu_hour_price,
         remote_write=facts.RemoteWrite(write.url, write.region, write.role_arn or "") if write else None,
     )
 

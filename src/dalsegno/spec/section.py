@@ -1,4 +1,4 @@
-"""The base class of all sections in the cluster file. They are strict and frozen, and know their path in the file."""
+"""The base class of all sections in the cluster file. Sections are strict and frozen, and know their path."""
 
 from __future__ import annotations
 

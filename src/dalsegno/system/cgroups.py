@@ -117,7 +117,7 @@ KILLS = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.l
 def user_scope_command(user: str, linger: Path = LINGER) -> list[str]:
     """Return the prefix that starts a plain user's command outside the login session.
 
-    It is empty if the user's systemd instance ends with the session, too.
+    It is empty if the user has no systemd instance that outlives the session.
     """
     if not (SYSTEMD_RUNS.is_dir() and (linger / user).exists()):
         return []
@@ -139,8 +139,8 @@ def cluster_folders(cluster_id: str, mounted: Path = Path("/sys/fs/cgroup")) -> 
 
 
 def remove_cgroup(root: Path) -> None:
-    """Remove a folder and all folders below it, deepest first. Wait until each is free, for at most
-    REMOVE_TIMEOUT_S."""
+    """Remove a folder and all folders below it, deepest first. Wait until each is free, for at most REMOVE_TIMEOUT_S in
+    total."""
     until = time.monotonic() + REMOVE_TIMEOUT_S
     for path in _deepest_first([root]):
         while not _removed(path) and time.monotonic() < until:

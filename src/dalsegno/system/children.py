@@ -64,7 +64,7 @@ def environment(pid: int) -> list[bytes]:
 
 
 def owner(pid: int) -> int | None:
-    """Return the uid of a process."""
+    """Return the uid of a process; None if it does not exist."""
     try:
         return os.stat(PROC / str(pid)).st_uid
     except OSError:

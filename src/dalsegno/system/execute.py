@@ -256,7 +256,7 @@ def _with_rights_of(uid: int, body: Callable[[], None], writer: int) -> int:
         failure = error.what
     except OSError as error:
         failure = error.strerror or str(error)
-    except BaseException as error:  # this child must not continue as the parent's program
+    except BaseException as error:  # this forked child must not return into the parent's code
         failure = str(error) or type(error).__name__
     else:
         return 0

@@ -31,7 +31,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
         with os.fdopen(handle, "w") as file:
-            if hasattr(os, "fchmod"):  # the umask must not expose a secret or hide a table
+            if hasattr(os, "fchmod"):  # the umask must neither expose a secret nor make a public file unreadable
                 os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()

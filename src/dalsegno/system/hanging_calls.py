@@ -87,7 +87,7 @@ def _run_child(body: Callable[[socket.socket], None], sock: socket.socket, paren
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         body(sock)
         code = 0
-    except BaseException:  # after any error, this child must not continue as the parent's program
+    except BaseException:  # after any error, this forked child must not return into the parent's code
         import traceback
 
         with contextlib.suppress(Exception):

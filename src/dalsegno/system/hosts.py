@@ -43,6 +43,14 @@ class Service:
     keep: bool = False
 
 
+def runs_inside_host() -> bool:
+    """Return whether this process runs inside a virtual host, where PIDs differ from those of the machine."""
+    try:
+        return Path("/proc/1/comm").read_text(errors="replace").startswith("ds:")
+    except OSError:
+        return False
+
+
 def revision(*parts: object) -> str:
     """Return a short hash of everything that a service depends on."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
@@ -60,10 +68,10 @@ class HostPlan:
     address: str = ""  # "10.0.0.5/20"; "" if the host has no address of its own
     binds: tuple[tuple[str, str], ...] = ()
     cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that replaces it
-    unified: bool = False  # the folder is in cgroup v2, with its own namespace and controllers
+    unified: bool = False  # the host's folder is in cgroup v2, with its own namespace and controllers
     unit: str = ""  # systemd's scope for the whole cluster
     unit_folders: tuple[str, ...] = ()  # folders of `unit` in systemd's hierarchies
-    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of its own disk, empty at each boot
+    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of its disk, which is empty at each boot
     services: tuple[Service, ...] = ()
 
     @property
@@ -115,7 +123,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
         argv = [*scope_command(first.unit, f"Dal Segno cluster {Path(mark).name}"), *argv]
     elif os.geteuid() != 0 and (scope := user_scope_command(user_of(os.geteuid()))):
         argv = [*scope, *argv]
-        env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"  # the socket of the user's systemd instance
+        env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"  # contains the socket of the user's systemd instance
     done = runner.run(argv, env=env, timeout_s=boot_limit_s(len(plans), slowness()))
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):
@@ -137,7 +145,7 @@ def boot_limit_s(hosts: int, times_slower: float) -> float:
 
 
 def host_process(folder: Path) -> Process | None:
-    """Return the first process of the host in this folder, if it is alive."""
+    """Return the first process of the host in this folder; None if it is not alive."""
     fact = read_json(folder / "init.json")
     if fact is None:
         return None

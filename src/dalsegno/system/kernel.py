@@ -32,7 +32,7 @@ class KernelLog:
                 continue
             if not record:
                 break
-            found.append(record.decode(errors="replace").split("\n", 1)[0])  # key=value lines follow
+            found.append(record.decode(errors="replace").split("\n", 1)[0])  # drop the key=value lines that follow
         return found
 
     def close(self) -> None:

@@ -39,7 +39,8 @@ class MachineFacts:
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program; folders that only root has on its PATH are searched, too."""
+    """Return the path of a program, searching also the folders that only root has on its PATH; None if it is
+    missing."""
     return shutil.which(name, path=os.pathsep.join(SEARCH))
 
 

@@ -21,7 +21,7 @@ _HEAD, _SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<IIQQQQQQ")
 
 
 def give_back_freed() -> None:
-    """Return memory to the system that this process has freed but malloc still holds."""
+    """Return to the system the memory that this process has freed but malloc still holds."""
     with contextlib.suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -64,7 +64,7 @@ def _cleared_at_start(library: str) -> Iterator[tuple[int, int]]:
 
 
 def _base(library: str) -> int | None:
-    """Return the address at which the library is loaded."""
+    """Return the address at which the library is loaded; None if it is not loaded."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, _, offset, _, _, *path = line.split(maxsplit=5)
         if path and path[0].rpartition("/")[2].startswith(library) and int(offset, 16) == 0:

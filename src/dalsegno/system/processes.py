@@ -90,7 +90,7 @@ def _text(output: bytes) -> str:
 
 @dataclass
 class FakeRunner:
-    """Answers from a function or a table of argv → answer, and records the calls."""
+    """A runner that answers from a function or a table (argv → answer) and records the calls."""
 
     answers: Mapping[tuple[str, ...], Completed | str] | Callable[[tuple[str, ...], str | None], Completed | str]
     calls: list[tuple[str, ...]] = field(default_factory=list)

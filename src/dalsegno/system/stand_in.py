@@ -134,6 +134,6 @@ def end_as(code: int) -> NoReturn:
 
 
 def _prepare_child(parent: int) -> None:
-    """In the child, unblock all signals, and end with the parent."""
+    """In the child, unblock all signals, and have the kernel kill the child when its parent ends."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     die_with_parent(parent)

@@ -73,7 +73,7 @@ class Removal:
 
 
 def named(noun: str, names: Iterable[str]) -> str:
-    """Return a text such as `2 nodes (n1, n2)`, with at most four names."""
+    """Return a phrase such as `2 nodes (n1, n2)`, with at most four names."""
     names = list(names)
     shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     return f"{counted(len(names), noun)} ({shown})"
@@ -335,7 +335,7 @@ class CanReadLogs(Protocol):
 
 @runtime_checkable
 class CanReadMetrics(Protocol):
-    """A target that can read the metrics that node agents write for node_exporter, without asking the nodes."""
+    """A target that can read the metrics that node agents write for node_exporter, without contacting them."""
 
     def read_metrics(self, node: str) -> str:
         """Return the node's metrics in Prometheus' text format; "" if there are none."""

@@ -29,7 +29,7 @@ class ClusterFolder:
 
     @property
     def id(self) -> str:
-        """A short id for the names of links and cgroups; two clusters never share one."""
+        """A short id for the names of links and cgroups, derived from the path of the folder."""
         return hashlib.blake2b(str(self.root).encode(), digest_size=4).hexdigest()
 
     @property
@@ -74,6 +74,26 @@ class ClusterFolder:
         """The folder with a file for each run that the controller supervises. The file holds the PID and start time of
         the run's coordinator."""
         return self.root / "controller" / "runs"
+
+    @property
+    def ended_runs(self) -> Path:
+        """The folder with the records of runs that are over."""
+        return self.root / "controller" / "ended"
+
+    @property
+    def journal(self) -> Path:
+        """The controller's journal."""
+        return self.root / "controller" / "recovery.sqlite"
+
+    @property
+    def evidence(self) -> Path:
+        """The folder with evidence of nodes that were repaired."""
+        return self.root / "controller" / "evidence"
+
+    @property
+    def drills(self) -> Path:
+        """The folder with the reports of drills."""
+        return self.root / "drills"
 
     @property
     def lock(self) -> Path:

@@ -1,4 +1,4 @@
-"""Opens targets. Outside a target's own package, only this module imports it, and only when it is needed."""
+"""Open targets. Outside its own package, a target is imported only here, and only when it is needed."""
 
 from __future__ import annotations
 

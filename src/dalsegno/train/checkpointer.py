@@ -156,7 +156,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Finish. After an error, end without saving, because the state is in the middle of a step."""
+        """Call `finish`. After an error, call `end` instead, without saving: the state is in the middle of a step."""
         if kind is None:
             self.finish()
         else:

@@ -12,4 +12,4 @@ class CheckpointError(RuntimeError):
 
 
 class NotEnoughMemory(CheckpointError):
-    """The snapshot does not fit into this machine's shared memory, or its folder cannot be used."""
+    """The snapshot does not fit into this machine's shared memory, or the folder for shared memory cannot be used."""

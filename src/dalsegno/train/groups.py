@@ -18,7 +18,7 @@ _kept: set[int] = set()
 
 
 def keep_new_groups() -> None:
-    """Keep every group alive that this process creates from now on. Do nothing if torch.distributed is not loaded."""
+    """Keep alive every group that this process creates from now on. Do nothing if torch.distributed is not loaded."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     make = getattr(c10d, _MAKE, None)
     if c10d is None or make is None or hasattr(make, "keeps_groups"):

@@ -81,7 +81,8 @@ def auto_steps(measured: Measured) -> int:
 
 
 def suggest_interval_s(stall_s: float, failures: int, over_s: float, save_s: float = 0.0) -> float | None:
-    """Return the interval that loses the least time to saving and to failures together, after Young and Daly.
+    """Return the interval that loses the least time to saving and to failures together, by the formula of Young and
+    Daly.
 
     Return None if there was no failure or no stall. `stall_s`: how long a save stalls training. `save_s`: how long a
     save runs while training continues; the interval is at least as long.
@@ -130,7 +131,8 @@ def check_folder(folder: Folder) -> Path:
 
 
 def check_objects(objects: Mapping[str, Any], data: Any) -> None:
-    """Raise if there is nothing to save, or if an object without state has a name like a misspelled option."""
+    """Raise if there is nothing to save, or if an object without `state_dict` has a name that looks like a misspelled
+    option."""
     if data is None and all(each is None for each in objects.values()):
         raise CheckpointError("nothing to save", hint="Checkpointer(folder, model=model, optimizer=optimizer)")
     for name, each in objects.items():

@@ -20,7 +20,7 @@ BUSY = "busy_s"  # a figure: the time of a step in which this rank did not wait 
 class ProgressReporter:
     """Sends progress at intervals: a message for each step would slow the steps down.
 
-    `objects` are those of the script. If DDP is among them, it knows how long this rank has waited for others.
+    `objects`: the script's objects. A DDP model among them reports how long this rank has waited for others.
     """
 
     def __init__(self, agent: AgentLink | None, generation: int, rank: int, objects: Iterable[Any] = ()) -> None:
@@ -58,8 +58,8 @@ class ProgressReporter:
         return message
 
     def _busy_s(self, step_s: float, reported: Any) -> float:
-        """Return the time of a step without waiting for other ranks. If that is unknown, the whole time: a rank that
-        waits for a slow one is as slow as that one."""
+        """Return the duration of a step without the time spent waiting for other ranks; the whole duration if the
+        waiting time is unknown."""
         busy_s = None if reported is None else _number(reported)
         if busy_s is None:
             busy_s = step_s - sum(map(_waited_s, self._ddp))
@@ -79,7 +79,7 @@ def _waited_s(ddp: Any) -> float:
     try:
         times = getattr(ddp, _TIMES_OF_DDP)()
         waited_ns = float(times["backward_comm_time"]) - float(times["backward_compute_comm_overlap_time"])
-    except (RuntimeError, KeyError, TypeError, ValueError):  # before the first measurement, or another torch
+    except (RuntimeError, KeyError, TypeError, ValueError):  # nothing was measured yet, or another version of torch
         return 0.0
     return max(waited_ns, 0.0) / 1e9
 

@@ -71,8 +71,8 @@ def reseed(seed: int) -> None:
 
 
 def find_place(data: Any) -> DataPlace | None:
-    """Return the position for a sampler, a batch sampler or a loader; None for other objects, and for those with a
-    state_dict of their own."""
+    """Return the position for a sampler, a batch sampler or a loader; None for other objects, and for objects with
+    their own state_dict."""
     if hasattr(data, "state_dict"):
         return None
     if isinstance(data, DataLoader):

@@ -137,7 +137,7 @@ class TorchRankStore:
             found = now
 
     def gather(self, subject: str, value: Any) -> list[Any]:
-        """Each rank writes its value; the first rank reads them all and writes the list: N messages, not N²."""
+        """Gather through the first rank, which reads all values and writes them as one list: N messages, not N²."""
         key = f"{self._prefix}/{subject}"
         self._store.set(f"{key}/{self._rank}", json.dumps(value))
         if self._rank == 0:

@@ -80,7 +80,7 @@ FETCH_S = 1800.0  # the agent may have to fetch the whole snapshot from another 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The state that was loaded. `own`: the saved state of this rank, or of rank 0 if fewer ranks had saved."""
+    """The state that was loaded. `own`: the saved state of this rank, or of rank 0 if this rank did not exist then."""
 
     step: int
     world: int
@@ -201,7 +201,7 @@ def fix_layout(model: torch.nn.Module) -> bool:
 
 
 def fix_layouts(objects: Iterable[Any], warn: Callable[[str], None]) -> None:
-    """Fix the layouts of all models among the objects."""
+    """Call `fix_layout` for every model among the objects. Warn if torch does not allow it."""
     models = [each for each in objects if isinstance(each, torch.nn.Module)]
     if not all([fix_layout(model) for model in models]):
         warn("this version of torch does not allow fixing DDP's buckets: a resumed run may differ in the last bits")

@@ -179,7 +179,8 @@ class SaverRequests:
 
 
 def main() -> None:
-    """Serve the socket FD of `python -m dalsegno.train.saver FD [ALIVE]`. Used if no warm parent can fork a saver."""
+    """Run as `python -m dalsegno.train.saver FD [ALIVE]` and serve on the socket FD. Used if no warm parent can fork a
+    saver."""
     serve(socket.socket(fileno=int(sys.argv[1])), *map(int, sys.argv[2:]))
 
 

@@ -1,7 +1,7 @@
 """Decide at which steps a run takes snapshots, saves and stops. Pure: steps, times and store entries in, decisions out.
 
 All ranks must make the same decision for the same step. The first rank therefore makes every decision that depends on a
-clock or a measurement, and writes it to the rank store for a later step. The rank that receives a request to stop first
+clock or a measurement, and writes it to the rank store for a later step. The first rank to receive a stop request
 writes it to the store.
 """
 
@@ -20,7 +20,7 @@ RUN_AHEAD = 1  # steps that a CPU may be ahead of its GPU, and so one rank ahead
 
 
 class DueActions(NamedTuple):
-    """What to do after a step."""
+    """The actions that are due after a step."""
 
     memory: bool = False
     disk: bool = False
@@ -117,7 +117,7 @@ _NEW = 0.1  # weight of the newest step in the running mean
 
 @dataclass
 class StepClock:
-    """How one worker has spent its time since its start, in seconds."""
+    """The time that one worker has spent on each activity since its start, in seconds."""
 
     began: float
     mean_s: float = 0.0  # running mean of a step, without snapshots

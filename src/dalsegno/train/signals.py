@@ -15,7 +15,7 @@ ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class SaveSignal:
-    """The first signal received. A second Ctrl-C interrupts at once."""
+    """The last signal received. A second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -43,7 +43,7 @@ class SaveSignal:
         self.received = number
 
     def _begin_in_child(self) -> None:
-        """Restore SIGTERM in a child of the script, so that it ends at once.
+        """Restore the default action of SIGTERM in a child process of the script, so that the child ends at once.
 
         SIGINT stays ignored there: Ctrl-C also reaches data loaders, and the current step needs them.
         """

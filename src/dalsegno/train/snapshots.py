@@ -75,7 +75,7 @@ class PendingCopy(Protocol):
 
 
 class CompletedCopy:
-    """A complete copy."""
+    """A copy that is already complete."""
 
     def done(self) -> bool:
         return True
@@ -221,7 +221,7 @@ class RankSnapshots:
         self._open: _Open | None = None
         self._prepared = False
         self._warned: set[str] = set()
-        self._alone = False  # training waits for every copy
+        self._alone = False  # True: training waits for every copy
         self._dropped: list[SaveResult] = []
 
     def keep(self, state: TrainingState, steady: Container[int], save: bool) -> None:
@@ -312,7 +312,8 @@ class RankSnapshots:
             os.close(self._alive.pop())
 
     def _begin(self, state: TrainingState) -> SnapshotDraft | None:
-        """Open a slot; None if none is free, or if the state has outgrown its slots and memory is short."""
+        """Open a slot and return the draft; None if no slot is free, or if the state has outgrown its slots and memory
+        is short."""
         try:
             return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
         except NotEnoughMemory as error:

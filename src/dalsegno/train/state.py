@@ -81,7 +81,7 @@ class TensorPiece:
     tensor: torch.Tensor
     size: tuple[int, ...]  # size of the whole tensor
     offsets: tuple[int, ...]  # where this part begins in the whole tensor
-    shared: bool  # all ranks hold the same part, and divide the writing of it
+    shared: bool  # all ranks hold the same part, and share the work of writing it
     writes: bool = True  # False: another rank writes the same part (hybrid sharding)
 
 

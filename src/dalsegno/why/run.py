@@ -87,7 +87,10 @@ def _because(entries: Sequence[Entry]) -> str:
 
 
 def _left(entry: Entry) -> str:
-    """Return the text for a node that the run left by itself; "" for other entries. The timeline has a note instead."""
+    """Return the text for a node that the run left by itself; "" for other entries.
+
+    The timeline shows the run's own note about that instead.
+    """
     return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
 
 
@@ -104,7 +107,7 @@ def _failed(entry: Entry) -> str:
 
 
 def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the first failure if no entry names a cause: it is only a complaint about peers."""
+    """Return the first failure, a mere complaint about peers, if no entry names a cause; otherwise nothing."""
     if any(_left(entry) or _hit(entry) for entry in entries):
         return []
     return [entry for entry in entries if entry.get("event") == RunEvent.FAILED][:1]

@@ -112,7 +112,7 @@ class Liveness:
             self.signs[peer] = replace(sign, probe=now, service=None)
 
     def look(self, now: float) -> LivenessLook:
-        """Return the peers to probe. To be called every `look_s`; a late call restarts all periods."""
+        """Return the peers to probe. Call this every `look_s`; a late call restarts all periods."""
         late = self._looked is not None and now - self._looked > self.limits.look_s + LATE_S
         self._looked = now
         if late:

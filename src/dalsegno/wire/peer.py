@@ -1,4 +1,4 @@
-"""Check which user runs the peer of a Unix socket, since any user can bind an abstract name that is free again."""
+"""Check which user runs the peer of a Unix socket, since any user can bind an abstract name once it is unused."""
 
 from __future__ import annotations
 

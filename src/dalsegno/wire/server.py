@@ -1,8 +1,8 @@
 """A server that authenticates its peers and then exchanges sealed messages with them.
 
-A peer that has not authenticated is called a stranger. The number of strangers is limited, as are the bytes and the
-time for each one, and each gets one answer. A refused peer has no effect on others. The program that uses the server
-decides which peers with a valid proof are admitted (`MessageHandler.admit`).
+A peer that has not authenticated is called a stranger. The number of strangers is limited, as are the bytes
+and the time for each one, and a stranger receives only the greeting. A refused peer has no effect on others. The
+program that uses the server decides which peers with a valid proof are admitted (`MessageHandler.admit`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Watcher(Protocol):
 
 
 class SelectorWatcher:
-    """A loop around a selector. The loop calls each key's data with its events, and calls `wake` when it is due."""
+    """A watcher on a selector. The program's loop calls each key's data with its events, and `wake` when it is due."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -67,7 +67,7 @@ class SelectorWatcher:
 
 
 class LoopWatcher:
-    """An asyncio loop."""
+    """A watcher on an asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

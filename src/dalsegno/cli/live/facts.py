@@ -1,4 +1,4 @@
-"""What the view shows: the last known state of the cluster, and which of its sources do not answer since when."""
+"""The facts that the view shows: the last known state of the cluster, and since when a source has been silent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LiveSource(Enum):
 
 @dataclass(frozen=True)
 class SourceHealth:
-    """When a source last answered, and since when it does not. Times are seconds since 1970; None: never."""
+    """When a source last answered, and since when it has been silent. Times are Unix times; None means never."""
 
     answered_at: float | None = None
     silent_since: float | None = None
@@ -35,7 +35,7 @@ class SourceHealth:
 
 @dataclass(frozen=True)
 class LiveFacts:
-    """The last known state. `verdict` is about the present: it knows which sources do not answer."""
+    """The last known state of the cluster. `verdict` is about the present, including sources that do not answer."""
 
     overview: Overview
     verdict: ClusterVerdict
@@ -46,7 +46,7 @@ class LiveFacts:
 def live_facts(
     present: Overview, known: ClusterStatus, view: RecoveryView | None, slurm: SourceHealth, controller: SourceHealth
 ) -> LiveFacts:
-    """Return the facts to show. `known` is the last status in which Slurm answered, `view` the controller's last."""
+    """Return the facts to show. `known` is the last status that Slurm answered, `view` the controller's last answer."""
     shown = replace(present, status=keep_known(known, present.status), controller=present.controller or view)
     return LiveFacts(shown, assess(present), slurm, controller)
 

@@ -19,8 +19,8 @@ from dalsegno.slurm.facts import JobState
 from dalsegno.targets.base import counted
 
 MIN_ROWS, MIN_COLUMNS = 6, 24
-SMALL_ROWS = 3  # that each panel gets before the selected one gets the rest
-_OVERHEAD = 2  # title and heading of a panel
+SMALL_ROWS = 3  # rows for each panel before the selected panel gets the rest
+_OVERHEAD = 2  # lines for the title and the heading of a panel
 _KEYS = "q quit  Tab 1-4 panel  j/k PgUp/PgDn scroll  / filter  p pause  ? help"
 _WARNINGS = (VerdictCode.NODES_REPAIRED, VerdictCode.NODES_LEFT_ALONE, VerdictCode.NODES_SUSPECTED)
 _HELP = (
@@ -177,7 +177,7 @@ def _panels(
 
 
 def share_rows(counts: Mapping[Panel, int], selected: Panel, room: int | None) -> dict[Panel, int]:
-    """Return the lines that each panel gets. The selected one gets the most; alone if the screen is small."""
+    """Return each panel's number of lines. The selected panel gets the most; on a small screen, only it is shown."""
     wanted = {panel: _OVERHEAD + max(1, count) for panel, count in counts.items()}
     if room is None:
         return wanted

@@ -34,7 +34,7 @@ _SEQUENCES = {
 _CONTROLS = {
     "\t": Key.TAB, "\r": Key.ENTER, "\n": Key.ENTER, "\x7f": Key.BACKSPACE, "\b": Key.BACKSPACE, "\x0c": Key.REDRAW,
 }  # fmt: skip
-_MAX_SEQUENCE = 16  # a longer one is not a key
+_MAX_SEQUENCE = 16  # a longer sequence is not a key
 
 
 class KeyDecoder:
@@ -46,7 +46,7 @@ class KeyDecoder:
 
     @property
     def unfinished(self) -> bool:
-        """Whether an escape sequence may continue, or was the Escape key: call `flush` after a short while."""
+        """Whether an escape sequence is incomplete. If no input follows soon, call `flush`: it was the Escape key."""
         return bool(self._waiting)
 
     def feed(self, data: bytes) -> list[KeyPress]:
@@ -68,7 +68,7 @@ class KeyDecoder:
 
 
 def _first_key(text: str) -> tuple[int, KeyPress | None]:
-    """Return the length of the first key and the key, None for an unknown one; 0 if more bytes are needed."""
+    """Return the length of the first key, or 0 if more input is needed; and the key, or None if it is unknown."""
     if text[0] != _ESCAPE:
         key = _CONTROLS.get(text[0]) or (text[0] if text[0].isprintable() else None)
         return 1, key

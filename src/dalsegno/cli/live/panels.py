@@ -63,7 +63,7 @@ class PanelRows:
 
 @dataclass(frozen=True)
 class Filter:
-    """Selects rows by name. Letter case does not matter; an empty text selects all."""
+    """Selects rows by name. Case does not matter; an empty filter selects all rows."""
 
     text: str = ""
     words: tuple[str, ...] = field(init=False)
@@ -285,7 +285,7 @@ def _event_panel(facts: LiveFacts, wanted: Filter) -> PanelRows:
 
 
 def _event_row(event: Event) -> Row:
-    kind = "" if event.node else f"{event.kind.value} "  # the text of a node's event says its kind already
+    kind = "" if event.node else f"{event.kind.value} "  # the text of a node's event already contains its kind
     at = time.strftime("%m-%d %H:%M:%S", time.localtime(event.at))
     return cells(at, event.node or UNKNOWN, TonedText(f"{kind}{event.text}", _STAGES.get(event.stage, Tone.PLAIN)))
 

@@ -1,4 +1,4 @@
-"""Keep the last answer of each source, and note which of them do not answer. Each is asked in a thread of its own."""
+"""Keep the last answer from each source, and record which sources do not answer. Each is polled in its own thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from dalsegno.recovery.event import Event
     from dalsegno.targets.base import ClusterStatus
 
-EVENTS = 500  # kept
-SMALL_CLUSTER = 64  # nodes; larger ones are asked less often
+EVENTS = 500  # number of events that are kept
+SMALL_CLUSTER = 64  # number of nodes; larger clusters are polled less often
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 5.0
 
 
 class LiveSources(Protocol):
-    """The questions of the view. Each raises DalsegnoError if its source does not answer."""
+    """The queries of the view. Each raises DalsegnoError if its source does not answer."""
 
     @property
     def controller(self) -> Path | None: ...
@@ -42,17 +42,17 @@ class LiveSources(Protocol):
 
 
 def default_interval_s(nodes: int) -> float:
-    """Return the seconds between two questions to Slurm: 1 for small clusters, up to 5 for large ones."""
+    """Return the seconds between two polls of a source: 1 for small clusters, up to 5 for large ones."""
     return min(max(MIN_INTERVAL_S, nodes / SMALL_CLUSTER), MAX_INTERVAL_S)
 
 
 class LiveReadings:
-    """The last answers of all sources. Threads may ask different sources at the same time."""
+    """The last answers from all sources. Threads may poll different sources at the same time."""
 
     def __init__(self, sources: LiveSources, clock: Callable[[], float] = time.time) -> None:
         self._sources, self._clock, self._lock = sources, clock, threading.Lock()
-        self._status: ClusterStatus | None = None  # the last one
-        self._known: ClusterStatus | None = None  # the last one in which Slurm answered
+        self._status: ClusterStatus | None = None  # the last status
+        self._known: ClusterStatus | None = None  # the last status in which Slurm answered
         self._view: RecoveryView | None = None
         self._events: list[Event] = []
         self._runs: tuple[ObservedRun, ...] = ()
@@ -61,7 +61,7 @@ class LiveReadings:
         self._first_error: DalsegnoError | None = None
 
     def poll(self, source: LiveSource) -> None:
-        """Ask one source once. If it does not answer, what it said before is kept."""
+        """Poll one source once. If it does not answer, its last answer is kept."""
         ask = {
             LiveSource.SLURM: self._ask_slurm,
             LiveSource.CONTROLLER: self._ask_controller,
@@ -76,7 +76,7 @@ class LiveReadings:
         self.note(source, error)
 
     def note(self, source: LiveSource, error: str) -> None:
-        """Note that a source answered, or why it did not."""
+        """Record that a source answered, or why it did not."""
         with self._lock:
             before, now = self._health[source], self._clock()
             self._health[source] = before.failed(now, error) if error else before.answered(now)
@@ -109,7 +109,7 @@ class LiveReadings:
         return len(self._status.nodes) if self._status else 0
 
     def facts(self) -> LiveFacts | None:
-        """Return what is known; None before the first answer. Raise the error if there can be none."""
+        """Return the known facts; None before Slurm's first answer. Raise Slurm's error if it never answered."""
         with self._lock:
             if self._status is None:
                 if self._first_error is not None:
@@ -132,7 +132,7 @@ class LiveReadings:
 
 
 class Poller:
-    """Asks all sources at intervals, each in its own thread, so that a silent one does not delay the others."""
+    """Polls all sources at intervals, each in its own thread, so that a silent source does not delay the others."""
 
     def __init__(self, readings: LiveReadings, interval_s: float | None, changed: Callable[[], None]) -> None:
         self._readings, self._interval_s, self._changed = readings, interval_s, changed
@@ -141,7 +141,7 @@ class Poller:
 
     def start(self) -> None:
         for source in LiveSource:
-            # A daemon thread: quitting does not wait for a query that is under way.
+            # The threads are daemons, so that quitting does not wait for a query in progress.
             threading.Thread(target=self._run, args=(source,), name=f"poll-{source.value}", daemon=True).start()
 
     def stop(self) -> None:
@@ -154,11 +154,11 @@ class Poller:
                 self._poll(source)
             took = time.monotonic() - started
             interval = self._interval_s or default_interval_s(self._readings.node_count)
-            self._stop.wait(max(interval - took, took))  # a slow source is asked at most half of the time
+            self._stop.wait(max(interval - took, took))  # a slow source is polled at most half of the time
 
     def _poll(self, source: LiveSource) -> None:
         try:
             self._readings.poll(source)
-        except Exception as error:  # whatever is wrong with an answer: the view must not look current without it
+        except Exception as error:  # for example an invalid answer; the view must not look current without it
             self._readings.note(source, f"{type(error).__name__}: {error}")
         self._changed()

@@ -9,12 +9,12 @@ from dalsegno.cli.live.text import Line, Tone, TonedText, columns_of, cut, fill
 from dalsegno.printable import one_line
 
 GAP = "  "
-_LAST_AT_LEAST = 12  # columns for the last one, which takes the rest of the line
+_LAST_AT_LEAST = 12  # minimum width of the last column, which takes the rest of the line
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column. `most` limits its width; columns with the highest `drop` are left out first, those with 0 never."""
+    """A column. `most` limits its width; columns with the highest `drop` are left out first, columns with 0 never."""
 
     title: str
     most: int = 24
@@ -30,7 +30,7 @@ def cells(*texts: str | TonedText) -> list[TonedText]:
 
 
 def lay_out(columns: Sequence[Column], rows: Sequence[Row], width: int | None) -> list[int]:
-    """Return the width of each column for tables of this width (None: unlimited); 0 for columns that are left out."""
+    """Return the width of each column in a table of this width (None: unlimited); 0 for columns that are left out."""
     natural = [
         max([columns_of(column.title), *(columns_of(one_line(row[at].text)) for row in rows)])
         for at, column in enumerate(columns)

@@ -1,4 +1,4 @@
-"""The terminal: full screen and back, keys, changes of its size. It is restored however the view ends."""
+"""The terminal in full-screen mode: drawing, keys and size changes. It is restored however the view ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from dalsegno.cli.live.keys import KeyDecoder, KeyPress
 from dalsegno.cli.live.text import Line, Tone
 from dalsegno.errors import DalsegnoError
 
-# Alternate screen, cursor, and automatic line breaks: a character that is wider than expected must not break the frame.
+# Switch to the alternate screen, hide the cursor and turn off line wrapping, so that a character that is wider than
+# expected does not break the frame.
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _COLOURS = {
@@ -28,7 +29,7 @@ _COLOURS = {
     Tone.BAR: "\x1b[7m",
 }
 _WITHOUT_COLOUR = {Tone.BAD: "\x1b[1m", Tone.STRONG: "\x1b[1m", Tone.BAR: "\x1b[7m"}
-_ESCAPE_S = 0.05  # after which an ESC without more bytes was the Escape key
+_ESCAPE_S = 0.05  # after this time without more bytes, an ESC is the Escape key
 _MAX_READ = 4096
 
 
@@ -59,7 +60,7 @@ def changes(before: Sequence[str], after: Sequence[str]) -> str:
 
 
 class LiveTerminal:
-    """A terminal in full-screen mode. Use it as a context; on exit the terminal is as before."""
+    """A terminal in full-screen mode. Use it as a context manager, which restores the terminal on exit."""
 
     def __init__(self, keyboard: int, screen: int, *, colour: bool, encoding: str = "utf-8") -> None:
         self._keyboard, self._screen, self._colour, self._encoding = keyboard, screen, colour, encoding
@@ -86,8 +87,8 @@ class LiveTerminal:
         os.close(wake)
 
     def wake(self) -> None:
-        """Let `keys` return. Any thread may call it."""
-        with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: the view has ended
+        """Make `keys` return. Any thread may call this."""
+        with contextlib.suppress(OSError):  # the pipe may be full (`keys` returns anyway) or closed
             os.write(self._wake, b"w")
 
     def size(self) -> ScreenSize:
@@ -103,7 +104,7 @@ class LiveTerminal:
         self._write("\x1b[2J")
 
     def draw(self, frame: Frame, size: ScreenSize) -> None:
-        """Draw a frame that was made for this size. After a change of the size, the whole screen is drawn."""
+        """Draw a frame that was rendered for this size. If the size has changed, draw the whole screen."""
         if size != self._size:
             self._size = size
             self.redraw()
@@ -139,7 +140,7 @@ class LiveTerminal:
         self.wake()
 
     def _stop_until_continued(self) -> None:
-        """Give the terminal back for Ctrl-Z, stop, and take it again on `fg`."""
+        """Handle Ctrl-Z: restore the terminal, stop, and return to full-screen mode after `fg`."""
         self._suspend = False
         self._restore()
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -15,7 +15,7 @@ _WIDE = ("W", "F")
 
 
 class Tone(Enum):
-    """How a text is emphasised. No meaning depends on it alone: it is lost without colour."""
+    """The emphasis of a piece of text. It must not carry meaning alone, because it is lost without colour."""
 
     PLAIN = ""
     GOOD = "good"
@@ -23,7 +23,7 @@ class Tone(Enum):
     BAD = "bad"
     FAINT = "faint"
     STRONG = "strong"
-    BAR = "bar"  # light on dark where the rest is dark on light
+    BAR = "bar"  # reverse video
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ Line = tuple[TonedText, ...]
 
 
 def columns_of(text: str) -> int:
-    """Return how many columns a printable text takes in a terminal."""
+    """Return the number of columns that printable text takes in a terminal."""
     return len(text) if text.isascii() else sum(map(_letter_columns, text))
 
 

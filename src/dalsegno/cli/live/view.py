@@ -22,7 +22,7 @@ class Panel(Enum):
 
 @dataclass(frozen=True)
 class PanelSize:
-    """How many rows of a panel are visible, and how many there are."""
+    """The number of visible rows of a panel, and the number of all its rows."""
 
     shown: int = 0
     total: int = 0
@@ -34,19 +34,19 @@ class PanelSize:
 
 @dataclass(frozen=True)
 class ViewState:
-    """What the user has chosen to see."""
+    """The user's choices: the selected panel, scroll positions, the filter, and modes."""
 
     panel: Panel = Panel.NODES
     offsets: Mapping[Panel, int] = field(default_factory=dict)  # the first visible row of each panel
     filter: str = ""
-    typing: bool = False  # the filter is being typed
+    typing: bool = False  # whether the filter is being typed
     paused: bool = False
     help: bool = False
     quit: bool = False
 
 
 def press(view: ViewState, key: KeyPress, sizes: Mapping[Panel, PanelSize]) -> ViewState:
-    """Return the view after a key. `sizes` are those of the panels on the screen."""
+    """Return the view after a key was pressed. `sizes` are the sizes of the panels on the screen."""
     if view.typing:
         return _type(view, key)
     if view.help:

@@ -53,7 +53,7 @@ class ContainerFinding:
     host: str
     what: str
     fix: str
-    commands: tuple[str, ...] = ()  # run as root on the host; `commands.py` adds those for plugstack.conf
+    commands: tuple[str, ...] = ()  # to run as root on the host; `commands.py` adds the edits of plugstack.conf
 
 
 # The choice of a plugin
@@ -81,7 +81,7 @@ def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
 
 
 def _model_line(hosts: Sequence[HostFacts], kind: PluginKind) -> StackLine | None:
-    """Return a line for this plugin from any host, to be copied: preferably one that works."""
+    """Return a line for this plugin from any host, preferably a working one, to copy to other hosts."""
     working = [host.working for host in hosts if host.working]
     written = [line for host in hosts for line in host.registered]
     return next((line for line in (*working, *written) if line.kind is kind), None)
@@ -98,8 +98,8 @@ def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple
 
 
 def unsafe_line(host: HostFacts, own: bool) -> StackLine | None:
-    """Return the line for our plugin if it lacks AS_USER: the kernel would mount users' images. None with `own`,
-    because `dalsegno up` writes those lines."""
+    """Return the line for our plugin if it lacks AS_USER: the kernel would mount users' images. None with `own`:
+    `dalsegno up` wrote the line."""
     line = host.working
     return line if line and line.kind is PluginKind.OURS and AS_USER not in line.arguments and not own else None
 
@@ -216,7 +216,7 @@ def _fix_plugstack(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> st
 
 
 def _judge_needs(host: HostFacts, kind: PluginKind | None) -> Iterator[ContainerFinding]:
-    """Yield what a node lacks to start containers."""
+    """Yield findings about what a node lacks to start containers."""
     if kind is PluginKind.PYXIS:
         yield from _judge_enroot(host)
     elif kind is PluginKind.OURS and "overlay" not in host.has:

@@ -27,7 +27,7 @@ from dalsegno.hostlist import compress
 
 FOLDER = "/var/lib/dalsegno/containers"  # for the plugin and its containers, on clusters that Dal Segno did not create
 HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # the headers of a Slurm outside /usr
-REST_OF_LINE = r"[[:space:]]*\(#.*\)\{0,1\}$"  # blanks and a comment
+REST_OF_LINE = r"[[:space:]]*\(#.*\)\{0,1\}$"  # optional blanks and an optional comment
 CHECK_LOGIN = (
     "srun --help | grep -q -- --container-image || echo 'srun does not load the plugin: remove its line again'"
 )
@@ -114,8 +114,8 @@ def plan_commands(
 
 
 def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None) -> _OurPlugin | None:
-    """Return Dal Segno's plugin if the cluster should use it. If a host already uses it, it is copied from that
-    host."""
+    """Return Dal Segno's plugin if the cluster should use it. If a host already uses the plugin, its files are copied
+    from that host."""
     if own or choose_plugin(hosts) is PluginKind.PYXIS:
         return None
     for host in hosts:
@@ -195,7 +195,7 @@ def _import_caution(ours: _OurPlugin, hosts: Sequence[HostFacts]) -> str:
 
 def _unblock(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> _Edit | None:
     """Return the edit that removes lines for unrelated plugins that keep srun from starting. None if there are no such
-    lines, or if the host gets a line for a container plugin now."""
+    lines, or if this plan also gives the host a line for a container plugin."""
     if not _is_editable(host) or "srun" in host.knows or line_for(host, hosts):
         return None
     foreign = tuple(line for line in wrong_lines(host, hosts, own) if line.kind is None)

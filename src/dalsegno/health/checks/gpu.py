@@ -322,7 +322,7 @@ def judge_xid(log: XidLog, *, window_s: float = 86400, repeats: float = 3) -> Re
 
 
 def _describe(event: XidEvent) -> str:
-    """Return the driver's text without the process, or the meaning from the table if it is empty."""
+    """Return the driver's text without the process, or the meaning from the table if the text is empty."""
     return re.sub(r"^(pid=[^,]*,\s*|name=[^,]*,\s*)+", "", event.text) or meaning(event.xid)
 
 

@@ -185,7 +185,7 @@ HOST_CHECKS = (
 # Kernel log, apart from Xids
 
 
-CRITICAL = 2  # syslog level: lines of this level and below are reported unless they are allowed
+CRITICAL = 2  # syslog level: lines at this level or a more severe one are reported unless they are allowed
 
 
 class KernelSign(NamedTuple):
@@ -283,7 +283,7 @@ NETWORK = Check("network", "TCP retransmissions", ask_traffic, judge_network, WA
 
 
 def judge_ports(found: Ports, *, count: float = 0) -> Result:
-    """Judge how many ports are up. `count` is the required number; by default, as many as were up before."""
+    """Judge how many ports are up: at least `count`, and at least as many as were up before."""
     up = [port for port in found.ports if port.state == "ACTIVE"]
     down = [port for port in found.ports if port.state != "ACTIVE"]
     wanted, names = int(max(count, found.expected)), ", ".join(f"{port.name} is {port.state}" for port in down[:4])

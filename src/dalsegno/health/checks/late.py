@@ -17,7 +17,8 @@ _T = TypeVar("_T")
 
 
 def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
-    """Return the answer to a question; ask again if it is late. `question` gets the time limit of its commands.
+    """Return the answer to a question; ask again if the answer is late. `question` is called with the time limit for
+    its commands.
 
     The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `TooLate`
     is raised only if an empty program still runs in good time. Otherwise the machine is slow and the answer is unknown.
@@ -36,9 +37,9 @@ def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
 
 
 def blame(text: str, remedy: Remedy, code: str, pace_s: Callable[[], float] = pace_s) -> Result:
-    """Return the failure of something that took too long or was cut off by the other side's timeout.
+    """Return a failed result for an operation that took too long or was cut off by the other side's timeout.
 
-    On a slow machine the result is unknown.
+    On a slow machine, return an unknown result instead.
     """
     took_s = pace_s()
     if took_s < SLOW_S:

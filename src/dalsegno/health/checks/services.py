@@ -23,8 +23,8 @@ _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
 def ask_slurmd(node: NodeReader) -> tuple[str, bool]:
-    """Return slurmd's address, and whether slurmd listens there. A connection attempt would fill its log with
-    errors."""
+    """Return slurmd's address, and whether slurmd listens there according to the kernel: a connection attempt would
+    fill slurmd's log with errors."""
     if node.expected.slurmd is None:
         raise NoAnswer(node.expected.missing_reason or "slurm.conf gives no port for slurmd")
     address, port = node.expected.slurmd
@@ -40,7 +40,7 @@ class MungeAnswer:
 
 
 def ask_munge(node: NodeReader) -> MungeAnswer:
-    """Encode a credential and decode it."""
+    """Encode a credential, decode it, and return the output."""
     if node.expected.munge is None:
         raise NoAnswer(node.expected.missing_reason)
     socket = [f"--socket={node.expected.munge}"] if node.expected.munge else []
@@ -138,7 +138,7 @@ SHARED = re.compile(
     r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
 )
 MAX_ASKED = 32
-MAX_HANGING = 2  # after this many, the rest is skipped, because a prolog has no more time
+MAX_HANGING = 2  # after this many hanging file systems, the rest are skipped, because a prolog has no more time
 
 
 class FsState(Enum):
@@ -233,8 +233,8 @@ SHARED_CHECKS = (
 
 @dataclass(frozen=True)
 class ContainerTools:
-    """`enroot`: Enroot's version; "" if it does not start, None if it is not installed. `missing`: required Slurm
-    plugins that do not exist."""
+    """The container tools on a node. `enroot`: Enroot's version; "" if it does not start, None if it is not installed.
+    `missing`: required Slurm plugins that do not exist."""
 
     enroot: str | None
     namespaces: int  # user namespaces that are allowed

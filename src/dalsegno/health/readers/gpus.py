@@ -100,7 +100,7 @@ def _heat(gpu: ElementTree.Element) -> tuple[float | None, float | None]:
 
 
 def _power(gpu: ElementTree.Element) -> float | None:
-    """Return the power draw in watts, which drivers name differently."""
+    """Return the power draw in watts. Drivers report it under different names."""
     places = ("instant_power_draw", "average_power_draw", "power_draw")
     paths = [f"{section}/{name}" for section in ("gpu_power_readings", "power_readings") for name in places]
     found = (_number(gpu, path) for path in paths)

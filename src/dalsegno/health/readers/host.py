@@ -68,7 +68,7 @@ def _parts(match: re.Match[str]) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-# Processes that wait in the kernel (D) or for their parent (Z). Earlier rounds show since when.
+# Processes in uninterruptible sleep (D) and zombies (Z). Earlier rounds show how long each has waited.
 
 
 STATES = "RSDZTtXxKWPI"  # all states of proc(5)
@@ -122,7 +122,7 @@ def ask_traffic(node: NodeReader) -> TcpTraffic:
     """Return the recent counters, including the current ones."""
     now, seen = node.now(), node.seen.sent
     seen.append(parse_snmp(node.read(_FILE), now))
-    while seen[0].segments > seen[-1].segments:  # counted before the counters were reset
+    while seen[0].segments > seen[-1].segments:  # this sample is from before the counters were reset
         seen.popleft()
     return TcpTraffic(now, tuple(seen))
 

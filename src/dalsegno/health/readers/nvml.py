@@ -28,7 +28,7 @@ MEMORY_TEMPERATURE, UNSIGNED_INT = 82, 1  # a field, and the type of its value
 RECOVERY, ECC_DATA = 1, 4  # kinds of NVLink errors
 REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_THERMAL, 0x4: SW_POWER_CAP}
 
-MaxClocks = dict[str, int | None]  # UUID -> MHz; read once, because this takes longest: 2.4 of 3.8 ms on an H200
+MaxClocks = dict[str, int | None]  # UUID -> MHz; read once, because this query is the slowest: 2.4 of 3.8 ms on an H200
 
 
 class Nvml:
@@ -144,7 +144,8 @@ def _with_details(gpu: GpuFacts, ask: Callable[..., Any]) -> GpuFacts:
 
 
 def _field(values: Any) -> int | None:
-    """Return the value of a field; None if the GPU does not provide it, as most do for the memory's temperature."""
+    """Return the value of a field; None if the GPU does not provide it. Most GPUs do not provide the memory's
+    temperature."""
     value = values[0]
     return int(value.value.uiVal) if value.nvmlReturn == 0 and value.valueType == UNSIGNED_INT else None
 

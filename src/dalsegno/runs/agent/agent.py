@@ -133,21 +133,21 @@ MAX_BUSY_S, MAX_WORKERS = 1e6, 1024
 
 
 class BusyTimes:
-    """Collects the times that the workers of this node report, and hands them over once a second."""
+    """Collects the busy times that this node's workers report. `take` returns them at most once a second."""
 
     def __init__(self) -> None:
         self._latest: dict[int, float] = {}
         self._due = 0.0
 
     def note(self, message: Message) -> None:
-        """Note a worker's report. It comes from the user's code, and may be anything."""
+        """Record a worker's report. Invalid values are ignored, because they come from the user's code."""
         with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
             rank, busy_s = int(message["rank"]), float(message["busy_s"])
             if 0 <= busy_s < MAX_BUSY_S and len(self._latest) < MAX_WORKERS:
                 self._latest[rank] = busy_s
 
     def take(self, now: float) -> Message:
-        """Return what to add to the next message to the coordinator."""
+        """Return fields to add to the next message to the coordinator; empty if none are due."""
         if not self._latest or now < self._due:
             return {}
         latest, self._latest, self._due = self._latest, {}, now + BUSY_EVERY_S
@@ -158,7 +158,7 @@ class BusyTimes:
 
 
 TICK_S = 0.2
-BEAT_MESSAGE_S = 5.0  # interval of heartbeats on the connection, for networks that drop those over UDP
+BEAT_MESSAGE_S = 5.0  # interval of heartbeats over TCP, for networks that drop the UDP heartbeats
 # The silence after which the agent checks whether it is isolated, and the duration of that check, as shares of the
 # coordinator's timeout for a silent host. The check has to end before that timeout.
 CHECK_AFTER, CHECK_FOR = 0.45, 0.2
@@ -434,7 +434,7 @@ def main(arguments: list[str]) -> int:
     """Run `run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
     connect = json.load(sys.stdin)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    # The log also contains srun's messages, which must stay easy to find.
+    # Only warnings are logged, because the same log contains srun's messages, which must stay easy to find.
     start_logging(f"run-agent@{node}", level=logging.WARNING)
     agent = RunAgent(connect, node)
     code = agent.serve()

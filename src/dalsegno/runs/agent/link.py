@@ -26,7 +26,7 @@ from dalsegno.wire.handshake import MAX_SEALED_BYTES, ClientHandshake, Session
 AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # names of the two sides, with the protocol version
 CONNECT_S = 1.0
 TALK_S = 5.0
-_MAX_UNPROVED_BYTES = 8 << 10  # a greeting may contain a munge credential
+_MAX_UNPROVED_BYTES = 8 << 10  # limit per message before authentication; a greeting may contain a munge credential
 _FALLBACKS = 4
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's default range of ephemeral ports
 
@@ -193,7 +193,7 @@ def pack_beat(key: bytes, beat: Heartbeat) -> bytes:
 
 
 def read_beat(key: bytes, data: bytes) -> Heartbeat | None:
-    """Return the heartbeat in a datagram; None if it is not one that is signed with this key."""
+    """Return the heartbeat in a datagram; None if the datagram is invalid or not signed with this key."""
     beat = peek_beat(data)
     return beat if beat is not None and is_signed(key, data) else None
 

@@ -128,7 +128,7 @@ class Snapshots:
         answer({"saver": name} if forked else {"saver": ""})
 
     def _find(self, requesting: int, answer: Answer) -> None:
-        """Tell the worker which snapshot to resume from; fetch it if needed. Without one, it reads from disk."""
+        """Tell the worker which snapshot to resume from; fetch it if needed. If none, the worker reads from disk."""
         resume = self._resume
         if resume is None:
             answer({"own": ""})

@@ -1,4 +1,4 @@
-"""The workers of one generation on one node: those that run, and reports about those that ended."""
+"""The workers of one generation on one node: running workers, and reports about ended ones."""
 
 from __future__ import annotations
 

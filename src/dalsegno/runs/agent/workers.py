@@ -107,7 +107,7 @@ class Workers:
         self.send({"ready": {"warm": self.warm, "seconds": data.get("seconds"), "threads": data.get("threads")}})
 
     def _parent_died(self) -> None:
-        """Start another parent, since the workers died with the old one. If it died while importing, import nothing."""
+        """Start another parent, since the workers died with the old one. If it died during imports, import nothing."""
         was_ready = self.ready
         self._drop_parent()
         self.end()
@@ -155,7 +155,7 @@ class Workers:
     def _start(self, order: StartOrder) -> None:
         generation = order.generation
         if generation <= max(self.stopped, self.current.generation):
-            return  # the order is a repetition, or its generation was stopped before the parent was ready
+            return  # the order is a duplicate, or its generation was stopped before the parent was ready
         self.current = GenerationWorkers(generation)
         self._signalled.clear()
         for each in order.workers:

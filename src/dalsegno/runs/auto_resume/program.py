@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import NOTES, SrunStep, read_notes
 from dalsegno.system.stand_in import StandIn, end_as
 
-if TYPE_CHECKING:  # functions import them when needed, so as not to delay short, successful steps
+if TYPE_CHECKING:  # functions import these modules when needed, so that short, successful steps are fast
     from dalsegno.runs.auto_resume.decide import LeaveStep, StartAgain
     from dalsegno.slurm.client import SlurmClient
 

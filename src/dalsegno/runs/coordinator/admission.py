@@ -37,7 +37,7 @@ class NodeAdmission:
                 self._control.apply(event)
 
     def watch(self) -> None:
-        """Start or cancel the timer after which a run starts with fewer nodes. To be called after every event."""
+        """Start or cancel the timer after which a run starts with fewer nodes. Call this after every event."""
         run = self._control.run
         could = run.phase is GenerationPhase.GATHERING and not run.smaller and len(run.ready) >= run.shape.min_nodes
         if could and self._waiting is None:

@@ -124,7 +124,7 @@ class AgentServer:
             self._disconnected(peer)
 
     def on_refused(self, cause: str, detail: str) -> None:
-        """Do nothing: refused peers are not worth a line in the run's log."""
+        """Do nothing, so that refused peers do not fill the run's log."""
 
     def _send(self, connection: Connection[str], message: Message) -> None:
         try:

@@ -319,7 +319,7 @@ class NodeAllocation:
             del self.lost_since[name]
         self._tries.forget(*back)
         stays = (before - set(self._vacating)) & view.present  # nodes that recovered before the run left them
-        # Pending requests still exclude the nodes that are back, or are no longer needed.
+        # Pending requests still exclude nodes that are back, or ask for replacements that are no longer needed.
         released = self._release(self.jobs.waiting_joins) if back or stays else []
         return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, ReleaseLostNodes(), ReportLeftNodes()]
 

@@ -390,7 +390,7 @@ class Coordinator:
         self._write_state(durable=False)
 
     def _write_state(self, durable: bool) -> bool:
-        """Write the state and return whether that succeeded. With `durable`, it survives a crash of the machine."""
+        """Write the state and return whether that succeeded. With `durable`, the file survives a machine crash."""
         if self.is_shut_down:
             return True
         saved = Saved(

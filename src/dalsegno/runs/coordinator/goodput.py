@@ -17,8 +17,10 @@ from statistics import median
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.history import HistoryWriter
 from dalsegno.runs.coordinator.messages import Stepped
 from dalsegno.runs.files import read_value
+from dalsegno.runs.folder import RunFolder
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import write_atomic
 
@@ -130,14 +132,14 @@ def record_change(account: Goodput, before: Run, after: Run, now: float) -> Good
 WRITE_S = 1.0
 
 
-MAX_RANKS = 256  # of a larger run, only the slowest ranks are written
+MAX_RANKS = 256  # in a larger run, only the slowest ranks are written
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
     """The progress that rank 0 reports. `figures` are its latest values: loss, step time, samples per second, …
 
-    `ranks` compares each rank's steps, without the time in which it waits for others, with the median of all ranks.
+    `ranks` maps each rank to its step time, without waiting for others, divided by the median of all ranks.
     """
 
     account: Goodput
@@ -152,7 +154,7 @@ class TrainingProgress:
 
 
 def compare_ranks(busy_s: Mapping[int, float]) -> dict[str, float]:
-    """Return each rank's time, divided by the median of all; of many ranks, only the slowest."""
+    """Return each rank's time divided by the median of all ranks. If there are many ranks, only return the slowest."""
     middle = median(busy_s.values()) if busy_s else 0.0
     if not middle:
         return {}
@@ -166,7 +168,8 @@ class ProgressWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.progress = self._previous() or TrainingProgress(Goodput(at=time.time()))
-        self._busy_s: dict[int, float] = {}  # by rank of the present generation
+        self._busy_s: dict[int, float] = {}  # step time by rank, without waiting for others, in the current generation
+        self.history = HistoryWriter(RunFolder(path.parent).history)
         self._written = 0.0
 
     def _previous(self) -> TrainingProgress | None:
@@ -190,9 +193,11 @@ class ProgressWriter:
             saving_s, now = message.progress.get("saving_s", 0.0), time.time()
             account = record_step(self.progress.account, now, message.step, saving_s)
             self.progress = TrainingProgress(account, dict(message.progress), now, self.progress.ranks)
+            self.history.record(account.at, message.step, message.generation, message.progress)
 
     def write(self, last: bool = False) -> None:
         """Write the progress file if the run reports steps and the last write is at least WRITE_S ago, or if `last`."""
+        self.history.write(last)
         if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
             return
         self._written = time.monotonic()

@@ -140,7 +140,7 @@ class HangWatch:
         return time.monotonic() - self._began
 
     def stepped(self, generation: int, step: int) -> None:
-        """Record a step, and the first one of a generation in the journal: from then on the run trains again."""
+        """Record a step. Write the first step of a generation to the journal, because the run trains from then on."""
         if generation == self._control.run.generation and self._marks.step(step, time.monotonic()):
             self._control.journal(RunEvent.FIRST_STEP, generation=generation, step=step)
 

@@ -16,9 +16,9 @@ from dalsegno.wire.frames import Message
 # Safe steps: which snapshots the ranks of one generation must not overwrite
 
 
-COPY_TIMEOUT_S = 5.0  # after this time without a new safe step, the floor is raised; doubled each time, for slow copies
+COPY_TIMEOUT_S = 5.0  # time without a new safe step until the floor is raised; this time doubles at each raise
 MAX_COPY_TIMEOUT_S = 300.0
-AHEAD = 8  # how far above the newest step the floor is set; doubled each time, in case it was too low
+AHEAD = 8  # how far above the newest step the floor is set; doubles at each raise
 MAX_AHEAD = 4096
 _SHARED = -1
 

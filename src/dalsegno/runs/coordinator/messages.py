@@ -101,8 +101,8 @@ class Stepped:
     generation: int
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
-    over: bool = False  # this was the last step; the rest of the script may take any time
-    busy_s: Mapping[int, float] = field(default_factory=dict)  # by rank of the node: its steps without waiting
+    over: bool = False  # whether this was the last step; the rest of the script may take any time
+    busy_s: Mapping[int, float] = field(default_factory=dict)  # rank -> its step time without waiting for others
 
 
 @dataclass(frozen=True)

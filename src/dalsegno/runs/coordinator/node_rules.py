@@ -120,7 +120,7 @@ NO_NODES_RETRY_S, MAX_NO_NODES_RETRY_S = 60.0, 900.0
 
 @dataclass
 class Refusals:
-    """Consecutive refusals of a request. It may be repeated at once if an excluded node is allowed again."""
+    """Consecutive refusals of a request. The request may be repeated at once if an excluded node is allowed again."""
 
     count: int = 0
     why: str = ""  # the last reason; "" if the last request was not refused

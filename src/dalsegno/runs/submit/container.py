@@ -84,7 +84,7 @@ def check_container(request: RunRequest, folder: str, takes_containers: bool = T
 
 
 def check_mounts(text: str) -> tuple[str, ...]:
-    """Return the mounts `SRC:DST[:FLAGS]`, separated by commas, in a text; raise UsageError if one is invalid."""
+    """Parse comma-separated mounts of the form `SRC:DST[:FLAGS]`; raise UsageError if one is invalid."""
     mounts = tuple(text.split(","))
     for each in mounts:
         source, _, rest = each.partition(":")

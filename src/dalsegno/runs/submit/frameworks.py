@@ -19,7 +19,7 @@ class ProcessLayout:
     run: str
     hosts: tuple[str, ...]  # names or addresses at which the hosts reach each other
     nproc_per_node: int
-    port: int  # port of the first process or of the agent's store; for tensorflow, of a host's first process
+    port: int  # port of the agent's store (torch), of rank 0 (jax), or of the first process on each host (tensorflow)
     restarts: int = 0
     max_restarts: int = 0
     gpus_per_node: int = 0

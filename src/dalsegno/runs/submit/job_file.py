@@ -159,7 +159,7 @@ def _read(name: str) -> str:
 
 USAGE = "usage"  # the error type under which pydantic reports a parser's UsageError
 _QUOTES = "put it in quotes: YAML converts numbers and yes/no"
-# Options whose list is not joined with commas -> how it is joined into one text
+# option whose list is not joined with commas -> how it is joined into one string
 _JOIN: dict[str, Callable[[list[str]], str]] = {"sbatch_args": shlex.join}
 
 _WORD: dict[str, Any] = {"type": ["string", "integer"]}

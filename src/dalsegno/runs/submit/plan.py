@@ -81,7 +81,7 @@ def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
 
 
 def partitions_seen(partitions: Iterable[PartitionInfo], nodes: Iterable[NodeInfo]) -> tuple[PartitionFacts, ...]:
-    """Return the partitions that Slurm reports, for a cluster that Dal Segno did not create."""
+    """Return the partitions that Slurm reports. Their node limits per job are unknown."""
     by_name = {node.name: node for node in nodes}
     return tuple(
         _with_nodes(
@@ -234,7 +234,7 @@ def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
 
 
 def job_time(request: RunRequest, partition: PartitionFacts | None) -> int | None:
-    """Return the time limit of one job: the requested time or, if that is longer, the partition's limit."""
+    """Return the time limit of one job: the requested time, but at most the partition's limit."""
     return partition.time_limit_s if partition and _outlasts(request, partition) else request.time_limit_s
 
 

@@ -86,7 +86,7 @@ def _srun(plan: RunPlan, job: int | str | None, nodes: Sequence[str], tasks_per_
 
 
 def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
-    """Return options that name the nodes. srun does not know them outside the job, and counts lost nodes inside it."""
+    """Return options that name the nodes. Outside the job, srun does not know them; inside, it counts lost ones too."""
     if not nodes:
         return []
     tasks = len(nodes) * tasks_per_node

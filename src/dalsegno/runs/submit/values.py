@@ -152,12 +152,12 @@ def parse_env_pairs(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_env_words(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse several `K=V` in one text, separated and quoted as in a shell."""
+    """Parse several `K=V` in one string, separated and quoted as in a shell."""
     return parse_env_pairs(parse_words(text))
 
 
 def parse_words(text: str) -> tuple[str, ...]:
-    """Split a text into words as a shell does."""
+    """Split a string into words as a shell does."""
     try:
         return tuple(shlex.split(text))
     except ValueError as fault:

@@ -87,7 +87,8 @@ GRACE_S = 30.0
 # other nodes get the signal before they lose a peer.
 LINGER_S = 0.5
 FAILED = 1
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # always handled; they would kill torchrun and leave orphans
+# Signals that are handled whatever the user chooses, because unhandled they would kill the agent and leave orphans
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass
@@ -199,7 +200,7 @@ class TorchrunAgent(RunAgent):
         while self.signals:
             number = self.signals.pop(0)
             if number not in self._handled:
-                self.workers.signal(number)  # they would kill torchrun; here, workers that handle them may save
+                self.workers.signal(number)  # it would kill torchrun; here, workers that handle it may save
             elif self._leaving is None:
                 self._leave(number)
             elif number == signal.SIGINT:

@@ -225,7 +225,7 @@ class Flag:
 
 
 def comma_list(text: str) -> list[str]:
-    """Split a text at commas. A doubled comma stands for a literal comma."""
+    """Split a string at commas. A doubled comma stands for a literal comma."""
     return [word.replace("\0", ",") for word in text.replace(",,", "\0").split(",")]
 
 
@@ -284,7 +284,7 @@ def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None
 
 
 def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return an argparse parser like torchrun's, so that it treats abbreviations and the script's arguments alike."""
+    """Return an argparse parser, so that abbreviations and the script's arguments are handled as by torchrun."""
     usage = "dalsegno torchrun [OPTIONS] SCRIPT [ARGS]..."
     parser = _Parser("dalsegno torchrun", usage, ABOUT, add_help=False, formatter_class=Formatter)
     parser.add_argument("-h", "--help", action=_Help, dest=argparse.SUPPRESS, help="Show this message and exit.")

@@ -99,7 +99,7 @@ class TorchrunSite:
         }
 
     def _master(self, hosts: Sequence[str]) -> str:
-        """Return MASTER_ADDR: the first host or, if only that one has a loopback address, the rendezvous host."""
+        """Return MASTER_ADDR: the static endpoint, or the first host at an address that all nodes can reach."""
         if self.args.backend == "static" and not self.args.standalone:
             return parse_endpoint(self.args.endpoint, 0)[0]
         if self.meeting.alone:
@@ -176,7 +176,7 @@ class CoordinatorThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # raised by `open` if it still waits; later errors end the thread
+        except BaseException as error:  # `open` raises the error if it still waits; a later error ends the thread
             if not self._opened.done():
                 self._opened.set_exception(error)
             else:
@@ -276,7 +276,7 @@ class OutputWriter(StatusWriter):
             self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
 
     def note(self, text: str) -> None:
-        """Do nothing, because notes are about the warm parent, which torchrun's users have not requested."""
+        """Do nothing: most notes are about warm parents or snapshots, which torchrun's users did not request."""
 
     def generation(self, run: Run) -> None:
         if run.generation > 1 and run.group is not None:

@@ -83,7 +83,7 @@ class _Launch:
                 hosted.join(SHUTDOWN_S)
 
     def _host(self, python: str) -> tuple[CoordinatorThread | None, int]:
-        """Open the rendezvous; return its coordinator and port. None: another process on this node has opened it."""
+        """Open the rendezvous; return its coordinator, or None if another process here has opened it, and its port."""
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,

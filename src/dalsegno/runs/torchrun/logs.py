@@ -59,7 +59,7 @@ class Tee:
             self._thread.start()
 
     def close(self) -> None:
-        """Copy the rest and stop. To be called when all writers have ended."""
+        """Copy the rest and stop. Call this when all writers have ended."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()

@@ -261,7 +261,7 @@ class Keys:
         return hashlib.sha256(f"torchrun\0{self.run}\0{self.endpoint}".encode()).digest()
 
 
-# Names of agents. Several may run on one node. Their order is the order of their names
+# Agent names. Several agents may run on one node. New agents get their ranks in the order of their names
 
 
 def agent_name(args: TorchrunArgs, environ: Mapping[str, str], host: str, pid: int) -> str:

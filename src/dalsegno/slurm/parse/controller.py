@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from dalsegno.slurm.facts import AccountsInfo
 from dalsegno.slurm.parse.text import integer, malformed
@@ -50,6 +51,19 @@ DIAG_ARGV = ("sdiag",)
 
 _SECTIONS = {"Main schedule statistics": "main", "Backfilling stats": "backfill"}
 _STAMP = re.compile(r"\((\d{1,18})\)")
+_RPCS_BY_TYPE = "Remote Procedure Call statistics by message type"
+_RPCS_BY_USER = "Remote Procedure Call statistics by user"
+_RPC = re.compile(r"\s+(\S+)\s+\(\s*\d+\)\s+count:(\d{1,18})\s+ave_time:(\d{1,18})\s+total_time:(\d{1,18})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class RpcLoad:
+    """How often slurmctld was asked, by message type or by user, and how long its answers took."""
+
+    name: str
+    count: int
+    average_us: int
+    total_us: int
 
 
 @dataclass(frozen=True)
@@ -71,12 +85,20 @@ class Diagnostics:
     main_last_cycle_us: int = 0
     main_max_cycle_us: int = 0
     main_cycles: int = 0
+    main_mean_cycle_us: int = 0
+    main_cycles_per_minute: int = 0
     main_queue_length: int = 0
     backfill_last_cycle_us: int = 0
     backfill_max_cycle_us: int = 0
     backfill_cycles: int = 0
+    backfill_mean_cycle_us: int = 0
+    backfill_mean_depth: int = 0
     backfill_queue_length: int = 0
     backfilled_jobs: int = 0
+    backfilled_jobs_since_reset: int = 0  # sdiag's counts start again at midnight
+    backfilled_het_components: int = 0
+    rpcs_by_type: tuple[RpcLoad, ...] = ()
+    rpcs_by_user: tuple[RpcLoad, ...] = ()
 
 
 def parse_diag(text: str) -> Diagnostics:
@@ -104,13 +126,28 @@ def parse_diag(text: str) -> Diagnostics:
         main_last_cycle_us=count("main/Last cycle"),
         main_max_cycle_us=count("main/Max cycle"),
         main_cycles=count("main/Total cycles"),
+        main_mean_cycle_us=count("main/Mean cycle"),
+        main_cycles_per_minute=count("main/Cycles per minute"),
         main_queue_length=count("main/Last queue length"),
         backfill_last_cycle_us=count("backfill/Last cycle"),
         backfill_max_cycle_us=count("backfill/Max cycle"),
         backfill_cycles=count("backfill/Total cycles"),
+        backfill_mean_cycle_us=count("backfill/Mean cycle"),
+        backfill_mean_depth=count("backfill/Depth Mean"),
         backfill_queue_length=count("backfill/Last queue length"),
         backfilled_jobs=count("backfill/Total backfilled jobs (since last slurm start)"),
+        backfilled_jobs_since_reset=count("backfill/Total backfilled jobs (since last stats cycle start)"),
+        backfilled_het_components=count("backfill/Total backfilled heterogeneous job components"),
+        rpcs_by_type=_rpcs(text, _RPCS_BY_TYPE),
+        rpcs_by_user=_rpcs(text, _RPCS_BY_USER),
     )
+
+
+def _rpcs(text: str, heading: str) -> tuple[RpcLoad, ...]:
+    """Return the rows below a heading. They end at the first line that is none."""
+    below = text.partition(f"\n{heading}\n")[2].splitlines()
+    rows = takewhile(lambda found: found is not None, (_RPC.match(line) for line in below))
+    return tuple(RpcLoad(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows if row)
 
 
 def _counts(text: str) -> dict[str, str]:

@@ -218,7 +218,7 @@ _SACCT_FIELDS = (
     "ExitCode",
     "Reservation",
 )
-# Slurm refuses names of more than 1024 bytes.
+# field -> column width in bytes. Slurm refuses job names of more than 1024 bytes.
 _TEXTS = {"JobIDRaw": 24, "Account": 64, "JobName": 1024}
 
 _ALL = ("sacct", "--allusers", "--allocations", "--noheader")
@@ -245,7 +245,7 @@ def parse_history(text: str, texts: bytes) -> list[JobInfo]:
 
 
 def _texts(answer: bytes) -> dict[str, dict[str, str]]:
-    """Return the texts of each job by its id. Every column ends with a blank, and every record with a line break."""
+    """Return the fields in _TEXTS of each job, by job id. A blank ends every column, and a line break every record."""
     length = sum(_TEXTS.values()) + len(_TEXTS) + 1
     found = {}
     for start in range(0, len(answer) - length + 1, length):

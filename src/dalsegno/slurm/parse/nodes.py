@@ -11,6 +11,7 @@ from dalsegno.slurm.parse.jobs import node_names
 from dalsegno.slurm.parse.text import (
     duration_s,
     epoch,
+    gpu_indexes_in_gres,
     gpu_type_in_gres,
     gpus_in_gres,
     gpus_in_tres,
@@ -58,6 +59,7 @@ def _node(line: str) -> NodeInfo | None:
         partitions=_names(facts.get("Partitions", "")),
         gpus=gpus_in_gres(gres) or gpus_in_tres(facts.get("CfgTRES", "")),
         gpus_used=_gpus_used(facts),
+        gpu_indexes=gpu_indexes_in_gres(known(facts.get("GresUsed", ""))),
         gpu_type=gpu_type_in_gres(gres),
         cpus=integer(facts.get("CPUTot", "")),
         cpus_used=integer(facts.get("CPUAlloc", "")),

@@ -26,6 +26,11 @@ class Separators:
         nonce = secrets.token_hex(16)
         return cls(f"\x1f{nonce}", f"\x1e{nonce}")
 
+    @classmethod
+    def fresh_record(cls) -> Separators:
+        """Return a random record separator with the plain field separator, for records whose free text comes last."""
+        return cls(record=f"\x1e{secrets.token_hex(16)}")
+
 
 # Separators for output that contains only text from administrators
 PLAIN = Separators()
@@ -98,7 +103,7 @@ def known(text: str) -> str:
 
 
 def integer(text: str, default: int = 0) -> int:
-    """Return the leading number of a text such as `8`, `8K` or `8.00`; else the default."""
+    """Return the leading number of a value such as `8`, `8K` or `8.00`; else the default."""
     found = re.match(r"\s*(-?\d{1,18})", text, re.ASCII)
     return int(found[1]) if found else default
 
@@ -129,6 +134,9 @@ def duration_s(text: str) -> int | None:
 
 # GPUs and memory in Slurm's two notations: gres (`gpu:h100:8(S:0-1)`) and TRES (`gres/gpu=8`)
 _GPU = re.compile(r"gpu(?::([^:()]+))?:(\d{1,9})(?:\(.*\))?$")
+_INDEXES = re.compile(r"\(.*?IDX:([0-9,-]+)", re.ASCII)
+_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
+MAX_GPU_RANGES = 1024
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)", re.ASCII)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
@@ -137,6 +145,16 @@ def gpus_in_gres(gres: str) -> int:
     """Return the number of GPUs: `gpu:h100:8(S:0-1),nic:2` → 8."""
     found = (_GPU.match(entry.removeprefix("gres:").replace("gres/", "")) for entry in _entries(gres))
     return sum(int(match[2]) for match in found if match)
+
+
+def gpu_indexes_in_gres(gres: str) -> tuple[int, ...]:
+    """Return the indexes of GPUs in use: `gpu:h100:3(IDX:0-1,5)` → 0, 1, 5. Empty if Slurm does not list them."""
+    found: set[int] = set()
+    for entry in _entries(gres):
+        if _GPU.match(entry) and (listed := _INDEXES.search(entry)):
+            for first, last in _RANGE.findall(listed[1])[:MAX_GPU_RANGES]:
+                found.update(range(int(first), min(int(last or first), int(first) + MAX_GPU_RANGES) + 1))
+    return tuple(sorted(found))
 
 
 def gpu_type_in_gres(gres: str) -> str:

@@ -71,7 +71,7 @@ def _mounts(layout: Layout, slurm: Version) -> Settings:
 
 
 def _plugin(plugin: str, slurm: Version) -> str:
-    """Return the plugin's name. Before 24.05, cgroup/v1 replaces `disabled`: unused, it does not touch cgroup v2."""
+    """Return the plugin's name. Before 24.05, `disabled` does not exist; cgroup/v1 is used, as it leaves v2 alone."""
     if plugin != "none":
         return plugin
     return "disabled" if versions.CGROUP_DISABLED.holds(slurm) else "cgroup/v1"

@@ -137,7 +137,7 @@ def _plain_gpus(partition: PartitionSpec, report: Problems) -> None:
 
 
 def _misspelt_gpu(gpu_type: str) -> str:
-    """Return the known type of which this is a misspelling, or "". Other unknown types are accepted."""
+    """Return the known type that `gpu_type` misspells, or "". Other unknown types are accepted."""
     bare = gpu_type.removeprefix("nvidia").replace("-", "").replace("_", "").replace("o", "0")
     known = {gpu.slurm_type for gpu in gpus().values()}
     return bare if bare in known and catalog_gpu(gpu_type) is None else ""

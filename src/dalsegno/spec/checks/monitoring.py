@@ -1,4 +1,4 @@
-"""Checks of the `monitoring:` section."""
+"""Check the `monitoring:` section."""
 
 from __future__ import annotations
 

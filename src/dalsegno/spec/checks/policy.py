@@ -115,7 +115,7 @@ def known_accounts(spec: ClusterSpec) -> list[str]:
 
 
 class _KnownNames:
-    """The existing accounts and QOS, with checks that names refer to them."""
+    """The existing accounts and QOS. The methods report names that are not among them."""
 
     def __init__(self, spec: ClusterSpec, report: Problems) -> None:
         self.report = report

@@ -37,7 +37,7 @@ class GuestHost:
         self.facts: dict[str, Fact] = {}  # name -> its entry in services.json
         self.due: dict[str, float] = {}  # dead services with `keep` -> when to restart them (monotonic)
         self.look_at_logs = time.monotonic() + LOG_CHECK_INTERVAL_S
-        self.watched = list[int]()  # folders in which the kernel reports replaced files
+        self.watched = list[int]()  # descriptors of folders in which the kernel reports replaced files
 
     def live(self) -> None:
         notified = self.watch_binds()
@@ -77,7 +77,7 @@ class GuestHost:
                     rotate(os.path.join(folder, name))
 
     def watch_binds(self) -> bool:
-        """Request a signal when a file that is mounted over is replaced; return False if that is not possible.
+        """Request a signal when a file that has a mount on it is replaced; return False if that is not possible.
 
         `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then unmounts
         everything from the old file, in this host too: the cluster's users would be gone.
@@ -95,7 +95,7 @@ class GuestHost:
         return True
 
     def bind_again(self) -> None:
-        """Mount files again that are no longer mounted or were replaced."""
+        """Mount again the files that are no longer mounted or were replaced."""
         for source, target in self.plan["binds"] if self.plan["isolate"] else ():
             try:
                 if not os.path.samefile(source, target):

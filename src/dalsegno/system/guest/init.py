@@ -92,7 +92,7 @@ def _become_host(plan_path: str, plan: Plan, result: int) -> NoReturn:
             give_address(plan["interface"], plan["address"])
         GuestHost(plan_path, plan).live()
         os._exit(0)
-    except BaseException as error:  # after any error, this child must not continue as the parent's program
+    except BaseException as error:  # after any error, this forked child must not return into the parent's code
         logging.getLogger("init").error("%s: %s", plan["name"], error)
         _report_failure(result, error)
         os._exit(1)
@@ -232,5 +232,5 @@ def _has_processes(folder: str) -> bool:
     try:
         with open(os.path.join(folder, "cgroup.procs")) as file:
             return bool(file.read().strip())
-    except OSError:  # a folder with threads only
+    except OSError:  # a threaded cgroup, whose processes cannot be read
         return True

@@ -22,7 +22,7 @@ def register_cluster(slurm: SlurmClient, name: str) -> None:
 
 
 def update_people(slurm: SlurmClient, cluster: Cluster, *, fresh: bool) -> None:
-    """Add and change QOS, accounts and users. Those that left the cluster file are kept, with their history."""
+    """Add and change QOS, accounts and users. Entries removed from the cluster file are kept, with their history."""
     found = None if fresh else slurm.accounts(cluster.name)
     slurm.sacctmgr_all(accounting_commands(cluster, found))
 

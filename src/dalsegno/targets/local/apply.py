@@ -53,7 +53,7 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
     make_folder(folder.slurmctld_state, 0o700)
     make_folder(folder.run / "rest")
     if os.geteuid() == 0:
-        os.chown(folder.run / "rest", NOBODY_UID, -1)  # slurmrestd, as nobody, makes its socket there
+        os.chown(folder.run / "rest", NOBODY_UID, -1)  # slurmrestd runs as nobody and creates its socket there
     for host in plan.desired.hosts:
         make_folder(folder.host(host) / "pid")
     for node in plan.cluster.nodes:
@@ -236,7 +236,8 @@ def _running_hosts(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
 
 
 def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> ClusterState:
-    """Start munged, the database, accounting and slurmctld, each when the one before it answers."""
+    """Start the daemons of the head, the backup controller, slurmrestd and the machine room, each when the one before
+    it answers. Return the state, which now says whether slurmdbd knows the cluster."""
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
     start_and_wait(head, up, "munged", lambda: socket_answers(site.folder.munge_socket))
@@ -307,7 +308,7 @@ def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
         update_people(site.slurm, plan.cluster, fresh=plan.fresh)
     changed = plan.reconfigure and not plan.unfinished
     if changed or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
-        site.slurm.reconfigure()  # also if slurmctld did not know the QOS of a partition when it started
+        site.slurm.reconfigure()  # slurmctld may not have known the QOS of a partition when it started
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder, since)

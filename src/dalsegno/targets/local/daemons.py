@@ -23,7 +23,7 @@ from dalsegno.system.machine import MachineFacts, program
 from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.monitoring import monitor_services
-from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
+from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, OBSERVER, OBSERVER_PORT, ROOM, Placement
 
 BOOT_ID = "DALSEGNO_BOOT_ID"  # variable with the path of a file that holds the boot id
 # Adds `-i` if slurmctld was killed before it first saved the usage of associations: otherwise it refuses to start.
@@ -60,13 +60,16 @@ class Services:
     ) -> None:
         self.cluster, self.folder, self.machine, self.structure = cluster, folder, machine, structure
         self.log_env = {LEVEL: log_level} if log_level not in ("", "info") else {}
-        self.agents_address = f"{placement.addresses[cluster.head]}:{placement.ports.get(AGENTS, AGENTS_PORT)}"
+        head = placement.addresses[cluster.head]
+        self.agents_address = f"{head}:{placement.ports.get(AGENTS, AGENTS_PORT)}"
+        self.observer_address = f"{head}:{placement.ports.get(OBSERVER, OBSERVER_PORT)}"
         self.monitor = monitor_services(cluster, folder, placement, {**daemon_env(folder), "PATH": NODE_PATH})
 
     def head(self) -> list[Service]:
         """Return the services of the head in the order in which they start."""
         database = [self.mariadbd(), self.slurmdbd()] if self.cluster.slurm.accounting else []
-        monitor = self.monitor.head() if self.monitor else []
+        observers = [self.observer()] if self.cluster.monitoring.enabled else []
+        monitor = [*observers, *(self.monitor.head() if self.monitor else [])]
         return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller(), *monitor]
 
     def compute(self, node: str, host: str) -> list[Service]:
@@ -122,6 +125,13 @@ class Services:
         """Return the controller. Coordinators of runs outlive it, so a restart is safe at any time."""
         arguments = [str(self.folder.root), "--agents", self.agents_address]
         return self._own("controller", arguments, daemon_env(self.folder), self.cluster.head)
+
+    def observer(self) -> Service:
+        """Return the observer: metrics and the web page. A restart is safe at any time."""
+        monitoring = self.cluster.monitoring
+        arguments = [str(self.folder.root), "--listen", self.observer_address, "--compat", monitoring.compat]
+        arguments += ["--open-metrics"] if monitoring.open_metrics else []
+        return self._own("observer", arguments, daemon_env(self.folder), self.cluster.head)
 
     def machine_room(self) -> Service:
         """Return the machine room. It runs outside the hosts, and a restart is safe at any time."""

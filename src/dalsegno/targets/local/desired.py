@@ -266,8 +266,8 @@ RECONFIGURED = re.compile(
 
 @dataclass(frozen=True)
 class File:
-    """A file's text and mode. If there is a `stamp`, other programs may change the file, and it is written again only
-    when the stamp changes. If `mounted`, hosts mount the file, and mount it again after it was written."""
+    """A file's text and mode. If there is a `stamp`, other programs may change the file, and it is rewritten only when
+    it no longer contains the stamp. If `mounted`, hosts mount the file, and mount it again after it was written."""
 
     text: str
     mode: int = 0o644
@@ -310,7 +310,8 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/slurm.conf": File(render_slurm_conf(cluster, layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
-        # Also without containers: Slurm reads a plugstack.conf beside slurm.conf even if slurm.conf does not name it.
+        # Needed without containers too: Slurm reads a plugstack.conf beside slurm.conf even if slurm.conf does not
+        # name it.
         "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }

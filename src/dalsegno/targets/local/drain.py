@@ -1,4 +1,4 @@
-"""Wait for jobs to end before their nodes are removed, and for nodes to register with Slurm."""
+"""Drain nodes and wait for their jobs before the nodes are removed; wait for nodes to register with Slurm."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def lost_nodes(plan: LocalPlan) -> set[str]:
 def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str], set_down: set[str]) -> set[str]:
     """Resume nodes that have no more reason to be out of service, and return the nodes that have not registered.
 
-    `set_down`: nodes that this `up` has set down; resumed nodes are removed from the set. Slurm 24.11 shows a node that
-    was set down as MIXED while a job still ends on it. A node that was just resumed counts as missing until a later
+    `set_down`: nodes that this `up` has set down; resumed nodes are removed from the set. While a job still ends
+    on such a node, Slurm 24.11 shows the node as MIXED. A node that was just resumed counts as missing until a later
     call finds it in service: Slurm may still have it as responding from before its host was booted again.
     """
     nodes = [node for node in slurm.nodes() if node.name in wanted]

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from dalsegno.log import start_logging
 from dalsegno.system.files import locked, make_folder, read_text, remove_tree, write_atomic
 from dalsegno.system.network import listen_at
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.local.fault_access import end_faults, replacement_has_old_gpus
+from dalsegno.targets.local.fault_access import LocalAccess, end_faults, replacement_has_old_gpus
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes, power_off, power_on
 from dalsegno.targets.local.placement import ROOM
@@ -73,6 +74,14 @@ MAX_REQUEST_BYTES = 4096
 WORK: Mapping[str, Callable[[LocalNodes, str], None]] = {"reboot": reboot, "replace": replace, "reset_gpus": reset_gpus}
 
 
+@dataclass(frozen=True)
+class RoomFault:
+    """A fault to inject: its name, and its code if it has one."""
+
+    name: str
+    code: int | None = None
+
+
 def main(arguments: list[str]) -> int:
     """Run `machine-room STATE-FOLDER` until it is killed."""
     start_logging("machine-room")
@@ -110,7 +119,9 @@ class HostControlServer:
         try:
             if uid not in (0, os.geteuid()):
                 raise UsageError("only root and the cluster's owner may use the machine room", hint="use sudo")
-            action, node = _parse(line)
+            action, node, fault = _parse(line)
+            if fault:
+                return self.inject(node, fault)
             return self.power(node) if action == "power" else self.do(action, node)
         except DalsegnoError as error:
             log.warning("refused uid %d: %s", uid, error.what)
@@ -135,6 +146,20 @@ class HostControlServer:
             log.info("%s %s: %.2f s", action, node, time.monotonic() - began)
         return self.power(node)
 
+    def inject(self, node: str, fault: RoomFault) -> dict[str, Any]:
+        """Inject a fault into a node, for the web page, whose server runs inside the head."""
+        from dalsegno.inject.faults import FaultOptions, check_options, find_fault
+        from dalsegno.inject.injection import inject
+
+        found, options = find_fault(fault.name), FaultOptions(code=fault.code)
+        check_options(found, options)
+        with self.busy[node], self._excluding_up_and_down():
+            nodes = open_nodes(LocalRunner(), self.folder)
+            nodes.node(node)
+            inject(LocalAccess(nodes), found, node, options)
+            log.info("inject %s into %s", fault.name, node)
+        return {"ok": True}
+
     @contextlib.contextmanager
     def _excluding_up_and_down(self) -> Any:
         """Exclude `up` and `down`: they wait while a request is served, and a request is refused while one of them
@@ -145,15 +170,23 @@ class HostControlServer:
             yield
 
 
-def _parse(line: str) -> tuple[str, str]:
+def _parse(line: str) -> tuple[str, str, RoomFault | None]:
+    """Return the action and its node, and for `inject` the fault."""
     try:
         request = json.loads(line)
         action, node = request["do"], request["node"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        action, node = "", ""
-    if not (isinstance(action, str) and isinstance(node, str) and (action in WORK or action == "power")):
-        raise UsageError("invalid request to the machine room", hint=f"use one of {', '.join(WORK)}, power")
-    return action, node
+        fault, code = request.get("fault", ""), request.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        action, node, fault, code = "", "", "", None
+    named = isinstance(node, str) and isinstance(fault, str) and (code is None or type(code) is int)
+    if (
+        not named
+        or not isinstance(action, str)
+        or action not in (*WORK, "power", "inject")
+        or bool(fault) != (action == "inject")
+    ):
+        raise UsageError("invalid request to the machine room", hint=f"use one of {', '.join(WORK)}, power, inject")
+    return action, node, RoomFault(fault, code) if fault else None
 
 
 def _read_line(sock: socket.socket) -> str:
@@ -175,8 +208,8 @@ class HostControlClient:
     """Implements `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs` for a local cluster. Set a node
     down in Slurm before you reset, reboot or replace it.
 
-    If the machine room dies during a request, the request is repeated for `retry_s`: meanwhile, the machine room is
-    restarted.
+    If the machine room dies during a request, the request is repeated for `retry_s` seconds, which is enough to restart
+    the machine room.
     """
 
     def __init__(self, root: Path, retry_s: float = 5.0) -> None:
@@ -190,6 +223,9 @@ class HostControlClient:
 
     def replace(self, node: str) -> None:
         self._ask("replace", node)
+
+    def inject(self, node: str, fault: str, code: int | None) -> dict[str, Any]:
+        return self._ask("inject", node, fault=fault, code=code)
 
     def read_logs(self, node: str) -> dict[str, str]:
         """Return the logs of the node's daemons and the telemetry of its hardware, whether the node is on or off."""
@@ -211,15 +247,15 @@ class HostControlClient:
         """Return the id of the node's last boot; "" if it never booted."""
         return str(self._ask("power", node)["boot"])
 
-    def _ask(self, action: str, node: str) -> dict[str, Any]:
+    def _ask(self, action: str, node: str, **more: str | int | None) -> dict[str, Any]:
         until = time.monotonic() + self.retry_s
-        while (answer := self._try({"do": action, "node": node}, until)) is None:
+        while (answer := self._try({"do": action, "node": node, **more}, until)) is None:
             time.sleep(0.1)
         if not answer.get("ok"):
             raise TargetError(str(answer.get("error", "the machine room refused")), hint=str(answer.get("hint", "")))
         return answer
 
-    def _try(self, request: dict[str, str], until: float) -> dict[str, Any] | None:
+    def _try(self, request: Mapping[str, str | int | None], until: float) -> dict[str, Any] | None:
         """Return the answer; None if the request failed and time is left to repeat it."""
         try:
             return self._exchange(request)
@@ -232,7 +268,7 @@ class HostControlClient:
                 hint="`dalsegno status` shows whether it runs, `dalsegno up` starts it",
             ) from error
 
-    def _exchange(self, request: dict[str, str], timeout_s: float = WORK_TIMEOUT_S) -> dict[str, Any]:
+    def _exchange(self, request: Mapping[str, str | int | None], timeout_s: float = WORK_TIMEOUT_S) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout_s)
             sock.connect(str(self.folder.room_socket))

@@ -63,7 +63,7 @@ def _machine_cable(placement: Placement, switch_pid: int) -> list[str]:
         f"link add {link} type veth peer name {UPLINK} netns {switch_pid}",
         f"addr add {network[1]}/{network.prefixlen} dev {link}",
         f"link set {link} up",
-        # `quickack`, as on the hosts.
+        # quickack: packets are acknowledged at once, as on the hosts.
         f"route replace {network} dev {link} proto kernel scope link src {network[1]} quickack 1",
     ]
 

@@ -9,7 +9,7 @@ from dalsegno.errors import TargetError
 from dalsegno.spec.facts import User
 
 FIRST_UID = 20001  # above the uids that distributions assign, below the range of subordinate ids
-FIRST_PERSON, NOBODY = 1000, 65534  # uids below the first, and the second itself, are system accounts
+FIRST_PERSON, NOBODY = 1000, 65534  # uids below 1000, and 65534, are system accounts
 # Members of these groups are as powerful as root on the machine, or may read files that only root should read.
 PRIVILEGED = frozenset({
     "root", "wheel", "sudo", "admin", "docker", "podman", "lxd", "incus", "libvirt", "disk", "shadow", "kmem", "mem",

@@ -47,10 +47,10 @@ class Placement:
 class Free:
     """Networks, links and users of this machine that are in use, and a function that finds free ports."""
 
-    networks: Sequence[ipaddress.IPv4Network] = ()  # in use
-    links: frozenset[str] = frozenset()  # in use
+    networks: Sequence[ipaddress.IPv4Network] = ()  # networks in use
+    links: frozenset[str] = frozenset()  # names of links in use
     port_run: Callable[[int, set[int]], int | None] = lambda count, taken: FIRST_PORT
-    people: People = field(default_factory=People)  # in use
+    people: People = field(default_factory=People)  # the machine's own users and groups
 
 
 def head_hosts(cluster: Cluster) -> list[str]:
@@ -205,7 +205,7 @@ def _place_gpus(cluster: Cluster, machine: MachineFacts, base: Placement, device
     return replace(base, gpu_files=files, gpus_simulated=not real)
 
 
-SIMULATED_MEMORY_MIB = 16384  # of a GPU whose memory size is unknown
+SIMULATED_MEMORY_MIB = 16384  # memory of a simulated GPU whose real size is unknown
 
 
 def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
@@ -221,6 +221,6 @@ def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
 
 
 def gpu_stamp(node: Node, simulated: bool) -> str:
-    """Return a text that identifies the GPUs in the telemetry. It ends with a full stop, so that no stamp is a prefix
-    of another."""
+    """Return a string that identifies the node's simulated GPUs. The telemetry file is rewritten only when it no longer
+    contains this string."""
     return f"made for {node.gpus if simulated else 0} x {node.gpu_type or 'gpu'} with {node.gpu_memory_mib} MiB."

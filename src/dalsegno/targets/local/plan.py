@@ -65,7 +65,7 @@ class LocalPlan:
     old_reservations: tuple[str, ...] = ()
     wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: unknown
     blocked: tuple[str, ...] = ()  # pending jobs in a partition that will be removed: the user must cancel or move them
-    import_images: tuple[str, ...] = ()  # done last, when the cluster is up
+    import_images: tuple[str, ...] = ()  # images to import last, when the cluster is up
     left_out: tuple[str, ...] = ()  # sentences about differences from what the user may expect
     limits: str = ""  # sentence about limits on jobs; `plan` shows it, `up` does not
     containers: bool | None = None  # switched on or off; None: unchanged

@@ -19,7 +19,7 @@ from dalsegno.targets.local.daemons import slurm_env
 from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
-ON_ONE_MACHINE_S = "1.5"  # node timeout: hosts on one machine share no real network, so it can be short
+ON_ONE_MACHINE_S = "1.5"  # node timeout; it can be short, because the hosts are not connected by a real network
 RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # run in a new UTS namespace
 # Entering a mount namespace loses the working folder, so change to it by name before the command.
 CHANGE_FOLDER = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
@@ -134,7 +134,7 @@ def own_command() -> str:
 def resume_command() -> str:
     """Return a script that replaces srun for `--auto-resume=1`. Where this Python cannot be read, it runs plain
     srun."""
-    from dalsegno.runs.auto_resume.decide import NOTES  # takes 0.03 s, and only `up` needs it
+    from dalsegno.runs.auto_resume.decide import NOTES  # this import takes 0.03 s, and only `up` needs it
 
     words = list(launcher())
     return (

@@ -22,7 +22,7 @@ from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.cgroups import ends_with_session
 from dalsegno.system.files import closed_to_others, read_text, write_atomic
-from dalsegno.system.hosts import PACKAGES
+from dalsegno.system.hosts import PACKAGES, runs_inside_host
 from dalsegno.system.machine import DAEMONS, MachineFacts, collect_facts, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.ownership import read_beneath
@@ -92,7 +92,7 @@ def _homes(folder: Folder) -> tuple[str, ...]:
 
 STATUS_S = 5.0
 MAX_METRICS_BYTES = 4 << 20
-TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node that is back sooner had a link problem
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back within 3 s had a link problem
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
@@ -347,6 +347,9 @@ class LocalTarget:
         return ""
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
+        """Inject a fault. From inside a host, where other hosts cannot be reached, the machine room does it."""
+        if runs_inside_host():
+            return self._room.inject(node, fault.name, options.code)
         from dalsegno.inject.injection import inject
 
         return inject(LocalAccess(self._nodes()), fault, node, options)

@@ -268,7 +268,7 @@ def _add(items: dict[str, Any], places: dict[MetadataIndex, _StorageInfo], entry
     chunk = entry.chunk
     index = MetadataIndex(entry.key, chunk.offsets if chunk else None)
     if index in places:
-        return  # hybrid sharding: another rank wrote the same
+        return  # hybrid sharding: another rank wrote the same chunk
     places[index] = _StorageInfo(file, entry.at, entry.length)
     if chunk is None:
         items[entry.key] = BytesStorageMetadata()

@@ -114,7 +114,7 @@ def _write_beside(target: Path, write: Any) -> None:
     beside = target.with_name(f".{target.name}.new")
     try:
         with report_disk_errors("cannot write", target):
-            beside.unlink(missing_ok=True)  # left by a killed process
+            beside.unlink(missing_ok=True)  # a killed process may have left it
             write(beside)
             with open(beside, "rb+") as file:
                 os.fsync(file.fileno())

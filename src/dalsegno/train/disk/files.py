@@ -72,7 +72,7 @@ def sync_folder(path: Path) -> None:
 def link_durably(link: Path, target: str) -> None:
     """Set a symbolic link atomically."""
     beside = link.with_name(f".{link.name}.new")
-    unlink(beside)  # left by a killed process
+    unlink(beside)  # a killed process may have left it
     os.symlink(target, beside)
     try:
         os.replace(beside, link)

@@ -179,7 +179,7 @@ def _pointed_at(folder: Path) -> str:
 
 def _new_folder(folder: Path) -> Path:
     name = ASIDE + datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in range(1, 1000):  # the clock may stop or go back
+    for number in range(1, 1000):  # the name may be taken: the clock may stop or go back
         path = folder / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)

@@ -23,7 +23,7 @@ METADATA = ".metadata"
 LATEST = "latest"
 LOCK = ".dalsegno.lock"
 ASIDE = "before-"
-SHELL = "dalsegno.shell"  # key of our own entry, stored beside torch's
+SHELL = "dalsegno.shell"  # key of our own entry among torch's entries
 
 _STEP = re.compile(r"step-(\d{12,})")
 _TEMPORARY = re.compile(r"\.step-(\d{12,})\.(.*)\.g(\d+)\.tmp")
@@ -136,7 +136,7 @@ def render(manifest: CheckpointManifest) -> str:
 
 
 def parse(text: str) -> CheckpointManifest:
-    """Parse a text that `render` returned. Raise ValueError with the reason for any other text."""
+    """Parse what `render` returned. Raise ValueError with the reason if the text is anything else."""
     try:
         content = json.loads(text)
         manifest = _manifest(content)

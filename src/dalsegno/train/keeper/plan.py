@@ -130,7 +130,7 @@ def choose_to_send(
     safe: SafeSteps | None = None,
     skipped: bool = False,
 ) -> StoredSnapshot | None:
-    """Return the next snapshot to send: the newest one of the rank whose last sent step is the oldest.
+    """Return the next snapshot to send: the newest snapshot of the rank whose last sent step is the oldest.
 
     `skipped`: also consider snapshots that are older than one already sent.
     """
@@ -170,9 +170,9 @@ def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> S
 def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> list[StoredSnapshot]:
     """Return the snapshots that are no longer needed.
 
-    These are parts that a rank fetched to resume, once the run has a newer safe step. They are also all snapshots of a
-    rank that now runs elsewhere, or now sends its copies elsewhere. Such a rank has no snapshot here that is of the
-    current generation or still needed.
+    There are two kinds: parts that a rank fetched to resume, once the run has a newer safe step, and all snapshots of a
+    rank that now runs elsewhere or sends its copies elsewhere. Such a rank has no snapshot here that is of the current
+    generation or still needed.
     """
     if safe is None:
         return []
@@ -184,8 +184,8 @@ def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> lis
 
 
 def _counts(one: StoredSnapshot, keep: KeepOrder, safe: SafeSteps | None) -> bool:
-    """Return whether the run may still resume from this snapshot: it is neither of an abandoned step nor older than the
-    safe step."""
+    """Return whether the run may still resume from this snapshot: its step is neither abandoned nor older than the safe
+    step."""
     if safe is not None and not safe.needs(one.place):
         return False
     return one.record.generation == keep.generation or keep.resumed in (UNKNOWN_STEP, one.record.step)

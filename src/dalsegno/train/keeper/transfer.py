@@ -242,7 +242,8 @@ class SnapshotSender:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
 
     def turn_to(self, buddy: KeeperAddress | None) -> None:
-        """Disconnect from any other buddy, which may be dead. Called from another thread."""
+        """Disconnect from the current buddy unless it is `buddy`, because it may be dead. Called from another
+        thread."""
         channel = self._channel
         if channel is not None and self._buddy != buddy:
             channel.hang_up()

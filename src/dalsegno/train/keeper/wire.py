@@ -62,7 +62,7 @@ class Channel:
         self.sock.close()
 
     def hang_up(self) -> None:
-        """Shut the connection down from another thread, so that a blocked one returns."""
+        """Shut the connection down from another thread, so that a thread that is blocked on it returns."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 

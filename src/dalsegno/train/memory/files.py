@@ -2,7 +2,7 @@
 
     <run>.<rank>.<slot>        a snapshot of that rank
     <run>.<rank>.copy<slot>    a copy for a rank of another node
-    <run>.<rank>.alive         locked while a training without an agent runs
+    <run>.<rank>.alive         locked while training without an agent runs
     <run>.safe                 the newest step that survives any single failure
 
 A run's id may contain dots, so names are parsed from their end. This module does not import torch.
@@ -168,7 +168,7 @@ def _listed(folder: Path) -> list[str]:
 
 # Names
 
-ALONE = "alone."  # prefix of the id of a training without a launcher
+ALONE = "alone."  # prefix of the run id of training without a launcher
 _RUN = re.compile(r"[A-Za-z0-9._@+=:-]{1,120}", re.ASCII)
 _SLOT = re.compile(r"(.+)\.([0-9]+)\.(copy)?([0-9]+)", re.ASCII)
 _ALIVE = re.compile(r"(.+)\.([0-9]+)\.alive", re.ASCII)
@@ -283,7 +283,8 @@ def _files_of(folder: Path | None, uid: int) -> dict[str, float]:
     return list_folder(folder, uid) if folder else {}
 
 
-# Snapshots of a killed training without an agent: nothing will ever read them, so the next start removes them
+# Snapshots that training without an agent left when it was killed: nothing will ever read them, so the next start
+# removes them
 
 
 def hold(run: str, rank: int, folder: Path | None = None) -> int:
@@ -305,7 +306,7 @@ def hold(run: str, rank: int, folder: Path | None = None) -> int:
 
 
 def is_current(fd: int, run: str, rank: int, folder: Path | None = None) -> bool:
-    """Return whether the held file is still the rank's. A training restarted under the same name has a new file."""
+    """Return whether the held file is still the rank's. Training that restarted under the same name has a new file."""
     path = (folder or find_folder() or Path()) / alive_name(run, rank)
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
@@ -314,7 +315,7 @@ def is_current(fd: int, run: str, rank: int, folder: Path | None = None) -> bool
 
 
 def sweep_abandoned(folder: Path | None = None) -> list[tuple[str, int]]:
-    """Remove the snapshots of this user's dead trainings without a launcher. Return their runs and ranks."""
+    """Remove the snapshots of this user's dead training processes that had no launcher. Return their runs and ranks."""
     folder = folder or find_folder()
     gone = []
     for name in list_folder(folder, os.getuid()) if folder else ():

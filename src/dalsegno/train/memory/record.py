@@ -1,4 +1,5 @@
-"""The two small records at the start of a slot: what it holds (written last), and its checksums (written later).
+"""The two small records at the start of a slot: the commit record, which is written after the contents, and the
+checksums, which may be added later.
 
 Each has its own checksum and is written by one call: a torn record counts as missing.
 """
@@ -24,7 +25,7 @@ _MAGIC, _SUMS_MAGIC = b"dalsegn1", b"dalsums1"
 
 @dataclass(frozen=True)
 class Extent:
-    """The position of a part of the state in the file. Its head describes its contents."""
+    """The position of a part of the state in the file. The part's head describes its contents."""
 
     at: int
     length: int

@@ -1,4 +1,5 @@
-"""The safe step, which decides what snapshots a run still needs. The coordinator sets it, the agent writes the file."""
+"""The safe step, which decides which snapshots a run still needs. The coordinator sets it, the agent writes the
+file."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Slot:
         return None if self._fd is None else parse_record(os.pread(self._fd, HEADER, 0))
 
     def begin(self) -> bool:
-        """Clear the slot until `commit`. Return False, without a change, while a reader holds it."""
+        """Clear the slot, which stays empty until `commit`. Return False and change nothing while a reader holds it."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -197,7 +197,7 @@ class SnapshotDraft:
 
 
 def begin(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> SnapshotDraft | None:
-    """Open the slot for this state; None while a reader holds it."""
+    """Open the slot for this state and return the draft; None while a reader holds the slot."""
     layout = layout or lay_out(state)
     slot.make_fit(layout.total)
     if not slot.begin():
@@ -207,7 +207,7 @@ def begin(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout 
 
 
 def write(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> SnapshotRecord | None:
-    """Write a state whose tensors are in host memory; None while a reader holds the slot."""
+    """Write a state whose tensors are in host memory and return its record; None while a reader holds the slot."""
     draft = begin(slot, state, generation, layout)
     if draft is None:
         return None
@@ -286,7 +286,7 @@ class Slots:
         self._prepare(lay_out(state))
 
     def begin(self, state: TrainingState, spare: Collection[str] = ()) -> SnapshotDraft | None:
-        """Open a slot for this state. `spare`: paths not to use.
+        """Open a slot for this state and return the draft. `spare`: paths not to use.
 
         If no slot may be overwritten yet, count the snapshot as skipped and return None.
         """
@@ -301,7 +301,7 @@ class Slots:
         return None
 
     def write(self, state: TrainingState) -> SnapshotRecord | None:
-        """Write a state whose tensors are in host memory; None if no slot is free."""
+        """Write a state whose tensors are in host memory and return its record; None if no slot is free."""
         draft = self.begin(state)
         if draft is None:
             return None

@@ -185,7 +185,7 @@ def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
 
 
 def verify(path: Path, threads: int = 2) -> SnapshotVerdict:
-    """Check every byte against the checksums."""
+    """Check every byte against the checksums and return the verdict."""
     snapshot = open_snapshot(path)
     if snapshot is not None:
         return judge(snapshot, threads)
@@ -193,10 +193,10 @@ def verify(path: Path, threads: int = 2) -> SnapshotVerdict:
 
 
 def judge(snapshot: Snapshot, threads: int = 2) -> SnapshotVerdict:
-    """Check every byte of an open snapshot, which can then be loaded without mapping it again."""
+    """Check every byte of an open snapshot and return the verdict. It can then be loaded without mapping it again."""
     header = read_header(snapshot.path)
     if parse_record(header) != snapshot.record:
-        return SnapshotVerdict.NOTHING  # overwritten since
+        return SnapshotVerdict.NOTHING  # it was overwritten meanwhile
     if sums_are_damaged(header):
         return SnapshotVerdict.DAMAGED
     sums = parse_sums(header)

@@ -1,0 +1,90 @@
+"""`dalsegno web`: open the web page of a cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.out import cluster_option, json_option
+from dalsegno.errors import DalsegnoError, UsageError
+
+if TYPE_CHECKING:
+    from dalsegno.web.login import LoginAddress
+
+
+@click.command()
+@cluster_option
+@click.option("--no-open", is_flag=True, help="Only print the address; do not open a browser.")
+@click.option("--tunnel", is_flag=True, help="Print the ssh command for a browser on another machine.")
+@click.option("--read-only", is_flag=True, help="Print a link for a wall display. It can be used again, for 90 days.")
+@click.option("--revoke", is_flag=True, help="End your sessions; as root or the cluster's owner, all, with all links.")
+@json_option
+def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revoke: bool, json_: bool) -> None:
+    """Open the web page of the cluster. The printed address logs you in once, within a minute.
+
+    Root and the cluster's owner may drain, resume, cancel and pause there. Other users see everything, and may
+    cancel their own runs and jobs.
+
+    \b
+    dalsegno web
+    dalsegno web --tunnel
+    dalsegno web --read-only --no-open
+    """
+    from dalsegno.cluster import find_place
+    from dalsegno.targets.folder import ClusterFolder, read_applied
+    from dalsegno.web.login import request_login, revoke_logins
+
+    if revoke and (tunnel or read_only):
+        raise UsageError("`--revoke` cannot be combined with other options", hint="leave one out")
+    place = find_place(name)
+    applied = read_applied(ClusterFolder(place.folder))
+    if applied is not None and not applied.monitoring.enabled:
+        raise DalsegnoError(
+            f"the web page of {place.name} is turned off",
+            hint="remove `monitoring: {enabled: false}` from the cluster file, then run `dalsegno up`",
+        )
+    if revoke:
+        _report_revoked(revoke_logins(place.folder), json_)
+        return
+    login = request_login(place.folder, read_only=read_only)
+    if json_:
+        facts = {"url": login.url("localhost" if tunnel else ""), "role": login.role.value, "valid_s": login.valid_s}
+        out.as_json({**facts, **({"tunnel": tunnel_command(login)} if tunnel else {})})
+    elif tunnel:
+        out.talk("run this on your own machine, then open the address there:")
+        out.data(tunnel_command(login))
+        out.data(login.url("localhost"))
+    else:
+        out.data(login.url())
+        if not no_open and not read_only:
+            _open(login)
+
+
+def tunnel_command(login: LoginAddress) -> str:
+    """Return the ssh command that makes the page reachable at the same port of the user's own machine."""
+    from dalsegno.system.files import user_of
+    from dalsegno.system.ownership import caller
+
+    place = f"{user_of(caller())}@{socket.gethostname()}"
+    return shlex.join(["ssh", "-N", "-L", f"{login.port}:{login.host}:{login.port}", place])
+
+
+def _report_revoked(count: int, json_: bool) -> None:
+    if json_:
+        out.as_json({"revoked": count})
+    else:
+        out.talk(f"{count} sessions and links ended" if count != 1 else "1 session or link ended")
+
+
+def _open(login: LoginAddress) -> None:
+    """Open the browser if there is a display. Root must not start a browser that belongs to another user's display."""
+    import webbrowser
+
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if display and os.geteuid() != 0 and webbrowser.open(login.url()):
+        out.talk("opened in your browser")

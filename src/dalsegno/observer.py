@@ -1,0 +1,133 @@
+"""The program `observer`: serve the metrics and the web page of the cluster in a state folder.
+
+It is a process of its own, so that neither a scrape nor a browser delays recovery. It may be killed at any time, and
+it waits for a controller and for a slurmctld that do not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.log import start_logging
+from dalsegno.observe.collector import Collector
+from dalsegno.observe.http_server import HttpServer
+from dalsegno.observe.metrics_endpoint import ListenAddress, MetricsEndpoint, read_token
+from dalsegno.observe.slurm_compat import SlurmDialect
+from dalsegno.observe.slurm_source import slurm_sources, slurm_status
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.spec.facts import Cluster, Slurm
+from dalsegno.system.files import locked, make_folder
+from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.base import Target
+from dalsegno.targets.folder import ClusterFolder, read_applied
+from dalsegno.web.actions import ActionRunner
+from dalsegno.web.app import WebApp, WebSite
+from dalsegno.web.data import ClusterData
+from dalsegno.web.live import LivePicture
+from dalsegno.web.login import LoginServer
+from dalsegno.web.sessions import Sessions
+from dalsegno.web.sources import LiveSources
+
+log = logging.getLogger("observer")
+
+SLURM_S = 15.0
+SESSIONS, TOKEN, LOCK = "secret/web-sessions.json", "secret/metrics-token", "secret/observer.lock"
+
+
+@dataclass(frozen=True)
+class ObserverOptions:
+    """The command line. `open_metrics`: /metrics answers without a token."""
+
+    folder: ClusterFolder
+    listen: ListenAddress
+    dialect: SlurmDialect = SlurmDialect.VPENSO
+    open_metrics: bool = False
+
+
+def parse_options(arguments: Sequence[str]) -> ObserverOptions:
+    """Parse STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]."""
+    folder, *words = arguments or [""]
+    open_metrics = "--open-metrics" in words
+    plain = [word for word in words if word != "--open-metrics"]
+    given = dict(zip(plain[::2], plain[1::2], strict=False))
+    names = [each.value for each in SlurmDialect]
+    if not folder or len(plain) != 2 * len(given) or "--listen" not in given or set(given) - {"--listen", "--compat"}:
+        raise UsageError("observer STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]")
+    if given.get("--compat", names[0]) not in names:
+        raise UsageError(f"unknown names of metrics `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
+    dialect = SlurmDialect(given.get("--compat", names[0]))
+    return ObserverOptions(ClusterFolder(Path(folder)), ListenAddress.parse(given["--listen"]), dialect, open_metrics)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the observer until it is told to stop; return the exit code."""
+    start_logging("observer")
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
+    try:
+        options = parse_options(arguments)
+        make_folder(options.folder.root / "secret", 0o700)
+        with locked(options.folder.root / LOCK, "this cluster's observer", wait_s=5.0):
+            serve(options, stopped)
+    except (DalsegnoError, OSError) as error:
+        log.error("the observer stops: %s", error)
+        return error.exit_code if isinstance(error, DalsegnoError) else 1
+    return 0
+
+
+class AppliedCluster:
+    """The cluster as `up` last applied it. Its file is read again when it has changed."""
+
+    def __init__(self, folder: ClusterFolder) -> None:
+        self._folder, self._read_at = folder, 0
+        self._cluster = Cluster(folder.name, "", (), (), slurm=Slurm(accounting=False))
+
+    def __call__(self) -> Cluster:
+        with contextlib.suppress(OSError, DalsegnoError):  # not there yet, or being replaced
+            stamp = self._folder.applied.stat().st_mtime_ns
+            if stamp != self._read_at:
+                self._cluster, self._read_at = read_applied(self._folder) or self._cluster, stamp
+        return self._cluster
+
+
+def serve(options: ObserverOptions, stopped: threading.Event) -> None:
+    """Serve until `stopped` is set."""
+    folder, address = options.folder, options.listen
+    slurm = SlurmClient(LocalRunner(), os.environ, timeout_s=SLURM_S)
+    target = cache(lambda: _open(folder))  # most pages need none, and its import takes long
+    sessions = Sessions(folder.root / SESSIONS)
+    live = LivePicture(LiveSources(folder, slurm), folder.name)
+    data = ClusterData(folder, slurm, target, AppliedCluster(folder))
+    actions = ActionRunner(folder, slurm, target, os.environ)
+    collector = Collector([slurm_sources(slurm, options.dialect)], status=slurm_status(options.dialect))
+    token = None if options.open_metrics else read_token(folder.root / TOKEN)
+    app = WebApp(_site(folder, address), live, sessions, data, actions, MetricsEndpoint(collector, token))
+    server = HttpServer(address.open(), app.handle)
+    login = LoginServer(folder.root, sessions, str(address), lambda: target().owner())
+    with contextlib.ExitStack() as stack:
+        for each in (collector, live, login, server):
+            each.start()
+            stack.callback(each.close)
+        log.info("observer %d serves %s", os.getpid(), address)
+        stopped.wait()
+
+
+def _open(folder: ClusterFolder) -> Target:
+    from dalsegno.targets.registry import open_existing
+
+    return open_existing(folder.root)
+
+
+def _site(folder: ClusterFolder, address: ListenAddress) -> WebSite:
+    names = frozenset({address.host, socket.gethostname().lower()})
+    return WebSite(folder.name, f"dalsegno-{folder.id}", names, folder.drills, folder.evidence)

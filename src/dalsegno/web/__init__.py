@@ -1,0 +1,1 @@
+"""The web page: sessions and roles, the live picture of the cluster, pages as HTML, and actions."""

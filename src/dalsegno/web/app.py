@@ -1,0 +1,249 @@
+"""The web application: which request gets which page. Every request passes the guard first."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.observe.http_server import Handler, HttpRequest, HttpResponse
+from dalsegno.web import guard
+from dalsegno.web.data import read_evidence
+from dalsegno.web.html import Markup, join, link, tag
+from dalsegno.web.live import LivePicture
+from dalsegno.web.pages import frame
+from dalsegno.web.pages.confirm import confirm_page
+from dalsegno.web.requests import ActionKind, ActionRefused, WebAction, check_allowed, parse_action
+from dalsegno.web.routes import PAGES, find_page
+from dalsegno.web.sessions import LINK_S, SESSION_S, Sessions, Visitor, WebRole
+from dalsegno.web.snapshot import ClusterPicture
+from dalsegno.web.stream import StreamSlots, follow
+from dalsegno.web.view import Page, PageContext, PageData, PagePart
+
+log = logging.getLogger("web")
+
+HTML = "text/html; charset=utf-8"
+ASSETS = Path(__file__).parent / "assets"
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+FOREVER = (("Cache-Control", "public, max-age=31536000, immutable"),)
+REFRESH_S = 5  # for browsers without scripts
+MIN_GZIP_BYTES = 16 << 10
+REPORT_POLICY = ("Content-Security-Policy", "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+
+
+class Actions(Protocol):
+    """Carries out actions."""
+
+    def do(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> str: ...
+
+
+@dataclass(frozen=True)
+class WebSite:
+    """What the application serves. `names` are the addresses and names under which the head is reached."""
+
+    cluster: str
+    cookie: str
+    names: frozenset[str]
+    drills: Path  # folders of the cluster's state
+    evidence: Path
+
+
+class WebApp:
+    """Answers all requests. It may be called by many threads."""
+
+    def __init__(
+        self,
+        site: WebSite,
+        live: LivePicture,
+        sessions: Sessions,
+        data: PageData,
+        actions: Actions,
+        metrics: Handler | None = None,
+    ) -> None:
+        self._site, self._live, self._sessions, self._data, self._actions = site, live, sessions, data, actions
+        self._metrics, self._slots = metrics, StreamSlots()
+        self._files = {path.name: path.read_bytes() for path in ASSETS.iterdir() if path.suffix in TYPES}
+        self._version = hashlib.sha256(b"".join(self._files.values())).hexdigest()[:12]
+
+    def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request. Metrics have a token of their own, which Prometheus sends."""
+        if request.path == "/metrics" and self._metrics is not None:
+            return self._metrics(request)
+        return guard.protected(self._guarded(request))
+
+    def _guarded(self, request: HttpRequest) -> HttpResponse:
+        if not guard.host_is_ours(request, self._site.names):
+            return HttpResponse(403, b"this server does not have that name\n")
+        if request.path.startswith("/assets/"):
+            return self._asset(request.path.removeprefix("/assets/"))
+        if request.path == "/login" and request.method == "GET":
+            return self._login(request)
+        visitor = self._sessions.visitor(guard.cookie_of(request, self._site.cookie))
+        if visitor is None:
+            return self._html(401, frame.login_needed(self._site.cluster, self._version))
+        if request.method == "POST":
+            return self._post(request, visitor)
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponse(405, b"use GET or POST\n")
+        return self._get(request, visitor)
+
+    def _asset(self, name: str) -> HttpResponse:
+        if name not in self._files:
+            return HttpResponse(404, b"not found\n")
+        return HttpResponse(200, self._files[name], TYPES[Path(name).suffix], FOREVER)
+
+    def _login(self, request: HttpRequest) -> HttpResponse:
+        """Exchange a token for a cookie. The answer is a page that moves on by itself: the browser sends a strict
+        cookie only with a request that our own page makes."""
+        cookie = self._sessions.exchange(request.query.get("token", ""))
+        visitor = self._sessions.visitor(cookie) if cookie else None
+        if cookie is None or visitor is None:
+            return self._html(401, frame.login_needed(self._site.cluster, self._version))
+        age_s = LINK_S if visitor.role is WebRole.VIEWER else SESSION_S
+        body = join([
+            Markup('<!doctype html><html lang="en"><head><meta charset="utf-8">'),
+            Markup('<meta http-equiv="refresh" content="0;url=/"><title>Dal Segno</title></head><body>'),
+            link("/", "Continue"), Markup("</body></html>"),
+        ])  # fmt: skip
+        return HttpResponse(200, body.encode(), HTML, (guard.set_cookie(self._site.cookie, cookie, age_s),))
+
+    # Pages
+
+    def _get(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
+        if request.path == "/stream":
+            return self._stream(request, visitor)
+        if request.path == "/confirm":
+            return self._confirm(request, visitor)
+        if request.path.startswith("/drill/"):
+            return self._drill(request.path.removeprefix("/drill/"))
+        words = request.path.split("/")
+        if len(words) == 6 and words[1] == "node" and words[3] == "evidence":
+            return self._evidence(visitor, words[2], words[4], words[5])
+        if not self._live.is_fresh() and request.path in PAGES:
+            return HttpResponse(200, self._late_page(request, visitor), HTML)
+        return self._page(request, visitor, self._live.fresh())
+
+    def _late_page(self, request: HttpRequest, visitor: Visitor) -> Iterator[bytes]:
+        """Yield the head of a page at once, so that the browser loads the style sheet while the sources are asked."""
+        yield frame.head(PAGES[request.path], self._site.cluster, self._version, refresh_s=REFRESH_S).encode()
+        page = self._page(request, visitor, self._live.fresh(), head=False)
+        assert isinstance(page.body, bytes)
+        yield page.body
+
+    def _page(
+        self, request: HttpRequest, visitor: Visitor, snapshot: ClusterPicture, *, head: bool = True
+    ) -> HttpResponse:
+        context = PageContext(snapshot, visitor, self._data, request.query)
+        try:
+            page = find_page(request.path, context)
+        except DalsegnoError as error:
+            return self._failed(503, "This page cannot be shown now", error)
+        if page is None:
+            back = tag("p", link("/", "Back to the cluster"))
+            return self._html(404, frame.message_page("Not found", self._site.cluster, self._version, back))
+        query = "".join(f"&{quote(key)}={quote(value)}" for key, value in request.query.items())
+        stream = f"/stream?n={snapshot.number}&path={quote(request.path)}{query}"
+        return self._shown(page, visitor, stream, request if head else None)
+
+    def _shown(self, page: Page, visitor: Visitor, stream: str, request: HttpRequest | None) -> HttpResponse:
+        """Return a page; without a request, the part after its head."""
+        cluster = self._site.cluster
+        pieces: list[str] = [
+            frame.head(page.title, cluster, self._version, refresh_s=REFRESH_S if stream else 0) if request else "",
+            frame.start(page, cluster, visitor, stream),
+            *(part.html for part in page.parts),
+            frame.END,
+        ]
+        return self._html(page.status, "".join(pieces), request)
+
+    def _html(self, status: int, text: str, request: HttpRequest | None = None) -> HttpResponse:
+        body = text.encode()
+        accepted = request.headers.get("accept-encoding", "") if request else ""
+        if len(body) >= MIN_GZIP_BYTES and "gzip" in accepted:
+            return HttpResponse(status, gzip.compress(body, 1), HTML, (("Content-Encoding", "gzip"),))
+        return HttpResponse(status, body, HTML)
+
+    def _failed(self, status: int, title: str, error: DalsegnoError) -> HttpResponse:
+        words = [tag("p", error.what), tag("p", error.hint, class_="note") if error.hint else None]
+        back = tag("p", link("/", "Back to the cluster"))
+        return self._html(status, frame.message_page(title, self._site.cluster, self._version, words, back))
+
+    def _stream(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
+        """Answer with the live updates of a page, until the browser leaves or the session ends."""
+        cookie = guard.cookie_of(request, self._site.cookie)
+        url = urlsplit(request.query.get("path", "/"))
+        query = {key: value for key, value in request.query.items() if key not in ("n", "path")}
+        query |= dict(parse_qsl(url.query))
+        number = request.query.get("n", "")
+        if not self._slots.take():
+            return HttpResponse(503, b"too many pages are open\n")
+
+        def render(snapshot: ClusterPicture) -> Sequence[PagePart] | None:
+            present = self._sessions.visitor(cookie)
+            page = find_page(url.path, PageContext(snapshot, present, self._data, query)) if present else None
+            return page.parts if page else None
+
+        known = int(number) if number.isdecimal() and len(number) < 10 else -1
+        body: Iterator[bytes] = follow(self._live, render, known, self._slots)
+        return HttpResponse(200, body, "text/event-stream", (("X-Accel-Buffering", "no"),))
+
+    def _drill(self, name: str) -> HttpResponse:
+        known = next((each for each in self._data.drills() if each.name == name), None)
+        path = self._site.drills / f"{name}.html"
+        try:
+            body = path.read_bytes() if known else b""
+        except OSError:
+            body = b""
+        if not body:
+            return HttpResponse(404, b"not found\n")
+        return HttpResponse(200, body, HTML, (REPORT_POLICY,))
+
+    def _evidence(self, visitor: Visitor, node: str, bundle: str, file: str) -> HttpResponse:
+        """Answer with a file of evidence. It may show what other users ran, so only operators get it."""
+        if not visitor.operates:
+            return HttpResponse(403, b"only root and the cluster's owner may read evidence\n")
+        known = node in self._live.fresh().nodes
+        body = read_evidence(self._site.evidence / node, bundle, file) if known else None
+        return HttpResponse(404, b"not found\n") if body is None else HttpResponse(200, body)
+
+    # Actions
+
+    def _confirm(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
+        try:
+            action = parse_action(request.query)
+            check_allowed(action, visitor, self._live.fresh())
+        except ActionRefused as error:
+            return self._failed(403, "This cannot be done", error)
+        faults = self._data.node_details(action.node).faults if action.kind is ActionKind.INJECT else ()
+        return self._shown(confirm_page(action, visitor, faults), visitor, "", request)
+
+    def _post(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
+        form = guard.form_of(request)
+        if not guard.origin_is_ours(request) or not guard.token_matches(form, visitor.csrf):
+            return HttpResponse(403, b"this form does not come from a page of this session; load the page again\n")
+        if request.path == "/logout":
+            self._sessions.end(guard.cookie_of(request, self._site.cookie))
+            gone = guard.set_cookie(self._site.cookie, "", 0)
+            return HttpResponse(303, headers=(("Location", "/"), gone))
+        if request.path != "/do":
+            return HttpResponse(404, b"not found\n")
+        try:
+            action, snapshot = parse_action(form), self._live.fresh()
+            check_allowed(action, visitor, snapshot)
+            self._actions.do(action, visitor, snapshot)
+        except ActionRefused as error:
+            return self._failed(403, "This cannot be done", error)
+        except DalsegnoError as error:
+            return self._failed(409, "This failed", error)
+        self._live.ask_soon()
+        return HttpResponse(303, headers=(("Location", action.back),))

@@ -1,0 +1,186 @@
+"""What single pages read when they are opened: a node's records, a run's history, GPU hours, drill reports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health.result import Verdict
+from dalsegno.recovery.client import ask
+from dalsegno.recovery.event import read_event
+from dalsegno.runs.journal import Entry, RunEvent
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobInfo
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import read_json
+from dalsegno.targets.base import CanInject, Target
+from dalsegno.targets.folder import ClusterFolder
+from dalsegno.web.run_files import read_entries, read_points
+from dalsegno.web.snapshot import RunPicture
+from dalsegno.web.sources import ANSWER_S, record_of
+from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuRecord, NodeDetails, RunDetails, UserHours
+
+MAX_DRILLS = 50
+MAX_BUNDLES = 10
+MAX_EVIDENCE_BYTES = 1 << 20
+HOURS_KEPT_S = 60.0  # sacct is asked at most this often
+
+
+class ClusterData:
+    """The data of a real cluster. Methods may be called by any thread."""
+
+    def __init__(
+        self, folder: ClusterFolder, slurm: SlurmClient, target: Callable[[], Target], cluster: Cluster
+    ) -> None:
+        self._folder, self._slurm, self._target = folder, slurm, target
+        self._cluster, self._lock = cluster, threading.Lock()
+        self._hours: dict[int, tuple[float, Sequence[UserHours] | None]] = {}
+
+    @property
+    def gpu_hour_price(self) -> float:
+        return self._cluster().monitoring.gpu_hour_price
+
+    def node_details(self, node: str) -> NodeDetails:
+        """Return what the controller recorded; without a controller, only the evidence."""
+        evidence, faults = list_evidence(self._folder.evidence / node), self._faults()
+        try:
+            answer = ask(self._folder.controller_socket, {"node": node}, ANSWER_S)
+        except DalsegnoError:
+            answer = {}
+        return parse_details(answer, evidence, faults)
+
+    def _faults(self) -> tuple[str, ...]:
+        if not isinstance(self._target(), CanInject):
+            return ()
+        from dalsegno.inject.faults import FAULTS
+
+        return tuple(FAULTS)
+
+    def run_details(self, view: RunPicture) -> RunDetails:
+        record = record_of(view)
+        return RunDetails(read_points(record), tuple(read_entries(record)))
+
+    def gpus_of(self, view: RunPicture) -> int:
+        gpus = {node.name: node.gpus for node in self._cluster().nodes}
+        return most_gpus(read_entries(record_of(view)), gpus)
+
+    def user_hours(self, days: int) -> Sequence[UserHours] | None:
+        if not self._cluster().slurm.accounting:
+            return None
+        with self._lock:  # one sacct at a time: it may take seconds
+            at, found = self._hours.get(days, (float("-inf"), None))
+            if time.monotonic() - at >= HOURS_KEPT_S:
+                since = int(time.time()) - days * 86400
+                found = sum_hours(self._slurm.history(since_s=since), since, time.time())
+                self._hours[days] = (time.monotonic(), found)
+            return found
+
+    def drills(self) -> Sequence[DrillSummary]:
+        return read_drills(self._folder.drills)
+
+
+def parse_details(
+    answer: Mapping[str, Any], evidence: tuple[EvidenceBundle, ...] = (), faults: tuple[str, ...] = ()
+) -> NodeDetails:
+    """Parse the controller's answer about one node."""
+    own = answer.get("node") or {}
+    return NodeDetails(
+        tuple(map(str, own.get("tried", ()))),
+        tuple(map(str, own.get("excused", ()))),
+        tuple(_gpu(each) for each in answer.get("gpus", ())),
+        tuple(
+            CheckRecord(float(each["at"]), str(each["check"]), _verdict(each["verdict"]), str(each["text"]))
+            for each in answer.get("checks", ())
+        ),
+        tuple(map(read_event, answer.get("events", ()))),
+        evidence,
+        faults,
+    )
+
+
+def _gpu(each: Mapping[str, Any]) -> GpuRecord:
+    uuid, serial, model = (str(each.get(name) or "") for name in ("uuid", "serial", "model"))
+    return GpuRecord(int(each["slot"]), uuid, serial, model, each.get("since"), each.get("sent_away_at"))
+
+
+def _verdict(word: object) -> Verdict:
+    return next((each for each in Verdict if each.value == word), Verdict.UNKNOWN)
+
+
+def list_evidence(folder: Path) -> tuple[EvidenceBundle, ...]:
+    """Return the saved bundles of a node, newest first."""
+    try:
+        names = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), reverse=True)
+        return tuple(
+            EvidenceBundle(path.name, tuple(sorted((file.name, file.stat().st_size) for file in path.iterdir())))
+            for path in names[:MAX_BUNDLES]
+        )
+    except OSError:
+        return ()
+
+
+def read_evidence(folder: Path, bundle: str, file: str) -> bytes | None:
+    """Return the start of a file of evidence; None if there is none. Only listed names are opened."""
+    for known in list_evidence(folder):
+        if known.name == bundle and file in (name for name, _ in known.files):
+            with contextlib.suppress(OSError), open(folder / bundle / file, "rb") as text:
+                return text.read(MAX_EVIDENCE_BYTES)
+    return None
+
+
+def most_gpus(entries: Sequence[Entry], gpus: Mapping[str, int]) -> int:
+    """Return the most GPUs that a generation of a run had."""
+    groups = [entry.get("nodes") for entry in entries if entry.get("event") == RunEvent.GENERATION.value]
+    sums = [sum(gpus.get(str(name), 0) for name in nodes[:65536]) for nodes in groups if isinstance(nodes, list)]
+    return max(sums, default=0)
+
+
+def sum_hours(jobs: Sequence[JobInfo], since: float, now: float) -> list[UserHours]:
+    """Return the hours of each user and account after `since`, most GPU hours first."""
+    found: dict[tuple[str, str], UserHours] = {}
+    for job in jobs:
+        began = max(job.started_at or now, since)
+        hours = max(0.0, min(job.ends_at if job.state.ended and job.ends_at else now, now) - began) / 3600
+        key = (job.user, job.account)
+        old = found.get(key, UserHours(*key, 0, 0.0, 0.0))
+        found[key] = UserHours(
+            *key, old.jobs + 1, old.gpu_hours + hours * job.gpus, old.node_hours + hours * job.node_count
+        )
+    return sorted(found.values(), key=lambda each: (-each.gpu_hours, -each.node_hours, each.user))
+
+
+def read_drills(folder: Path) -> list[DrillSummary]:
+    """Return the saved drill reports, newest first."""
+    try:
+        paths = sorted(folder.glob("*.json"), reverse=True)[:MAX_DRILLS]
+    except OSError:
+        return []
+    return [found for path in paths if (found := _drill(path)) is not None]
+
+
+def _drill(path: Path) -> DrillSummary | None:
+    try:
+        value = read_json(path)
+        if not isinstance(value, dict):
+            return None
+        faults = value.get("faults")
+        resumed = [each["resumed_s"] for each in faults if isinstance(each, dict)] if isinstance(faults, list) else []
+        times = sorted(float(each) for each in resumed if isinstance(each, (int, float)))
+        exact = value.get("exact")
+        return DrillSummary(
+            path.stem,
+            float(json.dumps(value.get("started", 0.0))),
+            value.get("survived") is True,
+            len(faults) if isinstance(faults, list) else 0,
+            float(json.dumps(value.get("share", 0.0))),
+            times[len(times) // 2] if times else None,
+            exact if isinstance(exact, bool) else None,
+        )
+    except (DalsegnoError, OSError, KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,137 @@
+"""The observer's Unix socket: `dalsegno web` asks there for an address that logs its user in.
+
+Every user of the machine may connect. The kernel identifies the caller, so the role follows from the uid.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.recovery.client import ask
+from dalsegno.recovery.refusal_log import RefusalLog
+from dalsegno.system.files import user_of
+from dalsegno.system.network import listen_at
+from dalsegno.web.sessions import LINK_S, TOKEN_S, Sessions, WebRole
+from dalsegno.wire.frames import Message
+from dalsegno.wire.requests import RequestServer
+
+log = logging.getLogger("web.login")
+
+SOCKET = "run/observer.sock"  # below the cluster's state folder
+MAX_ANSWER = 1 << 16
+ANSWER_S = 5.0
+
+
+def role_of(uid: int, owners: Collection[int]) -> WebRole:
+    """Return the role of a user: root, the cluster's owner and the observer's own user operate the cluster."""
+    return WebRole.OPERATOR if uid in {0, *owners} else WebRole.USER
+
+
+class LoginServer:
+    """Answers `{"login": true}`, `{"link": true}` and `{"revoke": true}`. `address` is the HOST:PORT of the page."""
+
+    def __init__(self, folder: Path, sessions: Sessions, address: str, owner: Callable[[], int | None]) -> None:
+        self._sessions, self._address, self._owner = sessions, address, owner
+        self._selector = selectors.DefaultSelector()
+        listener = listen_at(folder / SOCKET, 0o666)
+        complain = RefusalLog(log.warning).log
+        self._server = RequestServer(listener, self._selector, self.answer, complain, MAX_ANSWER)
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Answer in the background."""
+        threading.Thread(target=self.serve, name="login", daemon=True).start()
+
+    def serve(self) -> None:
+        """Answer until the server is closed."""
+        while not self._closed.is_set():
+            due = self._server.turn()
+            wait = 1.0 if due is None else min(max(due - time.monotonic(), 0.0), 1.0)
+            for key, events in self._selector.select(wait):
+                key.data(events)
+        self._server.close()
+        self._selector.close()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def answer(self, uid: int, request: Message) -> Message:
+        """Answer one request of a user."""
+        role, user = role_of(uid, own_uids(self._owner())), user_of(uid)
+        if request == {"login": True}:
+            log.info("login of %s (%s)", user, role.value)
+            return self._granted(self._sessions.issue(role, uid, user), role, TOKEN_S)
+        if request == {"link": True}:
+            if role is not WebRole.OPERATOR:
+                return _refusal("only root and the cluster's owner may make read-only links", "use sudo")
+            log.info("read-only link made by %s", user)
+            return self._granted(self._sessions.make_link(uid, user), WebRole.VIEWER, LINK_S)
+        if request == {"revoke": True}:
+            ended = self._sessions.revoke(0 if role is WebRole.OPERATOR else uid)
+            log.info("%d sessions and links ended by %s", ended, user)
+            return {"revoked": ended}
+        return _refusal("unknown request", "use `login`, `link` or `revoke`")
+
+    def _granted(self, token: str, role: WebRole, valid_s: float) -> Message:
+        return {"token": token, "role": role.value, "address": self._address, "valid_s": valid_s}
+
+
+def _refusal(what: str, hint: str) -> Message:
+    return {"error": what, "hint": hint}
+
+
+@dataclass(frozen=True)
+class LoginAddress:
+    """The address that logs a user in."""
+
+    token: str
+    role: WebRole
+    host: str
+    port: int
+    valid_s: float
+
+    def url(self, host: str = "") -> str:
+        """Return the address; with `host`, through a tunnel that ends there."""
+        shown = host or self.host
+        return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/login?token={self.token}"
+
+
+def request_login(folder: Path, *, read_only: bool = False) -> LoginAddress:
+    """Ask the observer of this cluster for an address."""
+    answer = _asked(folder, {"link": True} if read_only else {"login": True})
+    host, _, port = str(answer["address"]).rpartition(":")
+    return LoginAddress(
+        str(answer["token"]), WebRole(answer["role"]), host.strip("[]"), int(port), float(answer["valid_s"])
+    )
+
+
+def revoke_logins(folder: Path) -> int:
+    """End the caller's sessions and links, or for operators all; return how many."""
+    return int(_asked(folder, {"revoke": True})["revoked"])
+
+
+def _asked(folder: Path, request: Message) -> Message:
+    try:
+        answer = ask(folder / SOCKET, request, ANSWER_S)
+    except DalsegnoError as error:
+        raise DalsegnoError(
+            "the web page of this cluster does not answer",
+            where=str(folder / SOCKET),
+            hint="`dalsegno status` shows whether the observer runs, `dalsegno up` starts it",
+        ) from error
+    if "error" in answer:
+        raise DalsegnoError(str(answer["error"]), hint=str(answer.get("hint", "")))
+    return answer
+
+
+def own_uids(owner: int | None) -> set[int]:
+    """Return the uids that operate the cluster, beside root."""
+    return {os.geteuid(), *([] if owner is None else [owner])}

@@ -1,0 +1,224 @@
+"""The list of runs, and the page of one run with its charts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dalsegno.runs.coordinator.goodput import Goodput, TimeKind
+from dalsegno.runs.journal import Entry, RunEvent
+from dalsegno.runs.status import NodeRole, RunStatus
+from dalsegno.web.charts import Span, TimelineKind, TimelineMark, run_chart, shares_bar
+from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
+from dalsegno.web.pages.labels import run_chip, run_link
+from dalsegno.web.snapshot import RunPicture
+from dalsegno.web.view import Page, PageContext, PagePart, RunDetails, bare, section
+
+OWN_FIGURES = frozenset(
+    {"step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s"}
+)
+MAX_MARKS = 200
+MAX_ENTRIES = 60
+_TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
+
+
+def runs_page(context: PageContext) -> Page:
+    """Return the list of runs: active ones first."""
+    head = ["Run", "State", "User", "Nodes", "Step", "Loss", "Step time", "Goodput", "Gen", "Age", ""]
+    rows = [_row(view, context) for view in context.snapshot.runs]
+    start = tag("code", "dalsegno run train.py --nodes 2")
+    body = table(head, rows, class_="wide") if rows else tag("p", "No runs yet. Start one: ", start, class_="empty")
+    return Page("Runs", "runs", (section("runs", "Runs", body),))
+
+
+def _row(view: RunPicture, context: PageContext) -> list[object]:
+    status, progress = view.status, view.progress
+    figures = progress.figures if progress else {}
+    loss, step_s = figures.get("loss"), figures.get("step_s")
+    return [
+        tag("th", run_link(view.run), scope="row"),
+        run_chip(status),
+        status.user,
+        number(nodes_text(status)),
+        number(f"{progress.step:,}" if progress else DASH),
+        number(DASH if loss is None else f"{loss:.4g}"),
+        number(DASH if step_s is None else f"{step_s:.3g} s"),
+        tag("td", _goodput(progress.account) if progress else DASH),
+        number(status.generation or DASH),
+        tag("td", moment(status.started or status.created, "for" if not status.over else "age")),
+        tag("td", _cancel(view, context)),
+    ]
+
+
+def _goodput(account: Goodput) -> Markup:
+    return tag("span", f"{account.share:.0%} ", goodput_bar(account), class_="inline-bar")
+
+
+def goodput_bar(account: Goodput) -> Markup:
+    words = ", ".join(f"{kind.value} {clock(account.spent.get(kind, 0.0))}" for kind in TimeKind)
+    return shares_bar([(f"time-{kind.value}", account.spent.get(kind, 0.0)) for kind in TimeKind], words)
+
+
+def _cancel(view: RunPicture, context: PageContext) -> Markup | None:
+    if view.status.over or not context.visitor.may_cancel(view.uid):
+        return None
+    return link(f"/confirm?do=cancel&run={view.run}", "Cancel", class_="button danger", aria_label=f"Cancel {view.run}")
+
+
+def nodes_text(status: RunStatus) -> str:
+    """Return `3/4`: nodes in training, of those requested."""
+    if status.over:
+        return str(status.wanted_nodes)
+    return f"{sum(node.state in _TAKING_PART for node in status.nodes)}/{status.wanted_nodes}"
+
+
+def run_page(context: PageContext, view: RunPicture) -> Page:
+    """Return the page of one run."""
+    details = context.data.run_details(view)
+    return Page(view.run, "runs", tuple(_parts(context, view, details)))
+
+
+def _parts(context: PageContext, view: RunPicture, details: RunDetails) -> Iterator[PagePart]:
+    status, progress = view.status, view.progress
+    yield bare(
+        "run-head",
+        tag("div", tag("h2", view.run), run_chip(status), _cancel(view, context), class_="title-row"),
+        tag("p", status.message, class_="note") if status.message else None,
+        tag("dl", list(_facts(view)), class_="facts"),
+    )
+    now = context.snapshot.at
+    spans, marks = spans_of(details.entries, status, now), marks_of(details.entries)
+    legend = tag(
+        "p",
+        tag("span", class_="key fault"), "node lost ", tag("span", class_="key failure"), "script failed ",
+        tag("span", class_="key event"), "other",
+        class_="legend",
+    )  # fmt: skip
+    yield section("run-chart", "Training", run_chart(details.points, spans, marks, now), legend)
+    if progress:
+        yield section("run-time", "How its time was spent", *_times(progress.account))
+    yield section("run-nodes", "Nodes", _nodes(status))
+    if status.report:
+        yield section("run-report", "Traceback of the rank that failed first", tag("pre", _lines(status.report)))
+    yield section("run-journal", "Journal", _journal(details.entries))
+
+
+def _lines(text: str) -> list[object]:
+    """Return text line by line: escaping keeps no line breaks."""
+    return [part for line in text.splitlines()[-200:] for part in (line[:2000], Markup("\n"))]
+
+
+def _facts(view: RunPicture) -> Iterator[Markup]:
+    status, progress = view.status, view.progress
+    jobs = ", ".join(map(str, status.jobs)) or DASH
+    facts: list[tuple[str, object]] = [("user", status.user), ("nodes", nodes_text(status)), ("jobs", jobs)]
+    facts += [("generation", status.generation), ("lost nodes", status.lost_nodes), ("restarts", status.restarts)]
+    facts.append(("submitted", moment(status.created)))
+    if status.started:
+        ran = clock(status.ended - status.started) if status.ended else moment(status.started, "for")
+        facts.append(("training for", ran))
+    if progress:
+        facts.append(("step", f"{progress.step:,}"))
+        facts += [(name, figure_text(value)) for name, value in _reported(view)]
+    for name, value in facts:
+        yield tag("div", tag("dt", name), tag("dd", value))
+
+
+def figure_text(value: float) -> str:
+    """Return a figure as people write it: 512,300 and 0.0003."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def _reported(view: RunPicture) -> list[tuple[str, float]]:
+    figures = view.progress.figures if view.progress else {}
+    shown = [(name, value) for name, value in sorted(figures.items()) if name not in OWN_FIGURES and value is not None]
+    return [*shown[:12], *([("step time (s)", figures["step_s"])] if figures.get("step_s") else [])]
+
+
+def _times(account: Goodput) -> list[Markup]:
+    total = sum(account.spent.values()) or 1.0
+    items = [
+        tag("li", tag("span", class_=f"key time-{kind.value}"), f"{kind.value} ",
+            tag("b", f"{account.spent.get(kind, 0.0) / total:.1%}"), f" {clock(account.spent.get(kind, 0.0))}")
+        for kind in TimeKind
+    ]  # fmt: skip
+    return [goodput_bar(account), tag("ul", items, class_="legend wide-legend")]
+
+
+def _nodes(status: RunStatus) -> Markup:
+    rows = [
+        [tag("th", link(f"/node/{node.name}", node.name), scope="row"), node.state.value,
+         number(DASH if node.group_rank is None else node.group_rank)]
+        for node in status.nodes
+    ]  # fmt: skip
+    return table(["Node", "Role", "Rank"], rows, empty="The run has no nodes now.")
+
+
+# The timeline, from the journal
+
+
+_FAULTS = {
+    RunEvent.LOST.value: TimelineKind.FAULT,
+    RunEvent.COLD.value: TimelineKind.FAULT,
+    RunEvent.FAILED.value: TimelineKind.FAILURE,
+}
+_NOTED = {RunEvent.CAME_BACK.value, RunEvent.IDLE.value, RunEvent.PAUSE.value, RunEvent.SIGNAL.value}
+
+
+def spans_of(entries: Sequence[Entry], status: RunStatus, now: float) -> list[Span]:
+    """Return the generations of a run. One ends when something fails, or the next one starts."""
+    found: list[Span] = []
+    for entry in entries:
+        event, at = entry.get("event"), float(entry["at"])
+        if event == RunEvent.GENERATION.value:
+            nodes = entry.get("nodes")
+            size = plural(len(nodes), "node") if isinstance(nodes, list) else ""
+            label = str(entry.get("generation", ""))[:8]
+            found = [*_ended(found, at), Span(at, -1.0, label, f"generation {label}: {size}")]
+        elif _ends(entry):
+            found = _ended(found, at)
+    return _ended(found, status.ended or now)
+
+
+def _ends(entry: Entry) -> bool:
+    event = entry.get("event")
+    if event == RunEvent.LOST.value:
+        return bool(entry.get("was", NodeRole.MEMBER.value) == NodeRole.MEMBER.value)
+    return event in (RunEvent.FAILED.value, RunEvent.ENDED.value) and not entry.get("noise")
+
+
+def _ended(spans: list[Span], at: float) -> list[Span]:
+    if not spans or spans[-1].end >= 0:
+        return spans
+    last = spans[-1]
+    return [*spans[:-1], Span(last.start, max(at, last.start), last.label, last.text)]
+
+
+def marks_of(entries: Sequence[Entry]) -> list[TimelineMark]:
+    """Return lost nodes, failures and other events of a run."""
+    shown = [entry for entry in entries if entry.get("event") in {*_FAULTS, *_NOTED} and not entry.get("noise")]
+    return [
+        TimelineMark(float(entry["at"]), _FAULTS.get(str(entry["event"]), TimelineKind.NOTE), entry_text(entry))
+        for entry in shown[-MAX_MARKS:]
+    ]
+
+
+def entry_text(entry: Entry) -> str:
+    """Return a journal entry as a line: its event and its details."""
+    event = str(entry.get("event", ""))
+    if event == RunEvent.LOST.value:
+        return f"{entry.get('node')} is lost: {entry.get('why')}"[:300]
+    if event == RunEvent.FAILED.value:
+        return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what', 'failed')}"[:300]
+    details = [f"{key} {_shown(value)}" for key, value in entry.items() if key not in ("at", "event", "text")]
+    return f"{event}: {entry.get('text') or ', '.join(details)}"[:300]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} entries" if len(value) > 4 else " ".join(map(str, value))
+    return str(value)
+
+
+def _journal(entries: Sequence[Entry]) -> Markup:
+    rows = [tag("li", moment(float(entry["at"])), " ", entry_text(entry)) for entry in reversed(entries[-MAX_ENTRIES:])]
+    return tag("ul", rows, class_="list") if rows else tag("p", "The journal is empty.", class_="empty")

@@ -1,0 +1,173 @@
+"""Who may use the web page: one-time login tokens, sessions and read-only links.
+
+Tokens and cookies are random and are kept only as SHA-256 digests. Comparing digests takes the same time for every
+guess. Sessions are saved in a file of mode 0600, so that a restart of the observer ends none of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.spec.facts import facts_from_json, facts_to_json
+from dalsegno.system.files import read_json, write_atomic
+
+TOKEN_S = 60.0  # a one-time token is valid for this long
+SESSION_S = 12 * 3600.0
+LINK_S = 90 * 86400.0  # a read-only link for a wall display
+MAX_TOKENS, MAX_TOKENS_PER_USER = 256, 16
+MAX_SESSIONS, MAX_SESSIONS_PER_USER = 512, 32
+
+
+class WebRole(Enum):
+    """What a visitor may do."""
+
+    VIEWER = "viewer"  # a wall display: sees everything, changes nothing
+    USER = "user"  # sees everything, cancels own runs and jobs
+    OPERATOR = "operator"  # root and the cluster's owner
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Somebody who may use the page. `csrf` is the token that this visitor's forms must send."""
+
+    role: WebRole
+    uid: int
+    user: str
+    csrf: str = ""
+
+    @property
+    def operates(self) -> bool:
+        return self.role is WebRole.OPERATOR
+
+    def may_cancel(self, uid: int | None) -> bool:
+        """Return whether the visitor may cancel a run or job of this user."""
+        return self.operates or (self.role is WebRole.USER and uid is not None and uid == self.uid)
+
+
+@dataclass(frozen=True)
+class WebSession:
+    """A session, a read-only link, or a login token, by the digest of its secret."""
+
+    digest: str
+    role: WebRole
+    uid: int
+    user: str
+    until: float  # seconds since 1970
+
+
+@dataclass(frozen=True)
+class _Saved:
+    sessions: tuple[WebSession, ...] = ()
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def csrf_of(cookie: str) -> str:
+    """Return the token that the forms of a session must send: only who knows the cookie can compute it."""
+    return hmac.new(cookie.encode(), b"form", hashlib.sha256).hexdigest()
+
+
+class Sessions:
+    """All login tokens and sessions. Methods may be called by any thread."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock, self._lock = path, clock, threading.Lock()
+        self._tokens: dict[str, WebSession] = {}
+        self._sessions = {each.digest: each for each in _read(path)}
+
+    def issue(self, role: WebRole, uid: int, user: str) -> str:
+        """Return a new login token, which is valid once and for a minute."""
+        token = secrets.token_urlsafe(32)
+        entry = WebSession(digest_of(token), role, uid, user, self._clock() + TOKEN_S)
+        with self._lock:
+            self._tokens = _with(self._current(self._tokens), entry, MAX_TOKENS, MAX_TOKENS_PER_USER)
+        return token
+
+    def make_link(self, uid: int, user: str) -> str:
+        """Return the secret of a new read-only link. It is valid until it is revoked, for ninety days at most."""
+        secret = secrets.token_urlsafe(32)
+        self._add(WebSession(digest_of(secret), WebRole.VIEWER, uid, user, self._clock() + LINK_S))
+        return secret
+
+    def exchange(self, token: str) -> str | None:
+        """Return a cookie for a login token, which is then used up, or for a read-only link; None if it is invalid."""
+        found = digest_of(token)
+        with self._lock:
+            self._tokens = self._current(self._tokens)
+            entry = self._tokens.pop(found, None)
+            link = self._current(self._sessions).get(found)
+        if entry is None:
+            return token if link is not None and link.role is WebRole.VIEWER else None
+        cookie = secrets.token_urlsafe(32)
+        self._add(replace(entry, digest=digest_of(cookie), until=self._clock() + SESSION_S))
+        return cookie
+
+    def visitor(self, cookie: str) -> Visitor | None:
+        """Return who sends this cookie; None if there is no such session, or it has ended."""
+        with self._lock:
+            session = self._sessions.get(digest_of(cookie))
+        if not cookie or session is None or session.until <= self._clock():
+            return None
+        return Visitor(session.role, session.uid, session.user, csrf_of(cookie))
+
+    def end(self, cookie: str) -> None:
+        """End the session with this cookie. A read-only link stays valid: it is revoked by its owner."""
+        session = self._sessions.get(digest_of(cookie))
+        if session is not None and session.role is not WebRole.VIEWER:
+            self._keep(lambda each: each.digest != session.digest)
+
+    def revoke(self, uid: int) -> int:
+        """End all sessions and links of a user, or of everybody for root; return how many."""
+        before = len(self._sessions)
+        self._keep(lambda each: uid != 0 and each.uid != uid)
+        return before - len(self._sessions)
+
+    def _add(self, entry: WebSession) -> None:
+        with self._lock:
+            self._sessions = _with(self._current(self._sessions), entry, MAX_SESSIONS, MAX_SESSIONS_PER_USER)
+            self._save()
+
+    def _keep(self, wanted: Callable[[WebSession], bool]) -> None:
+        with self._lock:
+            self._sessions = {key: each for key, each in self._sessions.items() if wanted(each)}
+            self._save()
+
+    def _current(self, entries: dict[str, WebSession]) -> dict[str, WebSession]:
+        now = self._clock()
+        return {key: each for key, each in entries.items() if each.until > now}
+
+    def _save(self) -> None:
+        with contextlib.suppress(DalsegnoError):  # a full disk must not keep an operator out
+            text = json.dumps(facts_to_json(_Saved(tuple(self._sessions.values()))))
+            write_atomic(self._path, text, 0o600, durable=False)
+
+
+def _with(entries: dict[str, WebSession], entry: WebSession, most: int, most_per_user: int) -> dict[str, WebSession]:
+    """Return the entries with a new one. The oldest of the same user make room for it, then the oldest of all."""
+    own = [key for key, each in entries.items() if each.uid == entry.uid]
+    dropped = set(own[: max(0, len(own) + 1 - most_per_user)])
+    kept = {key: each for key, each in entries.items() if key not in dropped}
+    while len(kept) >= most:
+        del kept[next(iter(kept))]
+    return {**kept, entry.digest: entry}
+
+
+def _read(path: Path) -> tuple[WebSession, ...]:
+    try:
+        value = read_json(path)
+        return facts_from_json(_Saved, value).sessions if isinstance(value, dict) else ()
+    except (DalsegnoError, OSError):
+        return ()  # damaged: everybody logs in again

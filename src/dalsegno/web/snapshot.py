@@ -1,0 +1,257 @@
+"""The picture of the cluster at one moment, as values that pages render. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from dalsegno.health.messages import GpuReading
+from dalsegno.health.result import Verdict
+from dalsegno.recovery.event import Event
+from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.runs.coordinator.goodput import TrainingProgress
+from dalsegno.runs.status import RunStatus
+from dalsegno.slurm.facts import JobInfo, NodeInfo, NodeState
+from dalsegno.wire.liveness import Presence
+
+
+class NodeTone(Enum):
+    """How a node is shown. The values are class names of the style sheet."""
+
+    BUSY = "busy"
+    MIXED = "mixed"
+    IDLE = "idle"
+    SPARE = "spare"
+    SUSPECT = "suspect"
+    DRAINED = "drained"
+    REPAIRING = "repairing"
+    VALIDATING = "validating"
+    DOWN = "down"
+    UNKNOWN = "unknown"
+
+
+TONE_TEXT = {
+    NodeTone.BUSY: "allocated",
+    NodeTone.MIXED: "partly allocated",
+    NodeTone.IDLE: "idle",
+    NodeTone.SPARE: "spare",
+    NodeTone.SUSPECT: "suspected",
+    NodeTone.DRAINED: "drained",
+    NodeTone.REPAIRING: "being repaired",
+    NodeTone.VALIDATING: "being validated",
+    NodeTone.DOWN: "down",
+    NodeTone.UNKNOWN: "unknown",
+}
+
+
+@dataclass(frozen=True)
+class NodeCare:
+    """A node as the controller records it."""
+
+    node: str
+    phase: NodePhase = NodePhase.IN_SERVICE
+    since: float | None = None
+    reason: str = ""
+    note: str = ""
+    held_back: HeldAction = HeldAction.NO
+    validated_at: float | None = None
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """A node as its agent reports it. Findings are check, verdict and text of those that did not pass."""
+
+    node: str
+    presence: Presence = Presence.NEVER
+    last_seen: float = 0.0
+    checks: int = 0
+    findings: tuple[tuple[str, Verdict, str], ...] = ()
+    gpus: tuple[GpuReading, ...] = ()
+
+
+@dataclass(frozen=True)
+class Automation:
+    """The state of automatic recovery."""
+
+    paused: bool = False
+    mode: str = ""
+    per_hour: int = 0
+    taken: Mapping[str, int] = field(default_factory=dict)  # nodes taken out in the last hour, by partition
+
+
+@dataclass(frozen=True)
+class SlurmPart:
+    """What Slurm reports."""
+
+    nodes: tuple[NodeInfo, ...] = ()
+    jobs: tuple[JobInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class ControllerPart:
+    """What the controller reports. `events` are the last ones, oldest first."""
+
+    care: Mapping[str, NodeCare] = field(default_factory=dict)
+    agents: Mapping[str, AgentReport] = field(default_factory=dict)
+    automation: Automation = field(default_factory=Automation)
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunPicture:
+    """A run, from the files in its folder. `kept`: the controller keeps it alive."""
+
+    folder: str
+    uid: int
+    status: RunStatus
+    progress: TrainingProgress | None = None
+    kept: bool = True
+
+    @property
+    def run(self) -> str:
+        return self.status.run
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """A GPU on the map. `jobs` are those that may use it: one if the node runs one job with GPUs."""
+
+    reading: GpuReading
+    in_use: bool = False
+    jobs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node on the map."""
+
+    name: str
+    tone: NodeTone
+    label: str  # its state, for people
+    partitions: tuple[str, ...] = ()
+    gpu_type: str = ""
+    gpus: tuple[GpuView, ...] = ()
+    cpus: int = 0
+    cpus_used: int = 0
+    memory_mib: int = 0
+    memory_used_mib: int = 0
+    jobs: tuple[JobInfo, ...] = ()
+    reason: str = ""
+    since: float | None = None
+    findings: tuple[tuple[str, Verdict, str], ...] = ()
+    presence: Presence = Presence.NEVER
+    validated_at: float | None = None
+
+
+@dataclass(frozen=True)
+class ClusterPicture:
+    """Everything that the pages show. `troubles` name what does not answer; its part is then the last known one."""
+
+    number: int = 0
+    at: float = 0.0
+    cluster: str = ""
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    jobs: tuple[JobInfo, ...] = ()
+    runs: tuple[RunPicture, ...] = ()
+    events: tuple[Event, ...] = ()
+    automation: Automation = field(default_factory=Automation)
+    troubles: tuple[str, ...] = ()
+
+    def run(self, name: str) -> RunPicture | None:
+        return next((each for each in self.runs if each.run == name), None)
+
+    def job(self, id: int) -> JobInfo | None:
+        return next((each for each in self.jobs if each.id == id), None)
+
+
+def node_views(slurm: SlurmPart, controller: ControllerPart) -> dict[str, NodeView]:
+    """Join what Slurm and the controller know about each node, in Slurm's order."""
+    jobs: dict[str, list[JobInfo]] = {}
+    for job in slurm.jobs:
+        for node in job.nodes if not job.state.ended else ():
+            jobs.setdefault(node, []).append(job)
+    infos = {info.name: info for info in slurm.nodes}
+    names = [*infos, *(name for name in controller.care if name not in infos)]
+    return {
+        name: node_view(
+            infos.get(name) or NodeInfo(name, NodeState.UNKNOWN),
+            controller.care.get(name, NodeCare(name)),
+            controller.agents.get(name, AgentReport(name)),
+            jobs.get(name, ()),
+        )
+        for name in names
+    }
+
+
+def node_view(info: NodeInfo, care: NodeCare, agent: AgentReport, jobs: Sequence[JobInfo]) -> NodeView:
+    """Return the view of one node."""
+    tone = tone_of(info, care, agent)
+    state = care.phase.value if care.phase.out or care.phase is NodePhase.LENT else TONE_TEXT[tone]
+    if agent.presence is Presence.GONE and not care.phase.out:
+        state = "lost"
+    return NodeView(
+        info.name,
+        tone,
+        state,
+        info.partitions,
+        info.gpu_type,
+        gpu_views(info, agent, jobs),
+        info.cpus,
+        info.cpus_used,
+        info.memory_mib,
+        info.memory_used_mib,
+        tuple(jobs),
+        care.reason or info.reason or care.note,
+        care.since if care.phase.out else info.reason_at,
+        agent.findings,
+        agent.presence,
+        care.validated_at,
+    )
+
+
+_PHASE_TONES = {
+    NodePhase.REPAIRING: NodeTone.REPAIRING,
+    NodePhase.VALIDATING: NodeTone.VALIDATING,
+    NodePhase.GIVEN_UP: NodeTone.DOWN,
+    NodePhase.DOWN: NodeTone.DOWN,
+    NodePhase.DRAINED: NodeTone.DRAINED,
+}
+_STATE_TONES = {
+    NodeState.ALLOCATED: NodeTone.BUSY,
+    NodeState.MIXED: NodeTone.MIXED,
+    NodeState.IDLE: NodeTone.IDLE,
+}
+
+
+def tone_of(info: NodeInfo, care: NodeCare, agent: AgentReport) -> NodeTone:
+    """Return how a node is shown: the controller's phase first, then a lost host, then Slurm's state."""
+    if care.phase in _PHASE_TONES:
+        return _PHASE_TONES[care.phase]
+    if agent.presence is Presence.GONE or info.down:
+        return NodeTone.DOWN
+    if info.draining:
+        return NodeTone.SPARE if care.phase is NodePhase.SPARE else NodeTone.DRAINED
+    if not info.responding:
+        return NodeTone.UNKNOWN
+    if care.phase is NodePhase.SUSPECTED:
+        return NodeTone.SUSPECT
+    return _STATE_TONES.get(info.state, NodeTone.UNKNOWN)
+
+
+def gpu_views(info: NodeInfo, agent: AgentReport, jobs: Sequence[JobInfo]) -> tuple[GpuView, ...]:
+    """Return the GPUs that Slurm has configured, with what the agent reports of them."""
+    readings = {reading.index: reading for reading in agent.gpus}
+    # Without accounting Slurm does not report how many GPUs a job has: then all jobs of the node may use them.
+    with_gpus = tuple(job.id for job in jobs if job.gpus) or tuple(job.id for job in jobs)
+    used = set(info.gpu_indexes) if info.gpu_indexes else set(range(info.gpus_used))
+    return tuple(
+        GpuView(readings.get(index) or GpuReading(index), index in used, with_gpus if index in used else ())
+        for index in range(info.gpus)
+    )
+
+
+def order_of(name: str) -> tuple[str, int]:
+    """Return a key that sorts n2 before n10."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :][:18] or 0)

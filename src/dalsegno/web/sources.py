@@ -1,0 +1,154 @@
+"""Where the pages get their data: the controller's socket, Slurm's commands, and the files of runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health.messages import BadReport, GpuReading, parse_readings
+from dalsegno.health.result import Verdict
+from dalsegno.recovery.client import ask
+from dalsegno.recovery.event import Event, read_event
+from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.run_records import RunRecord, RunRecords
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.targets.folder import ClusterFolder
+from dalsegno.web.run_files import read_run
+from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, NodeCare, RunPicture, SlurmPart
+from dalsegno.wire.frames import Message
+from dalsegno.wire.liveness import Presence
+
+ANSWER_S = 2.0
+MAX_EVENTS = 300  # kept for the page of events
+MAX_RUNS = 200  # shown: active ones first, then the newest
+
+
+class ClusterSources(Protocol):
+    """What the live picture is made of. Each method raises DalsegnoError if there is no answer."""
+
+    def slurm(self) -> SlurmPart: ...
+
+    def controller(self) -> ControllerPart: ...
+
+    def runs(self) -> tuple[RunPicture, ...]: ...
+
+
+class LiveSources:
+    """The sources of a real cluster, by its state folder."""
+
+    def __init__(self, folder: ClusterFolder, client: SlurmClient) -> None:
+        self._folder, self._client = folder, client
+        self._events: tuple[Event, ...] = ()
+
+    def slurm(self) -> SlurmPart:
+        return SlurmPart(tuple(self._client.nodes()), tuple(self._client.jobs()))
+
+    def controller(self) -> ControllerPart:
+        care, agents = self._ask({"nodes": True})["nodes"], self._ask({"agents": True})["agents"]
+        automation = self._ask({"automation": "status"})
+        self._events = self._with_new_events()
+        return ControllerPart(
+            {str(each["node"]): parse_care(each) for each in care},
+            {str(each["node"]): parse_agent(each) for each in agents},
+            parse_automation(automation),
+            self._events,
+        )
+
+    def _with_new_events(self) -> tuple[Event, ...]:
+        """Return the known events and those since. If the last known one is gone, the journal is a new one."""
+        last = self._events[-1].id if self._events else 0
+        found = [read_event(each) for each in self._ask({"events": last - 1 if last else -MAX_EVENTS})["events"]]
+        if not last or (found and found[0] == self._events[-1]):
+            return (*self._events, *(found[1:] if last else found))[-MAX_EVENTS:]
+        return ()
+
+    def _ask(self, request: Message) -> Message:
+        answer = ask(self._folder.controller_socket, request, ANSWER_S)
+        if "error" in answer:
+            raise DalsegnoError(f"the controller refused: {answer['error']}")
+        return answer
+
+    def runs(self) -> tuple[RunPicture, ...]:
+        kept, _ = RunRecords(self._folder.runs).read()
+        ended, _ = RunRecords(self._folder.ended_runs).read()
+        found = [view for each in kept.values() if (view := read_run(each, kept=True))]
+        names = {view.run for view in found}
+        found += [view for each in ended.values() if each.run not in names and (view := read_run(each, kept=False))]
+        return tuple(sorted(found, key=lambda view: (view.status.over, -view.status.created))[:MAX_RUNS])
+
+
+def parse_care(message: Mapping[str, Any]) -> NodeCare:
+    """Parse the controller's record of a node."""
+    return NodeCare(
+        str(message["node"]),
+        NodePhase.parse(message.get("phase")),
+        message.get("since"),
+        str(message.get("reason") or ""),
+        str(message.get("note") or ""),
+        HeldAction.of(message.get("held_back")),
+        message.get("validated_at"),
+    )
+
+
+def parse_agent(message: Mapping[str, Any]) -> AgentReport:
+    """Parse the controller's view of a node's agent. Unknown words count as never seen, or as unknown verdicts."""
+    return AgentReport(
+        str(message["node"]),
+        _presence(message.get("presence")),
+        float(message.get("heard") or 0.0),
+        int(message.get("checks") or 0),
+        tuple((str(check), _verdict(verdict), str(text)) for check, verdict, text in message.get("findings") or ()),
+        _readings(message.get("readings")),
+    )
+
+
+def _presence(word: object) -> Presence:
+    return next((each for each in Presence if each.value == word), Presence.NEVER)
+
+
+def _verdict(word: object) -> Verdict:
+    return next((each for each in Verdict if each.value == word), Verdict.UNKNOWN)
+
+
+def _readings(rows: object) -> tuple[GpuReading, ...]:
+    with contextlib.suppress(BadReport):
+        return parse_readings(rows) if rows else ()
+    return ()
+
+
+def parse_automation(message: Mapping[str, Any]) -> Automation:
+    return Automation(
+        message.get("automation") == "paused",
+        str(message.get("mode", "")),
+        int(message.get("per_hour", 0)),
+        {str(name): int(count) for name, count in dict(message.get("taken") or {}).items()},
+    )
+
+
+@dataclass
+class PlayedSources:
+    """Sources for tests and benchmarks: parts that the caller sets. A part that is an error is raised."""
+
+    slurm_part: SlurmPart | DalsegnoError
+    controller_part: ControllerPart | DalsegnoError
+    run_views: Sequence[RunPicture] = ()
+
+    def slurm(self) -> SlurmPart:
+        if isinstance(self.slurm_part, DalsegnoError):
+            raise self.slurm_part
+        return self.slurm_part
+
+    def controller(self) -> ControllerPart:
+        if isinstance(self.controller_part, DalsegnoError):
+            raise self.controller_part
+        return self.controller_part
+
+    def runs(self) -> tuple[RunPicture, ...]:
+        return tuple(self.run_views)
+
+
+def record_of(view: RunPicture) -> RunRecord:
+    return RunRecord(view.folder, view.uid)
