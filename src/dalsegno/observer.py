@@ -19,11 +19,14 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.log import start_logging
-from dalsegno.observe.collector import Collector
+from dalsegno.observe.collector import INTERVAL_S, Collector, MetricSource, SourceGroup
 from dalsegno.observe.http_server import HttpServer
 from dalsegno.observe.metrics_endpoint import ListenAddress, MetricsEndpoint, read_token
 from dalsegno.observe.slurm_compat import SlurmDialect
 from dalsegno.observe.slurm_source import slurm_sources, slurm_status
+from dalsegno.recovery.metrics import RecoveryMetrics, RecoveryScope, list_runs
+from dalsegno.recovery.policy import Policy
+from dalsegno.runs.metrics import RunMetrics
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, Slurm
 from dalsegno.system.files import locked, make_folder
@@ -40,6 +43,7 @@ from dalsegno.web.sources import LiveSources
 
 log = logging.getLogger("observer")
 
+USAGE = "STATE-FOLDER --listen HOST:PORT [--compat NAME] [--interval SECONDS] [--open-metrics]"
 SLURM_S = 15.0
 SESSIONS, TOKEN, LOCK = "secret/web-sessions.json", "secret/metrics-token", "secret/observer.lock"
 
@@ -52,21 +56,27 @@ class ObserverOptions:
     listen: ListenAddress
     dialect: SlurmDialect = SlurmDialect.VPENSO
     open_metrics: bool = False
+    interval_s: float = INTERVAL_S
 
 
 def parse_options(arguments: Sequence[str]) -> ObserverOptions:
-    """Parse STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]."""
+    """Parse the command line: see USAGE."""
     folder, *words = arguments or [""]
     open_metrics = "--open-metrics" in words
     plain = [word for word in words if word != "--open-metrics"]
     given = dict(zip(plain[::2], plain[1::2], strict=False))
     names = [each.value for each in SlurmDialect]
-    if not folder or len(plain) != 2 * len(given) or "--listen" not in given or set(given) - {"--listen", "--compat"}:
-        raise UsageError("observer STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]")
+    interval = given.get("--interval", f"{INTERVAL_S:.0f}")
+    unknown = set(given) - {"--listen", "--compat", "--interval"}
+    if not folder or len(plain) != 2 * len(given) or "--listen" not in given or unknown or not interval.isdecimal():
+        raise UsageError(
+            "observer STATE-FOLDER --listen HOST:PORT [--compat NAME] [--interval SECONDS] [--open-metrics]"
+        )
     if given.get("--compat", names[0]) not in names:
         raise UsageError(f"unknown names of metrics `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
     dialect = SlurmDialect(given.get("--compat", names[0]))
-    return ObserverOptions(ClusterFolder(Path(folder)), ListenAddress.parse(given["--listen"]), dialect, open_metrics)
+    listen = ListenAddress.parse(given["--listen"])
+    return ObserverOptions(ClusterFolder(Path(folder)), listen, dialect, open_metrics, max(1.0, float(interval)))
 
 
 def main(arguments: list[str]) -> int:
@@ -107,9 +117,10 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     target = cache(lambda: _open(folder))  # most pages need none, and its import takes long
     sessions = Sessions(folder.root / SESSIONS)
     live = LivePicture(LiveSources(folder, slurm), folder.name)
-    data = ClusterData(folder, slurm, target, AppliedCluster(folder))
+    applied = AppliedCluster(folder)
+    data = ClusterData(folder, slurm, target, applied)
     actions = ActionRunner(folder, slurm, target, os.environ)
-    collector = Collector([slurm_sources(slurm, options.dialect)], status=slurm_status(options.dialect))
+    collector = _collector(options, slurm, applied)
     token = None if options.open_metrics else read_token(folder.root / TOKEN)
     app = WebApp(_site(folder, address), live, sessions, data, actions, MetricsEndpoint(collector, token))
     server = HttpServer(address.open(), app.handle)
@@ -120,6 +131,22 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
             stack.callback(each.close)
         log.info("observer %d serves %s", os.getpid(), address)
         stopped.wait()
+
+
+def _collector(options: ObserverOptions, slurm: SlurmClient, applied: AppliedCluster) -> Collector:
+    """Return the collector of all metrics: Slurm, runs, recovery."""
+    folder = options.folder
+    runs = RunMetrics(lambda: list_runs(folder.runs))
+    recovery = RecoveryMetrics(folder.journal, lambda: _scope(applied()))
+    sources: list[MetricSource | SourceGroup] = [slurm_sources(slurm, options.dialect), runs, recovery]
+    return Collector(sources, options.interval_s, status=slurm_status(options.dialect))
+
+
+def _scope(cluster: Cluster) -> RecoveryScope:
+    """Return what the budget of recovery depends on."""
+    spares = frozenset(node.name for node in cluster.nodes if node.spare)
+    policy = Policy(max_out=cluster.health.max_out, per_hour=cluster.health.per_hour, spares=spares)
+    return RecoveryScope(policy, {each.name: each.nodes for each in cluster.partitions})
 
 
 def _open(folder: ClusterFolder) -> Target:
