@@ -69,9 +69,7 @@ def parse_options(arguments: Sequence[str]) -> ObserverOptions:
     interval = given.get("--interval", f"{INTERVAL_S:.0f}")
     unknown = set(given) - {"--listen", "--compat", "--interval"}
     if not folder or len(plain) != 2 * len(given) or "--listen" not in given or unknown or not interval.isdecimal():
-        raise UsageError(
-            "observer STATE-FOLDER --listen HOST:PORT [--compat NAME] [--interval SECONDS] [--open-metrics]"
-        )
+        raise UsageError(f"observer {USAGE}")
     if given.get("--compat", names[0]) not in names:
         raise UsageError(f"unknown names of metrics `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
     dialect = SlurmDialect(given.get("--compat", names[0]))

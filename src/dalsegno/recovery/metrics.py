@@ -20,11 +20,11 @@ from dalsegno.health import Remedy
 from dalsegno.observe.exposition import Family, Histogram, HistogramFamily, MetricType, counter, gauge, labelled
 from dalsegno.recovery.actions import KINDS, Action, Drain, Hold, Repair, Return, SetDown
 from dalsegno.recovery.budget import budget_left
-from dalsegno.recovery.coordinators import RunRecords
 from dalsegno.recovery.event import EventKind, EventStage
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.records import MarkKind, NodeRecords
+from dalsegno.recovery.run_records import RunRecords
 from dalsegno.recovery.store import BUSY_S, read_records
 from dalsegno.runs.metrics import KnownRun
 from dalsegno.spec.facts import facts_from_json
