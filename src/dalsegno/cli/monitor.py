@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dalsegno.observe.missing_data import MissingMetric
     from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.observe.prometheus_client import FiringAlert, PrometheusClient, ScrapeHealth
-    from dalsegno.targets.base import CanMonitor
+    from dalsegno.targets.base import CanMonitor, Say
 
 READY_S = 60.0
 SHOWN = 3
@@ -170,7 +170,10 @@ def check(name: str | None, json_: bool) -> None:
     from dalsegno.spec.facts import facts_to_json
 
     _, layout = _running(name)
-    found = find_missing(_client(layout))
+    client = _client(layout)
+    with interruptible(), out.progress() as say:
+        _wait_for_scrapes(client, layout.settings.interval_s, say)
+    found = find_missing(client)
     failing = [each for each in found if each.state is OriginState.FAILING]
     if json_:
         out.as_json([facts_to_json(each) for each in found])
@@ -181,6 +184,16 @@ def check(name: str | None, json_: bool) -> None:
         rows = [_row([each for each in found if (each.origin, each.state, each.why) == group]) for group in groups]
         out.table(["FROM", "STATE", "WHY", "METRICS", "PANELS"], rows)
     raise SystemExit(1 if failing else 0)
+
+
+def _wait_for_scrapes(client: PrometheusClient, interval_s: float, say: Say) -> None:
+    """Wait until every target was scraped once, so that a new one is not reported as failing."""
+    from dalsegno.observe.prometheus_client import ScrapeState
+
+    until = time.monotonic() + 2 * interval_s
+    while any(each.state is ScrapeState.UNKNOWN for each in client.targets()) and time.monotonic() < until:
+        say("waiting for the first scrape of all targets")
+        time.sleep(1.0)
 
 
 def find_missing(client: PrometheusClient) -> list[MissingMetric]:
