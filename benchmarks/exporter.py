@@ -214,11 +214,6 @@ def live_rows(without: tuple[Diagnostics, float], beside: tuple[Diagnostics, flo
         ("CPU time of slurmctld", f"{without[1]:.2f} s", f"{beside[1]:.2f} s"),
         ("all calls to slurmctld, and their time", total(0), total(1)),
         *((f"`{name}`", shown(0, name), shown(1, name)) for name in sorted(added)),
-        (
-            "mean backfill cycle",
-            f"{without[0].backfill_mean_cycle_us / 1000:.1f} ms",
-            f"{beside[0].backfill_mean_cycle_us / 1000:.1f} ms",
-        ),
     ]
 
 

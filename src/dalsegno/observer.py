@@ -7,6 +7,7 @@ it waits for a controller and for a slurmctld that do not answer.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.log import start_logging
-from dalsegno.observe.collector import INTERVAL_S, Collector, MetricSource, SourceGroup
+from dalsegno.observe.collector import INTERVAL_S, Collector
 from dalsegno.observe.http_server import HttpServer
 from dalsegno.observe.metrics_endpoint import ListenAddress, MetricsEndpoint, read_token
 from dalsegno.observe.slurm_compat import SlurmDialect
@@ -80,6 +81,7 @@ def parse_options(arguments: Sequence[str]) -> ObserverOptions:
 def main(arguments: list[str]) -> int:
     """Run the observer until it is told to stop; return the exit code."""
     start_logging("observer")
+    gc.set_threshold(200_000)  # parsing a long queue makes many objects and no garbage
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
     try:
@@ -108,6 +110,13 @@ class AppliedCluster:
         return self._cluster
 
 
+def recovery_scope(cluster: Cluster) -> RecoveryScope:
+    """Return the limits of recovery, and the nodes of each partition."""
+    spares = frozenset(node.name for node in cluster.nodes if node.spare)
+    policy = Policy.of(cluster.health, frozenset(), spares)  # what the target can do does not change the limits
+    return RecoveryScope(policy, {partition.name: partition.nodes for partition in cluster.partitions})
+
+
 def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     """Serve until `stopped` is set."""
     folder, address = options.folder, options.listen
@@ -115,10 +124,18 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     target = cache(lambda: _open(folder))  # most pages need none, and its import takes long
     sessions = Sessions(folder.root / SESSIONS)
     live = LivePicture(LiveSources(folder, slurm), folder.name)
-    applied = AppliedCluster(folder)
-    data = ClusterData(folder, slurm, target, applied)
+    cluster = AppliedCluster(folder)
+    data = ClusterData(folder, slurm, target, cluster)
     actions = ActionRunner(folder, slurm, target, os.environ)
-    collector = _collector(options, slurm, applied)
+    collector = Collector(
+        [
+            slurm_sources(slurm, options.dialect),
+            RecoveryMetrics(folder.journal, lambda: recovery_scope(cluster())),
+            RunMetrics(lambda: list_runs(folder.runs)),
+        ],
+        options.interval_s,
+        status=slurm_status(options.dialect),
+    )
     token = None if options.open_metrics else read_token(folder.root / TOKEN)
     app = WebApp(_site(folder, address), live, sessions, data, actions, MetricsEndpoint(collector, token))
     server = HttpServer(address.open(), app.handle)
@@ -129,22 +146,6 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
             stack.callback(each.close)
         log.info("observer %d serves %s", os.getpid(), address)
         stopped.wait()
-
-
-def _collector(options: ObserverOptions, slurm: SlurmClient, applied: AppliedCluster) -> Collector:
-    """Return the collector of all metrics: Slurm, runs, recovery."""
-    folder = options.folder
-    runs = RunMetrics(lambda: list_runs(folder.runs))
-    recovery = RecoveryMetrics(folder.journal, lambda: _scope(applied()))
-    sources: list[MetricSource | SourceGroup] = [slurm_sources(slurm, options.dialect), runs, recovery]
-    return Collector(sources, options.interval_s, status=slurm_status(options.dialect))
-
-
-def _scope(cluster: Cluster) -> RecoveryScope:
-    """Return what the budget of recovery depends on."""
-    spares = frozenset(node.name for node in cluster.nodes if node.spare)
-    policy = Policy(max_out=cluster.health.max_out, per_hour=cluster.health.per_hour, spares=spares)
-    return RecoveryScope(policy, {each.name: each.nodes for each in cluster.partitions})
 
 
 def _open(folder: ClusterFolder) -> Target:

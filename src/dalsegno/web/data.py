@@ -36,11 +36,7 @@ class ClusterData:
     """The data of a real cluster. Methods may be called by any thread."""
 
     def __init__(
-        self,
-        folder: ClusterFolder,
-        slurm: SlurmClient,
-        target: Callable[[], Target],
-        cluster: Callable[[], Cluster],
+        self, folder: ClusterFolder, slurm: SlurmClient, target: Callable[[], Target], cluster: Callable[[], Cluster]
     ) -> None:
         self._folder, self._slurm, self._target = folder, slurm, target
         self._cluster, self._lock = cluster, threading.Lock()

@@ -91,7 +91,7 @@ _SQUEUE_FIELDS = (
 # Long fields, which are requested only for a single job
 _PATHS = ("WorkDir", "Command", "StdOut", "StdErr")
 
-JOBS_ARGV = ("squeue", "--all", "--noheader")
+JOBS_ARGV = ("squeue", "--all", "--noheader", "--noconvert")  # otherwise 1024 CPUs are printed as `1K`
 
 
 @dataclass(frozen=True)
