@@ -32,7 +32,8 @@ PICTURES = (  # file, path, width, height, phone, colour scheme
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     played.NOW = time.time()  # ages are shown relative to now
-    small, large = played.PlayedSite(played.small_cluster()), played.PlayedSite(played.large_cluster(1000))
+    small = played.PlayedSite(played.small_cluster(), name="h100")
+    large = played.PlayedSite(played.large_cluster(1000), name="h100")
     with chromium() as browser:
         tab = browser.tab()
         for file, path, width, height, phone, scheme in PICTURES:

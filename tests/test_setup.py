@@ -256,7 +256,7 @@ def test_only_the_suite_needs_an_mpi(clone: Path, tmp_path: Path):
     for program in DAEMONS:
         (tmp_path / program).symlink_to("/bin/true")
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
-    images = "busybox-static docker-registry skopeo umoci openssl openssh-server sudo"
+    images = "busybox-static docker-registry skopeo umoci openssl openssh-server sudo chromium"
     for who, packages in {"core": "", "dev": f"gcc openmpi-bin libopenmpi-dev libc6-dev {images}"}.items():
         assert bash(clone, f'MISSING=; need_local_packages {who}; echo "$MISSING"', **env).stdout == f"{packages}\n"
 

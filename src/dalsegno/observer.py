@@ -40,7 +40,7 @@ from dalsegno.web.data import ClusterData
 from dalsegno.web.live import LivePicture
 from dalsegno.web.login import LoginServer
 from dalsegno.web.sessions import Sessions
-from dalsegno.web.sources import LiveSources
+from dalsegno.web.sources import ClusterReader
 
 log = logging.getLogger("observer")
 
@@ -123,7 +123,7 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     slurm = SlurmClient(LocalRunner(), os.environ, timeout_s=SLURM_S)
     target = cache(lambda: _open(folder))  # most pages need none, and its import takes long
     sessions = Sessions(folder.root / SESSIONS)
-    live = LivePicture(LiveSources(folder, slurm), folder.name)
+    live = LivePicture(ClusterReader(folder, slurm), folder.name)
     cluster = AppliedCluster(folder)
     data = ClusterData(folder, slurm, target, cluster)
     actions = ActionRunner(folder, slurm, target, os.environ)

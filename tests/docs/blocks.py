@@ -46,6 +46,7 @@ NOT_RUN = {
     "sudo benchmarks/restart.py --quick": "takes minutes",
     "benchmarks/checkpoint.py": "takes minutes",
     "benchmarks/node_agent.py": "takes a minute",
+    "benchmarks/web.py": "measures, and opens a browser; tests/cluster/test_web.py opens the page",
     "benchmarks/containers.py --quick": "takes a minute",
     "benchmarks/containers.py --write": "takes minutes, and writes into the repository",
     "benchmarks/checkpoint.py --write": "takes minutes, and writes into the repository",

@@ -241,14 +241,14 @@ class RecordedActions:
 class PlayedSite:
     """The web application on made-up sources, and a browser's side of it."""
 
-    def __init__(self, sources: PlayedSources, folder: Path | None = None) -> None:
+    def __init__(self, sources: PlayedSources, folder: Path | None = None, name: str = "played") -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="ds-web-"))
-        self.live = LivePicture(sources, "played")
+        self.live = LivePicture(sources, name)
         self.live.start()
         self.sessions = Sessions(self.folder / "sessions.json")
         self.actions, self.data = RecordedActions(), PlayedData()
         site = WebSite(
-            "played", "dalsegno-1", frozenset({"127.0.0.1", "head"}), self.folder / "drills", self.folder / "evidence"
+            name, "dalsegno-1", frozenset({"127.0.0.1", "head"}), self.folder / "drills", self.folder / "evidence"
         )
         self.app = WebApp(site, self.live, self.sessions, self.data, self.actions)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.web.snapshot import ClusterPicture, ControllerPart, NodeView, RunPicture, SlurmPart, node_views
-from dalsegno.web.sources import ClusterSources
+from dalsegno.web.sources import PictureSources
 
 log = logging.getLogger("web.live")
 
@@ -40,7 +40,7 @@ class _Trouble:
 class LivePicture:
     """The current snapshot. `watch` and `snapshot` may be called by any thread."""
 
-    def __init__(self, sources: ClusterSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sources: PictureSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._clock = sources, clock
         self._changed = threading.Condition()
         self._snapshot = ClusterPicture(cluster=cluster)

@@ -26,7 +26,7 @@ MAX_EVENTS = 300  # kept for the page of events
 MAX_RUNS = 200  # shown: active ones first, then the newest
 
 
-class ClusterSources(Protocol):
+class PictureSources(Protocol):
     """What the live picture is made of. Each method raises DalsegnoError if there is no answer."""
 
     def slurm(self) -> SlurmPart: ...
@@ -36,7 +36,7 @@ class ClusterSources(Protocol):
     def runs(self) -> tuple[RunPicture, ...]: ...
 
 
-class LiveSources:
+class ClusterReader:
     """The sources of a real cluster, by its state folder."""
 
     def __init__(self, folder: ClusterFolder, client: SlurmClient) -> None:

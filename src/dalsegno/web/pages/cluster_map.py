@@ -22,10 +22,12 @@ def cluster_page(context: PageContext) -> Page:
     """Return the first page."""
     snapshot = context.snapshot
     groups = partitions_of(snapshot.nodes)
-    parts = [overview(context), *(_partition(name, nodes, len(snapshot.nodes)) for name, nodes in groups.items())]
+    parts = [_partition(name, nodes, len(snapshot.nodes)) for name, nodes in groups.items()]
     if not groups:
         parts.append(section("partitions", "Nodes", tag("p", "Slurm has not reported a node yet.", class_="empty")))
-    return Page("Cluster", "cluster", (*parts, _attention(snapshot), latest_events(snapshot)))
+    at = 0 if len(snapshot.nodes) > COMPACT else len(parts)  # below a map of hundreds of nodes nobody would see it
+    parts.insert(at, _attention(snapshot))
+    return Page("Cluster", "cluster", (overview(context), *parts, latest_events(snapshot)))
 
 
 def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
