@@ -68,7 +68,7 @@ class ClusterReader:
     def _ask(self, request: Message) -> Message:
         answer = ask(self._folder.controller_socket, request, ANSWER_S)
         if "error" in answer:
-            raise DalsegnoError(f"the controller refused: {answer['error']}")
+            raise DalsegnoError(f"the controller refused: {answer['error']}", hint=str(answer.get("hint", "")))
         return answer
 
     def runs(self) -> tuple[RunPicture, ...]:
