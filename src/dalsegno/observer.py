@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.log import start_logging
-from dalsegno.observe.collector import Collector
+from dalsegno.observe.collector import INTERVAL_S, Collector
 from dalsegno.observe.http_server import HttpServer
 from dalsegno.observe.metrics_endpoint import ListenAddress, MetricsEndpoint, read_token
 from dalsegno.observe.slurm_compat import SlurmDialect
@@ -44,6 +44,7 @@ from dalsegno.web.sources import ClusterReader
 
 log = logging.getLogger("observer")
 
+USAGE = "STATE-FOLDER --listen HOST:PORT [--compat NAME] [--interval SECONDS] [--open-metrics]"
 SLURM_S = 15.0
 SESSIONS, TOKEN, LOCK = "secret/web-sessions.json", "secret/metrics-token", "secret/observer.lock"
 
@@ -56,21 +57,25 @@ class ObserverOptions:
     listen: ListenAddress
     dialect: SlurmDialect = SlurmDialect.VPENSO
     open_metrics: bool = False
+    interval_s: float = INTERVAL_S
 
 
 def parse_options(arguments: Sequence[str]) -> ObserverOptions:
-    """Parse STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]."""
+    """Parse the command line: see USAGE."""
     folder, *words = arguments or [""]
     open_metrics = "--open-metrics" in words
     plain = [word for word in words if word != "--open-metrics"]
     given = dict(zip(plain[::2], plain[1::2], strict=False))
     names = [each.value for each in SlurmDialect]
-    if not folder or len(plain) != 2 * len(given) or "--listen" not in given or set(given) - {"--listen", "--compat"}:
-        raise UsageError("observer STATE-FOLDER --listen HOST:PORT [--compat NAME] [--open-metrics]")
+    interval = given.get("--interval", f"{INTERVAL_S:.0f}")
+    unknown = set(given) - {"--listen", "--compat", "--interval"}
+    if not folder or len(plain) != 2 * len(given) or "--listen" not in given or unknown or not interval.isdecimal():
+        raise UsageError("invalid arguments", hint=f"observer {USAGE}")
     if given.get("--compat", names[0]) not in names:
         raise UsageError(f"unknown names of metrics `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
     dialect = SlurmDialect(given.get("--compat", names[0]))
-    return ObserverOptions(ClusterFolder(Path(folder)), ListenAddress.parse(given["--listen"]), dialect, open_metrics)
+    listen = ListenAddress.parse(given["--listen"])
+    return ObserverOptions(ClusterFolder(Path(folder)), listen, dialect, open_metrics, max(1.0, float(interval)))
 
 
 def main(arguments: list[str]) -> int:
@@ -128,6 +133,7 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
             RecoveryMetrics(folder.journal, lambda: recovery_scope(cluster())),
             RunMetrics(lambda: list_runs(folder.runs)),
         ],
+        options.interval_s,
         status=slurm_status(options.dialect),
     )
     token = None if options.open_metrics else read_token(folder.root / TOKEN)

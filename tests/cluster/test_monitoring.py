@@ -20,7 +20,7 @@ from dalsegno.observe.dashboards import DASHBOARDS
 from dalsegno.observe.dialects import DIALECTS, EFA_COUNTERS
 from dalsegno.observe.exposition import render
 from dalsegno.observe.panels import dashboard_json
-from dalsegno.observe.prometheus_client import PrometheusClient
+from dalsegno.observe.prometheus_client import PrometheusClient, ScrapeState
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.cluster.published_metrics import DCGM_12239, NODE_1860, SLURM_4323, SUM_4323
@@ -215,5 +215,5 @@ def test_down_stops_everything_and_up_starts_it_again(watched: Watched):
     assert "Prometheus does not run" in watched.cli.run("monitor", "status").err
     assert "prometheus" not in json.dumps(watched.cli.status("one")["daemons"])
     watched.cli.ok("monitor", "up")
-    answer = watched.cli.run("monitor", "status")
-    assert answer.code == 0, answer.out
+    eventually(lambda: {each.state for each in watched.prometheus.targets()} == {ScrapeState.UP})
+    assert watched.cli.run("monitor", "status").code == 0

@@ -164,3 +164,17 @@ def test_machine_with_only_loopback_address_gets_an_error(user: Rootless):
         env=user.env, cwd=user.home, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1 and "no network address but 127.0.0.1" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="the package prometheus is missing")
+def test_prometheus_reads_all_nodes_without_root(user: Rootless):
+    more = "monitoring: {interval: 1s, prometheus: true}\n"
+    user.ok("up", user.file(FILE.format(name="two", accounting="false") + more))
+    wanted = {("dalsegno", "head"), *(("node", name) for name in ("head", "train-1", "train-2", "train-3"))}
+
+    def answering() -> bool:
+        targets = json.loads(user.run("monitor", "status", "--json", "-M", "two").out)["targets"]
+        return {(each["job"], each["host"]) for each in targets if each["state"] == "up"} == wanted
+
+    eventually(answering)
+    user.ok("down", "two")

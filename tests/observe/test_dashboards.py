@@ -19,11 +19,11 @@ from dalsegno.observe.missing_data import (
     panels_by_metric,
 )
 from dalsegno.observe.panels import DATASOURCE_UID, dashboard_json, of_cluster
-from dalsegno.observe.prometheus_client import ScrapeHealth
+from dalsegno.observe.prometheus_client import ScrapeHealth, ScrapeState
 from tests.observe.metric_names import SERVED
 from tests.observe.test_alert_rules import NEEDS_PROMTOOL, promtool
 
-UP = (ScrapeHealth("dalsegno", "head", "a:1", True), ScrapeHealth("node", "n1", "b:1", True))
+UP = (ScrapeHealth("dalsegno", "head", "a:1", ScrapeState.UP), ScrapeHealth("node", "n1", "b:1", ScrapeState.UP))
 
 
 def test_dashboards_query_only_metrics_that_are_served():
@@ -116,7 +116,7 @@ def test_absent_metrics_of_working_exporters_are_not_failures():
 
 
 def test_exporter_that_does_not_answer_is_named_with_its_error():
-    down = (UP[0], ScrapeHealth("node", "n1", "b:1", False, "connection refused"))
+    down = (UP[0], ScrapeHealth("node", "n1", "b:1", ScrapeState.DOWN, "connection refused"))
     found = missing(targets=down)
     assert found["node_load1"].state is OriginState.FAILING
     assert "connection refused" in found["DCGM_FI_DEV_GPU_TEMP"].why
@@ -124,7 +124,7 @@ def test_exporter_that_does_not_answer_is_named_with_its_error():
 
 
 def test_one_node_that_is_off_is_not_the_reason():
-    some = (*UP, ScrapeHealth("node", "n2", "c:1", False, "no route to host"))
+    some = (*UP, ScrapeHealth("node", "n2", "c:1", ScrapeState.DOWN, "no route to host"))
     assert missing(targets=some)["node_load1"].state is OriginState.QUIET
 
 

@@ -185,7 +185,7 @@ def test_separators_are_not_on_the_command_line() -> None:
     slurm, fake = client({"squeue": recorded("squeue")})
     slurm.jobs()
     argv, _, env, _ = fake.calls[0]
-    assert argv == ("squeue", "--all", "--noheader") and env and "JobID:\x1f" in env["SQUEUE_FORMAT2"]
+    assert argv == ("squeue", "--all", "--noheader", "--noconvert") and env and "JobID:\x1f" in env["SQUEUE_FORMAT2"]
 
 
 def test_text_of_users_is_not_taken_for_an_answer_of_slurm() -> None:

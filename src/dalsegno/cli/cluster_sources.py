@@ -39,7 +39,7 @@ class ClusterSources:
         if self.target is not None:
             return self.target.status()
         if self.slurm is None:
-            raise DalsegnoError("there is no Slurm here")
+            raise DalsegnoError("there is no Slurm here", hint="name a cluster with `--cluster`")
         return status_from_slurm(self.name, self.slurm.client_within(SLURM_S))
 
     def recovery_view(self) -> RecoveryView | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dalsegno.observe.missing_data import MissingMetric
     from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.observe.prometheus_client import FiringAlert, PrometheusClient, ScrapeHealth
-    from dalsegno.targets.base import CanMonitor
+    from dalsegno.targets.base import CanMonitor, Say
 
 READY_S = 60.0
 SHOWN = 3
@@ -127,7 +127,8 @@ def status(name: str | None, json_: bool) -> None:
 
     Exits 1 if a target does not answer.
     """
-    from dataclasses import asdict
+    from dalsegno.observe.prometheus_client import ScrapeState
+    from dalsegno.spec.facts import facts_to_json
 
     _, layout = _running(name)
     client = _client(layout)
@@ -135,16 +136,19 @@ def status(name: str | None, json_: bool) -> None:
     alerts = sorted(client.alerts(), key=lambda each: (each.severity, each.name))
     if json_:
         addresses = {"prometheus": layout.prometheus, "alertmanager": layout.alertmanager}
-        found = {"targets": [asdict(each) for each in targets], "alerts": [asdict(each) for each in alerts]}
+        found = {
+            "targets": [facts_to_json(each) for each in targets],
+            "alerts": [facts_to_json(each) for each in alerts],
+        }
         out.as_json({**addresses, **found})
     else:
         _show_status(layout, targets, alerts)
-    raise SystemExit(0 if all(each.up for each in targets) else 1)
+    raise SystemExit(1 if any(each.state is ScrapeState.DOWN for each in targets) else 0)
 
 
 def _show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list[FiringAlert]) -> None:
     out.talk(f"Prometheus http://{layout.prometheus}, Alertmanager http://{layout.alertmanager}")
-    rows = [[each.job, each.host, each.address, "up" if each.up else "down", each.error] for each in targets]
+    rows = [[each.job, each.host, each.address, each.state.value, each.error] for each in targets]
     out.table(["JOB", "INSTANCE", "ADDRESS", "STATE", "ERROR"], rows)
     if alerts:
         out.data("")
@@ -162,15 +166,17 @@ def check(name: str | None, json_: bool) -> None:
     Exits 1 if an exporter or source fails. A source that has nothing to report, such as EFA on a cluster without it,
     is not a failure.
     """
-    from dataclasses import asdict
-
     from dalsegno.observe.missing_data import OriginState
+    from dalsegno.spec.facts import facts_to_json
 
     _, layout = _running(name)
-    found = find_missing(_client(layout))
+    client = _client(layout)
+    with interruptible(), out.progress() as say:
+        _wait_for_scrapes(client, layout.settings.interval_s, say)
+    found = find_missing(client)
     failing = [each for each in found if each.state is OriginState.FAILING]
     if json_:
-        out.as_json([{**asdict(each), "origin": each.origin.value, "state": each.state.value} for each in found])
+        out.as_json([facts_to_json(each) for each in found])
     elif not found:
         out.talk("every panel has data")
     else:
@@ -178,6 +184,16 @@ def check(name: str | None, json_: bool) -> None:
         rows = [_row([each for each in found if (each.origin, each.state, each.why) == group]) for group in groups]
         out.table(["FROM", "STATE", "WHY", "METRICS", "PANELS"], rows)
     raise SystemExit(1 if failing else 0)
+
+
+def _wait_for_scrapes(client: PrometheusClient, interval_s: float, say: Say) -> None:
+    """Wait until every target was scraped once, so that a new one is not reported as failing."""
+    from dalsegno.observe.prometheus_client import ScrapeState
+
+    until = time.monotonic() + 2 * interval_s
+    while any(each.state is ScrapeState.UNKNOWN for each in client.targets()) and time.monotonic() < until:
+        say("waiting for the first scrape of all targets")
+        time.sleep(1.0)
 
 
 def find_missing(client: PrometheusClient) -> list[MissingMetric]:

@@ -171,7 +171,7 @@ class Collector:
             fault = error
             log.log(logging.DEBUG if before.fault else logging.WARNING, "%s: %s", source.name, error.what)
         except Exception as bug:  # a bug in one source must not end the others
-            fault = DalsegnoError(f"internal error: {bug!r}")
+            fault = DalsegnoError(f"internal error: {bug!r}", hint="the log has the traceback; please report it")
             log.exception("%s failed", source.name)
         status = SourceStatus(
             source.name,

@@ -62,7 +62,8 @@ def read_token(path: Path) -> str:
     except FileExistsError:
         return _read_own(path)
     except OSError as error:
-        raise DalsegnoError(f"the token file cannot be written: {error.strerror}", where=str(path)) from None
+        hint = "name a file in a folder that you may write to"
+        raise DalsegnoError(f"the token file cannot be written: {error.strerror}", where=str(path), hint=hint) from None
     with os.fdopen(descriptor, "w") as file:
         token = secrets.token_urlsafe(32)
         file.write(f"{token}\n")
@@ -73,7 +74,8 @@ def _read_own(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise DalsegnoError(f"the token file cannot be read: {error.strerror}", where=str(path)) from None
+        hint = "name a file that only you may read"
+        raise DalsegnoError(f"the token file cannot be read: {error.strerror}", where=str(path), hint=hint) from None
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o077:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dalsegno.observe.panels import Dashboard
-from dalsegno.observe.prometheus_client import ScrapeHealth
+from dalsegno.observe.prometheus_client import ScrapeHealth, ScrapeState
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _METRIC = re.compile(r"\b(?:slurm|dalsegno|training|node|DCGM)_\w+")
@@ -140,7 +140,7 @@ def _job_fault(job: str, name: str, targets: Sequence[ScrapeHealth]) -> str:
     own = [target for target in targets if target.job == job]
     if not own:
         return f"Prometheus has no target for {name}"
-    if any(target.up for target in own):
+    if any(target.state is ScrapeState.UP for target in own):
         return ""
     error = next((target.error for target in own if target.error), "not scraped yet")
     return f"{name} does not answer: {error}"

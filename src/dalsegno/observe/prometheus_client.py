@@ -7,6 +7,7 @@ import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,6 +26,18 @@ class QuerySample:
     value: float
 
 
+class ScrapeState(Enum):
+    """The result of the last scrape of a target."""
+
+    UP = "up"
+    DOWN = "down"
+    UNKNOWN = "unknown"  # not scraped yet
+
+    @classmethod
+    def _missing_(cls, value: object) -> ScrapeState:
+        return cls.UNKNOWN
+
+
 @dataclass(frozen=True)
 class ScrapeHealth:
     """A target of Prometheus. `error` says why the last scrape failed; "" if it did not."""
@@ -32,7 +45,7 @@ class ScrapeHealth:
     job: str
     host: str
     address: str
-    up: bool
+    state: ScrapeState
     error: str = ""
 
 
@@ -71,7 +84,7 @@ class PrometheusClient:
                 job=each["labels"].get("job", ""),
                 host=each["labels"].get("instance", ""),
                 address=each.get("discoveredLabels", {}).get("__address__", ""),
-                up=each.get("health") == "up",
+                state=ScrapeState(each.get("health")),
                 error=str(each.get("lastError", "")),
             )
             for each in active
@@ -104,7 +117,8 @@ class PrometheusClient:
             connection.close()
         if parsed.get("status") != "success":
             why = parsed.get("error") or f"HTTP status {answer.status}"
-            raise DalsegnoError(f"Prometheus at {self.address} refused a request: {why}")
+            hint = "`dalsegno logs --daemon prometheus` shows its log"
+            raise DalsegnoError(f"Prometheus at {self.address} refused a request: {why}", hint=hint)
         return parsed["data"]
 
 

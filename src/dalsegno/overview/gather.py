@@ -25,7 +25,8 @@ def ask_recovery_view(controller: Path) -> RecoveryView:
     automation = ask(controller, {"automation": "status"}, CONTROLLER_S)
     nodes = ask(controller, {"nodes": True}, CONTROLLER_S)
     if "nodes" not in nodes or "automation" not in automation:
-        raise DalsegnoError(str(nodes.get("error") or "the controller's answer cannot be read"))
+        hint = "`dalsegno up` restarts a controller of another version"
+        raise DalsegnoError(str(nodes.get("error") or "the controller's answer cannot be read"), hint=hint)
     return read_controller(nodes, automation)
 
 

@@ -272,9 +272,7 @@ class Journal:
                 )
         return found
 
-    def record_request(
-        self, node: str, text: str, now: float, stage: EventStage, jobs: tuple[int, ...] = ()
-    ) -> None:
+    def record_request(self, node: str, text: str, now: float, stage: EventStage, jobs: tuple[int, ...] = ()) -> None:
         """Record what a person did in the web page."""
         self.refresh()
         with self._changing(self.records):

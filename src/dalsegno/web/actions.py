@@ -114,7 +114,8 @@ def cancel_run(view: RunPicture, env: Mapping[str, str]) -> None:
     try:
         person = pwd.getpwuid(view.uid)
     except KeyError:
-        raise DalsegnoError(f"no user with uid {view.uid} on the head node") from None
+        hint = "cancel its job with `scancel`"
+        raise DalsegnoError(f"no user with uid {view.uid} on the head node", hint=hint) from None
     identity = None
     if view.uid != os.geteuid():
         groups = tuple(os.getgrouplist(person.pw_name, person.pw_gid))

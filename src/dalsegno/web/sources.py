@@ -79,7 +79,7 @@ class ClusterReader:
         except DalsegnoError:
             raise DalsegnoError("the controller does not answer") from None
         if "error" in answer:
-            raise DalsegnoError(f"the controller refused: {answer['error']}")
+            raise DalsegnoError(f"the controller refused: {answer['error']}", hint=str(answer.get("hint", "")))
         return answer
 
     def runs(self) -> tuple[RunPicture, ...]:

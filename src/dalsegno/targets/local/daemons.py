@@ -130,6 +130,7 @@ class Services:
         """Return the observer: metrics and the web page. A restart is safe at any time."""
         monitoring = self.cluster.monitoring
         arguments = [str(self.folder.root), "--listen", self.observer_address, "--compat", monitoring.compat]
+        arguments += ["--interval", str(monitoring.interval_s)]
         arguments += ["--open-metrics"] if monitoring.open_metrics else []
         return self._own("observer", arguments, daemon_env(self.folder), self.cluster.head)
 
