@@ -23,6 +23,7 @@ def test_a_record_survives_writing_and_is_private(tmp_path: Path):
 
 def test_records_of_ended_runs_are_kept_up_to_a_limit(tmp_path: Path):
     records = RunRecords(tmp_path / "runs")
+    records.read()  # creates the folder
     for number in range(MAX_ENDED + 3):
         one = RunRecord(f"/home/ada/runs/r{number}", 1001)
         records.write(one)
