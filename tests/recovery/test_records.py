@@ -22,15 +22,18 @@ def test_a_record_survives_writing_and_is_private(tmp_path: Path):
 
 
 def test_records_of_ended_runs_are_kept_up_to_a_limit(tmp_path: Path):
+    (tmp_path / "ended").mkdir()
+    for number in range(MAX_ENDED + 2):
+        path = tmp_path / f"ended/old-{number}.json"
+        path.write_text("{}")
+        os.utime(path, (number, number))
     records = RunRecords(tmp_path / "runs")
     records.read()  # creates the folder
-    for number in range(MAX_ENDED + 3):
-        one = RunRecord(f"/home/ada/runs/r{number}", 1001)
-        records.write(one)
-        os.utime(tmp_path / f"runs/r{number}.json", (number, number))
-        records.remove(one)
-    ended, _ = RunRecords(tmp_path / "ended").read()
-    assert len(ended) == MAX_ENDED and records.read() == ({}, [])
+    records.write(ONE)
+    records.remove(ONE)
+    left = {path.name for path in (tmp_path / "ended").iterdir()}
+    assert len(left) == MAX_ENDED and "r1.json" in left and "old-0.json" not in left
+    assert RunRecords(tmp_path / "ended").read()[0] == {"r1": ONE} and records.read() == ({}, [])
 
 
 def test_damaged_records_are_reported_and_the_others_read(tmp_path: Path):
