@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -242,6 +243,7 @@ class PlayedSite:
     """The web application on made-up sources, and a browser's side of it."""
 
     def __init__(self, sources: PlayedSources, folder: Path | None = None, name: str = "played") -> None:
+        self.temporary = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="ds-web-"))
         self.live = LivePicture(sources, name)
         self.live.start()
@@ -254,6 +256,8 @@ class PlayedSite:
 
     def close(self) -> None:
         self.live.close()
+        if self.temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def cookie(self, role: WebRole = WebRole.OPERATOR, uid: int = 0, user: str = "root") -> str:
         return self.sessions.exchange(self.sessions.issue(role, uid, user)) or ""
