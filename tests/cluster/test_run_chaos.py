@@ -15,9 +15,9 @@ from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, kill, now
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
-FAULTS = 20 if os.environ.get("DALSEGNO_LONG") else 9  # each kind at least once
+FAULTS = 20  # each kind at least once
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "11"))  # determines the faults and their order
 NODES = [f"train-{number}" for number in range(1, 6)]  # one of the six nodes stays up: without any, nothing recovers
 PATIENCE_S = 4.0  # longest wait for a recovery before the next fault

@@ -18,7 +18,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if needs_cluster(page)], ids=lambda page: page.name)
+LONG = ("ddp-ladder.md",)  # tests/ladder and tests/bench run the same commands
+
+
+def _marked(page: Path) -> object:
+    return pytest.param(page, id=page.name, marks=[pytest.mark.long] * (page.name in LONG))
+
+
+@pytest.mark.parametrize("page", [_marked(page) for page in PAGES if needs_cluster(page)])
 def test_commands_print_what_the_page_shows(page: Path, cli: Cli):
     folder = cli.home / "page"
     folder.mkdir()

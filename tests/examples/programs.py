@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.submit.torchrun.launcher import Launcher, python_with_torch
-
-# Variants of other tests that are too slow for every run of the suite.
-in_long_form = pytest.mark.skipif(not os.environ.get("DALSEGNO_LONG"), reason="runs only with DALSEGNO_LONG=1")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAIL = Path(__file__).parent / "frail.py"

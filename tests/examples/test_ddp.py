@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TORCHRUN, assert_well, in_long_form, launcher, losses
+from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TORCHRUN, assert_well, launcher, losses
 from tests.submit.torchrun.launcher import Launcher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # several processes, each with torch
@@ -26,14 +26,14 @@ def test_second_start_after_the_last_epoch_does_nothing(launcher: Launcher) -> N
     assert os.readlink(launcher.folder / "checkpoints/ddp/latest") == "step-000000000032"
 
 
-@in_long_form
+@pytest.mark.long
 def test_additional_epochs_continue_the_same_loss_curve(launcher: Launcher) -> None:
     at_once = launcher.run(DDP, "3", "1", "--checkpoints", "once", program=ALONE)
     parts = [launcher.run(DDP, epochs, "1", "--checkpoints", "parts", program=ALONE) for epochs in ("1", "3")]
     assert losses(*parts) == losses(at_once)
 
 
-@in_long_form
+@pytest.mark.long
 @pytest.mark.parametrize("killed_at", ["1", "70"])
 def test_killed_worker_does_not_change_the_loss_curve(launcher: Launcher, killed_at: str) -> None:
     words = [DDP, "4", "2", "--checkpoints"]
@@ -45,7 +45,7 @@ def test_killed_worker_does_not_change_the_loss_curve(launcher: Launcher, killed
     assert launcher.left() == []
 
 
-@in_long_form
+@pytest.mark.long
 def test_restarted_plain_torchrun_resumes_from_disk(launcher: Launcher) -> None:
     words = [DDP, "3", "1", "--checkpoints"]
     undisturbed = launcher.run(*PAIR, *words, "undisturbed", program=TORCHRUN)

@@ -6,18 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.examples.programs import (
-    ALONE,
-    EXAMPLES,
-    FRAIL,
-    PAIR,
-    TINY_GPT,
-    TORCHRUN,
-    assert_well,
-    in_long_form,
-    launcher,
-    losses,
-)
+from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TINY_GPT, TORCHRUN, assert_well, launcher, losses
 from tests.submit.torchrun.launcher import Launcher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # several processes, each with torch
@@ -48,7 +37,7 @@ def test_twenty_steps_on_two_ranks_end_with_a_sample(launcher: Launcher, kind: s
     assert len(run.stdout.split("step 19 loss ")[1].partition("\n")[2]) == 21
 
 
-@in_long_form
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["--fsdp", ""])
 def test_stopped_run_resumes_with_the_same_loss_curve(launcher: Launcher, kind: str) -> None:
     first = stopped(launcher, *PAIR, fsdp=bool(kind))
@@ -59,7 +48,7 @@ def test_stopped_run_resumes_with_the_same_loss_curve(launcher: Launcher, kind: 
     assert losses(first, second) == losses(undisturbed)
 
 
-@pytest.mark.parametrize(("before", "after"), [(PAIR, SINGLE), pytest.param(SINGLE, PAIR, marks=in_long_form)])
+@pytest.mark.parametrize(("before", "after"), [(PAIR, SINGLE), pytest.param(SINGLE, PAIR, marks=pytest.mark.long)])
 def test_sharded_run_resumes_on_another_number_of_ranks(
     launcher: Launcher, before: list[str], after: list[str]
 ) -> None:
@@ -70,6 +59,7 @@ def test_sharded_run_resumes_on_another_number_of_ranks(
     assert first_loss(second) < first_loss(first) - 0.5  # it did not start from scratch
 
 
+@pytest.mark.long
 def test_sharded_run_resumes_unsharded_in_one_process(launcher: Launcher) -> None:
     first = stopped(launcher, *PAIR, fsdp=True)
     second = launcher.run(*TINY_GPT, *LONG, program=ALONE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/agents.py"
-AGENTS = 256 if os.environ.get("DALSEGNO_LONG") else 64  # the limits are the same
+AGENTS = 256 if os.environ.get("DALSEGNO_LONG") else 32  # the limits are the same
 
 
 @pytest.mark.cluster
