@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from dalsegno.web.live import LivePicture
+from dalsegno.web.sessions import Visitor, WebRole
 from dalsegno.web.snapshot import ClusterPicture
 from dalsegno.web.view import PagePart, changes
 
 PING_S = 5.0  # also how soon a peer that has left is noticed
 MAX_STREAMS = 80
+MAX_PER_VISITOR = 16  # streams of one user, or of all read-only links that one user made
+FOR_OPERATORS = 16  # streams that only operators get: users cannot take all
 
 Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # None: the page is gone, or the session has ended
 
@@ -19,31 +23,55 @@ Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # None: the page
 class StreamSlots:
     """Counts the open streams: each takes a thread and a connection of the server."""
 
-    def __init__(self, most: int = MAX_STREAMS) -> None:
-        self._free = threading.Semaphore(most)
+    def __init__(self, most: int = MAX_STREAMS, most_per_visitor: int = MAX_PER_VISITOR) -> None:
+        self._most, self._most_per_visitor = most, most_per_visitor
+        self._lock = threading.Lock()
+        self._taken: Counter[tuple[WebRole, int]] = Counter()
 
-    def take(self) -> bool:
-        return self._free.acquire(blocking=False)
+    def take(self, visitor: Visitor) -> bool:
+        """Take a slot for a visitor; return False if there is none left. Operators may take all."""
+        owner = visitor.role, visitor.uid
+        with self._lock:
+            total = self._taken.total()
+            if total >= self._most:
+                return False
+            if not visitor.operates and (
+                self._taken[owner] >= self._most_per_visitor or total >= self._most - FOR_OPERATORS
+            ):
+                return False
+            self._taken[owner] += 1
+            return True
 
-    def give_back(self) -> None:
-        self._free.release()
+    def give_back(self, visitor: Visitor) -> None:
+        with self._lock:
+            self._taken[visitor.role, visitor.uid] -= 1
+
+
+class SlotStream(Iterator[bytes]):
+    """A stream that gives its slot back when the server closes it, even if nothing of it was ever sent."""
+
+    def __init__(self, chunks: Generator[bytes, None, None], slots: StreamSlots, visitor: Visitor) -> None:
+        self._chunks, self._slots, self._visitor, self._closed = chunks, slots, visitor, False
+
+    def __next__(self) -> bytes:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        self._chunks.close()
+        if not self._closed:
+            self._closed = True
+            self._slots.give_back(self._visitor)
 
 
 def message(event: str, data: object) -> bytes:
     return f"event: {event}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def follow(live: LivePicture, render: Render, known: int, slots: StreamSlots) -> Iterator[bytes]:
-    """Yield the changes of a page. `known` is the number of the picture that the browser shows already.
-
-    The generator gives its slot back when it ends, and when the server closes it.
-    """
-    try:
-        with live.watching():
-            yield message("ping", {"n": known})
-            yield from _changes(live, render, known)
-    finally:
-        slots.give_back()
+def follow(live: LivePicture, render: Render, known: int) -> Generator[bytes, None, None]:
+    """Yield the changes of a page. `known` is the number of the picture that the browser shows already."""
+    with live.watching():
+        yield message("ping", {"n": known})
+        yield from _changes(live, render, known)
 
 
 def _changes(live: LivePicture, render: Render, known: int) -> Iterator[bytes]:
