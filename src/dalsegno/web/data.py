@@ -29,6 +29,8 @@ from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuReco
 MAX_DRILLS = 50
 MAX_BUNDLES = 10
 MAX_EVIDENCE_BYTES = 1 << 20
+GPU_JOURNAL_BYTES = 256 << 10  # the page of all runs reads the ends of up to a hundred journals
+MAX_GPU_COUNTS = 1000
 HOURS_KEPT_S = 60.0  # sacct is asked at most this often
 
 
@@ -41,6 +43,7 @@ class ClusterData:
         self._folder, self._slurm, self._target = folder, slurm, target
         self._cluster, self._lock = cluster, threading.Lock()
         self._hours: dict[int, tuple[float, Sequence[UserHours] | None]] = {}
+        self._gpus: dict[str, tuple[tuple[int, bool], int]] = {}  # folder of a run -> when it was counted, GPUs
 
     @property
     def gpu_hour_price(self) -> float:
@@ -67,8 +70,16 @@ class ClusterData:
         return RunDetails(read_points(record), tuple(read_entries(record)))
 
     def gpus_of(self, view: RunPicture) -> int:
-        gpus = {node.name: node.gpus for node in self._cluster().nodes}
-        return most_gpus(read_entries(record_of(view)), gpus)
+        """Return how many GPUs a run uses. Its journal is read again only when a generation has begun."""
+        stamp = (view.status.generation, view.status.over)
+        known = self._gpus.get(view.folder)
+        if known is None or known[0] != stamp:
+            gpus = {node.name: node.gpus for node in self._cluster().nodes}
+            known = stamp, most_gpus(read_entries(record_of(view), GPU_JOURNAL_BYTES), gpus)
+            if len(self._gpus) >= MAX_GPU_COUNTS:
+                self._gpus.clear()
+            self._gpus[view.folder] = known
+        return known[1]
 
     def user_hours(self, days: int) -> Sequence[UserHours] | None:
         if not self._cluster().slurm.accounting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from dalsegno.wire.liveness import Presence
 
 ANSWER_S = 2.0
 MAX_EVENTS = 300  # kept for the page of events
+ENDED_KEPT_S = 10.0  # how long the files of runs that have ended are not read again
 MAX_RUNS = 200  # shown: active ones first, then the newest
 
 
@@ -42,6 +44,8 @@ class ClusterReader:
     def __init__(self, folder: ClusterFolder, client: SlurmClient) -> None:
         self._folder, self._client = folder, client
         self._events: tuple[Event, ...] = ()
+        self._ended: dict[RunRecord, RunPicture | None] = {}
+        self._ended_until = 0.0
 
     def slurm(self) -> SlurmPart:
         return SlurmPart(tuple(self._client.nodes()), tuple(self._client.jobs()))
@@ -73,11 +77,18 @@ class ClusterReader:
 
     def runs(self) -> tuple[RunPicture, ...]:
         kept, _ = RunRecords(self._folder.runs).read()
-        ended, _ = RunRecords(self._folder.ended_runs).read()
         found = [view for each in kept.values() if (view := read_run(each, kept=True))]
         names = {view.run for view in found}
-        found += [view for each in ended.values() if each.run not in names and (view := read_run(each, kept=False))]
+        found += [view for view in self._ended_runs() if view.run not in names]
         return tuple(sorted(found, key=lambda view: (view.status.over, -view.status.created))[:MAX_RUNS])
+
+    def _ended_runs(self) -> list[RunPicture]:
+        """Return the runs that have ended. There may be hundreds, and their files rarely change."""
+        records, _ = RunRecords(self._folder.ended_runs).read()
+        if time.monotonic() >= self._ended_until:
+            self._ended, self._ended_until = {}, time.monotonic() + ENDED_KEPT_S
+        self._ended = {each: self._ended.get(each) or read_run(each, kept=False) for each in records.values()}
+        return [view for view in self._ended.values() if view]
 
 
 def parse_care(message: Mapping[str, Any]) -> NodeCare:
