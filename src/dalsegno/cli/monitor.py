@@ -241,9 +241,13 @@ def config(folder: str, name: str | None) -> None:
     able = require(open_cluster(_place(name)), CanMonitor)
     layout = able.monitor_layout()
     settings = with_webhook_urls(layout.settings)
-    own = replace(layout, token_file="secrets/metrics-token", password_file="secrets/password", settings=settings)
+    own = replace(
+        layout, token_file="secrets/metrics-token", password_file="secrets/password",
+        exporter_password_file="secrets/exporter-password", settings=settings,
+    )  # fmt: skip
     files = monitor_files(own)
-    for source, copy in ((layout.token_file, own.token_file), (layout.password_file, own.password_file)):
+    for name in ("token_file", "password_file", "exporter_password_file"):
+        source, copy = getattr(layout, name), getattr(own, name)
         if Path(source).exists():
             files[copy] = _secret(source) + "\n"
     write_private(Path(folder), files)
