@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Monitoring, SlackAlerts, Slurm, Switch
@@ -47,8 +48,10 @@ def test_node_exporter_reads_the_metrics_of_its_own_node():
 def test_all_programs_ask_for_the_password():
     for host in want(WATCHED).hosts.values():
         for service in host.services:
-            if service.name in ("prometheus", "alertmanager", "node-exporter"):
+            if service.name in ("prometheus", "alertmanager"):
                 assert f"--web.config.file={FOLDER.monitor_web_config}" in service.argv
+            if service.name == "node-exporter":
+                assert f"--web.config.file={FOLDER.exporter_web_config}" in service.argv
 
 
 def test_configuration_is_private_and_targets_have_partition_and_rack():
@@ -122,6 +125,16 @@ def test_password_is_private_and_kept(tmp_path: Path):
     assert json.loads(users)["basic_auth_users"]["dalsegno"].startswith("$2b$")
     make_monitor_folders(folder)
     assert folder.monitor_password.read_text() == password
+
+
+def test_password_that_is_sent_to_nodes_opens_neither_prometheus_nor_alertmanager(tmp_path: Path):
+    folder = Folder(tmp_path / "clusters/demo")
+    make_monitor_folders(folder)
+    assert folder.exporter_password.read_text() != folder.monitor_password.read_text()
+    assert {path.stat().st_mode & 0o777 for path in (folder.exporter_password, folder.exporter_web_config)} == {0o600}
+    scrapes = yaml.safe_load(want(WATCHED).files["monitor/prometheus.yml"].text)["scrape_configs"]
+    sent = {job["job_name"]: job["basic_auth"]["password_file"] for job in scrapes if "basic_auth" in job}
+    assert sent == {"node": str(FOLDER.exporter_password)}
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o660])

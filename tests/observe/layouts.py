@@ -29,5 +29,6 @@ def layout(settings: Monitoring | None = None) -> MonitorLayout:
         alertmanager="10.0.0.2:9093",
         token_file="/secret/token",
         password_file="/secret/password",
+        exporter_password_file="/secret/exporter-password",
         settings=settings or Monitoring(),
     )

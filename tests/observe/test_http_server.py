@@ -7,7 +7,6 @@ from http.client import HTTPConnection
 
 import pytest
 
-from dalsegno.observe import http_server
 from dalsegno.observe.http_server import HttpRequest, HttpResponse, HttpServer
 
 
@@ -74,14 +73,10 @@ def test_failing_handler_answers_500_without_its_message(server):
         (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n", b"431"),
         (b"GET / HTTP/1.1\r\nA: \xff\r\n\r\n", b"400"),
+        (b"GET //[ HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /?" + b"a=1&" * 40 + b" HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /\x1b]0;title HTTP/1.1\r\n\r\n", b"400"),
     ],
 )
 def test_bad_request_is_refused(server, data, status):
     assert ask(server, data).startswith(b"HTTP/1.1 " + status)
-
-
-def test_one_address_cannot_take_all_connections(server):
-    sockets = [server() for _ in range(http_server.MAX_PER_ADDRESS)]
-    assert ask(server, b"").startswith(b"HTTP/1.1 503")
-    for sock in sockets:
-        sock.close()

@@ -25,6 +25,7 @@ def test_promtool_and_amtool_accept_the_configuration(tmp_path, settings):
     (tmp_path / "secret").write_text("https://example.org\n")
     made = layout(settings)
     made = replace(made, token_file=str(tmp_path / "secret"), password_file=str(tmp_path / "secret"))
+    made = replace(made, exporter_password_file=str(tmp_path / "secret"))
     for name, text in monitor_files(made).items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -38,7 +39,7 @@ def test_promtool_and_amtool_accept_the_configuration(tmp_path, settings):
 def test_observer_is_scraped_with_its_token_and_nodes_with_the_password():
     scrapes = {each["job_name"]: each for each in yaml.safe_load(render_prometheus(layout()))["scrape_configs"]}
     assert scrapes["dalsegno"]["authorization"] == {"credentials_file": "/secret/token"}
-    assert scrapes["node"]["basic_auth"] == {"username": "dalsegno", "password_file": "/secret/password"}
+    assert scrapes["node"]["basic_auth"] == {"username": "dalsegno", "password_file": "/secret/exporter-password"}
     assert scrapes["node"]["file_sd_configs"] == [{"files": ["targets/nodes.json"]}]
 
 

@@ -101,6 +101,10 @@ def test_assets_come_from_the_package_and_are_kept_by_the_browser(site: PlayedSi
         assert isinstance(response.body, bytes) and b"https://" not in response.body.replace(b"http://www.w3.org", b"")
 
 
+def test_browser_finds_the_icon_without_a_session(site: PlayedSite):
+    assert site.get("/favicon.ico").content_type == "image/svg+xml"
+
+
 def test_pages_load_nothing_from_elsewhere(site: PlayedSite, root: str):
     for path in PAGES:
         text = site.text(path, root)

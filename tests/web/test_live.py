@@ -32,7 +32,7 @@ from dalsegno.web.snapshot import (
     tone_of,
 )
 from dalsegno.web.sources import PlayedSources, parse_agent
-from dalsegno.web.stream import StreamSlots, follow
+from dalsegno.web.stream import follow
 from dalsegno.web.view import PagePart, changes
 from dalsegno.wire.liveness import Presence
 from tests.web.played import NOW, job, journal, node, run, small_cluster
@@ -108,25 +108,13 @@ def test_stream_sends_only_what_has_changed(live: LivePicture, sources: PlayedSo
         items = tuple((f"node-{name}", f"<i id=node-{name}>{each.label}</i>") for name, each in picture.nodes.items())
         return [PagePart("map", "<b id=map>", items, "</b>"), PagePart("other", "<p id=other></p>")]
 
-    slots = StreamSlots(1)
     with live.watching():
         first = live.fresh()
-    stream = follow(live, render, first.number, slots, 0)
+    stream = follow(live, render, first.number)
     assert next(stream).startswith(b"event: ping")
-    assert list(follow(live, render, first.number, slots, 1)) == [b"event: busy\ndata: {}\n\n"]
     found = next(text for text in stream if text.startswith(b"event: update"))
     assert list(json.loads(found.partition(b"data: ")[2])["parts"]) == ["node-gpu-1"]
     stream.close()
-    assert slots.free(0), "a closed stream gives its slot back"
-
-
-def test_stream_that_is_never_read_takes_no_slot_and_one_user_cannot_take_all():
-    slots = StreamSlots(most=3, most_per_user=2)
-    follow(LivePicture(small_cluster(), "played"), lambda picture: None, 0, slots, 1001).close()
-    with slots.taken(1001) as first, slots.taken(1001) as second, slots.taken(1001) as third:
-        assert (first, second, third) == (True, True, False)
-        assert slots.free(1002) and not slots.free(1001)
-    assert slots.free(1001)
 
 
 def test_page_with_other_parts_is_loaded_again():

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.cli.web import open_page
 from dalsegno.web import sessions as module
-from dalsegno.web.login import LoginServer, role_of
+from dalsegno.web.login import LoginAddress, LoginServer, role_of
 from dalsegno.web.sessions import Sessions, Visitor, WebRole, csrf_of
 
 
@@ -166,3 +167,23 @@ def test_only_operators_make_links_and_revoke_all(server: LoginServer, made: Ses
 @pytest.mark.parametrize("request_", [{}, {"login": 0}, {"login": True, "uid": 0}, {"role": "operator"}])
 def test_unknown_requests_are_refused(server: LoginServer, request_: dict[str, object]):
     assert "token" not in json.dumps(server.answer(1001, request_))
+
+
+def test_revoking_ends_login_tokens_that_nobody_has_used_yet(made: Sessions):
+    stolen, other = made.issue(WebRole.USER, 1001, "ada"), made.issue(WebRole.USER, 1002, "ben")
+    made.revoke(1001)
+    assert made.exchange(stolen) is None
+    assert made.exchange(other)
+    stolen = made.issue(WebRole.OPERATOR, 1000, "owner")
+    made.revoke(0)
+    assert made.exchange(stolen) is None
+
+
+def test_browser_is_started_without_the_token_in_its_arguments(tmp_path: Path):
+    login = LoginAddress("secret-token", WebRole.USER, "10.240.0.2", 6820, 60.0)
+    opened: list[str] = []
+    page = tmp_path / "new/web-login.html"
+    open_page(login, page, lambda url: not opened.append(url))  # type: ignore[func-returns-value]
+    assert opened == [page.as_uri()]
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert f"0;url={login.url()}" in page.read_text()

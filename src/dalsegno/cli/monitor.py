@@ -241,31 +241,37 @@ def config(folder: str, name: str | None) -> None:
     able = require(open_cluster(_place(name)), CanMonitor)
     layout = able.monitor_layout()
     settings = with_webhook_urls(layout.settings)
-    own = replace(layout, token_file="secrets/metrics-token", password_file="secrets/password", settings=settings)
-    write_private(Path(folder), monitor_files(own))
-    for source, copy in ((layout.token_file, own.token_file), (layout.password_file, own.password_file)):
+    own = replace(
+        layout, token_file="secrets/metrics-token", password_file="secrets/password",
+        exporter_password_file="secrets/exporter-password", settings=settings,
+    )  # fmt: skip
+    files = monitor_files(own)
+    for name in ("token_file", "password_file", "exporter_password_file"):
+        source, copy = getattr(layout, name), getattr(own, name)
         if Path(source).exists():
-            copy_secret(source, Path(folder) / copy)
+            files[copy] = _secret(source) + "\n"
+    write_private(Path(folder), files)
     if not able.has_monitor():
         out.warn("node_exporter does not run on the nodes: `dalsegno monitor up` starts it, with a Prometheus")
     out.talk(f"{folder}/prometheus.yml is ready: `prometheus --config.file={folder}/prometheus.yml`")
 
 
 def write_private(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files that only their owner can read: they may hold addresses with secrets."""
+    """Write files that only the caller can read: they may hold secrets."""
+    _write_for_caller(folder, files, 0o700, 0o600)
+
+
+def _write_for_caller(folder: Path, files: Mapping[str, str], folder_mode: int, mode: int) -> None:
+    """Write files with the caller's rights, not those of sudo: root follows no links in folders of users."""
+    from dalsegno.system.execute import as_caller
     from dalsegno.system.files import make_folder, write_atomic
 
-    for path, text in files.items():
-        make_folder((folder / path).parent, 0o700)
-        write_atomic(folder / path, text, 0o600)
+    def write() -> None:
+        for path, text in files.items():
+            make_folder((folder / path).parent, folder_mode)
+            write_atomic(folder / path, text, mode)
 
-
-def copy_secret(source: str, copy: Path) -> None:
-    """Copy a file with a secret to a file of mode 0600."""
-    from dalsegno.system.files import make_folder, write_atomic
-
-    make_folder(copy.parent, 0o700)
-    write_atomic(copy, _secret(source) + "\n", 0o600)
+    as_caller(write)
 
 
 @click.group()
@@ -290,7 +296,7 @@ def export(folder: str, prometheus: str | None, name: str | None) -> None:
     else:
         _, layout = _running(name)
         files = grafana_files(layout.cluster, layout.prometheus, login=True)
-        copy_secret(layout.password_file, Path(folder) / PASSWORD)
+        write_private(Path(folder), {PASSWORD: _secret(layout.password_file) + "\n"})
     _write_public(Path(folder), files)
     out.talk(f"{sum(path.startswith('dashboards/') for path in files)} dashboards are in {folder}/dashboards")
     if shutil.which("docker"):
@@ -299,8 +305,4 @@ def export(folder: str, prometheus: str | None, name: str | None) -> None:
 
 def _write_public(folder: Path, files: Mapping[str, str]) -> None:
     """Write files without secrets, which Grafana's own user must be able to read."""
-    from dalsegno.system.files import make_folder, write_atomic
-
-    for path, text in files.items():
-        make_folder((folder / path).parent)
-        write_atomic(folder / path, text)
+    _write_for_caller(folder, files, 0o755, 0o644)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +18,8 @@ from dalsegno.errors import DalsegnoError, UsageError
 if TYPE_CHECKING:
     from dalsegno.targets.folder import ClusterFolder
     from dalsegno.web.login import LoginAddress
+
+PAGE = ".local/state/dalsegno/web-login.html"  # below the home folder; its token is valid once, for a minute
 
 
 @click.command()
@@ -95,5 +99,20 @@ def _open(login: LoginAddress) -> None:
     import webbrowser
 
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if display and os.geteuid() != 0 and webbrowser.open(login.url()):
+    if display and os.geteuid() != 0 and open_page(login, Path.home() / PAGE, webbrowser.open):
         out.talk("opened in your browser")
+
+
+def open_page(login: LoginAddress, path: Path, browse: Callable[[str], bool]) -> bool:
+    """Let a browser open a private file that leads to the page; return whether there is a browser.
+
+    All users of the machine can see the arguments of a browser, so that the address itself must not be one of them.
+    """
+    from dalsegno.system.files import make_folder, write_atomic
+    from dalsegno.web.html import Markup, link, tag
+
+    leads = tag("meta", http_equiv="refresh", content=f"0;url={login.url()}")
+    make_folder(path.parent, 0o700)
+    page = Markup("<!doctype html>") + leads + tag("title", "Dal Segno") + link(login.url(), "Continue")
+    write_atomic(path, page, 0o600, durable=False)
+    return browse(path.as_uri())

@@ -1,7 +1,8 @@
 """A small HTTP/1.1 server with limits, for the metrics and the web page.
 
 It runs in threads of its own. Peers are unknown until a handler has checked their token, so connections, bytes and
-times are bounded, for all peers together and for each address.
+times are bounded, for all peers together and for each address. When the limit is reached, the address with the most
+connections loses the oldest one that is not being answered: peers that send nothing cannot keep others out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ MAX_CONNECTIONS = 128
 MAX_PER_ADDRESS = 96
 MAX_HEAD_BYTES = 16 << 10
 MAX_BODY_BYTES = 64 << 10
+MAX_FIELDS = 32  # of a query
 REQUEST_S = 10.0  # for a whole request; also how long an idle connection is kept
 WRITE_S = 20.0  # a peer that reads nothing for this long is disconnected
 REASONS = {
@@ -65,12 +67,20 @@ class BadRequest(Exception):
         self.status = status
 
 
+@dataclass
+class _Peer:
+    """An open connection. It can be closed for another one unless it is being answered."""
+
+    address: str
+    answered: bool = False
+
+
 class HttpServer:
     """Serves `handler` at a listening socket, one thread per connection, until it is closed."""
 
     def __init__(self, listener: socket.socket, handler: Handler, max_connections: int = MAX_CONNECTIONS) -> None:
         self._listener, self._handler, self._max = listener, handler, max_connections
-        self._open: dict[socket.socket, str] = {}
+        self._open: dict[socket.socket, _Peer] = {}  # the oldest first
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self.serve, name="http", daemon=True)
@@ -101,18 +111,44 @@ class HttpServer:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
-    def _admit(self, sock: socket.socket, peer: str) -> None:
+    def _admit(self, sock: socket.socket, address: str) -> None:
         with self._lock:
-            refused = len(self._open) >= self._max or Counter(self._open.values())[peer] >= MAX_PER_ADDRESS
-            if not refused:
-                self._open[sock] = peer
-        if refused:
+            admitted = self._make_room(address)
+            if admitted:
+                self._open[sock] = _Peer(address)
+        if not admitted:
             with contextlib.suppress(OSError):
                 sock.settimeout(0.1)
                 sock.sendall(_head(HttpResponse(503), length=0, keep=False))
             sock.close()
             return
-        threading.Thread(target=self._talk, args=(sock, peer), name="http-peer", daemon=True).start()
+        threading.Thread(target=self._talk, args=(sock, address), name="http-peer", daemon=True).start()
+
+    def _make_room(self, address: str) -> bool:
+        """Return whether there is room for a connection from this address. If necessary, disconnect another one."""
+        count = Counter(peer.address for peer in self._open.values())
+        if count[address] >= MAX_PER_ADDRESS:
+            crowded = [address]
+        elif len(self._open) >= self._max:
+            crowded = [each for each, _ in count.most_common()]
+        else:
+            return True
+        for each in crowded:
+            oldest = next((sock for sock, peer in self._open.items() if peer == _Peer(each)), None)
+            if oldest is not None:
+                del self._open[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+                return True
+        return False
+
+    def _set_answered(self, sock: socket.socket, answered: bool) -> bool:
+        """Protect a connection while it is being answered; return False if it was closed to make room."""
+        with self._lock:
+            peer = self._open.get(sock)
+            if peer is not None:
+                peer.answered = answered
+            return peer is not None
 
     def _talk(self, sock: socket.socket, peer: str) -> None:
         try:
@@ -125,12 +161,17 @@ class HttpServer:
                 except BadRequest as error:
                     self._send(sock, HttpResponse(error.status, f"{error}\n".encode()), keep=False, head=False)
                     return
-                if request is None or not self._send(
-                    sock, self._answer(request), keep=keep, head=request.method == "HEAD"
-                ):
+                if request is None or not self._set_answered(sock, True):
+                    return
+                response = self._answer(request)
+                # A peer that does not read a short answer is not protected; a stream is, until it ends.
+                self._set_answered(sock, not isinstance(response.body, bytes))
+                if not self._send(sock, response, keep=keep, head=request.method == "HEAD"):
                     return
         except OSError:
             pass  # the peer has left
+        except Exception:  # the page failed after its start was sent
+            log.exception("a streamed answer failed")
         finally:
             with self._lock:
                 self._open.pop(sock, None)
@@ -182,9 +223,12 @@ def read_request(sock: socket.socket, peer: str, received: bytes) -> tuple[HttpR
         if not data:
             return None, False, b""
         rest += data
-    url = urlsplit(target)
+    try:
+        url = urlsplit(target)
+        query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=MAX_FIELDS))
+    except ValueError:
+        raise BadRequest(400, "invalid address") from None
     keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-    query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=32))
     return HttpRequest(method, url.path, query, headers, rest[:length], peer), keep, rest[length:]
 
 
@@ -195,7 +239,8 @@ def parse_head(head: bytes) -> tuple[str, str, str, dict[str, str]]:
     except UnicodeDecodeError:
         raise BadRequest(400, "the header is not ASCII") from None
     words = first.split(" ")
-    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not words[0].isalpha() or words[1][:1] != "/":
+    valid = first.isprintable() and len(words) == 3 and words[2] in ("HTTP/1.1", "HTTP/1.0")
+    if not valid or not words[0].isalpha() or words[1][:1] != "/":
         raise BadRequest(400, "not an HTTP request")
     headers: dict[str, str] = {}
     for line in lines:

@@ -33,7 +33,8 @@ class MonitorLayout:
     prometheus: str  # host:port
     alertmanager: str  # host:port
     token_file: str  # with the bearer token for the observer
-    password_file: str  # with the password of `USER`
+    password_file: str  # with the password of `USER` at Prometheus and Alertmanager
+    exporter_password_file: str  # with the password of `USER` at node_exporters
     settings: Monitoring = field(default_factory=Monitoring)
 
 

@@ -58,7 +58,7 @@ def render_prometheus(layout: MonitorLayout) -> str:
 
 
 def _scrapes(layout: MonitorLayout) -> list[dict[str, Any]]:
-    nodes = {"job_name": "node", "basic_auth": _login(layout), "file_sd_configs": [{"files": [TARGETS]}]}
+    nodes = {"job_name": "node", "basic_auth": _exporter_login(layout), "file_sd_configs": [{"files": [TARGETS]}]}
     if not layout.observer:
         return [nodes]
     bearer = {} if layout.settings.open_metrics else {"authorization": {"credentials_file": layout.token_file}}
@@ -69,6 +69,12 @@ def _scrapes(layout: MonitorLayout) -> list[dict[str, Any]]:
 
 def _login(layout: MonitorLayout) -> dict[str, str]:
     return {"username": USER, "password_file": layout.password_file}
+
+
+def _exporter_login(layout: MonitorLayout) -> dict[str, str]:
+    """Return the login at node_exporters. A user of a node can listen there before node_exporter starts, and learn the
+    password: no other program accepts it."""
+    return {"username": USER, "password_file": layout.exporter_password_file}
 
 
 def _remote_write(to: RemoteWrite) -> dict[str, Any]:

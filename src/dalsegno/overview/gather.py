@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
@@ -15,6 +16,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunStatus, coordinator_is_dead, is_over, read_status, silent_s
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
+from dalsegno.system.files import owner_name
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus, job_status
 
 CONTROLLER_S = 3.0
@@ -50,7 +52,8 @@ def read_runs(folders: Iterable[RunFolder], *, progress: bool = False) -> list[O
     for folder in folders:
         with contextlib.suppress(DalsegnoError, OSError):
             status = read_status(folder.status)
-            if status is not None:
+            if status is not None and status.run == folder.run:  # the file of a run cannot stand for another run
+                status = replace(status, user=owner_name(folder.root))
                 found[status.run] = _view(folder, status, progress)
     return sorted(found.values(), key=lambda run: -run.status.created)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from dalsegno.runs.files import read_value
 from dalsegno.runs.folder import repair_hint
+from dalsegno.runs.journal import MAX_TIME
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.children import start_ticks
 from dalsegno.system.files import damaged, write_atomic
@@ -150,10 +150,15 @@ def read_status(path: Path) -> RunStatus | None:
     """Return the status of a run; None if none has been written yet."""
     data = read_value(path)
     status = status_from_json(data) if isinstance(data, Mapping) else None
-    times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
-    if not all(map(math.isfinite, times)):
+    if status and not has_valid_times(status):
         raise damaged(path, "a time is not a number", repair_hint(path))
     return status
+
+
+def has_valid_times(status: RunStatus) -> bool:
+    """Return whether all times are numbers that a calendar has: users write these files."""
+    times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0)
+    return all(abs(at) < MAX_TIME for at in times)
 
 
 def status_from_json(data: Mapping[str, object]) -> RunStatus:

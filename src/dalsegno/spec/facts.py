@@ -333,7 +333,10 @@ def _scalar(hint: Any, value: Any, kind: type) -> Any:
         except ValueError:
             raise _broken(kind, f"{value!r:.40} is not of type {hint.__name__}") from None
     if hint is float and isinstance(value, int):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _broken(kind, "a number is too large") from None
     if hint is Any or (isinstance(hint, type) and type(value) is hint):
         return value
     raise _broken(kind, f"{value!r:.40} is not of type {getattr(hint, '__name__', hint)}")

@@ -12,7 +12,7 @@ from typing import Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.observe.http_server import Handler, HttpRequest, HttpResponse
+from dalsegno.observe.http_server import MAX_FIELDS, Handler, HttpRequest, HttpResponse
 from dalsegno.web import guard
 from dalsegno.web.data import read_evidence
 from dalsegno.web.html import Markup, join, link, tag
@@ -23,7 +23,7 @@ from dalsegno.web.requests import ActionKind, ActionRefused, WebAction, check_al
 from dalsegno.web.routes import PAGES, find_page
 from dalsegno.web.sessions import LINK_S, SESSION_S, Sessions, Visitor, WebRole
 from dalsegno.web.snapshot import ClusterPicture
-from dalsegno.web.stream import StreamSlots, follow
+from dalsegno.web.stream import SlotStream, StreamSlots, follow
 from dalsegno.web.view import Page, PageContext, PageData, PagePart
 
 log = logging.getLogger("web")
@@ -86,6 +86,8 @@ class WebApp:
             return HttpResponse(403, b"this server does not have that name\n")
         if request.path.startswith("/assets/"):
             return self._asset(request.path.removeprefix("/assets/"))
+        if request.path == "/favicon.ico":  # browsers ask for it while the login page moves on
+            return self._asset("icon.svg")
         if request.path == "/login" and request.method == "GET":
             return self._login(request)
         visitor = self._sessions.visitor(guard.cookie_of(request, self._site.cookie))
@@ -181,11 +183,14 @@ class WebApp:
     def _stream(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
         """Answer with the live updates of a page, until the browser leaves or the session ends."""
         cookie = guard.cookie_of(request, self._site.cookie)
-        url = urlsplit(request.query.get("path", "/"))
-        query = {key: value for key, value in request.query.items() if key not in ("n", "path")}
-        query |= dict(parse_qsl(url.query))
+        try:
+            url = urlsplit(request.query.get("path", "/"))
+            inner = dict(parse_qsl(url.query, max_num_fields=MAX_FIELDS))
+        except ValueError:
+            return HttpResponse(400, b"invalid path\n")
+        query = {key: value for key, value in request.query.items() if key not in ("n", "path")} | inner
         number = request.query.get("n", "")
-        if not self._slots.free(visitor.uid):
+        if not self._slots.take(visitor):
             return HttpResponse(503, b"too many pages are open\n")
 
         def render(snapshot: ClusterPicture) -> Sequence[PagePart] | None:
@@ -197,7 +202,7 @@ class WebApp:
             return page.parts if page else None
 
         known = int(number) if number.isdecimal() and len(number) < 10 else -1
-        body: Iterator[bytes] = follow(self._live, render, known, self._slots, visitor.uid)
+        body = SlotStream(follow(self._live, render, known), self._slots, visitor)
         return HttpResponse(200, body, "text/event-stream", (("X-Accel-Buffering", "no"),))
 
     def _drill(self, name: str) -> HttpResponse:

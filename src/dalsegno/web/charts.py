@@ -117,7 +117,7 @@ def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Ax
 def _ticks(low: float, high: float) -> list[float]:
     """Return two to four round values between the bounds."""
     span = high - low
-    if span <= 0 or not math.isfinite(span):
+    if span < 1e-300 or not math.isfinite(span):  # the step would be 0
         return [low]
     step = 10.0 ** math.floor(math.log10(span))
     while span / step > 4:

@@ -28,8 +28,9 @@ from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuReco
 
 MAX_DRILLS = 50
 MAX_BUNDLES = 10
-MAX_KNOWN = 1000
 MAX_EVIDENCE_BYTES = 1 << 20
+GPU_JOURNAL_BYTES = 256 << 10  # the page of all runs reads the ends of up to a hundred journals
+MAX_GPU_COUNTS = 1000
 HOURS_KEPT_S = 60.0  # sacct is asked at most this often
 
 
@@ -41,8 +42,8 @@ class ClusterData:
     ) -> None:
         self._folder, self._slurm, self._target = folder, slurm, target
         self._cluster, self._lock = cluster, threading.Lock()
-        self._gpus: dict[tuple[str, int], int] = {}  # of a run and its generation: reading a journal takes long
         self._hours: dict[int, tuple[float, Sequence[UserHours] | None]] = {}
+        self._gpus: dict[str, tuple[tuple[int, bool], int]] = {}  # folder of a run -> when it was counted, GPUs
 
     @property
     def gpu_hour_price(self) -> float:
@@ -69,14 +70,16 @@ class ClusterData:
         return RunDetails(read_points(record), tuple(read_entries(record)))
 
     def gpus_of(self, view: RunPicture) -> int:
-        key = (view.folder, view.status.generation)
-        if key not in self._gpus:
+        """Return how many GPUs a run uses. Its journal is read again only when a generation has begun."""
+        stamp = (view.status.generation, view.status.over)
+        known = self._gpus.get(view.folder)
+        if known is None or known[0] != stamp:
             gpus = {node.name: node.gpus for node in self._cluster().nodes}
-            self._gpus = {
-                **dict(list(self._gpus.items())[-MAX_KNOWN:]),
-                key: most_gpus(read_entries(record_of(view)), gpus),
-            }
-        return self._gpus[key]
+            known = stamp, most_gpus(read_entries(record_of(view), GPU_JOURNAL_BYTES), gpus)
+            if len(self._gpus) >= MAX_GPU_COUNTS:
+                self._gpus.clear()
+            self._gpus[view.folder] = known
+        return known[1]
 
     def user_hours(self, days: int) -> Sequence[UserHours] | None:
         if not self._cluster().slurm.accounting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -82,8 +83,11 @@ def moment(at: float | None, how: str = "age") -> Markup:
     """Return a time. Scripts show its age (`how="age"`) or the time that has passed since (`how="for"`)."""
     if not at:
         return DASH
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-    shown = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
+    try:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+        shown = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, OSError, ValueError):  # no calendar has this time
+        return DASH
     return tag("time", shown, datetime=stamp, data_how=how, title=shown)
 
 
@@ -94,7 +98,7 @@ def plural(count: int, noun: str) -> str:
 
 def clock(seconds: float) -> str:
     """Return a duration: 12 s, 3 min 20 s, 5 h 12 min, 3 d 4 h."""
-    whole = max(0, int(seconds))
+    whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
     days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
     if days:
         return f"{days} d {hours} h"

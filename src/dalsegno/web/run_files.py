@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
@@ -19,9 +19,10 @@ from dalsegno.recovery.run_records import RunRecord
 from dalsegno.runs.coordinator.goodput import TrainingProgress
 from dalsegno.runs.coordinator.history import StepPoint, parse_history
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.journal import Entry
-from dalsegno.runs.status import RunStatus, status_from_json
+from dalsegno.runs.journal import MAX_TIME, Entry, parse_entry
+from dalsegno.runs.status import RunStatus, has_valid_times, status_from_json
 from dalsegno.spec.facts import facts_from_json
+from dalsegno.system.files import user_of
 from dalsegno.web.snapshot import RunPicture
 
 MAX_STATUS_BYTES = 256 << 10
@@ -72,20 +73,22 @@ def read_run(record: RunRecord, *, kept: bool) -> RunPicture | None:
     if status is None or status.run != record.run:
         return None
     progress = _progress(_value(record, folder.progress, MAX_PROGRESS_BYTES))
-    return RunPicture(record.folder, record.uid, status, progress, kept)
+    # The file may name another user: only the owner of the folder is certain.
+    return RunPicture(record.folder, record.uid, replace(status, user=user_of(record.uid)), progress, kept)
 
 
 def _status(value: Mapping[str, object] | None) -> RunStatus | None:
     with contextlib.suppress(DalsegnoError, TypeError, ValueError):
         status = status_from_json(value) if value else None
-        times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
-        return status if all(map(math.isfinite, times)) else None
+        return status if status and has_valid_times(status) else None
     return None
 
 
 def _progress(value: Mapping[str, object] | None) -> TrainingProgress | None:
     with contextlib.suppress(DalsegnoError, TypeError, ValueError):
-        return facts_from_json(TrainingProgress, value) if value else None
+        progress = facts_from_json(TrainingProgress, value) if value else None
+        spent = progress.account.spent.values() if progress else ()
+        return progress if all(0 <= seconds < MAX_TIME for seconds in spent) else None
     return None
 
 
@@ -94,19 +97,22 @@ def read_points(record: RunRecord) -> tuple[StepPoint, ...]:
     return parse_history(_value(record, RunFolder(Path(record.folder)).history, MAX_HISTORY_BYTES))
 
 
-def read_entries(record: RunRecord) -> list[Entry]:
-    """Return the last entries of a run's journal."""
+def read_entries(record: RunRecord, most: int = MAX_JOURNAL_BYTES) -> list[Entry]:
+    """Return the last entries of a run's journal. Values that are neither plain nor lists of names are left out."""
     name = RunFolder(Path(record.folder)).journal.name
-    text = read_owned(record.folder, name, record.uid, MAX_JOURNAL_BYTES, end=True) or b""
+    text = read_owned(record.folder, name, record.uid, most, end=True) or b""
     return list(_entries(text.decode(errors="replace").splitlines()[-MAX_ENTRIES:]))
 
 
 def _entries(lines: list[str]) -> Iterator[Entry]:
     for line in lines:
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        at = entry.get("at") if isinstance(entry, dict) else None
-        if isinstance(at, (int, float)) and math.isfinite(at):
-            yield entry
+        entry = parse_entry(line)
+        if entry is not None and isinstance(entry.get("event"), str):
+            yield {key: value for key, value in entry.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value can be shown. A deeply nested one would exceed Python's limits."""
+    if isinstance(value, list):
+        return all(isinstance(each, (str, int, float)) for each in value)
+    return value is None or isinstance(value, (str, int, float))

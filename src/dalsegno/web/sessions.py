@@ -130,8 +130,11 @@ class Sessions:
             self._keep(lambda each: each.digest != session.digest)
 
     def revoke(self, uid: int) -> int:
-        """End all sessions and links of a user, or of everybody for root; return how many."""
-        before = len(self._sessions)
+        """End all sessions, links and login tokens of a user, or of everybody for root; return how many sessions and
+        links."""
+        with self._lock:
+            self._tokens = {key: each for key, each in self._tokens.items() if uid != 0 and each.uid != uid}
+            before = len(self._sessions)
         self._keep(lambda each: uid != 0 and each.uid != uid)
         return before - len(self._sessions)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from dalsegno.wire.liveness import Presence
 ANSWER_S = 2.0
 MAX_EVENTS = 300  # kept for the page of events
 _SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, SlurmTrouble.NO_CONNECTION})
+ENDED_KEPT_S = 10.0  # how long the files of runs that have ended are not read again
 MAX_RUNS = 200  # shown: active ones first, then the newest
 
 
@@ -44,15 +46,16 @@ class ClusterReader:
     def __init__(self, folder: ClusterFolder, client: SlurmClient) -> None:
         self._folder, self._client = folder, client
         self._events: tuple[Event, ...] = ()
-        self._ended: tuple[RunPicture, ...] = ()
-        self._ended_at = 0
+        self._ended: dict[RunRecord, RunPicture | None] = {}
+        self._ended_until = 0.0
 
     def slurm(self) -> SlurmPart:
         try:
             return SlurmPart(tuple(self._client.nodes()), tuple(self._client.jobs()))
         except CommandFailed as fault:
             silent = isinstance(fault, CommandTimedOut) or not _SILENT.isdisjoint(parse_troubles(fault.stderr))
-            raise (DalsegnoError("slurmctld does not answer") if silent else fault) from None
+            hint = "`dalsegno status` shows the daemons, `dalsegno up` starts what is missing"
+            raise (DalsegnoError("slurmctld does not answer", hint=hint) if silent else fault) from None
 
     def controller(self) -> ControllerPart:
         care, agents = self._ask({"nodes": True})["nodes"], self._ask({"agents": True})["agents"]
@@ -89,17 +92,13 @@ class ClusterReader:
         found += [view for view in self._ended_runs() if view.run not in names]
         return tuple(sorted(found, key=lambda view: (view.status.over, -view.status.created))[:MAX_RUNS])
 
-    def _ended_runs(self) -> Sequence[RunPicture]:
-        """Return the runs that are over. They are read again only when there is one more."""
-        try:
-            stamp = self._folder.ended_runs.stat().st_mtime_ns
-        except OSError:
-            return ()
-        if stamp != self._ended_at or any(not view.status.over for view in self._ended):
-            records, _ = RunRecords(self._folder.ended_runs).read()
-            self._ended = tuple(view for each in records.values() if (view := read_run(each, kept=False)))
-            self._ended_at = stamp
-        return self._ended
+    def _ended_runs(self) -> list[RunPicture]:
+        """Return the runs that have ended. There may be hundreds, and their files rarely change."""
+        records, _ = RunRecords(self._folder.ended_runs).read()
+        if time.monotonic() >= self._ended_until:
+            self._ended, self._ended_until = {}, time.monotonic() + ENDED_KEPT_S
+        self._ended = {each: self._ended.get(each) or read_run(each, kept=False) for each in records.values()}
+        return [view for view in self._ended.values() if view]
 
 
 def parse_care(message: Mapping[str, Any]) -> NodeCare:

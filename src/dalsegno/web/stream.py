@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from dalsegno.web.live import LivePicture
+from dalsegno.web.sessions import Visitor, WebRole
 from dalsegno.web.snapshot import ClusterPicture
 from dalsegno.web.view import PagePart, changes
 
 PING_S = 5.0  # also how soon a peer that has left is noticed
-MAX_STREAMS, MAX_PER_USER = 80, 24
+MAX_STREAMS = 80
+MAX_PER_VISITOR = 16  # streams of one user, or of all read-only links that one user made
+FOR_OPERATORS = 16  # streams that only operators get: users cannot take all
 
 Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # None: the page is gone, or the session has ended
 
@@ -21,47 +23,55 @@ Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # None: the page
 class StreamSlots:
     """Counts the open streams: each takes a thread and a connection of the server. One user cannot take them all."""
 
-    def __init__(self, most: int = MAX_STREAMS, most_per_user: int = MAX_PER_USER) -> None:
-        self._most, self._most_per_user, self._lock = most, most_per_user, threading.Lock()
-        self._taken: Counter[int] = Counter()
+    def __init__(self, most: int = MAX_STREAMS, most_per_visitor: int = MAX_PER_VISITOR) -> None:
+        self._most, self._most_per_visitor = most, most_per_visitor
+        self._lock = threading.Lock()
+        self._taken: Counter[tuple[WebRole, int]] = Counter()
 
-    def free(self, uid: int) -> bool:
-        """Return whether this user may open one more."""
+    def take(self, visitor: Visitor) -> bool:
+        """Take a slot for a visitor; return False if there is none left. Operators may take all."""
+        owner = visitor.role, visitor.uid
         with self._lock:
-            return self._free(uid)
+            total = self._taken.total()
+            if total >= self._most:
+                return False
+            if not visitor.operates and (
+                self._taken[owner] >= self._most_per_visitor or total >= self._most - FOR_OPERATORS
+            ):
+                return False
+            self._taken[owner] += 1
+            return True
 
-    @contextlib.contextmanager
-    def taken(self, uid: int) -> Iterator[bool]:
-        """Take a slot for as long as the block runs; yield whether there was one."""
+    def give_back(self, visitor: Visitor) -> None:
         with self._lock:
-            free = self._free(uid)
-            self._taken[uid] += free
-        try:
-            yield free
-        finally:
-            with self._lock:
-                self._taken[uid] -= free
+            self._taken[visitor.role, visitor.uid] -= 1
 
-    def _free(self, uid: int) -> bool:
-        return self._taken.total() < self._most and self._taken[uid] < self._most_per_user
+
+class SlotStream(Iterator[bytes]):
+    """A stream that gives its slot back when the server closes it, even if nothing of it was ever sent."""
+
+    def __init__(self, chunks: Generator[bytes, None, None], slots: StreamSlots, visitor: Visitor) -> None:
+        self._chunks, self._slots, self._visitor, self._closed = chunks, slots, visitor, False
+
+    def __next__(self) -> bytes:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        self._chunks.close()
+        if not self._closed:
+            self._closed = True
+            self._slots.give_back(self._visitor)
 
 
 def message(event: str, data: object) -> bytes:
     return f"event: {event}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def follow(live: LivePicture, render: Render, known: int, slots: StreamSlots, uid: int) -> Iterator[bytes]:
-    """Yield the changes of a page. `known` is the number of the picture that the browser shows already.
-
-    The slot is taken when the first bytes are asked for: a generator that is closed before runs no code of ours.
-    """
-    with slots.taken(uid) as free:
-        if not free:
-            yield message("busy", {})
-            return
-        with live.watching():
-            yield message("ping", {"n": known})
-            yield from _changes(live, render, known)
+def follow(live: LivePicture, render: Render, known: int) -> Generator[bytes, None, None]:
+    """Yield the changes of a page. `known` is the number of the picture that the browser shows already."""
+    with live.watching():
+        yield message("ping", {"n": known})
+        yield from _changes(live, render, known)
 
 
 def _changes(live: LivePicture, render: Render, known: int) -> Iterator[bytes]:

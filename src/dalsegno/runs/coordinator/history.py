@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import NamedTuple
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.files import read_value
+from dalsegno.runs.journal import MAX_TIME
 from dalsegno.system.files import write_atomic
 
 MAX_POINTS = 2000
 FIRST_SPACING_S = 1.0
 WRITE_S = 5.0
+MAX_FIGURE = 1e100  # larger numbers are not drawn: their differences may not be finite
 
 
 class StepPoint(NamedTuple):
@@ -92,10 +93,15 @@ def _point(row: object) -> StepPoint | None:
         return None
     at, step, generation, loss, step_s = row
     whole = type(step) is int and type(generation) is int
-    if not whole or not _is_number(at) or not all(each is None or _is_number(each) for each in (loss, step_s)):
+    if (
+        not whole
+        or not _is_number(at, MAX_TIME)
+        or not all(each is None or _is_number(each) for each in (loss, step_s))
+    ):
         return None
+    loss, step_s = (None if each is None else float(each) for each in (loss, step_s))
     return StepPoint(float(at), step, generation, loss, step_s)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: object, limit: float = MAX_FIGURE) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < limit

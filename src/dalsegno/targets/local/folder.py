@@ -111,13 +111,23 @@ class Folder(ClusterFolder):
 
     @property
     def monitor_password(self) -> Path:
-        """The file with the password of Prometheus, Alertmanager and node_exporter."""
+        """The file with the password of Prometheus and Alertmanager."""
         return self.monitor / "password"
 
     @property
     def monitor_web_config(self) -> Path:
-        """The file from which Prometheus' programs read who may use them."""
+        """The file from which Prometheus and Alertmanager read who may use them."""
         return self.monitor / "web.yml"
+
+    @property
+    def exporter_password(self) -> Path:
+        """The password of node_exporters, which Prometheus sends to every node."""
+        return self.monitor / "exporter-password"
+
+    @property
+    def exporter_web_config(self) -> Path:
+        """The file from which node_exporters read who may use them."""
+        return self.monitor / "exporter-web.yml"
 
     @property
     def monitor_switch(self) -> Path:

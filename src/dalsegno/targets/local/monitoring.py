@@ -1,7 +1,8 @@
 """Monitoring of a local cluster: where Prometheus, Alertmanager and node_exporter listen, their files and services.
 
 They come from packages of the distribution, and run in the cluster's hosts. All of them ask for a password, which is in
-a file that only the cluster's owner can read: a cluster's users can reach their ports.
+a file that only the cluster's owner can read: a cluster's users can reach their ports. node_exporters have a password
+of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.observe.alertmanager import secret_files
@@ -62,6 +64,7 @@ def monitor_layout(cluster: Cluster, folder: Folder, placement: Placement) -> Mo
         alertmanager=f"{address}:{ports.get('alertmanager', ALERTMANAGER_PORT)}",
         token_file=str(folder.metrics_token),
         password_file=str(folder.monitor_password),
+        exporter_password_file=str(folder.exporter_password),
         settings=cluster.monitoring,
     )
 
@@ -113,7 +116,11 @@ class MonitorServices:
 
     def _exporter(self, host: str, arguments: Sequence[str]) -> Service:
         at = next(node.address for node in self.layout.nodes if node.node == host)
-        common = [f"--web.listen-address={at}", "--log.level=warn", self._web_config]
+        common = [
+            f"--web.listen-address={at}",
+            "--log.level=warn",
+            f"--web.config.file={self.folder.exporter_web_config}",
+        ]
         return self._service(NODE_EXPORTER, [*common, *arguments], host, [])
 
     @property
@@ -139,14 +146,20 @@ def monitor_services(
 
 
 def make_monitor_folders(folder: Folder) -> None:
-    """Create the folders of Prometheus' programs, and the password that they ask for."""
+    """Create the folders of Prometheus' programs, and the passwords that they ask for."""
     for path in (folder.monitor, folder.monitor / "data", folder.monitor / "targets", folder.monitor / "rules"):
         make_folder(path, 0o700)
-    if not (folder.monitor_password.exists() and folder.monitor_web_config.exists()):
-        password = draw_password()
-        write_atomic(folder.monitor_password, password, 0o600)
-        users = json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}})  # JSON is YAML, too
-        write_atomic(folder.monitor_web_config, users + "\n", 0o600)
+    _make_password(folder.monitor_password, folder.monitor_web_config)
+    _make_password(folder.exporter_password, folder.exporter_web_config)
+
+
+def _make_password(path: Path, web_config: Path) -> None:
+    if path.exists() and web_config.exists():
+        return
+    password = draw_password()
+    write_atomic(path, password, 0o600)
+    users = json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}})  # JSON is YAML, too
+    write_atomic(web_config, users + "\n", 0o600)
 
 
 def check_secret_files(cluster: Cluster) -> None:

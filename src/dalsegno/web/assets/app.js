@@ -52,7 +52,6 @@ function connect() {
   });
   source.addEventListener("ping", () => { heard = Date.now(); show("on", "live"); });
   source.addEventListener("reload", () => location.reload());
-  source.addEventListener("busy", () => { disconnect(); show("off", "too many pages are open"); setTimeout(connect, 10000); });
   source.onerror = () => {
     show("off", "reconnecting");
     if (source?.readyState === EventSource.CLOSED) {  // refused: the session has ended, or too many pages are open

@@ -90,4 +90,7 @@ def login_needed(cluster: str, assets: str) -> Markup:
         tag("p", "Run this command on the machine of the cluster. Its address logs you in once:"),
         tag("pre", tag("code", command)),
         tag("p", "An address can be used once, within a minute. A session ends after twelve hours.", class_="note"),
+        tag(
+            "p", "If your address was used before you opened it, end all sessions: dalsegno web --revoke", class_="note"
+        ),
     )
