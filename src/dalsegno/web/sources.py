@@ -80,7 +80,7 @@ class ClusterReader:
         try:
             answer = ask(self._folder.controller_socket, request, ANSWER_S)
         except DalsegnoError:
-            raise DalsegnoError("the controller does not answer") from None
+            raise DalsegnoError("the controller does not answer", hint="it is restarted by itself") from None
         if "error" in answer:
             raise DalsegnoError(f"the controller refused: {answer['error']}", hint=str(answer.get("hint", "")))
         return answer
