@@ -24,7 +24,18 @@ class AlertCase:
     at: str = "70m"
 
 
+def fault(check: str, code: str = "", node: str = "n1") -> str:
+    return f'dalsegno_recovery_last_fault_timestamp_seconds{{node="{node}", check="{check}", code="{code}"}}'
+
+
+RECENT, OLD = "_x65 3960x20", "60x80"  # at minute 66, and an hour ago: the controller has repaired the node at once
 CASES: Mapping[str, AlertCase] = {
+    "NodeLost": AlertCase(
+        {fault("gone"): RECENT}, {fault("gone"): OLD, fault("disk"): RECENT, fault("xid", "79"): RECENT}
+    ),
+    "NodeFault": AlertCase(
+        {fault("disk", "full"): RECENT}, {fault("disk", "full"): OLD, fault("gone"): RECENT, fault("xid", "79"): RECENT}
+    ),
     "NodeDown": AlertCase(
         {'dalsegno_node_state{node="n1", state="down"}': "1x80"},
         {

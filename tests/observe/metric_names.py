@@ -49,6 +49,7 @@ OWN = expand("""
     training_{badput_seconds_total,restarts_total,lost_nodes_total,generation,rank_step_ratio}
     training_last_step_timestamp_seconds
     dalsegno_recovery_{events_total,nodes,spares,budget_left,paused,held_back,replacements_failed_total}
+    dalsegno_recovery_last_fault_timestamp_seconds
     dalsegno_recovery_{detect,drain,resume,replace}_seconds{,_bucket,_sum,_count}
 """)
 EFA = expand("""

@@ -12,7 +12,7 @@ import yaml
 
 from dalsegno.observe.alert_rules import ALERTS, AlertRule
 from dalsegno.observe.prometheus import alert_groups, yaml_text
-from tests.observe.alert_cases import CASES, Series
+from tests.observe.alert_cases import CASES, GPU, RECENT, Series, fault
 
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in the package prometheus")
 
@@ -55,6 +55,33 @@ def test_every_alert_fires_on_bad_data_and_is_quiet_on_good_data(tmp_path):
         (tmp_path / f"{rule.name}.rules.yml").write_text(yaml_text(alert_groups([rule], "demo"), "demo"))
         (tmp_path / f"{rule.name}.yml").write_text(yaml.safe_dump(case_file(rule)))
     promtool("test", "rules", *(f"{rule.name}.yml" for rule in ALERTS), cwd=tmp_path)
+
+
+REPAIRED = {  # alert -> series of a fault that was repaired within a few seconds, in several ways
+    "GpuXid": (
+        {'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="0", xid="79"}': "_x64 1 stale"},  # one scrape saw it
+        {fault("xid", "79"): RECENT},  # no scrape saw it
+        {'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="0", xid="79"}': "_x64 1 stale", fault("xid", "79"): RECENT},
+        {'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="0", xid="79"}': "1x30 stale", fault("xid", "79"): RECENT},
+    ),
+    "GpuEcc": (
+        {f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{GPU}": "0x64 1 0x20"},
+        {fault("gpu-ecc"): RECENT},
+        {f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{GPU}": "0x64 1 0x20", fault("gpu-rows"): RECENT},
+    ),
+}
+
+
+@NEEDS_PROMTOOL
+@pytest.mark.parametrize("name", REPAIRED)
+def test_alert_of_a_fault_that_was_repaired_at_once_lasts_and_ends(tmp_path, name):
+    rule = next(each for each in ALERTS if each.name == name)
+    during = [_test("fires", series, rule, at) for series in REPAIRED[name] for at in ("70m", "78m")]
+    after = [_test("is quiet", series, rule, "85m") for series in REPAIRED[name]]
+    (tmp_path / "rules.yml").write_text(yaml_text(alert_groups([rule], "demo"), "demo"))
+    file = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [*during, *after]}
+    (tmp_path / "case.yml").write_text(yaml.safe_dump(file))
+    promtool("test", "rules", "case.yml", cwd=tmp_path)
 
 
 @NEEDS_PROMTOOL

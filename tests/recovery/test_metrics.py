@@ -103,6 +103,20 @@ def test_an_action_is_counted_when_it_has_ended(path: Path, journal: Journal):
     assert found["dalsegno_recovery_drain_seconds_sum"] == pytest.approx(3.5)
 
 
+def test_a_fault_is_remembered_for_a_day_after_its_repair(path: Path, journal: Journal):
+    xid = NodeFault("xid", Remedy.REBOOT, "fell off the bus", "79")
+    carry_out(journal, Drain("a-2", xid), 100.0, 101.0)
+    carry_out(journal, Repair("a-2", Remedy.REBOOT, xid), 101.0, 104.0)
+    carry_out(journal, Return("a-2"), 104.0, 105.0)
+    carry_out(journal, SetDown("a-1", GONE), 900.0, 900.1, error="slurmctld does not answer")
+    name = "dalsegno_recovery_last_fault_timestamp_seconds"
+    found = samples(metrics(path).collect())
+    assert found[f'{name}{{node="a-2",check="xid",code="79"}}'] == 100.0
+    assert found[f'{name}{{node="a-1",check="gone",code=""}}'] == 900.0
+    later = samples(metrics(path, now=100.0 + 86400.0).collect())
+    assert [each for each in later if name in each] == [f'{name}{{node="a-1",check="gone",code=""}}']
+
+
 def test_retries_of_a_drain_count_once_from_the_first_attempt():
     times = RecoveryTimes()
     times.add(FinishedAction(SetDown("a", GONE, heard_at=8.0), 10.0, 11.0, failed=True))

@@ -1,7 +1,8 @@
 """The alert rules, as data. Each has a test that it fires on bad data and stays quiet on good data.
 
 An expression must work with every node count, so it compares series of one node, GPU, partition or run with each other
-or with a limit. Waits (`for_s`) are longer than a repair by the controller: an alert is for what it cannot repair.
+or with a limit. Waits (`for_s`) are longer than a repair by the controller, except for faults of nodes: their alerts
+are sent even if the node was repaired at once. They last for `REMEMBERED`, longer than Alertmanager waits for a group.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SLOW_RANK = 1.3  # own step time / median of the run
 LOW_GOODPUT = 0.8
 FULL = 0.05  # share of a file system that is left
 STALLED_STEPS, STALLED_S = 20, 300
-NEW_XIDS = "15m"
+REMEMBERED, REMEMBERED_S = "15m", 900
 _UNREAL = "tmpfs|ramfs|devtmpfs|overlay|squashfs|iso9660|proc|sysfs|cgroup2?|nsfs|autofs|fuse.*"
 
 
@@ -47,7 +48,37 @@ def harmful_xids() -> str:
     return "|".join(harmful)
 
 
+def _faults(checks: str) -> str:
+    """Return the expression of the recent faults, from the controller's journal. A repair between two scrapes, or a
+    new machine whose counts start at zero, does not hide them."""
+    return f"time() - dalsegno_recovery_last_fault_timestamp_seconds{{{checks}}} < {REMEMBERED_S}"
+
+
+def _gpu_faults(checks: str) -> str:
+    """Return the same with the label `instance`, as metrics of nodes have it."""
+    return f'label_replace({_faults(checks)}, "instance", "$1", "node", "(.*)")'
+
+
+_XIDS = "DCGM_EXP_XID_ERRORS_COUNT"
+_RECENT_XIDS = f'max_over_time({_XIDS}{{xid=~"{harmful_xids()}"}}[{REMEMBERED}])'
+_XID_FAULTS, _MEMORY_FAULTS = _gpu_faults('check="xid"'), _gpu_faults('check=~"gpu-ecc|gpu-rows"')
+_WITH_GPU = "{{ with $labels.gpu }}GPU {{ . }} of {{ end }}{{ $labels.instance }}"
+
 NODES = (
+    AlertRule(
+        "NodeLost",
+        "nodes",
+        _faults('check="gone"'),
+        "{{ $labels.node }} was lost",
+        "`dalsegno why {{ $labels.node }}` shows what was done; jobs that were on it have lost a node",
+    ),
+    AlertRule(
+        "NodeFault",
+        "nodes",
+        _faults('check!~"gone|xid|gpu-ecc|gpu-rows"'),  # the others have alerts of their own
+        "{{ $labels.node }} was taken out of service: {{ $labels.check }} {{ $labels.code }}",
+        "`dalsegno why {{ $labels.node }}` shows the fault and what was done",
+    ),
     AlertRule(
         "NodeDown",
         "nodes",
@@ -84,18 +115,20 @@ GPUS = (
         "GpuXid",
         "gpus",
         # The count of an Xid appears with its first event, so there is no earlier zero for increase().
-        f'DCGM_EXP_XID_ERRORS_COUNT{{xid=~"{harmful_xids()}"}}'
-        f" - (DCGM_EXP_XID_ERRORS_COUNT offset {NEW_XIDS} or DCGM_EXP_XID_ERRORS_COUNT * 0) > 0",
-        "Xid {{ $labels.xid }} on GPU {{ $labels.gpu }} of {{ $labels.instance }}",
+        f"{_RECENT_XIDS} - ({_XIDS} offset {REMEMBERED} or {_RECENT_XIDS} * 0) > 0"
+        f' or on (instance, xid) label_replace({_XID_FAULTS}, "xid", "$1", "code", "(.*)")',
+        f"Xid {{{{ $labels.xid }}}} on {_WITH_GPU}",
         "`dalsegno nodes show {{ $labels.instance }}` shows the GPU and what was done",
         severity=AlertSeverity.CRITICAL,
     ),
     AlertRule(
         "GpuEcc",
         "gpus",
-        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL > 0 or DCGM_FI_DEV_ROW_REMAP_FAILURE > 0",
-        "GPU {{ $labels.gpu }} of {{ $labels.instance }} has uncorrectable memory errors",
-        "reset the GPU; replace it if remapping a row has failed",
+        f"max_over_time(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[{REMEMBERED}]) > 0"
+        f" or max_over_time(DCGM_FI_DEV_ROW_REMAP_FAILURE[{REMEMBERED}]) > 0"
+        f" or on (instance) {_MEMORY_FAULTS}",
+        f"uncorrectable memory errors on {_WITH_GPU}",
+        "`dalsegno nodes show {{ $labels.instance }}` shows the GPU and what was done",
         for_s=60,
         severity=AlertSeverity.CRITICAL,
     ),

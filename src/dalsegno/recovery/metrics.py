@@ -23,7 +23,7 @@ from dalsegno.recovery.budget import budget_left
 from dalsegno.recovery.event import EventKind, EventStage
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.records import MarkKind, NodeRecords
+from dalsegno.recovery.records import DAY_S, MarkKind, NodeRecords
 from dalsegno.recovery.run_records import RunRecords
 from dalsegno.recovery.store import BUSY_S, read_records
 from dalsegno.runs.metrics import KnownRun
@@ -87,6 +87,7 @@ def _passed(since: float, until: float) -> float:
 
 
 _TIMED = ", ".join(f"'{name}'" for name, kind in KINDS.items() if kind in (Drain, SetDown, Repair, Return, Hold))
+FaultKey = tuple[str, str, str]  # node, check, code
 _ACTION = "rowid, kind, body, begun_at, ended_at, error"
 
 
@@ -97,6 +98,7 @@ class JournalCounts:
     events: Counter[tuple[EventKind, EventStage]] = field(default_factory=Counter)
     failed_replacements: int = 0
     times: RecoveryTimes = field(default_factory=RecoveryTimes)
+    faults: dict[FaultKey, float] = field(default_factory=dict)  # when a node was last taken out for a fault
     skipped_rows: int = 0
     _event: int = 0  # id of the last event that was read
     _mark: int = 0  # id of the last mark that was read
@@ -116,6 +118,13 @@ class JournalCounts:
         finished = self._finished(db)
         for done in sorted(finished, key=lambda each: each.ended_at):
             self.times.add(done)
+            self._add_fault(done)
+
+    def _add_fault(self, done: FinishedAction) -> None:
+        action = done.action
+        if isinstance(action, (Drain, SetDown)):
+            key = action.node, action.fault.check, action.fault.code
+            self.faults[key] = max(self.faults.get(key, 0.0), done.begun_at)
 
     def _finished(self, db: sqlite3.Connection) -> list[FinishedAction]:
         left = ",".join(map(str, sorted(self._unfinished))) or "-1"
@@ -238,6 +247,16 @@ def count_families(counts: JournalCounts) -> list[Family]:
     ]
 
 
+def fault_family(counts: JournalCounts, now: float) -> Family:
+    """Return the family that tells alerts which nodes had a fault, even if they were repaired between two scrapes.
+
+    It is a time and not a count, so that the first fault of a node can be seen without an earlier zero.
+    """
+    recent: Samples = {key: at for key, at in counts.faults.items() if now - at < DAY_S}
+    about = "When recovery last took the node out of service for this fault, within the last day."
+    return labelled("dalsegno_recovery_last_fault_timestamp_seconds", about, ("node", "check", "code"), recent)
+
+
 def _event_labels(kind: EventKind, stage: EventStage) -> tuple[str, str]:
     return kind.value, stage.value or "info"
 
@@ -302,8 +321,10 @@ class RecoveryMetrics:
         self._journal.read()
         scope, records = self._scope(), self._journal.records
         nodes = sorted({name for names in scope.partitions.values() for name in names})
+        now = self._clock()
         return [
             *count_families(self._journal.counts),
+            fault_family(self._journal.counts, now),
             *record_families(records, nodes),
-            budget_family(records, scope.policy, scope.partitions, self._clock()),
+            budget_family(records, scope.policy, scope.partitions, now),
         ]
