@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,15 @@ def test_escape_codes_in_text_do_not_reach_the_terminal():
 def test_line_breaks_in_our_text_are_kept(capsys: pytest.CaptureFixture[str]):
     out.data("a\tb\nc")
     assert capsys.readouterr().out == "a\tb\nc\n"
+
+
+@pytest.mark.parametrize("say", ["out.talk('x')", "say('x')"])
+def test_closed_pipe_of_messages_does_not_stop_a_change(tmp_path: Path, say: str):
+    """`dalsegno up 2>&1 | head -1` changes the whole cluster."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = f"with out.progress() as say:\n    for _ in range(3): {say}\nopen('changed', 'w')"
+    words = [sys.executable, "-c", f"from dalsegno.cli import out\n{code}"]
+    done = subprocess.run(words, cwd=tmp_path, stdout=writer, stderr=writer, timeout=60)
+    os.close(writer)
+    assert done.returncode == 0 and (tmp_path / "changed").exists()

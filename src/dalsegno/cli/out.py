@@ -45,8 +45,17 @@ def columns() -> int:
         return USUAL_COLUMNS
 
 
+def message(text: str, *, nl: bool = True) -> None:
+    """Print to standard error. If its reader has gone, as in `dalsegno up 2>&1 | head -1`, discard this and all later
+    messages: a change must not stop in the middle because nobody reads how it proceeds."""
+    try:
+        click.echo(text, nl=nl, err=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def talk(text: str) -> None:
-    click.echo(lines(text), err=True)
+    message(lines(text))
 
 
 def data(text: str) -> None:
@@ -54,12 +63,12 @@ def data(text: str) -> None:
 
 
 def heading(text: str) -> None:
-    click.echo(style(f"\n{lines(text)}", bold=True), err=True)
+    message(style(f"\n{lines(text)}", bold=True))
 
 
 def step(text: str, *, bold: bool = False) -> None:
     """Print one step of a longer operation, indented."""
-    click.echo("  " + (style(lines(text), bold=True) if bold else lines(text)), err=True)
+    message("  " + (style(lines(text), bold=True) if bold else lines(text)))
 
 
 def as_json(value: object) -> None:
@@ -70,17 +79,17 @@ def error(what: str, where: str = "", hint: str = "") -> None:
     """Print `error: what (where)` and, below it, `hint: …`."""
     first, newline, rest = what.partition("\n")
     said = first + (f" ({where})" if where else "") + newline + rest
-    click.echo(style("error: ", fg="red", bold=True) + lines(said), err=True)
+    message(style("error: ", fg="red", bold=True) + lines(said))
     if hint:
         advise(hint)
 
 
 def advise(hint: str) -> None:
-    click.echo(style("hint: ", fg="cyan") + lines(hint), err=True)
+    message(style("hint: ", fg="cyan") + lines(hint))
 
 
 def warn(text: str) -> None:
-    click.echo(style("warning: ", fg="yellow") + lines(text), err=True)
+    message(style("warning: ", fg="yellow") + lines(text))
 
 
 def problems(found: Sequence[Problem]) -> None:
@@ -100,18 +109,18 @@ def progress() -> Iterator[Say]:
         clock = f"{time.monotonic() - started:5.1f} s"
         shown = fitted(text, columns() - len(clock) - 2) if live else lines(text)
         line = f"{style(clock, dim=True)}  {shown}"
-        click.echo(f"{ERASE}{line}" if live else line, nl=not live, err=True)
+        message(f"{ERASE}{line}" if live else line, nl=not live)
 
     try:
         yield say
     finally:
         if live:
-            click.echo(ERASE, nl=False, err=True)
+            message(ERASE, nl=False)
 
 
 def replace_line(text: str) -> None:
     """Overwrite the line that a terminal shows."""
-    click.echo(f"{ERASE}{fitted(text, columns())}", nl=False, err=True)
+    message(f"{ERASE}{fitted(text, columns())}", nl=False)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
