@@ -12,6 +12,7 @@ from dalsegno.observe.prometheus import yaml_text
 
 IMAGE = "grafana/grafana:11.4.0"
 PASSWORD = "prometheus-password"  # the file beside the compose file, and the name of its secret
+WRITER = "dalsegno dashboards export"
 DASHBOARD_FOLDER = "/var/lib/grafana/dashboards"
 
 
@@ -21,9 +22,9 @@ def grafana_files(cluster: str, prometheus: str, *, login: bool) -> dict[str, st
         f"dashboards/{each.uid}.json": json.dumps(dashboard_json(each), indent=2, ensure_ascii=False) + "\n"
         for each in DASHBOARDS
     }
-    files["provisioning/datasources/prometheus.yml"] = yaml_text(_datasource(prometheus, login), cluster)
-    files["provisioning/dashboards/dalsegno.yml"] = yaml_text(_provider(), cluster)
-    files["compose.yml"] = yaml_text(_compose(login), cluster)
+    files["provisioning/datasources/prometheus.yml"] = yaml_text(_datasource(prometheus, login), cluster, WRITER)
+    files["provisioning/dashboards/dalsegno.yml"] = yaml_text(_provider(), cluster, WRITER)
+    files["compose.yml"] = yaml_text(_compose(login), cluster, WRITER)
     return files
 
 

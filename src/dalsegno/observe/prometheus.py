@@ -15,26 +15,29 @@ from dalsegno.spec.facts import RemoteWrite
 
 CONFIG, TARGETS, ALERTMANAGER = "prometheus.yml", "targets/nodes.json", "alertmanager.yml"
 IAM_POLICY = "iam-policy.json"
+WRITER = "dalsegno up"  # the command that writes the files of a cluster's own Prometheus
 _WORKSPACE = re.compile(r"/workspaces/(ws-[A-Za-z0-9-]+)/")
 _MAX_TIMEOUT_S = 10
 
 
-def monitor_files(layout: MonitorLayout) -> dict[str, str]:
-    """Return the text of every configuration file, by its path in the folder of the configuration."""
+def monitor_files(layout: MonitorLayout, writer: str = WRITER) -> dict[str, str]:
+    """Return the text of every configuration file, by its path in the folder of the configuration. `writer` is the
+    command that writes them."""
+    cluster = layout.cluster
     files = {
-        CONFIG: render_prometheus(layout),
+        CONFIG: render_prometheus(layout, writer),
         TARGETS: render_targets(layout),
-        ALERTMANAGER: yaml_text(render_alertmanager(layout.settings), layout.cluster),
-        "rules/alerts.yml": yaml_text(alert_groups(ALERTS, layout.cluster), layout.cluster),
+        ALERTMANAGER: yaml_text(render_alertmanager(layout.settings), cluster, writer),
+        "rules/alerts.yml": yaml_text(alert_groups(ALERTS, cluster), cluster, writer),
     }
     for dialect, rules in DIALECTS.items():
-        files[f"rules/names-{dialect}.yml"] = yaml_text(recording_group(dialect, rules, layout.cluster), layout.cluster)
+        files[f"rules/names-{dialect}.yml"] = yaml_text(recording_group(dialect, rules, cluster), cluster, writer)
     if layout.settings.remote_write:
         files[IAM_POLICY] = iam_policy(layout.settings.remote_write)
     return files
 
 
-def render_prometheus(layout: MonitorLayout) -> str:
+def render_prometheus(layout: MonitorLayout, writer: str = WRITER) -> str:
     """Return prometheus.yml. Paths in it are relative to its folder, except those of secrets."""
     interval_s = layout.settings.interval_s
     config: dict[str, Any] = {
@@ -54,7 +57,7 @@ def render_prometheus(layout: MonitorLayout) -> str:
     }
     if layout.settings.remote_write:
         config["remote_write"] = [_remote_write(layout.settings.remote_write)]
-    return yaml_text(config, layout.cluster)
+    return yaml_text(config, layout.cluster, writer)
 
 
 def _scrapes(layout: MonitorLayout) -> list[dict[str, Any]]:
@@ -137,9 +140,9 @@ def _alert(rule: AlertRule, cluster: str) -> dict[str, Any]:
     }
 
 
-def yaml_text(value: Mapping[str, Any], cluster: str) -> str:
-    """Return a value as YAML, with a heading that says who wrote it."""
+def yaml_text(value: Mapping[str, Any], cluster: str, writer: str = WRITER) -> str:
+    """Return a value as YAML, with a heading that says which command wrote it."""
     import yaml  # not needed by most commands
 
-    heading = f"# Written by Dal Segno for cluster {cluster}. `dalsegno up` writes it again.\n"
+    heading = f"# Written by Dal Segno for cluster {cluster}. `{writer}` writes it again.\n"
     return heading + str(yaml.safe_dump(dict(value), sort_keys=False, width=200, allow_unicode=True))
