@@ -12,12 +12,12 @@ from dalsegno.cli import out
 from dalsegno.cli.cluster_sources import ClusterSources
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import ClusterStatus, DaemonStatus, NodeStatus
+from dalsegno.targets.base import ClusterStatus, DaemonStatus, NodeStatus, counted
 
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
 
-NODE_DAEMONS = ("slurmd", "node-agent", "node-exporter")
+NODE_DAEMONS = {"slurmd": "node", "node-agent": "node", "node-exporter": "host"}  # the head has a node-exporter, too
 NAME_COLUMNS = 40
 
 
@@ -80,7 +80,7 @@ def _show(status: ClusterStatus) -> None:
     for problem in status.problems:
         out.warn(problem)
     _section(["NODE", "STATE", "PARTITION", "GPUS", "ADDRESS", "REASON"], [_node_row(node) for node in status.nodes])
-    _section(["DAEMON", "HOST", "STATE"], _daemon_rows(status))
+    _section(["DAEMON", "HOST", "STATE"], daemon_rows(status))
     out.data("")
     _show_queue(status)
 
@@ -99,11 +99,11 @@ def _node_row(node: NodeStatus) -> list[str]:
     return [node.name, state, ",".join(node.partitions), gpus, node.address, node.reason]
 
 
-def _daemon_rows(status: ClusterStatus) -> list[list[str]]:
+def daemon_rows(status: ClusterStatus) -> list[list[str]]:
     """Return one row per daemon, except that running daemons of nodes share one row."""
     many = {name: [one for one in status.daemons if one.name == name and one.running] for name in NODE_DAEMONS}
     rows = [_daemon_row(one) for one in status.daemons if one not in many.get(one.name, [])]
-    together = [[name, f"{len(fine)} node{'s' * (len(fine) > 1)}", "running"] for name, fine in many.items() if fine]
+    together = [[name, counted(len(fine), NODE_DAEMONS[name]), "running"] for name, fine in many.items() if fine]
     return [*rows, *together]
 
 

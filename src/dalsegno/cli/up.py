@@ -13,7 +13,7 @@ from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import file_argument, json_option
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import ClusterPhase, Plan, Say, Target
+from dalsegno.targets.base import CanMonitor, ClusterPhase, Plan, Say, Target
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
@@ -77,6 +77,12 @@ def command(file: str) -> None:
             target.import_images(plan, say)
     if not plan.empty:
         out.talk(f"{cluster.name} is up after {time.monotonic() - started:.1f} s; try `dalsegno shell -- sinfo`")
+        _name_prometheus(target)
+
+
+def _name_prometheus(target: Target) -> None:
+    if isinstance(target, CanMonitor) and target.has_monitor():
+        out.talk(f"Prometheus is at http://{target.monitor_layout().prometheus}; `dalsegno monitor status` shows it")
 
 
 def _apply(target: Target, plan: Plan, say: Say, name: str) -> None:
