@@ -149,6 +149,15 @@ def test_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int):
     check_secret_files(cluster(1, monitoring=settings))
 
 
+def test_hint_quotes_the_path_of_a_secret(tmp_path: Path):
+    file = tmp_path / "my slack"
+    file.write_text("https://hooks.slack.com/x")
+    file.chmod(0o644)
+    with pytest.raises(TargetError) as refused:
+        check_secret_files(cluster(1, monitoring=replace(ON, slack=(SlackAlerts(str(file)),))))
+    assert f"chmod 600 '{file}'" in refused.value.hint
+
+
 def test_missing_secret_is_refused(tmp_path: Path):
     settings = replace(ON, slack=(SlackAlerts(str(tmp_path / "none")),))
     with pytest.raises(TargetError, match="cannot be read"):

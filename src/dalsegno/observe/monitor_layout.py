@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dalsegno.spec.facts import Cluster, Monitoring
 
 USER = "dalsegno"  # the user name for Prometheus, Alertmanager and node_exporter; the password is in a file
+ENABLE = "remove `monitoring: {enabled: false}` from the cluster file, then run `dalsegno up`"
 PROMETHEUS_PORT, ALERTMANAGER_PORT, NODE_EXPORTER_PORT = 9090, 9093, 9100
 
 

@@ -45,6 +45,15 @@ def faults_of(folder: Folder, node: str) -> list[FaultRecord]:
     return read_records(folder.faults(node))
 
 
+def only_in_hardware(folder: Folder, node: str) -> bool:
+    """Return whether the lasting faults of a node are in its simulated hardware only. A change of daemons neither ends
+    these faults nor has to wait for their end."""
+    from dalsegno.inject.injection import GPU_FAULTS
+    from dalsegno.inject.records import BAD_REPLACEMENT
+
+    return {each.fault for each in faults_of(folder, node)} <= {*GPU_FAULTS, "oom", BAD_REPLACEMENT}
+
+
 def write_hardware(folder: Folder, node: Node, simulated: bool) -> None:
     """Write the telemetry of the node's hardware: a healthy machine with the node's lasting faults added."""
     machine = (read_text(folder.machine(node.name)) or "").strip()

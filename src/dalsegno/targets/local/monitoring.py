@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from dalsegno.errors import TargetError
 from dalsegno.observe.alertmanager import secret_files
@@ -170,12 +171,12 @@ def check_secret_files(cluster: Cluster) -> None:
         except OSError as error:
             raise TargetError(
                 f"`monitoring.alerts` names {name}, which cannot be read: {error.strerror}",
-                hint=f"write the secret to it, then `chmod 600 {name}`",
+                hint=f"write the secret to it, then `chmod 600 {quote(name)}`",
             ) from error
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in trusted_owners() or about.st_mode & 0o077:
             raise TargetError(
                 f"other users may read or own {name}, which holds a secret of `monitoring.alerts`",
-                hint=f"make it your own: `chown $(id -un) {name} && chmod 600 {name}`",
+                hint=f"make it your own: `chown $(id -un) {quote(name)} && chmod 600 {quote(name)}`",
             )
 
 

@@ -16,7 +16,7 @@ from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.log import check_level
 from dalsegno.node_agent.textfile import NAME as METRICS_FILE
 from dalsegno.observe.alertmanager import with_webhook_urls
-from dalsegno.observe.monitor_layout import MonitorLayout
+from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
@@ -42,7 +42,7 @@ from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.apply import ApplySite, apply
 from dalsegno.targets.local.daemons import NODE_PATH, node_env, slurm_env
 from dalsegno.targets.local.desired import desired, images_folder, jobs_images, limits_sentence
-from dalsegno.targets.local.fault_access import LocalAccess, clear_faults
+from dalsegno.targets.local.fault_access import LocalAccess, clear_faults, only_in_hardware
 from dalsegno.targets.local.folder import (
     ApplyStage,
     ClusterState,
@@ -307,7 +307,12 @@ class LocalTarget:
         applied = read_applied(self.folder)
         if applied is None:
             raise TargetError(f"there is no complete cluster {self.folder.name}", hint="`dalsegno up` creates it")
-        return replace(self._plan(applied, on), monitor_switch=on)
+        if on and not applied.monitoring.enabled:
+            raise TargetError(f"monitoring of {self.folder.name} is turned off", hint=ENABLE)
+        plan = self._plan(applied, on)
+        moves = plan.write or plan.start or plan.restart or plan.stop
+        undone = [node for node in plan.clear_faults if moves and not only_in_hardware(self.folder, node)]
+        return replace(plan, clear_faults=tuple(undone), monitor_switch=on)
 
     def monitor_layout(self) -> MonitorLayout:
         nodes = open_nodes(self.runner, self.folder, read_only=True)
