@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -53,6 +56,7 @@ def down(name: str | None) -> None:
 
 
 def _switch(name: str | None, *, on: bool) -> MonitorLayout:
+    """Start or stop Prometheus and its programs."""
     from dalsegno.cluster import may_change, open_cluster
     from dalsegno.targets.base import CanMonitor, require
 
@@ -62,7 +66,7 @@ def _switch(name: str | None, *, on: bool) -> MonitorLayout:
     able = require(target, CanMonitor)
     with place.lock(), interruptible(), out.progress() as say:
         plan = able.switch_monitor(on)
-        for line in plan.sentences():
+        for line in [f"Prometheus {'runs' if on else 'is off'} already"] if plan.empty else plan.sentences():
             out.talk(line)
         if not plan.empty:
             target.apply(plan, say)
@@ -70,6 +74,8 @@ def _switch(name: str | None, *, on: bool) -> MonitorLayout:
         if on:
             say("waiting for Prometheus")
             _wait_until_ready(_client(layout))
+    if not (on or plan.empty):
+        out.talk("Prometheus is off; `dalsegno monitor up` starts it again, with the metrics recorded so far")
     return layout
 
 
@@ -111,12 +117,15 @@ def _secret(path: str) -> str:
 def _running(name: str | None) -> tuple[CanMonitor, MonitorLayout]:
     """Return the target and its layout. Raise DalsegnoError if the cluster has no Prometheus."""
     from dalsegno.cluster import open_cluster
+    from dalsegno.observe.monitor_layout import ENABLE
     from dalsegno.targets.base import CanMonitor, require
 
     target = require(open_cluster(_place(name)), CanMonitor)
+    layout = target.monitor_layout()
     if not target.has_monitor():
-        raise DalsegnoError("Prometheus does not run on this cluster", hint="`dalsegno monitor up` starts it")
-    return target, target.monitor_layout()
+        hint = "`dalsegno monitor up` starts it" if layout.settings.enabled else ENABLE
+        raise DalsegnoError("Prometheus does not run on this cluster", hint=hint)
+    return target, layout
 
 
 @command.command()
@@ -125,7 +134,7 @@ def _running(name: str | None) -> tuple[CanMonitor, MonitorLayout]:
 def status(name: str | None, json_: bool) -> None:
     """Show the health of everything that Prometheus reads, and the alerts that fire.
 
-    Exits 1 if a target does not answer.
+    Exits 1 if a target does not answer, or if Prometheus has just started and has no targets yet.
     """
     from dalsegno.observe.prometheus_client import ScrapeState
     from dalsegno.spec.facts import facts_to_json
@@ -142,17 +151,25 @@ def status(name: str | None, json_: bool) -> None:
         }
         out.as_json({**addresses, **found})
     else:
-        _show_status(layout, targets, alerts)
-    raise SystemExit(1 if any(each.state is ScrapeState.DOWN for each in targets) else 0)
+        show_status(layout, targets, alerts)
+    raise SystemExit(1 if not targets or any(each.state is ScrapeState.DOWN for each in targets) else 0)
 
 
-def _show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list[FiringAlert]) -> None:
+def show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list[FiringAlert]) -> None:
+    """Print targets and alerts. Just after a start, say that they are not known yet."""
+    from dalsegno.observe.prometheus_client import ScrapeState
+
     out.talk(f"Prometheus http://{layout.prometheus}, Alertmanager http://{layout.alertmanager}")
+    if not targets:
+        out.warn("Prometheus has just started and has no targets yet: try again in a few seconds")
+        return
     rows = [[each.job, each.host, each.address, each.state.value, each.error] for each in targets]
     out.table(["JOB", "INSTANCE", "ADDRESS", "STATE", "ERROR"], rows)
     if alerts:
         out.data("")
         out.table(["ALERT", "SEVERITY", "SUMMARY"], [[each.name, each.severity, each.summary] for each in alerts])
+    elif unknown := sum(each.state is ScrapeState.UNKNOWN for each in targets):
+        out.warn(f"{unknown} of {len(targets)} targets were not read yet, so alerts may be missing")
     else:
         out.talk("no alert fires")
 
@@ -181,8 +198,8 @@ def check(name: str | None, json_: bool) -> None:
         out.talk("every panel has data")
     else:
         groups = dict.fromkeys((each.origin, each.state, each.why) for each in found)
-        rows = [_row([each for each in found if (each.origin, each.state, each.why) == group]) for group in groups]
-        out.table(["FROM", "STATE", "WHY", "METRICS", "PANELS"], rows)
+        for group in groups:
+            out.data(describe_missing([each for each in found if (each.origin, each.state, each.why) == group]))
     raise SystemExit(1 if failing else 0)
 
 
@@ -210,11 +227,25 @@ def find_missing(client: PrometheusClient) -> list[MissingMetric]:
     return explain_missing(DASHBOARDS, present, client.targets(), collected, agents)
 
 
-def _row(missing: list[MissingMetric]) -> list[str]:
-    """Return the row of metrics that are missing for the same reason."""
+def describe_missing(missing: Sequence[MissingMetric], columns: int | None = None) -> str:
+    """Return a block of lines about metrics that are missing for the same reason."""
+    import textwrap
+
     first = missing[0]
     panels = list(dict.fromkeys(panel for each in missing for panel in each.panels))
-    return [first.origin.value, first.state.value, first.why, _few([each.name for each in missing]), _few(panels)]
+    parts = {"why": first.why, "metrics": _few([each.name for each in missing]), "panels": _few(panels)}
+    width = columns or out.columns()
+    wrapped = [
+        textwrap.fill(
+            f"  {name + ':':<9}{text}",
+            width,
+            subsequent_indent=" " * 11,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for name, text in parts.items()
+    ]
+    return "\n".join([f"{first.origin.value}: {first.state.value}", *wrapped])
 
 
 def _few(names: list[str]) -> str:
@@ -233,27 +264,34 @@ def config(folder: str, name: str | None) -> None:
     """
     from dataclasses import replace
 
-    from dalsegno.cluster import open_cluster
+    from dalsegno.cluster import may_change, open_cluster
     from dalsegno.observe.alertmanager import with_webhook_urls
+    from dalsegno.observe.monitor_layout import ENABLE
     from dalsegno.observe.prometheus import monitor_files
     from dalsegno.targets.base import CanMonitor, require
 
-    able = require(open_cluster(_place(name)), CanMonitor)
+    place = _place(name)
+    may_change(place)  # the files hold secrets of the cluster
+    able = require(open_cluster(place), CanMonitor)
     layout = able.monitor_layout()
     settings = with_webhook_urls(layout.settings)
     own = replace(
         layout, token_file="secrets/metrics-token", password_file="secrets/password",
         exporter_password_file="secrets/exporter-password", settings=settings,
     )  # fmt: skip
-    files = monitor_files(own)
+    files = monitor_files(own, "dalsegno monitor config")
     for name in ("token_file", "password_file", "exporter_password_file"):
         source, copy = getattr(layout, name), getattr(own, name)
         if Path(source).exists():
             files[copy] = _secret(source) + "\n"
     write_private(Path(folder), files)
-    if not able.has_monitor():
+    if not settings.enabled:
+        out.warn("monitoring of this cluster is turned off: only node_exporters that you start yourself have metrics")
+        out.advise(ENABLE)
+    elif not able.has_monitor():
         out.warn("node_exporter does not run on the nodes: `dalsegno monitor up` starts it, with a Prometheus")
-    out.talk(f"{folder}/prometheus.yml is ready: `prometheus --config.file={folder}/prometheus.yml`")
+    path = f"{folder}/prometheus.yml"
+    out.talk(f"{path} is ready: `prometheus --config.file={quote(path)}`")
 
 
 def write_private(folder: Path, files: Mapping[str, str]) -> None:
@@ -267,9 +305,17 @@ def _write_for_caller(folder: Path, files: Mapping[str, str], folder_mode: int, 
     from dalsegno.system.files import make_folder, write_atomic
 
     def write() -> None:
-        for path, text in files.items():
-            make_folder((folder / path).parent, folder_mode)
-            write_atomic(folder / path, text, mode)
+        above = {each for path in files for each in (folder / path).parents}
+        missing = sorted(each for each in above if not os.path.lexists(each))
+        try:
+            for path, text in files.items():
+                make_folder((folder / path).parent, folder_mode)
+                write_atomic(folder / path, text, mode)
+        except DalsegnoError:
+            for each in reversed(missing):
+                with contextlib.suppress(OSError):  # it is not empty, or was not made
+                    each.rmdir()
+            raise
 
     as_caller(write)
 
@@ -300,7 +346,8 @@ def export(folder: str, prometheus: str | None, name: str | None) -> None:
     _write_public(Path(folder), files)
     out.talk(f"{sum(path.startswith('dashboards/') for path in files)} dashboards are in {folder}/dashboards")
     if shutil.which("docker"):
-        out.advise(f"`docker compose -f {folder}/compose.yml up` starts Grafana with them, at http://127.0.0.1:3000")
+        compose = quote(f"{folder}/compose.yml")
+        out.advise(f"`docker compose -f {compose} up` starts Grafana with them, at http://127.0.0.1:3000")
 
 
 def _write_public(folder: Path, files: Mapping[str, str]) -> None:
