@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.monitor import write_private
+from dalsegno.cli.monitor import config, write_private
 from dalsegno.errors import DalsegnoError
+from dalsegno.system.execute import as_caller
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 
@@ -40,3 +41,16 @@ def test_root_does_not_follow_a_link_to_a_folder_that_the_caller_may_not_change(
     with pytest.raises(DalsegnoError):
         write_private(own / "config", {"prometheus.yml": "text"})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_config_refuses_other_users_before_it_writes(own: Path, monkeypatch: pytest.MonkeyPatch):
+    cluster = own.parent / f"{own.name}-home/clusters/one"
+    cluster.mkdir(parents=True)
+    (cluster / "state.json").write_text("{}")
+    monkeypatch.setenv("DALSEGNO_HOME", str(cluster.parents[1]))
+    try:
+        with pytest.raises(DalsegnoError, match="cluster one belongs to"):
+            as_caller(lambda: config.main([str(own / "config")], standalone_mode=False))
+    finally:
+        shutil.rmtree(cluster.parents[1])
+    assert list(own.iterdir()) == []

@@ -76,7 +76,7 @@ NODES = (
         "NodeFault",
         "nodes",
         _faults('check!~"gone|xid|gpu-ecc|gpu-rows"'),  # the others have alerts of their own
-        "{{ $labels.node }} was taken out of service: {{ $labels.check }} {{ $labels.code }}",
+        "{{ $labels.node }} was taken out of service: {{ $labels.check }}{{ with $labels.code }} ({{ . }}){{ end }}",
         "`dalsegno why {{ $labels.node }}` shows the fault and what was done",
     ),
     AlertRule(
