@@ -26,9 +26,9 @@ def goodput_page(context: PageContext) -> Page:
 
 
 def _note(price: float) -> str:
-    if price:
-        return f"at {price:g} per GPU hour"
-    return "set monitoring.gpu_hour_price in the cluster file to see money"
+    held = "GPUs: the most that the run has held, with its spares"
+    money = f"at {price:g} per GPU hour" if price else "set monitoring.gpu_hour_price in the cluster file to see money"
+    return f"{held}; {money}"
 
 
 def _spent(views: Sequence[RunPicture], weights: dict[str, int] | None = None) -> dict[TimeKind, float]:
