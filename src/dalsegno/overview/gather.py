@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.overview.facts import ObservedRun, RecoveryView, read_controller
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.event import Event, read_event
@@ -16,6 +16,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunStatus, coordinator_is_dead, is_over, read_status, silent_s
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.system.files import owner_name
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus, job_status
 
@@ -70,10 +71,15 @@ def _view(folder: RunFolder, status: RunStatus, progress: bool) -> ObservedRun:
 
 
 def status_from_slurm(name: str, slurm: SlurmClient) -> ClusterStatus:
-    """Return a cluster's status from Slurm alone: on a login node, or for a cluster that Dal Segno did not create."""
+    """Return a cluster's status from Slurm alone: on a login node, or for a cluster that Dal Segno did not create.
+
+    Raise CommandFailed if Slurm's commands find no slurm.conf.
+    """
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
     except DalsegnoError as error:
+        if isinstance(error, CommandFailed) and SlurmTrouble.NO_SETTINGS in parse_troubles(error.stderr):
+            raise
         problem = f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"
         return ClusterStatus(name, "slurm", ClusterPhase.DEGRADED, jobs=None, problems=(problem,))
     return ClusterStatus(
