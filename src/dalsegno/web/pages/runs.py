@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dalsegno.runs.coordinator.goodput import Goodput, TimeKind
 from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.journal import Entry, RunEvent
+from dalsegno.runs.rates import RATES, rate_of_ranks
 from dalsegno.runs.status import NodeRole, RunStatus
 from dalsegno.web.charts import Span, TimelineKind, TimelineMark, run_chart, shares_bar
 from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
@@ -15,7 +16,7 @@ from dalsegno.web.snapshot import RunPicture
 from dalsegno.web.view import Page, PageContext, PagePart, RunDetails, bare, section
 
 OWN_FIGURES = frozenset(
-    {"step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s"}
+    {"step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s", *RATES}
 )
 MAX_MARKS = 200
 MAX_ENTRIES = 60
@@ -129,7 +130,7 @@ def _facts(view: RunPicture) -> Iterator[Markup]:
         facts.append(("training for", ran))
     if progress:
         facts.append(("step", f"{progress.step:,}"))
-        facts += [(name, figure_text(value)) for name, value in _reported(view)]
+        facts += [(name, figure_text(value)) for name, value in reported(view)]
     for name, value in facts:
         yield tag("div", tag("dt", name), tag("dd", value))
 
@@ -139,10 +140,13 @@ def figure_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def _reported(view: RunPicture) -> list[tuple[str, float]]:
+def reported(view: RunPicture) -> list[tuple[str, float]]:
+    """Return the figures of the script by their labels. Rates are those of all ranks, as in the metrics."""
     figures = view.progress.figures if view.progress else {}
     shown = [(name, value) for name, value in sorted(figures.items()) if name not in OWN_FIGURES and value is not None]
-    return [*shown[:12], *([("step time (s)", figures["step_s"])] if figures.get("step_s") else [])]
+    rates = [(label, rate_of_ranks(name, view.status, view.progress)) for name, label in RATES.items()]
+    known = [*shown[:12], *((label, rate) for label, rate in rates if rate is not None)]
+    return [*known, *([("step time (s)", figures["step_s"])] if figures.get("step_s") else [])]
 
 
 def _times(account: Goodput) -> list[Markup]:

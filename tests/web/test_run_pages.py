@@ -1,0 +1,73 @@
+"""What the pages show about runs: GPUs, rates and journal entries."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dalsegno.runs.status import NodeRole, RunNodeStatus
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.base import Target
+from dalsegno.targets.folder import ClusterFolder
+from dalsegno.web.data import ClusterData, most_nodes
+from dalsegno.web.pages.runs import reported
+from dalsegno.web.snapshot import RunPicture
+from tests.web.played import run
+
+
+def data(folder: Path) -> ClusterData:
+    def no_target() -> Target:
+        raise AssertionError("not needed")
+
+    cluster = Cluster("c", "local", (), ())
+    return ClusterData(ClusterFolder(folder), SlurmClient(LocalRunner(), {}), no_target, lambda: cluster)
+
+
+def run_in(folder: Path, plan: object, *entries: dict[str, object], spare: str = "") -> RunPicture:
+    """Return a run with this plan and this journal."""
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "journal.jsonl").write_text("".join(json.dumps({"at": 1.0, **entry}) + "\n" for entry in entries))
+    view = run("train-aaaaa", "ada", os.geteuid(), ("n1", "n2"))
+    spares = [RunNodeStatus(spare, NodeRole.SPARE)] if spare else []
+    status = replace(view.status, nodes=(*view.status.nodes, *spares))
+    return RunPicture(str(folder), os.geteuid(), status, view.progress)
+
+
+def test_run_holds_the_gpus_it_requested_not_all_of_its_nodes(tmp_path: Path):
+    plan = {"request": {"gpus_per_node": {"count": 4, "type": "h100"}}}
+    view = run_in(tmp_path, plan, {"event": "generation", "nodes": ["n1", "n2"]})
+    assert data(tmp_path).gpus_of(view) == 8
+
+
+def test_spares_of_a_run_are_held_too(tmp_path: Path):
+    plan = {"request": {"gpus_per_node": {"count": 4}, "spares": 1}}
+    formed = {"event": "generation", "nodes": ["n1", "n2"]}
+    view = run_in(tmp_path, plan, {"event": "granted", "nodes": ["n1", "n2", "n3"]}, formed)
+    assert data(tmp_path).gpus_of(view) == 12
+    assert data(tmp_path).gpus_of(run_in(tmp_path, plan, formed, spare="n3")) == 12, "granted by another job"
+
+
+@pytest.mark.parametrize(
+    "plan", [None, [], {"request": 5}, {"request": {"gpus_per_node": {"count": "x"}}}, {"request": {}}]
+)
+def test_without_a_plan_the_gpus_are_unknown(tmp_path: Path, plan: object):
+    assert data(tmp_path).gpus_of(run_in(tmp_path, plan, {"event": "generation", "nodes": ["n1"]})) == 0
+
+
+def test_most_nodes_of_an_elastic_run_count():
+    sizes = [{"at": 1.0, "event": "generation", "nodes": ["n"] * count} for count in (2, 4, 3)]
+    assert most_nodes(sizes) == 4
+    assert most_nodes([*sizes, {"at": 1.0, "event": "generation", "nodes": 9}], 5) == 5
+
+
+def test_rates_are_those_of_all_ranks():
+    view = run("llama-k3f9x", "ada", 1001, ("gpu-1", "gpu-2"))
+    assert dict(reported(view))["tokens/s"] == 16 * 512_300.0
+    assert "tokens_per_s" not in dict(reported(view))
+    assert "tokens/s" not in dict(reported(run("llama-k3f9x", "ada", 1001, (), world_size=0)))
