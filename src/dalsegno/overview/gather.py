@@ -60,14 +60,18 @@ def read_runs(folders: Iterable[RunFolder], *, progress: bool = False) -> list[O
 
 
 def _view(folder: RunFolder, status: RunStatus, progress: bool) -> ObservedRun:
-    silent = not is_over(status) and (silent_s(status, time.time()) is not None or coordinator_is_dead(status))
     steps = None
     if progress:
         from dalsegno.runs.coordinator.goodput import read_progress  # imported late: `status` must be fast
 
         with contextlib.suppress(DalsegnoError, OSError):  # if the file is damaged, the run itself is still shown
             steps = read_progress(folder.progress)
-    return ObservedRun(status, steps, silent)
+    return ObservedRun(status, steps, is_silent(status, time.time()))
+
+
+def is_silent(status: RunStatus, now: float) -> bool:
+    """Return whether the coordinator of a run is dead, or has been silent for too long."""
+    return not is_over(status) and (silent_s(status, now) is not None or coordinator_is_dead(status))
 
 
 def status_from_slurm(name: str, slurm: SlurmClient) -> ClusterStatus:
@@ -86,12 +90,13 @@ def status_from_slurm(name: str, slurm: SlurmClient) -> ClusterStatus:
         name,
         "slurm",
         ClusterPhase.UP,
-        nodes=tuple(_node_status(node) for node in nodes),
+        nodes=tuple(node_status(node) for node in nodes),
         jobs=tuple(job_status(job) for job in queue.jobs),
     )
 
 
-def _node_status(node: NodeInfo) -> NodeStatus:
+def node_status(node: NodeInfo) -> NodeStatus:
+    """Return a node as Slurm reports it."""
     return NodeStatus(
         node.name, node.word, reason=node.reason, partitions=node.partitions, gpus=node.gpus, gpus_used=node.gpus_used,
         gpu_type=node.gpu_type, address=node.address, reason_user=node.reason_user,

@@ -12,7 +12,7 @@ from dalsegno.cli.live.table import heading_line, lay_out, table_line
 from dalsegno.cli.live.text import Line, Tone, TonedText, columns_of, cut, fill, plain_text
 from dalsegno.cli.live.view import Panel, PanelSize, ViewState
 from dalsegno.cli.statusline import age
-from dalsegno.overview.verdict import VerdictCode, describe
+from dalsegno.overview.verdict import VerdictLevel, describe
 from dalsegno.printable import one_line
 from dalsegno.runs.status import is_over
 from dalsegno.slurm.facts import JobState
@@ -22,7 +22,7 @@ MIN_ROWS, MIN_COLUMNS = 6, 24
 SMALL_ROWS = 3  # rows for each panel before the selected panel gets the rest
 _OVERHEAD = 2  # lines for the title and the heading of a panel
 _KEYS = "q quit  Tab 1-4 panel  j/k PgUp/PgDn scroll  / filter  p pause  ? help"
-_WARNINGS = (VerdictCode.NODES_REPAIRED, VerdictCode.NODES_LEFT_ALONE, VerdictCode.NODES_SUSPECTED)
+_TONES = {VerdictLevel.GOOD: Tone.GOOD, VerdictLevel.WARN: Tone.WARNING, VerdictLevel.BAD: Tone.BAD}
 _HELP = (
     "Keys",
     "",
@@ -107,17 +107,11 @@ def _title_line(facts: LiveFacts, view: ViewState, columns: int | None, now: flo
     clock = time.strftime("%H:%M:%S", time.localtime(now))
     right = f"  {'paused at ' if view.paused else ''}{clock}"
     name = f"{facts.overview.status.name}  "
-    verdict = TonedText(describe(facts.verdict), _verdict_tone(facts.verdict.code))
+    verdict = TonedText(describe(facts.verdict), _TONES[facts.verdict.level])
     if columns is None:
         return TonedText(name, Tone.STRONG), verdict, TonedText(right)
     room = max(0, columns - columns_of(name) - columns_of(right))
     return TonedText(name, Tone.STRONG), TonedText(fill(verdict.text, room), verdict.tone), TonedText(right)
-
-
-def _verdict_tone(code: VerdictCode) -> Tone:
-    if code is VerdictCode.HEALTHY:
-        return Tone.GOOD
-    return Tone.WARNING if code in _WARNINGS else Tone.BAD
 
 
 def _remarks(facts: LiveFacts, now: float) -> Iterator[Line]:

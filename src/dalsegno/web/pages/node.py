@@ -79,13 +79,17 @@ def _gpus(node: NodeView, details: NodeDetails) -> Markup:
             number(reading.index), own.model if own else node.gpu_type,
             number(DASH if reading.temperature_c is None else f"{reading.temperature_c:.0f} °C"),
             _memory(gpu), number(_percent(reading.utilization_percent)),
-            " or ".join(map(str, gpu.jobs)) or ("in use" if gpu.in_use else "free"),
+            chip("lost", ChipKind.BAD) if gpu.lost else _use(gpu),
             tag("td", tag("code", own.uuid if own else DASH)), moment(own.since if own else None),
         ])  # fmt: skip
     head = ["GPU", "Model", "Temperature", "Memory", "Busy", "Job", "UUID", "In this node"]
     old = [gpu for gpu in details.gpus if gpu.replaced_at is not None]
     gone = [tag("li", tag("code", gpu.uuid), " was replaced ", moment(gpu.replaced_at)) for gpu in old]
     return tag("div", table(head, rows, class_="wide"), tag("ul", gone, class_="list") if gone else None)
+
+
+def _use(gpu: GpuView) -> str:
+    return " or ".join(map(str, gpu.jobs)) or ("in use" if gpu.in_use else "free")
 
 
 def _percent(value: float | None) -> str:
