@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.status import NodeRole, RunNodeStatus
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.base import Target
 from dalsegno.targets.folder import ClusterFolder
+from dalsegno.web.charts import run_chart
 from dalsegno.web.data import ClusterData, most_nodes
 from dalsegno.web.pages.runs import reported
 from dalsegno.web.snapshot import RunPicture
@@ -71,3 +74,13 @@ def test_rates_are_those_of_all_ranks():
     assert dict(reported(view))["tokens/s"] == 16 * 512_300.0
     assert "tokens_per_s" not in dict(reported(view))
     assert "tokens/s" not in dict(reported(run("llama-k3f9x", "ada", 1001, (), world_size=0)))
+
+
+def test_current_figure_is_clear_of_the_labels_of_its_axis():
+    points = [StepPoint(float(at), at, 1, 7.5 if at < 5 else 0.001998, 0.1) for at in range(10)]
+    drawn = run_chart(points, (), (), 10.0)
+    texts = re.findall(r'<text x="([0-9.]+)" y="([0-9.]+)"([^>]*)>(.*?)</text>', drawn)
+    (title,) = (float(y) for _, y, _, text in texts if text.startswith("loss "))
+    labels = [float(y) for _, y, more, _ in texts if 'text-anchor="end"' in more]
+    assert "0.001998" in drawn
+    assert labels and all(abs(title - y) > 11 for y in labels), "one line of text is 11 high"

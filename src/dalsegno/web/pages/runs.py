@@ -9,7 +9,7 @@ from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.runs.rates import RATES, rate_of_ranks
 from dalsegno.runs.status import NodeRole, RunStatus
-from dalsegno.web.charts import Span, TimelineKind, TimelineMark, run_chart, shares_bar
+from dalsegno.web.charts import Span, TimelineKind, TimelineMark, figure_text, run_chart, shares_bar
 from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
 from dalsegno.web.pages.labels import run_chip, run_link
 from dalsegno.web.snapshot import RunPicture
@@ -133,11 +133,6 @@ def _facts(view: RunPicture) -> Iterator[Markup]:
         facts += [(name, figure_text(value)) for name, value in reported(view)]
     for name, value in facts:
         yield tag("div", tag("dt", name), tag("dd", value))
-
-
-def figure_text(value: float) -> str:
-    """Return a figure as people write it: 512,300 and 0.0003."""
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def reported(view: RunPicture) -> list[tuple[str, float]]:
