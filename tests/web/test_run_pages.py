@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs.coordinator.history import StepPoint
+from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import NodeRole, RunNodeStatus
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
@@ -19,6 +20,7 @@ from dalsegno.targets.base import Target
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.charts import run_chart
 from dalsegno.web.data import ClusterData, most_nodes
+from dalsegno.web.pages.journal import entry_text
 from dalsegno.web.pages.runs import reported
 from dalsegno.web.snapshot import RunPicture
 from tests.web.played import run
@@ -84,3 +86,31 @@ def test_current_figure_is_clear_of_the_labels_of_its_axis():
     labels = [float(y) for _, y, more, _ in texts if 'text-anchor="end"' in more]
     assert "0.001998" in drawn
     assert labels and all(abs(title - y) > 11 for y in labels), "one line of text is 11 high"
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (
+            {"event": "ready", "node": "train-2", "warm": True, "seconds": 11.546533189000002, "threads": []},
+            "train-2 is ready after 11.5 s, with modules imported in advance",
+        ),
+        ({"event": "ready", "node": "train-2"}, "train-2 is ready"),
+        ({"event": "granted", "job": 7, "nodes": ["n1", "n2"], "role": "main"}, "Slurm granted job 7: n1, n2"),
+        ({"event": "generation", "generation": 2, "nodes": ["n"] * 9}, "generation 2 starts on 9 nodes"),
+        ({"event": "job over", "job": 7, "state": "CANCELLED"}, "job 7 is over: cancelled"),
+        ({"event": "lost", "node": "n1", "why": "no answer"}, "n1 is lost: no answer"),
+        ({"event": "pause", "seconds": 30}, "waits 30 s before the next restart"),
+        ({"event": "ended", "code": 0, "why": ""}, "the run ended with exit code 0"),
+        ({"event": "newer", "share": 0.123456789, "nodes": ["n1"]}, "newer: share 0.1235, nodes n1"),
+    ],
+)
+def test_journal_entries_are_sentences(entry: dict[str, object], text: str):
+    assert entry_text({"at": 1.0, **entry}) == text
+
+
+@pytest.mark.parametrize("event", [event.value for event in RunEvent])
+@pytest.mark.parametrize("value", [None, "x", 5, 1e308, float("nan"), ["n1"]])
+def test_every_entry_is_shown_whatever_its_values_are(event: str, value: object):
+    names = ("node", "nodes", "job", "state", "seconds", "why", "rank", "what", "code", "text", "host", "generation")
+    assert isinstance(entry_text({"at": 1.0, "event": event, **dict.fromkeys(names, value)}), str)

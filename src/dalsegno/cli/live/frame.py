@@ -62,7 +62,7 @@ def render(facts: LiveFacts | None, view: ViewState, size: ScreenSize, now: floa
     if facts is None:
         return _fit(Frame((_line("waiting for the first answer of Slurm and the controller; q quits"),)), size)
     if size.rows is not None and size.columns is not None and (size.rows < MIN_ROWS or size.columns < MIN_COLUMNS):
-        return _fit(Frame((_line(describe(facts.verdict)), _line("this terminal is too small"))), size)
+        return _fit(Frame((_line(describe(facts.verdict)), _line("screen too small"))), size)
     if view.help:
         return _fit(Frame(tuple(map(_line, _HELP))), size)
     head = [_title_line(facts, view, size.columns, now), *_remarks(facts, now)]
@@ -176,7 +176,7 @@ def share_rows(counts: Mapping[Panel, int], selected: Panel, room: int | None) -
     if room is None:
         return wanted
     least = {panel: min(wanted[panel], _OVERHEAD + 1) for panel in wanted}
-    if sum(least.values()) > room:
+    if sum(least.values()) - least[selected] + min(wanted[selected], room // 2) > room:
         return {selected: room}
     left = room - sum(least.values())
     heights = dict(least)
