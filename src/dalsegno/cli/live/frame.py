@@ -121,7 +121,7 @@ def _remarks(facts: LiveFacts, now: float) -> Iterator[Line]:
             yield _line(_silence(name, source, now), Tone.BAD)
     problems = facts.overview.status.problems
     if problems:
-        more = f" (and {len(problems) - 1} more: `dalsegno status`)" if len(problems) > 1 else ""
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         yield _line(f"warning: {problems[0]}{more}", Tone.WARNING)
 
 
