@@ -12,7 +12,7 @@ from dalsegno.recovery.reason import describe_reason
 from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.facts import NodeFlag, NodeState
 from dalsegno.slurm.render import SPARE_REASON
-from dalsegno.web.assessment import assess_picture
+from dalsegno.web.assessment import Assessor, assess_picture
 from dalsegno.web.pages.cluster_map import gpu_text, verdict_line
 from dalsegno.web.snapshot import (
     AgentReport,
@@ -109,3 +109,13 @@ def test_gpu_that_the_agent_no_longer_reports_is_lost():
     silent = gpu_views(node("n1"), AgentReport("n1", Presence.GONE, gpus=known), ())
     assert not any(gpu.lost for gpu in silent), "nothing is known about a host that is gone"
     assert not any(gpu.lost for gpu in gpu_views(node("n1"), AgentReport("n1", Presence.CONNECTED), ()))
+
+
+def test_verdict_is_made_again_only_if_it_may_differ():
+    assessor, cold = Assessor(), ControllerPart(agents={"n1": AgentReport("n1", Presence.CONNECTED, NOW)})
+    first = assessor.verdict(NODES, cold, (), ())
+    warm = ControllerPart(agents={"n1": AgentReport("n1", Presence.CONNECTED, NOW + 1, gpus=readings(1, 8))})
+    assert assessor.verdict(NODES, warm, (), ()) is first
+    gone = ControllerPart(agents={"n1": AgentReport("n1", Presence.GONE, NOW)})
+    assert describe(assessor.verdict(NODES, gone, (), ())) == "1 of 2 nodes is off"
+    assert assessor.verdict(NODES, gone, (), ("slurm",)) != first

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.web.assessment import assess_picture
+from dalsegno.web.assessment import Assessor
 from dalsegno.web.snapshot import ClusterPicture, ControllerPart, NodeView, RunPicture, SlurmPart, node_views
 from dalsegno.web.sources import PictureSources
 
@@ -56,6 +56,7 @@ class LivePicture:
         self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunPicture, ...]()
         self._joined: tuple[SlurmPart, ControllerPart] | None = None
         self._nodes: Mapping[str, NodeView] = {}
+        self._assessor = Assessor()
         self._troubles: dict[str, _Trouble] = {}
         self._answered: dict[str, float] = {}  # when each source was last asked, with or without success
         self._began: dict[str, float] = {}  # when the sources were asked that have not answered yet
@@ -208,5 +209,5 @@ class LivePicture:
             self._controller.events,
             self._controller.automation,
             tuple(troubles.values()),
-            assess_picture(self._slurm, self._controller, self._runs, troubles, time.time()),
+            self._assessor.verdict(self._slurm, self._controller, self._runs, troubles),
         )
