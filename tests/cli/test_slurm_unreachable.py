@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from dalsegno.cli.cluster_sources import ClusterSources
 from dalsegno.cli.controller_requests import is_silence, meaning_of
+from dalsegno.cluster import SlurmHere
 from dalsegno.errors import CommandFailed, CommandTimedOut, NotThere
 from dalsegno.system.processes import LocalRunner
 
@@ -30,3 +34,12 @@ def test_command_without_slurm_conf_means_no_cluster():
     fault = failed(f"squeue: error: fetch_config: DNS SRV lookup failed\n{NO_CONTROLLER}")
     assert isinstance(meaning_of(fault), NotThere)
     assert not isinstance(meaning_of(failed(NO_CONTROLLER)), NotThere)
+
+
+def test_view_of_a_machine_without_a_cluster_says_so(tmp_path: Path):
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho 'sinfo: fatal: Could not establish a configuration source' >&2\nexit 1\n")
+    sinfo.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with pytest.raises(NotThere, match="there is no cluster yet"):
+        ClusterSources("Slurm", None, SlurmHere(env, None), None).status()

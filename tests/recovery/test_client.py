@@ -1,4 +1,4 @@
-"""Tests of the client of the controller's socket on a slow machine."""
+"""Tests of the client of the controller's socket: on a slow machine, and what it tells users."""
 
 import os
 import socket
@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+from dalsegno.recovery.client import start_hint
 from dalsegno.wire.frames import send
 
 ASK = """
@@ -38,3 +39,10 @@ def answer_late(server: socket.socket) -> None:
         caller.recv(65536)
         time.sleep(0.6)  # three times the limit on an ordinary machine
         send(caller, {"runs": []})
+
+
+def test_only_those_who_may_start_a_daemon_are_told_to(tmp_path: Path):
+    owner = os.geteuid()
+    assert "`dalsegno status` shows" in start_hint(tmp_path / "socket", 0)
+    assert "`dalsegno status` shows" in start_hint(tmp_path / "socket", owner)
+    assert start_hint(tmp_path / "socket", owner + 1).startswith("the cluster's owner")

@@ -18,6 +18,7 @@ from dalsegno.runs.coordinator.goodput import Goodput, TimeKind, TrainingProgres
 from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.web.app import WebApp, WebSite
 from dalsegno.web.live import LivePicture
 from dalsegno.web.requests import WebAction
@@ -96,7 +97,7 @@ def small_cluster() -> PlayedSources:
         node("gpu-7"),
         node("gpu-8", NodeState.DOWN, NodeFlag.DRAIN, NodeFlag.NOT_RESPONDING, reason="dalsegno:replace:gone"),
         node("gpu-9", NodeState.IDLE, NodeFlag.DRAIN, reason="fan is loud (by ada)", reason_at=int(NOW) - 4000),
-        node("gpu-10", NodeState.IDLE, NodeFlag.DRAIN, reason="dalsegno: spare"),
+        node("gpu-10", NodeState.IDLE, NodeFlag.DRAIN, reason=SPARE_REASON),
         node("cpu-1", NodeState.MIXED, partitions=("lab",), gpus=0, gpu_type="", cpus=64, cpus_used=20, gpu_indexes=()),
     ]  # fmt: skip
     jobs = (

@@ -229,6 +229,15 @@ def test_every_action_asks_first(site: PlayedSite, root: str):
     assert "power-off" in site.text("/confirm", root, do="inject", node="gpu-3")
 
 
+def test_resume_is_offered_only_for_nodes_out_of_service(site: PlayedSite, root: str):
+    assert "do=undrain" not in site.text("/node/gpu-1", root)
+    assert "do=undrain" in site.text("/node/gpu-9", root)
+
+
+def test_goodput_counts_all_runs(site: PlayedSite, root: str):
+    assert "3 runs" in site.text("/goodput", root)
+
+
 def test_logout_ends_the_session(site: PlayedSite, root: str):
     assert site.post("/logout", root, "csrf=0").status == 403
     assert site.get("/", root).status == 200

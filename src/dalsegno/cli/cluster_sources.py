@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import CommandFailed, DalsegnoError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
@@ -34,13 +34,17 @@ class ClusterSources:
 
     def status(self) -> ClusterStatus:
         """Return Slurm's view. A slurmctld that does not answer is part of the status, not an error."""
+        from dalsegno.cli.controller_requests import meaning_of
         from dalsegno.overview.gather import status_from_slurm
 
         if self.target is not None:
             return self.target.status()
         if self.slurm is None:
             raise DalsegnoError("there is no Slurm here", hint="name a cluster with `--cluster`")
-        return status_from_slurm(self.name, self.slurm.client_within(SLURM_S))
+        try:
+            return status_from_slurm(self.name, self.slurm.client_within(SLURM_S))
+        except CommandFailed as fault:  # no slurm.conf: this host belongs to no cluster
+            raise meaning_of(fault) from None
 
     def recovery_view(self) -> RecoveryView | None:
         """Return the controller's view; None if the cluster has no controller."""

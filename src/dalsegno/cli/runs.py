@@ -100,14 +100,18 @@ def show(run: str, json_: bool) -> None:
     if progress is None:
         out.talk("the script reports no steps; use `dalsegno.train.Checkpointer` to report them")
         return
-    for line in lines_of(progress):
+    for line in lines_of(progress, status):
         out.data(line)
 
 
-def lines_of(progress: TrainingProgress) -> Iterator[str]:
-    """Yield the lines that show steps, time and snapshots."""
-    figures = progress.figures
-    reported = [f"{name} {value:.4g}" for name, value in sorted(figures.items()) if name not in _OWN_FIGURES]
+def lines_of(progress: TrainingProgress, status: RunStatus) -> Iterator[str]:
+    """Yield the lines that show steps, time and snapshots. Rates are those of all ranks."""
+    from dalsegno.runs.rates import RATES, rate_of_ranks
+
+    figures, own = progress.figures, (*_OWN_FIGURES, *RATES)
+    reported = [f"{name} {value:.4g}" for name, value in sorted(figures.items()) if name not in own]
+    rates = [(label, rate_of_ranks(name, status, progress)) for name, label in RATES.items()]
+    reported += [f"{rate:,.4g} {label}" for label, rate in rates if rate is not None]
     yield "  ".join([f"step {progress.step:,}", f"{figures.get('step_s', 0.0):.3g} s each", *reported])
     yield _times(progress.account)
     skipped = f", {figures['skipped']:.0f} skipped" if figures.get("skipped") else ""

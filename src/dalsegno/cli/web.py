@@ -63,8 +63,10 @@ def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revo
         out.talk("run this on your own machine, then open the address there:")
         out.data(tunnel_command(login))
         out.data(login.url("localhost"))
+        _tell_limits(login)
     else:
         out.data(login.url())
+        _tell_limits(login)
         if not no_open and not read_only:
             _open(login)
 
@@ -85,6 +87,13 @@ def tunnel_command(login: LoginAddress) -> str:
 
     place = f"{user_of(caller())}@{socket.gethostname()}"
     return shlex.join(["ssh", "-N", "-L", f"{login.port}:{login.host}:{login.port}", place])
+
+
+def _tell_limits(login: LoginAddress) -> None:
+    from dalsegno.web.sessions import WebRole
+
+    if login.role is not WebRole.VIEWER:
+        out.talk(f"the address works once, within {login.valid_s:.0f} s")
 
 
 def _report_revoked(count: int, json_: bool) -> None:

@@ -93,12 +93,17 @@ def _out_condition(record: NodeRecovery) -> NodeCondition | None:
     """Return the condition of a node that the controller keeps out of service, or would if it were allowed to."""
     if record.phase is NodePhase.GIVEN_UP:
         return NodeCondition.GIVEN_UP
-    faulty = record.phase is NodePhase.SUSPECTED or (record.phase.out and bool(record.reason))
-    if faulty and record.held_back is not HeldAction.NO:
+    if is_held_back(record):
         return NodeCondition.HELD_BACK
     if record.phase is NodePhase.REPAIRING:
         return _REPAIRS.get(record.tried[-1], NodeCondition.REPAIRING) if record.tried else NodeCondition.REPAIRING
     return _OUT_PHASES.get(record.phase) if record.reason else None
+
+
+def is_held_back(record: NodeRecovery) -> bool:
+    """Return whether a node has a fault that the controller may not act on now."""
+    faulty = record.phase is NodePhase.SUSPECTED or (record.phase.out and bool(record.reason))
+    return faulty and record.held_back is not HeldAction.NO
 
 
 def _slurm_condition(node: NodeStatus, slurm_users: frozenset[str]) -> NodeCondition:

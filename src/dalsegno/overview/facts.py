@@ -80,7 +80,7 @@ class Overview:
 
 def read_controller(nodes: Mapping[str, Any], automation: Mapping[str, Any]) -> RecoveryView:
     """Parse the controller's answers to `nodes` and `automation`. Controllers of other versions may omit fields."""
-    found = [_read_node(each) for each in nodes.get("nodes", ())]
+    found = [read_node(each) for each in nodes.get("nodes", ())]
     return RecoveryView(
         nodes={each.node: each for each in found},
         paused=automation.get("automation") == "paused",
@@ -88,7 +88,8 @@ def read_controller(nodes: Mapping[str, Any], automation: Mapping[str, Any]) -> 
     )
 
 
-def _read_node(message: Mapping[str, Any]) -> NodeRecovery:
+def read_node(message: Mapping[str, Any]) -> NodeRecovery:
+    """Parse the controller's record of one node."""
     since = message.get("since")
     return NodeRecovery(
         node=str(message["node"]),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.overview.facts import ObservedRun, RecoveryView, read_controller
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.event import Event, read_event
@@ -16,6 +16,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunStatus, coordinator_is_dead, is_over, read_status, silent_s
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.system.files import owner_name
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus, job_status
 
@@ -59,33 +60,43 @@ def read_runs(folders: Iterable[RunFolder], *, progress: bool = False) -> list[O
 
 
 def _view(folder: RunFolder, status: RunStatus, progress: bool) -> ObservedRun:
-    silent = not is_over(status) and (silent_s(status, time.time()) is not None or coordinator_is_dead(status))
     steps = None
     if progress:
         from dalsegno.runs.coordinator.goodput import read_progress  # imported late: `status` must be fast
 
         with contextlib.suppress(DalsegnoError, OSError):  # if the file is damaged, the run itself is still shown
             steps = read_progress(folder.progress)
-    return ObservedRun(status, steps, silent)
+    return ObservedRun(status, steps, is_silent(status, time.time()))
+
+
+def is_silent(status: RunStatus, now: float) -> bool:
+    """Return whether the coordinator of a run is dead, or has been silent for too long."""
+    return not is_over(status) and (silent_s(status, now) is not None or coordinator_is_dead(status))
 
 
 def status_from_slurm(name: str, slurm: SlurmClient) -> ClusterStatus:
-    """Return a cluster's status from Slurm alone: on a login node, or for a cluster that Dal Segno did not create."""
+    """Return a cluster's status from Slurm alone: on a login node, or for a cluster that Dal Segno did not create.
+
+    Raise CommandFailed if Slurm's commands find no slurm.conf.
+    """
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
     except DalsegnoError as error:
+        if isinstance(error, CommandFailed) and SlurmTrouble.NO_SETTINGS in parse_troubles(error.stderr):
+            raise
         problem = f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"
         return ClusterStatus(name, "slurm", ClusterPhase.DEGRADED, jobs=None, problems=(problem,))
     return ClusterStatus(
         name,
         "slurm",
         ClusterPhase.UP,
-        nodes=tuple(_node_status(node) for node in nodes),
+        nodes=tuple(node_status(node) for node in nodes),
         jobs=tuple(job_status(job) for job in queue.jobs),
     )
 
 
-def _node_status(node: NodeInfo) -> NodeStatus:
+def node_status(node: NodeInfo) -> NodeStatus:
+    """Return a node as Slurm reports it."""
     return NodeStatus(
         node.name, node.word, reason=node.reason, partitions=node.partitions, gpus=node.gpus, gpus_used=node.gpus_used,
         gpu_type=node.gpu_type, address=node.address, reason_user=node.reason_user,

@@ -30,6 +30,15 @@ class VerdictCode(Enum):
     HEALTHY = "healthy"
 
 
+class VerdictLevel(Enum):
+    """How urgent a verdict is."""
+
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+
+
+_WARNINGS = (VerdictCode.NODES_REPAIRED, VerdictCode.NODES_LEFT_ALONE, VerdictCode.NODES_SUSPECTED)
 _CODES = {
     NodeCondition.LEFT_ALONE: VerdictCode.NODES_LEFT_ALONE,
     NodeCondition.SUSPECTED: VerdictCode.NODES_SUSPECTED,
@@ -85,6 +94,12 @@ class ClusterVerdict:
     @property
     def code(self) -> VerdictCode:
         return self.codes[0]
+
+    @property
+    def level(self) -> VerdictLevel:
+        if self.code is VerdictCode.HEALTHY:
+            return VerdictLevel.GOOD
+        return VerdictLevel.WARN if self.code in _WARNINGS else VerdictLevel.BAD
 
     @property
     def other_daemons(self) -> tuple[DaemonStatus, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -43,8 +44,19 @@ def ask(path: Path, request: Message, timeout_s: float) -> Message:
         raise DalsegnoError(
             f"the cluster's controller does not answer: {error}",
             where=str(path),
-            hint="`dalsegno status` shows whether it runs, `dalsegno up` starts it",
+            hint=start_hint(path, os.geteuid()),
         ) from error
+
+
+def start_hint(path: Path, uid: int) -> str:
+    """Return how this user gets a daemon started that has its socket here: not everybody may run `dalsegno up`."""
+    try:
+        operates = uid in (0, path.parent.stat().st_uid)
+    except OSError:
+        operates = True
+    if operates:
+        return "`dalsegno status` shows whether it runs, `dalsegno up` starts it"
+    return "the cluster's owner can start it with `dalsegno up`"
 
 
 def _connect(sock: socket.socket, path: Path, until: float) -> None:

@@ -96,6 +96,17 @@ def read_reason(reason: str) -> NodeFault | None:
     return NodeFault(found[2], Remedy(found[1]), found[4] or "", found[3] or "")
 
 
+def describe_reason(reason: str) -> str:
+    """Return a reason for people: one that the controller wrote in words, any other as it is."""
+    if reason == SPARE_REASON:
+        return "kept as a spare"
+    fault = read_reason(reason)
+    if fault is None:
+        return reason
+    what = fault.text or f"{fault.check}{f' {fault.code}' if fault.code else ''}"
+    return what if fault.remedy is Remedy.DRAIN else f"{what} (remedy: {fault.remedy.value})"
+
+
 def slurm_users_of(answer: Mapping[str, Any]) -> frozenset[str]:
     """Return the users of Slurm's daemons as the controller reports them."""
     return frozenset(map(str, answer.get("slurm_users", SLURM_USERS)))

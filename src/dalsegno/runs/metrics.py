@@ -16,6 +16,7 @@ from dalsegno.observe.exposition import Family, Histogram, HistogramFamily, Metr
 from dalsegno.runs.coordinator.goodput import MAX_RANKS, TimeKind, TrainingProgress
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import Entry, RunEvent
+from dalsegno.runs.rates import SAMPLES_RATE, TOKENS_RATE, believable, rate_of_ranks
 from dalsegno.runs.status import NodeRole, RunPhase, RunStatus, status_from_json
 from dalsegno.runs.user_files import JournalTail, WatchedFile
 from dalsegno.spec.facts import facts_from_json
@@ -24,7 +25,6 @@ from dalsegno.system.files import user_of
 MAX_RUNS = 1000
 KEPT_S = 600.0  # how long a run is shown after its end
 MAX_RANK_SERIES = 10_000  # in total, for all runs
-MOST = 1e15  # larger numbers are treated as invalid
 RESUME_S = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # limits for one run: seconds of a resume, and resumes per cycle
 _RANK = re.compile(r"[0-9]{1,6}")
@@ -56,14 +56,7 @@ def _figure(name: str) -> Value:
 
 
 def _rate(name: str) -> Value:
-    """Return a function that computes the rate of all ranks: the rate reported by rank 0, times the number of ranks."""
-
-    def value(seen: MeasuredRun) -> float | None:
-        found = believable(seen.progress.figures.get(name) if seen.progress else None)
-        ranks = believable(seen.status.world_size)
-        return found * ranks if found is not None and ranks else None
-
-    return value
+    return lambda seen: rate_of_ranks(name, seen.status, seen.progress)
 
 
 def _share(seen: MeasuredRun) -> float | None:
@@ -85,8 +78,8 @@ RUN_METRICS = (
     RunMetric("training_step", "Completed steps.", lambda seen: seen.progress.step if seen.progress else None),
     RunMetric("training_step_seconds", "Mean time of the last steps, without snapshots.", _figure("step_s")),
     RunMetric("training_loss", "Loss, as the script reports it.", _figure("loss")),
-    RunMetric("training_samples_per_second", "Samples of all ranks per second.", _rate("samples_per_s")),
-    RunMetric("training_tokens_per_second", "Tokens of all ranks per second.", _rate("tokens_per_s")),
+    RunMetric("training_samples_per_second", "Samples of all ranks per second.", _rate(SAMPLES_RATE)),
+    RunMetric("training_tokens_per_second", "Tokens of all ranks per second.", _rate(TOKENS_RATE)),
     RunMetric("training_goodput_ratio", "Productive share of the run's time.", _share),
     RunMetric(
         "training_last_step_timestamp_seconds",
@@ -120,11 +113,6 @@ def run_families(runs: Iterable[MeasuredRun]) -> list[Family]:
                 values[seen.labels] = value
         families.append(labelled(metric.name, metric.help, ("run", "user"), values, metric.type))
     return [*families, *_time_families(runs), _rank_family(runs)]
-
-
-def believable(value: float | None) -> float | None:
-    """Return the number if it is finite and plausible; else None."""
-    return float(value) if value is not None and -MOST < value < MOST else None
 
 
 def _info(runs: list[MeasuredRun]) -> Family:

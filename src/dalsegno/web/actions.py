@@ -82,7 +82,9 @@ class ActionRunner:
         target = self._target()
         if not isinstance(target, CanInject):
             raise ActionRefused("faults cannot be injected into the nodes of this cluster")
-        fault, options = find_fault(action.fault), FaultOptions(code=action.code)
+        fault = find_fault(action.fault)
+        # The form hides the code of another fault, but sends it.
+        options = FaultOptions(code=action.code if "code" in fault.options else None)
         check_options(fault, options)
         target.inject(fault, action.node, options)
         return f"{fault.name} was injected into {action.node}"

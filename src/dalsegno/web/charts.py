@@ -15,7 +15,7 @@ from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.web.html import Markup, join, tag
 
 WIDTH, LEFT, RIGHT = 1000.0, 86.0, 12.0
-PANEL, GAP, LANE, AXIS = 132.0, 22.0, 26.0, 26.0  # heights
+PANEL, TITLE, LANE, AXIS = 128.0, 28.0, 26.0, 26.0  # heights; a title is above its panel, clear of the axis
 MAX_DRAWN = 700  # points of a curve
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800)
 
@@ -69,22 +69,29 @@ def run_chart(points: Sequence[StepPoint], spans: Sequence[Span], marks: Sequenc
         return tag("p", "Nothing to draw yet.", class_="empty")
     x = _Axis(min(times), max(*times, min(times) + 1.0), LEFT, WIDTH - RIGHT)
     panels: list[object] = []
-    top = 14.0
+    top = 14.0 + TITLE
     for name, unit, column in (("loss", "", 3), ("step time", " s", 4)):
         own = [(point.at, value, point.generation) for point in points if (value := point[column]) is not None]
         if own:
             panels.append(_panel(name, unit, own, x, top))
-            top += PANEL + GAP
+            top += PANEL + TITLE
+    top -= TITLE / 2
     panels.append(_lane(spans, x, top))
     bottom = top + LANE
     drawn = [_marks(marks, x, bottom), _time_axis(x, bottom)]
     height = bottom + AXIS
     label = "loss, step time, generations and faults over time"
-    return tag(
+    drawing = tag(
         "svg", _grid(x, bottom), panels, drawn, viewBox=f"0 0 {WIDTH:g} {height:g}", role="img", aria_label=label,
         class_="chart", data_from=f"{x.low:.3f}", data_to=f"{x.high:.3f}", data_left=f"{LEFT:g}",
         data_right=f"{WIDTH - RIGHT:g}",
     )  # fmt: skip
+    return tag("div", drawing, class_="scroll", tabindex="0", role="region", aria_label="charts")
+
+
+def figure_text(value: float) -> str:
+    """Return a figure as people write it: 512,300 and 0.0003."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Axis, top: float) -> Markup:
@@ -99,13 +106,13 @@ def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Ax
     ]
     last = own[-1][1]
     texts = [
-        tag("text", name, x="0", y=f"{top + 4:g}", class_="name"),
-        tag("text", f"{last:.3g}{unit}", x="0", y=f"{top + 22:g}", class_="value"),
+        tag("text", f"{name} ", tag("tspan", f"{figure_text(last)}{unit}", class_="value"), x="0", y=f"{top - 9:g}",
+            class_="name"),
         *(
             tag("text", f"{value:.3g}", x=f"{LEFT - 6:g}", y=f"{y.at(value) + 4:g}", text_anchor="end")
             for value in _ticks(low, high)
         ),
-    ]
+    ]  # fmt: skip
     lines = [
         tag("line", x1=f"{LEFT:g}", x2=f"{WIDTH - RIGHT:g}", y1=y.at(value), y2=y.at(value), class_="grid")
         for value in _ticks(low, high)

@@ -21,7 +21,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import read_json
 from dalsegno.targets.base import CanInject, Target
 from dalsegno.targets.folder import ClusterFolder
-from dalsegno.web.run_files import read_entries, read_points
+from dalsegno.web.run_files import read_entries, read_gpus_per_node, read_points
 from dalsegno.web.snapshot import RunPicture
 from dalsegno.web.sources import ANSWER_S, record_of
 from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuRecord, NodeDetails, RunDetails, UserHours
@@ -31,6 +31,7 @@ MAX_BUNDLES = 10
 MAX_EVIDENCE_BYTES = 1 << 20
 GPU_JOURNAL_BYTES = 256 << 10  # the page of all runs reads the ends of up to a hundred journals
 MAX_GPU_COUNTS = 1000
+MAX_NODES = 65536
 HOURS_KEPT_S = 60.0  # sacct is asked at most this often
 
 
@@ -43,7 +44,7 @@ class ClusterData:
         self._folder, self._slurm, self._target = folder, slurm, target
         self._cluster, self._lock = cluster, threading.Lock()
         self._hours: dict[int, tuple[float, Sequence[UserHours] | None]] = {}
-        self._gpus: dict[str, tuple[tuple[int, bool], int]] = {}  # folder of a run -> when it was counted, GPUs
+        self._gpus: dict[str, tuple[tuple[int, int, bool], int]] = {}  # folder of a run -> when it was counted, GPUs
 
     @property
     def gpu_hour_price(self) -> float:
@@ -70,12 +71,13 @@ class ClusterData:
         return RunDetails(read_points(record), tuple(read_entries(record)))
 
     def gpus_of(self, view: RunPicture) -> int:
-        """Return how many GPUs a run uses. Its journal is read again only when a generation has begun."""
-        stamp = (view.status.generation, view.status.over)
+        """Return the most GPUs that a run has held. Its files are read again only when its nodes change."""
+        stamp = (view.status.generation, len(view.status.nodes), view.status.over)
         known = self._gpus.get(view.folder)
         if known is None or known[0] != stamp:
-            gpus = {node.name: node.gpus for node in self._cluster().nodes}
-            known = stamp, most_gpus(read_entries(record_of(view), GPU_JOURNAL_BYTES), gpus)
+            record = record_of(view)
+            nodes = most_nodes(read_entries(record, GPU_JOURNAL_BYTES), len(view.status.nodes))
+            known = stamp, nodes * read_gpus_per_node(record)
             if len(self._gpus) >= MAX_GPU_COUNTS:
                 self._gpus.clear()
             self._gpus[view.folder] = known
@@ -145,11 +147,11 @@ def read_evidence(folder: Path, bundle: str, file: str) -> bytes | None:
     return None
 
 
-def most_gpus(entries: Sequence[Entry], gpus: Mapping[str, int]) -> int:
-    """Return the most GPUs that a generation of a run had."""
-    groups = [entry.get("nodes") for entry in entries if entry.get("event") == RunEvent.GENERATION.value]
-    sums = [sum(gpus.get(str(name), 0) for name in nodes[:65536]) for nodes in groups if isinstance(nodes, list)]
-    return max(sums, default=0)
+def most_nodes(entries: Sequence[Entry], now: int = 0) -> int:
+    """Return the most nodes that a run has held at a time, with its spares. `now` is how many it holds now."""
+    held = (RunEvent.GRANTED.value, RunEvent.GENERATION.value)  # Slurm grants spares, no generation contains them
+    groups = [entry.get("nodes") for entry in entries if entry.get("event") in held]
+    return min(max([now, *(len(nodes) for nodes in groups if isinstance(nodes, list))]), MAX_NODES)
 
 
 def sum_hours(jobs: Sequence[JobInfo], since: float, now: float) -> list[UserHours]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.web.assessment import Assessor
 from dalsegno.web.snapshot import ClusterPicture, ControllerPart, NodeView, RunPicture, SlurmPart, node_views
 from dalsegno.web.sources import PictureSources
 
@@ -55,6 +56,7 @@ class LivePicture:
         self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunPicture, ...]()
         self._joined: tuple[SlurmPart, ControllerPart] | None = None
         self._nodes: Mapping[str, NodeView] = {}
+        self._assessor = Assessor()
         self._troubles: dict[str, _Trouble] = {}
         self._answered: dict[str, float] = {}  # when each source was last asked, with or without success
         self._began: dict[str, float] = {}  # when the sources were asked that have not answered yet
@@ -185,17 +187,18 @@ class LivePicture:
                 self._snapshot = replace(self._snapshot, at=made.at)
             self._changed.notify_all()
 
-    def _trouble_texts(self) -> tuple[str, ...]:
-        """Return what does not answer: sources that failed, and those that take long right now."""
+    def _trouble_texts(self) -> dict[str, str]:
+        """Return what does not answer, by source: those that failed, and those that take long right now."""
         now = self._clock()
         late = {name: SILENT_TEXT[name] for name, began in list(self._began.items()) if now - began > LATE_S}
         known = {name: trouble.text for name, trouble in self._troubles.items()}
-        return tuple({**late, **known}.values())
+        return {**late, **known}
 
     def _made(self) -> ClusterPicture:
         parts = (self._slurm, self._controller)
         if self._joined is None or self._joined[0] is not parts[0] or self._joined[1] is not parts[1]:
             self._joined, self._nodes = parts, node_views(*parts)  # takes 20 ms for 1,000 nodes
+        troubles = self._trouble_texts()
         return ClusterPicture(
             0,
             time.time(),
@@ -205,5 +208,6 @@ class LivePicture:
             self._runs,
             self._controller.events,
             self._controller.automation,
-            self._trouble_texts(),
+            tuple(troubles.values()),
+            self._assessor.verdict(self._slurm, self._controller, self._runs, troubles),
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.client import ask
+from dalsegno.recovery.client import ask, start_hint
 from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.system.files import user_of
 from dalsegno.system.hanging_calls import slowness
@@ -131,7 +131,7 @@ def _asked(folder: Path, request: Message) -> Message:
         raise DalsegnoError(
             "the web page of this cluster does not answer",
             where=str(folder / SOCKET),
-            hint="`dalsegno status` shows whether the observer runs, `dalsegno up` starts it",
+            hint=start_hint(folder / SOCKET, os.geteuid()),
         ) from error
     if "error" in answer:
         raise DalsegnoError(str(answer["error"]), hint=str(answer.get("hint", "")))

@@ -30,6 +30,8 @@ MAX_PROGRESS_BYTES = 64 << 10
 MAX_HISTORY_BYTES = 1 << 20
 MAX_JOURNAL_BYTES = 2 << 20  # the end of a longer one is read
 MAX_ENTRIES = 5000
+MAX_PLAN_BYTES = 256 << 10
+MAX_GPUS_PER_NODE = 1024
 
 
 def read_owned(folder: str, name: str, uid: int, most: int, *, end: bool = False) -> bytes | None:
@@ -90,6 +92,14 @@ def _progress(value: Mapping[str, object] | None) -> TrainingProgress | None:
         spent = progress.account.spent.values() if progress else ()
         return progress if all(0 <= seconds < MAX_TIME for seconds in spent) else None
     return None
+
+
+def read_gpus_per_node(record: RunRecord) -> int:
+    """Return how many GPUs a run requested on each node; 0 if its plan does not tell."""
+    found: object = _value(record, RunFolder(Path(record.folder)).plan, MAX_PLAN_BYTES)
+    for name in ("request", "gpus_per_node", "count"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return min(max(found, 0), MAX_GPUS_PER_NODE) if isinstance(found, int) else 0
 
 
 def read_points(record: RunRecord) -> tuple[StepPoint, ...]:

@@ -8,8 +8,12 @@ from enum import Enum
 
 from dalsegno.health.messages import GpuReading
 from dalsegno.health.result import Verdict
+from dalsegno.overview.conditions import is_held_back
+from dalsegno.overview.facts import SLURM_USERS, NodeRecovery
+from dalsegno.overview.verdict import ClusterVerdict, VerdictCode
 from dalsegno.recovery.event import Event
-from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.phase import NodePhase
+from dalsegno.recovery.reason import describe_reason
 from dalsegno.runs.coordinator.goodput import TrainingProgress
 from dalsegno.runs.status import RunStatus
 from dalsegno.slurm.facts import JobInfo, NodeInfo, NodeState
@@ -46,15 +50,9 @@ TONE_TEXT = {
 
 
 @dataclass(frozen=True)
-class NodeCare:
+class NodeCare(NodeRecovery):
     """A node as the controller records it."""
 
-    node: str
-    phase: NodePhase = NodePhase.IN_SERVICE
-    since: float | None = None
-    reason: str = ""
-    note: str = ""
-    held_back: HeldAction = HeldAction.NO
     validated_at: float | None = None
 
 
@@ -96,6 +94,7 @@ class ControllerPart:
     agents: Mapping[str, AgentReport] = field(default_factory=dict)
     automation: Automation = field(default_factory=Automation)
     events: tuple[Event, ...] = ()
+    slurm_users: frozenset[str] = SLURM_USERS
 
 
 @dataclass(frozen=True)
@@ -120,6 +119,7 @@ class GpuView:
     reading: GpuReading
     in_use: bool = False
     jobs: tuple[int, ...] = ()
+    lost: bool = False  # the agent reports the other GPUs of the node, but not this one
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,10 @@ class NodeView:
 
 @dataclass(frozen=True)
 class ClusterPicture:
-    """Everything that the pages show. `troubles` name what does not answer; its part is then the last known one."""
+    """Everything that the pages show. `troubles` name what does not answer; its part is then the last known one.
+
+    `verdict` is the one of `dalsegno status`, as far as it can be known without asking each host about its daemons.
+    """
 
     number: int = 0
     at: float = 0.0
@@ -157,6 +160,7 @@ class ClusterPicture:
     events: tuple[Event, ...] = ()
     automation: Automation = field(default_factory=Automation)
     troubles: tuple[str, ...] = ()
+    verdict: ClusterVerdict = field(default_factory=lambda: ClusterVerdict((VerdictCode.HEALTHY,)))
 
     def run(self, name: str) -> RunPicture | None:
         return next((each for each in self.runs if each.run == name), None)
@@ -190,6 +194,8 @@ def node_view(info: NodeInfo, care: NodeCare, agent: AgentReport, jobs: Sequence
     state = care.phase.value if care.phase.out or care.phase is NodePhase.LENT else TONE_TEXT[tone]
     if agent.presence is Presence.GONE and not care.phase.out:
         state = "lost"
+    elif is_held_back(care):
+        state = "not repaired"
     return NodeView(
         info.name,
         tone,
@@ -202,7 +208,7 @@ def node_view(info: NodeInfo, care: NodeCare, agent: AgentReport, jobs: Sequence
         info.memory_mib,
         info.memory_used_mib,
         tuple(jobs),
-        care.reason or info.reason or care.note,
+        describe_reason(care.reason or info.reason) or care.note,
         care.since if care.phase.out else info.reason_at,
         agent.findings,
         agent.presence,
@@ -245,8 +251,14 @@ def gpu_views(info: NodeInfo, agent: AgentReport, jobs: Sequence[JobInfo]) -> tu
     # Without accounting Slurm does not report how many GPUs a job has: then all jobs of the node may use them.
     with_gpus = tuple(job.id for job in jobs if job.gpus) or tuple(job.id for job in jobs)
     used = set(info.gpu_indexes) if info.gpu_indexes else set(range(info.gpus_used))
+    answers = bool(readings) and agent.presence is Presence.CONNECTED
     return tuple(
-        GpuView(readings.get(index) or GpuReading(index), index in used, with_gpus if index in used else ())
+        GpuView(
+            readings.get(index) or GpuReading(index),
+            index in used,
+            with_gpus if index in used else (),
+            answers and index not in readings,
+        )
         for index in range(info.gpus)
     )
 

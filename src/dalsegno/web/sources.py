@@ -11,9 +11,10 @@ from typing import Any, Protocol
 from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
 from dalsegno.health.messages import BadReport, GpuReading, parse_readings
 from dalsegno.health.result import Verdict
+from dalsegno.overview.facts import read_node
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.event import Event, read_event
-from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.reason import slurm_users_of
 from dalsegno.recovery.run_records import RunRecord, RunRecords
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
@@ -58,14 +59,15 @@ class ClusterReader:
             raise (DalsegnoError("slurmctld does not answer", hint=hint) if silent else fault) from None
 
     def controller(self) -> ControllerPart:
-        care, agents = self._ask({"nodes": True})["nodes"], self._ask({"agents": True})["agents"]
+        answer, agents = self._ask({"nodes": True}), self._ask({"agents": True})["agents"]
         automation = self._ask({"automation": "status"})
         self._events = self._with_new_events()
         return ControllerPart(
-            {str(each["node"]): parse_care(each) for each in care},
+            {str(each["node"]): parse_care(each) for each in answer["nodes"]},
             {str(each["node"]): parse_agent(each) for each in agents},
             parse_automation(automation),
             self._events,
+            slurm_users_of(answer),
         )
 
     def _with_new_events(self) -> tuple[Event, ...]:
@@ -103,15 +105,7 @@ class ClusterReader:
 
 def parse_care(message: Mapping[str, Any]) -> NodeCare:
     """Parse the controller's record of a node."""
-    return NodeCare(
-        str(message["node"]),
-        NodePhase.parse(message.get("phase")),
-        message.get("since"),
-        str(message.get("reason") or ""),
-        str(message.get("note") or ""),
-        HeldAction.of(message.get("held_back")),
-        message.get("validated_at"),
-    )
+    return NodeCare(**vars(read_node(message)), validated_at=message.get("validated_at"))
 
 
 def parse_agent(message: Mapping[str, Any]) -> AgentReport:

@@ -149,7 +149,7 @@ class PageData(Protocol):
     def drills(self) -> Sequence[DrillSummary]: ...
 
     def gpus_of(self, view: RunPicture) -> int:
-        """Return how many GPUs a run uses; 0 if unknown."""
+        """Return the most GPUs that a run has held, with its spares; 0 if unknown."""
         ...
 
     @property

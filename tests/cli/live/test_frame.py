@@ -131,8 +131,14 @@ def test_selected_panel_gets_the_most_rows():
     heights = share_rows(counts, Panel.EVENTS, 40)
     assert heights == {Panel.NODES: 5, Panel.GPUS: 5, Panel.RUNS: 4, Panel.EVENTS: 26}
     assert share_rows(counts, Panel.NODES, 20) == {Panel.NODES: 10, Panel.GPUS: 4, Panel.RUNS: 3, Panel.EVENTS: 3}
-    assert share_rows(counts, Panel.EVENTS, 10) == {Panel.EVENTS: 10}
+    for room in (10, 12, 16):  # a row of each panel would leave too little for the selected one
+        assert share_rows(counts, Panel.EVENTS, room) == {Panel.EVENTS: room}
     assert sum(share_rows(dict.fromkeys(Panel, 1), Panel.NODES, 100).values()) == 12
+
+
+def test_screen_that_is_too_small_says_so_in_its_width():
+    frame = render(shown(training()), ViewState(), ScreenSize(23, 5), NOW)
+    assert frame_text(frame).splitlines()[1] == "screen too small"
 
 
 def test_first_frame_says_that_nothing_is_known_yet():

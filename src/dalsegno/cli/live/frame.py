@@ -12,7 +12,7 @@ from dalsegno.cli.live.table import heading_line, lay_out, table_line
 from dalsegno.cli.live.text import Line, Tone, TonedText, columns_of, cut, fill, plain_text
 from dalsegno.cli.live.view import Panel, PanelSize, ViewState
 from dalsegno.cli.statusline import age
-from dalsegno.overview.verdict import VerdictCode, describe
+from dalsegno.overview.verdict import VerdictLevel, describe
 from dalsegno.printable import one_line
 from dalsegno.runs.status import is_over
 from dalsegno.slurm.facts import JobState
@@ -22,7 +22,7 @@ MIN_ROWS, MIN_COLUMNS = 6, 24
 SMALL_ROWS = 3  # rows for each panel before the selected panel gets the rest
 _OVERHEAD = 2  # lines for the title and the heading of a panel
 _KEYS = "q quit  Tab 1-4 panel  j/k PgUp/PgDn scroll  / filter  p pause  ? help"
-_WARNINGS = (VerdictCode.NODES_REPAIRED, VerdictCode.NODES_LEFT_ALONE, VerdictCode.NODES_SUSPECTED)
+_TONES = {VerdictLevel.GOOD: Tone.GOOD, VerdictLevel.WARN: Tone.WARNING, VerdictLevel.BAD: Tone.BAD}
 _HELP = (
     "Keys",
     "",
@@ -62,7 +62,7 @@ def render(facts: LiveFacts | None, view: ViewState, size: ScreenSize, now: floa
     if facts is None:
         return _fit(Frame((_line("waiting for the first answer of Slurm and the controller; q quits"),)), size)
     if size.rows is not None and size.columns is not None and (size.rows < MIN_ROWS or size.columns < MIN_COLUMNS):
-        return _fit(Frame((_line(describe(facts.verdict)), _line("this terminal is too small"))), size)
+        return _fit(Frame((_line(describe(facts.verdict)), _line("screen too small"))), size)
     if view.help:
         return _fit(Frame(tuple(map(_line, _HELP))), size)
     head = [_title_line(facts, view, size.columns, now), *_remarks(facts, now)]
@@ -107,17 +107,11 @@ def _title_line(facts: LiveFacts, view: ViewState, columns: int | None, now: flo
     clock = time.strftime("%H:%M:%S", time.localtime(now))
     right = f"  {'paused at ' if view.paused else ''}{clock}"
     name = f"{facts.overview.status.name}  "
-    verdict = TonedText(describe(facts.verdict), _verdict_tone(facts.verdict.code))
+    verdict = TonedText(describe(facts.verdict), _TONES[facts.verdict.level])
     if columns is None:
         return TonedText(name, Tone.STRONG), verdict, TonedText(right)
     room = max(0, columns - columns_of(name) - columns_of(right))
     return TonedText(name, Tone.STRONG), TonedText(fill(verdict.text, room), verdict.tone), TonedText(right)
-
-
-def _verdict_tone(code: VerdictCode) -> Tone:
-    if code is VerdictCode.HEALTHY:
-        return Tone.GOOD
-    return Tone.WARNING if code in _WARNINGS else Tone.BAD
 
 
 def _remarks(facts: LiveFacts, now: float) -> Iterator[Line]:
@@ -127,7 +121,7 @@ def _remarks(facts: LiveFacts, now: float) -> Iterator[Line]:
             yield _line(_silence(name, source, now), Tone.BAD)
     problems = facts.overview.status.problems
     if problems:
-        more = f" (and {len(problems) - 1} more: `dalsegno status`)" if len(problems) > 1 else ""
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         yield _line(f"warning: {problems[0]}{more}", Tone.WARNING)
 
 
@@ -182,7 +176,7 @@ def share_rows(counts: Mapping[Panel, int], selected: Panel, room: int | None) -
     if room is None:
         return wanted
     least = {panel: min(wanted[panel], _OVERHEAD + 1) for panel in wanted}
-    if sum(least.values()) > room:
+    if sum(least.values()) - least[selected] + min(wanted[selected], room // 2) > room:
         return {selected: room}
     left = room - sum(least.values())
     heights = dict(least)

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from dalsegno.health.result import Verdict
+from dalsegno.overview.verdict import VerdictLevel, describe
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.web.charts import shares_bar
 from dalsegno.web.html import Markup, esc, gib, join, link, moment, plural, tag
 from dalsegno.web.pages.labels import state_chip
-from dalsegno.web.snapshot import TONE_TEXT, ClusterPicture, GpuView, NodeTone, NodeView, order_of
+from dalsegno.web.snapshot import ClusterPicture, GpuView, NodeTone, NodeView, order_of
 from dalsegno.web.view import Page, PageContext, PagePart, bare, section
 
 COMPACT = 48  # with more nodes than this, each is a small tile
@@ -41,26 +42,21 @@ def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
 # Overview
 
 
-def verdict(snapshot: ClusterPicture) -> tuple[str, str]:
-    """Return one sentence about the cluster, and its class: good, warn or bad."""
-    if snapshot.troubles:
-        return "; ".join(snapshot.troubles), "bad"
-    out = Counter(node.tone for node in snapshot.nodes.values() if node.tone in _OUT)
-    total = len(snapshot.nodes)
-    if not total:
-        return "waiting for the first report", "warn"
-    if not out:
-        suspected = sum(node.tone is NodeTone.SUSPECT for node in snapshot.nodes.values())
-        return (f"{plural(suspected, 'node')} suspected", "warn") if suspected else ("healthy", "good")
-    words = [f"{count:,} {TONE_TEXT[tone]}" for tone, count in out.most_common()]
-    return f"{', '.join(words)} of {plural(total, 'node')}", "bad" if out[NodeTone.DOWN] else "warn"
+def verdict_line(snapshot: ClusterPicture) -> Markup:
+    """Return the verdict on the cluster, as `dalsegno status` words it."""
+    if not snapshot.nodes and not snapshot.troubles:
+        text, level = "waiting for the first report", VerdictLevel.WARN
+    else:
+        text, level = describe(snapshot.verdict), snapshot.verdict.level
+    others = [trouble for trouble in snapshot.troubles if trouble not in text]
+    line = tag("strong", "; ".join([text, *others]))
+    return tag("p", tag("span", class_=f"dot {level.value}"), line, class_="verdict", role="status")
 
 
 def overview(context: PageContext) -> PagePart:
     """Return the figures at the top."""
     snapshot = context.snapshot
     nodes = list(snapshot.nodes.values())
-    text, kind = verdict(snapshot)
     tones = Counter(node.tone for node in nodes)
     gpus = [gpu for node in nodes for gpu in node.gpus]
     used = sum(gpu.in_use for gpu in gpus)
@@ -78,8 +74,7 @@ def overview(context: PageContext) -> PagePart:
         _figure("Runs", f"{len(active):,}", "active", _goodput_bar(snapshot)),
         _automation(context),
     ]  # fmt: skip
-    line = tag("p", tag("span", class_=f"dot {kind}"), tag("strong", text), class_="verdict", role="status")
-    return bare("overview", line, tag("div", figures, class_="figures"))
+    return bare("overview", verdict_line(snapshot), tag("div", figures, class_="figures"))
 
 
 def _figure(name: str, value: str, note: str, extra: Markup) -> Markup:
@@ -149,9 +144,9 @@ def _cpus(node: NodeView) -> Markup:
 
 
 def _gpu(gpu: GpuView) -> str:
-    """Return a GPU as a cell: its fill is the memory in use, its number the temperature."""
+    """Return a GPU as a cell: its fill is the memory in use, its text the temperature, or that it is lost."""
     reading = gpu.reading
-    degrees = "" if reading.temperature_c is None else f"{reading.temperature_c:.0f}°"
+    degrees = "lost" if gpu.lost else "" if reading.temperature_c is None else f"{reading.temperature_c:.0f}°"
     fill = 100 * _memory_share(gpu)
     shape = f'<rect x="0" y="{100 - fill:.0f}%" width="100%" height="{fill:.0f}%"/>' if fill else ""
     about = esc(gpu_text(gpu))
@@ -162,6 +157,8 @@ def _gpu(gpu: GpuView) -> str:
 
 
 def _gpu_class(gpu: GpuView) -> str:
+    if gpu.lost:
+        return "gone"
     degrees = gpu.reading.temperature_c or 0.0
     heat = " hot" if degrees >= HOT_C else " warm" if degrees >= WARM_C else ""
     return ("used" if gpu.in_use else "free") + heat
@@ -174,7 +171,7 @@ def _memory_share(gpu: GpuView) -> float:
 
 def gpu_text(gpu: GpuView) -> str:
     """Return what is known about a GPU: `GPU 3: 41 °C, 12 of 80 GiB, in use by job 7`."""
-    reading, words = gpu.reading, []
+    reading, words = gpu.reading, ["lost, the driver does not reach it"] if gpu.lost else []
     if reading.temperature_c is not None:
         words.append(f"{reading.temperature_c:.0f} °C")
     if reading.memory_used_mib is not None and reading.memory_total_mib:

@@ -41,6 +41,8 @@ def _fields(action: WebAction, faults: tuple[str, ...]) -> Markup | None:
         options = [tag("option", name, value=name) for name in faults]
         code = tag("input", name="code", inputmode="numeric", pattern="[0-9]*", maxlength=4, placeholder="79")
         return tag(
-            "div", tag("label", "Fault", tag("select", options, name="fault")), tag("label", "Code (only xid)", code)
+            "div",
+            tag("label", "Fault", tag("select", options, name="fault")),
+            tag("label", "Xid", code, class_="xid-code"),
         )
     return None

@@ -18,17 +18,18 @@ MAX_ROWS = 100
 
 def goodput_page(context: PageContext) -> Page:
     """Return how all runs have spent their time, and what that cost."""
-    views = [view for view in context.snapshot.runs if view.progress][:MAX_ROWS]
+    views = [view for view in context.snapshot.runs if view.progress]
     gpus = {view.run: context.data.gpus_of(view) for view in views}
     price = context.data.gpu_hour_price
-    parts = (_totals(views, gpus, price), section("goodput", "By run", _table(views, gpus, price), note=_note(price)))
-    return Page("Goodput", "goodput", parts)
+    totals = _totals(views, len(context.snapshot.runs), gpus, price)
+    by_run = section("goodput", "By run", _table(views[:MAX_ROWS], gpus, price), note=_note(price))
+    return Page("Goodput", "goodput", (totals, by_run))
 
 
 def _note(price: float) -> str:
-    if price:
-        return f"at {price:g} per GPU hour"
-    return "set monitoring.gpu_hour_price in the cluster file to see money"
+    held = "GPUs: the most that the run has held, with its spares"
+    money = f"at {price:g} per GPU hour" if price else "set monitoring.gpu_hour_price in the cluster file to see money"
+    return f"{held}; {money}"
 
 
 def _spent(views: Sequence[RunPicture], weights: dict[str, int] | None = None) -> dict[TimeKind, float]:
@@ -40,7 +41,7 @@ def _spent(views: Sequence[RunPicture], weights: dict[str, int] | None = None) -
     return found
 
 
-def _totals(views: Sequence[RunPicture], gpus: dict[str, int], price: float) -> PagePart:
+def _totals(views: Sequence[RunPicture], count: int, gpus: dict[str, int], price: float) -> PagePart:
     spent, weighted = _spent(views), _spent(views, gpus)
     total, gpu_s = sum(spent.values()), sum(weighted.values())
     if not total:
@@ -52,7 +53,8 @@ def _totals(views: Sequence[RunPicture], gpus: dict[str, int], price: float) -> 
         for kind in TimeKind
     ]  # fmt: skip
     bar = shares_bar([(f"time-{kind.value}", spent[kind]) for kind in TimeKind], "time of all runs")
-    note = f"{plural(len(views), 'run')}, {spent[TimeKind.PRODUCTIVE] / total:.1%} productive"
+    reporting = "" if len(views) == count else f", {len(views):,} report steps"
+    note = f"{plural(count, 'run')}{reporting}, {spent[TimeKind.PRODUCTIVE] / total:.1%} productive"
     return section("goodput-all", "All runs", bar, tag("ul", items, class_="legend wide-legend"), note=note)
 
 

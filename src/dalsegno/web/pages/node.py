@@ -8,7 +8,7 @@ from dalsegno.health.result import Verdict
 from dalsegno.web.charts import shares_bar
 from dalsegno.web.html import DASH, Markup, gib, link, moment, number, table, tag
 from dalsegno.web.pages.labels import ChipKind, chip, event_chip, job_chip, state_chip
-from dalsegno.web.snapshot import GpuView, NodeView
+from dalsegno.web.snapshot import GpuView, NodeTone, NodeView
 from dalsegno.web.view import CheckRecord, EvidenceBundle, NodeDetails, Page, PageContext, PagePart, bare, section
 
 VERDICT_CHIPS = {
@@ -17,6 +17,9 @@ VERDICT_CHIPS = {
     Verdict.FAILED: ChipKind.BAD,
     Verdict.UNKNOWN: ChipKind.PLAIN,
 }
+
+
+_IN_SERVICE = (NodeTone.BUSY, NodeTone.MIXED, NodeTone.IDLE)
 
 
 def node_page(context: PageContext, node: NodeView) -> Page:
@@ -50,7 +53,8 @@ def _buttons(context: PageContext, node: NodeView, details: NodeDetails) -> Mark
     drain = link(f"/confirm?do=drain&node={node.name}", "Drain", class_="button danger")
     resume = link(f"/confirm?do=undrain&node={node.name}", "Resume", class_="button")
     inject = link(f"/confirm?do=inject&node={node.name}", "Inject a fault", class_="button danger")
-    return tag("span", drain, resume, inject if details.faults else None, class_="buttons")
+    shown = (drain, None if node.tone in _IN_SERVICE else resume, inject if details.faults else None)
+    return tag("span", *shown, class_="buttons")
 
 
 def _facts(node: NodeView, details: NodeDetails) -> Iterator[Markup]:
@@ -79,13 +83,17 @@ def _gpus(node: NodeView, details: NodeDetails) -> Markup:
             number(reading.index), own.model if own else node.gpu_type,
             number(DASH if reading.temperature_c is None else f"{reading.temperature_c:.0f} °C"),
             _memory(gpu), number(_percent(reading.utilization_percent)),
-            " or ".join(map(str, gpu.jobs)) or ("in use" if gpu.in_use else "free"),
+            chip("lost", ChipKind.BAD) if gpu.lost else _use(gpu),
             tag("td", tag("code", own.uuid if own else DASH)), moment(own.since if own else None),
         ])  # fmt: skip
     head = ["GPU", "Model", "Temperature", "Memory", "Busy", "Job", "UUID", "In this node"]
     old = [gpu for gpu in details.gpus if gpu.replaced_at is not None]
     gone = [tag("li", tag("code", gpu.uuid), " was replaced ", moment(gpu.replaced_at)) for gpu in old]
     return tag("div", table(head, rows, class_="wide"), tag("ul", gone, class_="list") if gone else None)
+
+
+def _use(gpu: GpuView) -> str:
+    return " or ".join(map(str, gpu.jobs)) or ("in use" if gpu.in_use else "free")
 
 
 def _percent(value: float | None) -> str:

@@ -7,18 +7,19 @@ from collections.abc import Iterator, Sequence
 from dalsegno.runs.coordinator.goodput import Goodput, TimeKind
 from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.journal import Entry, RunEvent
+from dalsegno.runs.rates import RATES, rate_of_ranks
 from dalsegno.runs.status import NodeRole, RunStatus
-from dalsegno.web.charts import Span, TimelineKind, TimelineMark, run_chart, shares_bar
+from dalsegno.web.charts import Span, TimelineKind, TimelineMark, figure_text, run_chart, shares_bar
 from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
+from dalsegno.web.pages.journal import entry_text, journal_list
 from dalsegno.web.pages.labels import run_chip, run_link
 from dalsegno.web.snapshot import RunPicture
 from dalsegno.web.view import Page, PageContext, PagePart, RunDetails, bare, section
 
 OWN_FIGURES = frozenset(
-    {"step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s"}
+    {"step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s", *RATES}
 )
 MAX_MARKS = 200
-MAX_ENTRIES = 60
 _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
 
 
@@ -45,7 +46,7 @@ def _row(view: RunPicture, context: PageContext) -> list[object]:
         number(DASH if step_s is None else f"{step_s:.3g} s"),
         tag("td", _goodput(progress.account) if progress else DASH),
         number(status.generation or DASH),
-        tag("td", moment(status.started or status.created, "for" if not status.over else "age")),
+        tag("td", moment(status.created, "for")),
         tag("td", _cancel(view, context)),
     ]
 
@@ -101,7 +102,7 @@ def _parts(context: PageContext, view: RunPicture, details: RunDetails) -> Itera
     yield section("run-nodes", "Nodes", _nodes(status))
     if status.report:
         yield section("run-report", "Traceback of the rank that failed first", tag("pre", _lines(status.report)))
-    yield section("run-journal", "Journal", _journal(details.entries))
+    yield section("run-journal", "Journal", journal_list(details.entries))
 
 
 def with_latest(points: Sequence[StepPoint], view: RunPicture) -> Sequence[StepPoint]:
@@ -129,20 +130,18 @@ def _facts(view: RunPicture) -> Iterator[Markup]:
         facts.append(("training for", ran))
     if progress:
         facts.append(("step", f"{progress.step:,}"))
-        facts += [(name, figure_text(value)) for name, value in _reported(view)]
+        facts += [(name, figure_text(value)) for name, value in reported(view)]
     for name, value in facts:
         yield tag("div", tag("dt", name), tag("dd", value))
 
 
-def figure_text(value: float) -> str:
-    """Return a figure as people write it: 512,300 and 0.0003."""
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-
-
-def _reported(view: RunPicture) -> list[tuple[str, float]]:
+def reported(view: RunPicture) -> list[tuple[str, float]]:
+    """Return the figures of the script by their labels. Rates are those of all ranks, as in the metrics."""
     figures = view.progress.figures if view.progress else {}
     shown = [(name, value) for name, value in sorted(figures.items()) if name not in OWN_FIGURES and value is not None]
-    return [*shown[:12], *([("step time (s)", figures["step_s"])] if figures.get("step_s") else [])]
+    rates = [(label, rate_of_ranks(name, view.status, view.progress)) for name, label in RATES.items()]
+    known = [*shown[:12], *((label, rate) for label, rate in rates if rate is not None)]
+    return [*known, *([("step time (s)", figures["step_s"])] if figures.get("step_s") else [])]
 
 
 def _times(account: Goodput) -> list[Markup]:
@@ -211,25 +210,3 @@ def marks_of(entries: Sequence[Entry]) -> list[TimelineMark]:
         TimelineMark(float(entry["at"]), _FAULTS.get(str(entry["event"]), TimelineKind.NOTE), entry_text(entry))
         for entry in shown[-MAX_MARKS:]
     ]
-
-
-def entry_text(entry: Entry) -> str:
-    """Return a journal entry as a line: its event and its details."""
-    event = str(entry.get("event", ""))
-    if event == RunEvent.LOST.value:
-        return f"{entry.get('node')} is lost: {entry.get('why')}"[:300]
-    if event == RunEvent.FAILED.value:
-        return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what', 'failed')}"[:300]
-    details = [f"{key} {_shown(value)}" for key, value in entry.items() if key not in ("at", "event", "text")]
-    return f"{event}: {entry.get('text') or ', '.join(details)}"[:300]
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return f"{len(value)} entries" if len(value) > 4 else " ".join(map(str, value))
-    return str(value)
-
-
-def _journal(entries: Sequence[Entry]) -> Markup:
-    rows = [tag("li", moment(float(entry["at"])), " ", entry_text(entry)) for entry in reversed(entries[-MAX_ENTRIES:])]
-    return tag("ul", rows, class_="list") if rows else tag("p", "The journal is empty.", class_="empty")

@@ -1,0 +1,61 @@
+"""The verdict on the cluster in the web page: the same as that of `dalsegno status`, from the parts of the picture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from dalsegno.overview.facts import ObservedRun, Overview, RecoveryView
+from dalsegno.overview.gather import is_silent, node_status
+from dalsegno.overview.verdict import ClusterVerdict, assess
+from dalsegno.slurm.facts import NodeInfo, NodeState
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus
+from dalsegno.web.snapshot import ControllerPart, RunPicture, SlurmPart
+from dalsegno.wire.liveness import Presence
+
+SLURM, CONTROLLER = "slurm", "controller"  # names of sources
+
+
+class Assessor:
+    """Assesses the picture, but only if something has changed that the verdict depends on: it takes 20 ms for 1,000
+    nodes, and readings of GPUs change all the time."""
+
+    def __init__(self) -> None:
+        self._known: tuple[object, ClusterVerdict] | None = None
+
+    def verdict(
+        self, slurm: SlurmPart, controller: ControllerPart, runs: Sequence[RunPicture], silent: Collection[str]
+    ) -> ClusterVerdict:
+        now = time.time()
+        active = [(run.status, is_silent(run.status, now)) for run in runs if not run.status.over]
+        gone = {name for name, agent in controller.agents.items() if agent.presence is Presence.GONE}
+        rules = (controller.care, controller.automation.paused, controller.slurm_users)
+        key = (slurm.nodes, rules, gone, active, frozenset(silent))
+        if self._known is None or self._known[0] != key:
+            self._known = key, assess_picture(slurm, controller, runs, silent, now)
+        return self._known[1]
+
+
+def assess_picture(
+    slurm: SlurmPart, controller: ControllerPart, runs: Sequence[RunPicture], silent: Collection[str], now: float
+) -> ClusterVerdict:
+    """Return the verdict. `silent` names the sources that do not answer."""
+    known = {info.name: info for info in slurm.nodes}
+    unknown = [NodeInfo(name, NodeState.UNKNOWN) for name in controller.care if name not in known]
+    status = ClusterStatus(
+        "",
+        "",
+        ClusterPhase.UP,
+        tuple(_node(info, controller) for info in (*slurm.nodes, *unknown)),
+        jobs=None if SLURM in silent else (),
+    )
+    view = RecoveryView(controller.care, controller.automation.paused, controller.slurm_users)
+    observed = tuple(ObservedRun(run.status, run.progress, is_silent(run.status, now)) for run in runs)
+    return assess(Overview(status, None if CONTROLLER in silent else view, runs=observed))
+
+
+def _node(info: NodeInfo, controller: ControllerPart) -> NodeStatus:
+    agent = controller.agents.get(info.name)
+    gone = agent is not None and agent.presence is Presence.GONE
+    return replace(node_status(info), off=True) if gone else node_status(info)
