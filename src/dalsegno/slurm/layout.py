@@ -19,7 +19,7 @@ class Paths:
     slurmdbd_log: str
     slurmdbd_pid: str
     munge_socket: str = ""  # "": the system's default
-    tmp_dir: str = ""  # one per node if nodes share /tmp, because PMIx does not start in another node's folder
+    tmp_dir: str = ""  # a folder per node if nodes share /tmp, because PMIx does not start in another node's folder
 
     @classmethod
     def under(cls, state_dir: str) -> Paths:

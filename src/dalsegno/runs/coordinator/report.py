@@ -66,7 +66,7 @@ class RunFacts:
 
 
 class StatusWriter:
-    """Writes the status file, whenever the status changes, and the journal."""
+    """Writes the journal, and the status file whenever the status has changed or the file is REFRESH_S old."""
 
     def __init__(self, site: RunTerms) -> None:
         self.site = site

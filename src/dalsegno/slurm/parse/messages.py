@@ -112,7 +112,7 @@ def parse_reason(text: str) -> SlurmReason:
 
 
 def is_absence(text: str) -> bool:
-    """Return whether a reason says only that the node was absent. This includes an empty reason."""
+    """Return whether a reason is empty or starts with one of Slurm's own texts for an absent node."""
     return not text or text.lower().startswith(_AWAY)
 
 
