@@ -16,6 +16,7 @@ import pytest
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.client import ask
 from dalsegno.system.children import arguments, descendants, find
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.local.network import port_name
 from dalsegno.wire.frames import Message
@@ -24,6 +25,8 @@ from tests.cluster.programs import programs
 from tests.cluster.test_containers import make_image
 from tests.cluster.test_repair import daemon_pid
 from tests.waiting import eventually
+
+REPAIR_S = 100 * slowness()  # for a repair that takes seconds on an idle machine
 
 FILE = """
 name: one
@@ -45,7 +48,7 @@ def cluster(cache: Path) -> Iterator[Cli]:
         prolog.write_text(f"#!/bin/sh\ntest ! -e {cli.home}/bad-$SLURMD_NODENAME\n")
         prolog.chmod(0o755)
         cli.ok("up", cli.file(FILE.replace("PROLOG", str(prolog))))
-        eventually(lambda: phase(cli, SPARE) == "spare", 100)
+        eventually(lambda: phase(cli, SPARE) == "spare", REPAIR_S)
         yield cli
 
 
@@ -70,7 +73,7 @@ def wait_for_event(cli: Cli, node: str, text: str, since: int) -> None:
         return [each["text"] for each in events(cli, node, since)]
 
     try:
-        eventually(lambda: text in texts(), 100)
+        eventually(lambda: text in texts(), REPAIR_S)
     except AssertionError:
         raise AssertionError(f"no event {text!r}; {node} is {state(cli, node)}, its events: {texts()}") from None
 
@@ -83,7 +86,7 @@ def heals(cli: Cli, node: str, breaking: Callable[[], object]) -> dict[str, floa
     """Break a node and wait until it is back in service; return when each kind of event was first reported."""
     before, began = last_event(cli), time.time()
     breaking()
-    eventually(lambda: any(each["kind"] == "return" for each in events(cli, node, before)), 100)
+    eventually(lambda: any(each["kind"] == "return" for each in events(cli, node, before)), REPAIR_S)
     eventually(lambda: state(cli, node) == "idle", PINGED_S)  # `idle*` for a moment, until the node has answered Slurm
     found = events(cli, node, before)
     return {each["kind"]: each["at"] - began for each in reversed(found) if each["stage"] != "begun"}
@@ -222,8 +225,8 @@ def test_no_action_while_slurmctld_does_not_answer(cluster: Cli):
     seen = len(log.read_text())  # reported once
     os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
     cluster.ok("inject", "xid", "79", "train-2")
-    eventually(lambda: "Slurm does not answer; no action on nodes" in log.read_text()[seen:], 100)
-    eventually(lambda: any(each["verdict"] == "failed" for each in told_of_agent(cluster, "train-2")), 100)
+    eventually(lambda: "Slurm does not answer; no action on nodes" in log.read_text()[seen:], REPAIR_S)
+    eventually(lambda: any(each["verdict"] == "failed" for each in told_of_agent(cluster, "train-2")), REPAIR_S)
     assert {each["kind"] for each in events(cluster, "train-2", before)} <= {"turn", "note"}
     cluster.ok("up")  # which also clears injected faults
     eventually(lambda: phase(cluster, "train-2") == "in service" and state(cluster, "train-2") == "idle", PINGED_S)
@@ -288,7 +291,7 @@ def test_job_that_loses_a_node_restarts_without_the_requeue_delay(cluster: Cli):
     nodes, before = eventually(where), last_event(cluster)
     cluster.ok("inject", "power-off", "train-2")
     for told in ("was requeued by Slurm; its start delay is removed", "runs again on train-1"):
-        eventually(lambda told=told: any(told in each["text"] for each in events(cluster, "train-2", before)), 100)
+        eventually(lambda told=told: any(told in each["text"] for each in events(cluster, "train-2", before)), REPAIR_S)
     assert where() == nodes
     cluster.ok("shell", "--", "scancel", job)
 
@@ -410,7 +413,7 @@ def test_run_of_srun_tasks_keeps_a_suspected_node_until_it_ends(cluster: Cli):
     def break_under_it() -> None:
         run = cluster.start("run", "--framework", "plain", "-N", "3", "--nproc-per-node", "1", str(program))
         try:
-            eventually(lambda: all(state(cluster, f"train-{n}") in ("mixed", "allocated") for n in (1, 2, 3)), 100)
+            eventually(lambda: all(state(cluster, f"train-{n}") in ("mixed", "allocated") for n in (1, 2, 3)), REPAIR_S)
             cluster.ok("inject", "xid", "48", "train-1")
             eventually(lambda: phase(cluster, "train-1") != "in service")
             until = time.monotonic() + 3  # several rounds of the controller
@@ -452,7 +455,7 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
             os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
         cluster.ok(*read_again)
         wait_for_event(cluster, SPARE, given_back, before)
-        eventually(lambda: state(cluster, SPARE) == "allocated", 100)
+        eventually(lambda: state(cluster, SPARE) == "allocated", REPAIR_S)
         assert node() == f"RUNNING {SPARE}"
     cluster.ok("shell", "--", "scancel", *full, joins)
     eventually(lambda: phase(cluster, SPARE) == "spare")
@@ -467,7 +470,7 @@ def run_that_loses_a_node(cluster: Cli) -> tuple[str, Path]:
     program.write_text(f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.1)\n")
     words = ("--framework", "plain", "--sbatch-arg=--nodelist=train-1", "--nproc-per-node", "1")
     run = cluster.ok("run", "--detach", *words, str(program)).strip()
-    eventually(lambda: state(cluster, "train-1") in ("mixed", "allocated"), 100)
+    eventually(lambda: state(cluster, "train-1") in ("mixed", "allocated"), REPAIR_S)
     cluster.ok("inject", "xid", "48", "train-1")
     eventually(lambda: phase(cluster, "train-1") == "drained")
     return run, go_on
