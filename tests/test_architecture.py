@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "inject.faults",
         "recovery.event",
         "recovery.phase",
-    ),  # faults by lot, and the report of what came of them
+    ),  # random faults, and the report of what they cost
     "demo": (*UP_TO_3, "drill", "inject.faults"),  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
     "controller": (*UP_TO_7, "cluster"),  # wiring, as `cluster` is: the controller's program

@@ -144,7 +144,7 @@ def parse_diag(text: str) -> Diagnostics:
 
 
 def _rpcs(text: str, heading: str) -> tuple[RpcLoad, ...]:
-    """Return the rows below a heading. They end at the first line that is none."""
+    """Return the rows below a heading. They end at the first line of another form."""
     below = text.partition(f"\n{heading}\n")[2].splitlines()
     rows = takewhile(lambda found: found is not None, (_RPC.match(line) for line in below))
     return tuple(RpcLoad(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows if row)
