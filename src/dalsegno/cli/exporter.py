@@ -119,9 +119,9 @@ def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
         out.warn(f"everybody who can connect to {address} can read users, accounts and jobs")
     try:
         with stoppable():
-            collector.start()
             server.start()
             out.talk(f"serving http://{address}/metrics; Ctrl-C ends it")
+            collector.start()
             threading.Event().wait()
     except Interrupted:
         pass  # the usual end of a server
