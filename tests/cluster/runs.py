@@ -52,7 +52,7 @@ def tell(step):
 def tick():
     while True:
         tell(0)
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 threading.Thread(target=tick, daemon=True).start()
 dist.init_process_group("gloo")
@@ -71,7 +71,7 @@ while True:
     tell(step)
     if done[0]:
         break
-    time.sleep(0.04)
+    time.sleep(0.15)
 dist.destroy_process_group()
 """
 

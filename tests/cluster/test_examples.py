@@ -17,7 +17,10 @@ pytestmark = pytest.mark.timeout(600)
 PLAIN, OURS = "\nsrun torchrun ", f"\nsrun {sys.executable} -m dalsegno torchrun "
 
 
-@pytest.mark.parametrize("launcher", [PLAIN, OURS], ids=["torchrun", "dalsegno torchrun"])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(PLAIN, id="torchrun", marks=pytest.mark.long), pytest.param(OURS, id="dalsegno torchrun")],
+)
 def test_two_nodes_train_and_save(shared: Cli, launcher: str) -> None:
     folder = shared.home / f"ddp-{len(launcher)}"
     folder.mkdir()

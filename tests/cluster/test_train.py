@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 
 FAULTS = ["worker"] * 7 + ["agent", "srun", "power", "power"]
 if not os.environ.get("DALSEGNO_LONG"):
-    FAULTS = ["worker", "worker", "agent", "power"]
+    FAULTS = ["worker", "agent", "power"]
 EACH = 17  # steps for each fault
 STEPS = EACH * len(FAULTS) + 13
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "7"))
@@ -171,6 +171,7 @@ def kill_one(run: Run, kind: str, dice: random.Random) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_shrinking_and_growing_run_resumes_from_memory(cluster_for_runs: Cli, tmp_path: Path) -> None:
     cli = cluster_for_runs
     training = Training(cli, tmp_path, 40, 0.02, "-N", "3:4", "--exclude", "train-5,train-6", until=10)

@@ -29,7 +29,7 @@ def first_loss(run: subprocess.CompletedProcess[str]) -> float:
     return float(loss)
 
 
-@pytest.mark.parametrize("kind", ["--fsdp", ""])
+@pytest.mark.parametrize("kind", ["--fsdp", pytest.param("", marks=pytest.mark.long)])
 def test_twenty_steps_on_two_ranks_end_with_a_sample(launcher: Launcher, kind: str) -> None:
     run = launcher.run(*PAIR, *TINY_GPT, "--steps", "20", *kind.split())
     assert_well(run)
@@ -48,7 +48,8 @@ def test_stopped_run_resumes_with_the_same_loss_curve(launcher: Launcher, kind: 
     assert losses(first, second) == losses(undisturbed)
 
 
-@pytest.mark.parametrize(("before", "after"), [(PAIR, SINGLE), pytest.param(SINGLE, PAIR, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("before", "after"), [(PAIR, SINGLE), (SINGLE, PAIR)])
 def test_sharded_run_resumes_on_another_number_of_ranks(
     launcher: Launcher, before: list[str], after: list[str]
 ) -> None:
