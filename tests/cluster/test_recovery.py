@@ -107,7 +107,9 @@ def test_host_without_power_is_replaced_validated_and_returned(cluster: Cli):
     ]  # fmt: skip
     (returned,) = [each["text"] for each in events(cluster, "train-2") if each["text"].startswith("validated, ")]
     if importlib.util.find_spec("torch"):
-        assert "(pair-collective passed: all-reduce of 16 MiB by 2 ranks with gloo: right, " in returned
+        right = "(pair-collective passed: all-reduce of 16 MiB by 2 ranks with gloo: right, "
+        late = "(pair-collective unknown: torch was not loaded in time"  # the node is not blamed for it
+        assert right in returned or (slowness() > 4 and late in returned)
     else:
         assert f"(pair-collective unknown: {sys.executable} has no torch: data was exchanged, " in returned
     (bundle,) = (cluster.home / "clusters/one/controller/evidence/train-2").iterdir()
