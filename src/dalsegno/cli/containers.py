@@ -70,8 +70,8 @@ def _removed_option(name: str) -> Callable[[FC], FC]:
 def check(file: str | None, name: str | None, json_: bool, folder: str, ssh_options: tuple[str, ...]) -> None:
     """Check that every host knows --container-image, and print the commands that fix what is wrong.
 
-    Run it on the login or head node of any Slurm cluster: it checks this host, and each node by a small job step or
-    over ssh. With FILE, a cluster file of `target: ssh`, it checks the hosts of the file over ssh, from anywhere.
+    Run it on the login or head node of any Slurm cluster: it checks this host, and each node through a small job step
+    or over ssh. With FILE, a cluster file with `target: ssh`, it checks the hosts in the file over ssh, from anywhere.
     It changes nothing on any host. Exits 1 if something is wrong.
     """
     from dalsegno.containers.plugstack import judge, plan_commands

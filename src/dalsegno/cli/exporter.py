@@ -30,20 +30,20 @@ MIN_INTERVAL_S = 1.0
     type=click.Choice(["vpenso", "sckyzo"]),
     default="vpenso",
     show_default=True,
-    help="Whose names the slurm_* metrics have: vpenso for dashboard 4323, sckyzo for HyperPod's dashboards.",
+    help="Exporter whose names the slurm_* metrics use: vpenso for dashboard 4323, sckyzo for HyperPod's dashboards.",
 )
 @click.option(
-    "--interval", default="15s", show_default=True, metavar="TIME", help="Time between two questions to slurmctld."
+    "--interval", default="15s", show_default=True, metavar="TIME", help="Time between two queries of slurmctld."
 )
 @click.option(
-    "--token-file", type=click.Path(path_type=Path), help="File with the bearer token; written if there is none."
+    "--token-file", type=click.Path(path_type=Path), help="File with the bearer token; created if it does not exist."
 )
 @click.option("--open", "open_", is_flag=True, help="Serve without a token.")
 @click.option("--once", is_flag=True, help="Collect once, print the metrics, and exit.")
 def command(
     name: str | None, listen: str, compat: str, interval: str, token_file: Path | None, open_: bool, once: bool
 ) -> None:
-    """Serve the metrics of a Slurm cluster, with or without a controller of Dal Segno, to Prometheus.
+    """Serve the metrics of a Slurm cluster to Prometheus. Dal Segno need not have created the cluster.
 
     \b
     dalsegno exporter --once
@@ -56,7 +56,7 @@ def command(
     if open_ == (token_file is not None):
         raise UsageError(
             "name a token file, or allow everybody to read the metrics",
-            hint="`--token-file FILE` (written if there is none), or `--open`",
+            hint="`--token-file FILE` (created if it does not exist), or `--open`",
         )
     _serve(collector, listen, token_file)
 

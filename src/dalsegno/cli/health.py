@@ -26,18 +26,21 @@ PROLOG_S = 8.0  # time limit for all checks; two more seconds are left to start 
 
 @click.command()
 @cluster_option
-@click.option("--node", "-w", metavar="NODE", help="Check this node of the cluster instead of this machine (root).")
+@click.option(
+    "--node", "-w", metavar="NODE", help="Check this node of the cluster instead of this machine (root only)."
+)
 @click.option(
     "--context",
     "-x",
     type=click.Choice(CONTEXTS),
     default="idle",
     show_default=True,
-    help="Checks to run: those for a busy node, an idle node, before a job, or before a return to service.",
+    help="Checks to run. continuous: on a busy node; idle: on an idle node; prolog: before a job; validation: before a "
+    "node returns to service.",
 )
 @click.option("--line", is_flag=True, help="Print one line for other tools: HEALTH_CHECK_RESULT:…")
-@click.option("--reason", is_flag=True, help="Print the reason to drain the node, or nothing.")
-@click.option("--drain", is_flag=True, help="Drain the node in Slurm if a check failed and it is not drained yet.")
+@click.option("--reason", is_flag=True, help="Print the reason to drain the node; print nothing if there is none.")
+@click.option("--drain", is_flag=True, help="If a check failed, drain the node in Slurm, unless it is drained already.")
 @click.option(
     "--mended",
     "after_reset",

@@ -205,9 +205,9 @@ def _show_file(path: Path, json_: bool) -> None:
 @command.command()
 @click.argument("images", nargs=-1, required=True)
 def rm(images: tuple[str, ...]) -> None:
-    """Remove IMAGES. Jobs that have one mounted keep it. Its layers are removed by the next `gc`.
+    """Remove IMAGES. Jobs that have an image mounted keep it. The next `image gc` removes its layers.
 
-    If an image has several names, only the given name is removed. With its last name, the image is removed. Give the
+    If an image has several names, only the given name is removed. The image is removed with its last name. Give the
     digest to remove all names at once.
     """
     store = _open_store()
@@ -231,8 +231,7 @@ def rm(images: tuple[str, ...]) -> None:
 def gc(layers: bool, json_: bool) -> None:
     """Remove images without a name, layers without an image, and partial downloads.
 
-    Also removes unpacked copies, made for jobs where images cannot be mounted, if the image is gone and no job uses
-    the copy.
+    Where images cannot be mounted, jobs use unpacked copies. A copy is removed if its image is gone and no job uses it.
     """
     from dalsegno.cluster import unpacked_homes
     from dalsegno.containers.named import sweep_unpacked
@@ -259,8 +258,8 @@ def _count(number: int, what: str) -> str:
 def verify(images: tuple[str, ...], json_: bool) -> None:
     """Read every byte of IMAGES, or of all images in the store. Exits 1 if one differs from what was imported.
 
-    A .sqsh file outside the store is compared with what was written there, or with the store. An unknown one is only
-    read to its end.
+    A .sqsh file outside the store is compared with the record of its import and with the images in the store. If its
+    origin is unknown, it is only checked for damage.
     """
     store = _open_store()
     with _bar(quiet=json_) as bar:

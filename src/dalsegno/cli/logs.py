@@ -46,7 +46,7 @@ _NONE = "`dalsegno status` shows what there is of the cluster"
     "--daemon",
     "-d",
     metavar="NAME",
-    help="The log of a daemon: slurmctld, slurmd, controller, node-agent …, or coordinator and run-agent of RUN.",
+    help="Print the log of a daemon: slurmctld, slurmd, controller, node-agent …; of RUN: coordinator, run-agent.",
 )
 @click.option(
     "--lines", "-n", "last", type=click.IntRange(0), metavar="N", help="With --daemon: the last N lines of each log."

@@ -22,7 +22,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "validate": "Check a cluster file and report all errors at once.",
         "plan": "Show what `up` would do.",
         "up": "Create the cluster, or apply changes to a running one.",
-        "status": "Show whether the cluster is healthy, its nodes, daemons and queue.",
+        "status": "Show the health, nodes, daemons and queue of the cluster.",
         "top": "Watch nodes, GPUs, runs and events in a full-screen view.",
         "web": "Open the web page of the cluster.",
         "ls": "List the clusters on this machine.",
@@ -55,7 +55,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     "Measure": {
         "bench": "Run benchmarks; `bench ddp` compares ways to average gradients.",
         "exporter": "Serve the metrics of any Slurm cluster to Prometheus.",
-        "monitor": "Run Prometheus for the cluster: targets, alerts, panels without data.",
+        "monitor": "Run Prometheus for the cluster; show targets, alerts and panels without data.",
         "dashboards": "Write dashboards for Grafana.",
     },
     "Other": {

@@ -32,7 +32,7 @@ SHOWN = 3
 
 @click.group()
 def command() -> None:
-    """Run Prometheus, Alertmanager and node_exporter for a cluster, and ask them."""
+    """Run Prometheus, Alertmanager and node_exporter for a cluster, and query them."""
 
 
 @command.command()
@@ -40,7 +40,7 @@ def command() -> None:
 def up(name: str | None) -> None:
     """Start Prometheus, Alertmanager and node_exporter for the cluster.
 
-    They stay on until `monitor down`. To have them from the start, set `prometheus: true` below `monitoring:` in the
+    They run until `monitor down`. To start them with the cluster, set `prometheus: true` below `monitoring:` in the
     cluster file.
     """
     layout = _switch(name, on=True)
@@ -132,7 +132,7 @@ def _running(name: str | None) -> tuple[CanMonitor, MonitorLayout]:
 @cluster_option
 @json_option
 def status(name: str | None, json_: bool) -> None:
-    """Show the health of everything that Prometheus reads, and the alerts that fire.
+    """Show the health of everything that Prometheus reads, and the firing alerts.
 
     Exits 1 if a target does not answer, or if Prometheus has just started and has no targets yet.
     """
@@ -178,7 +178,7 @@ def show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list
 @cluster_option
 @json_option
 def check(name: str | None, json_: bool) -> None:
-    """Name the exporter or source behind every dashboard panel without data.
+    """Show which exporter or source should provide the data of each empty dashboard panel.
 
     Exits 1 if an exporter or source fails. A source that has nothing to report, such as EFA on a cluster without it,
     is not a failure.
@@ -259,8 +259,8 @@ def _few(names: list[str]) -> str:
 def config(folder: str, name: str | None) -> None:
     """Write the configuration for a Prometheus and an Alertmanager of your own to DIR.
 
-    DIR gets the scrapes, rules, alerts and receivers of the cluster, and the secrets that the scrapes need, with mode
-    0600. With `remote_write` in the cluster file, it also gets the IAM policy.
+    The files have the scrapes, rules, alerts and receivers of the cluster. The secrets for the scrapes are written with
+    mode 0600. With `remote_write` in the cluster file, the IAM policy is written too.
     """
     from dataclasses import replace
 
@@ -330,7 +330,7 @@ def dashboards() -> None:
 @click.option("--prometheus", metavar="HOST:PORT", help="Prometheus to query. Default: the cluster's own.")
 @cluster_option
 def export(folder: str, prometheus: str | None, name: str | None) -> None:
-    """Write the dashboards to DIR, with files that start Grafana with them.
+    """Write the dashboards to DIR, and the files to start Grafana with these dashboards.
 
     \b
     dalsegno dashboards export grafana && docker compose -f grafana/compose.yml up

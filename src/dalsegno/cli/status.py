@@ -25,9 +25,9 @@ NAME_COLUMNS = 40
 @cluster_option
 @json_option
 def command(name: str | None, json_: bool) -> None:
-    """Show whether the cluster is healthy, its nodes, daemons and queue, and any problems.
+    """Show the health, nodes, daemons and queue of the cluster, and any problems.
 
-    The first line is the verdict: what is wrong, what is done about it, and whether training is affected.
+    The first line is the verdict: what is wrong, what is being done about it, and whether training is affected.
     """
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.overview.verdict import assess, describe, verdict_message

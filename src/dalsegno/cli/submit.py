@@ -24,7 +24,8 @@ _HINT = "give a job file (`job.yaml`), or an sbatch script, whose first line sta
 def command(file: str, args: tuple[str, ...], cluster: str | None, detach: bool, dry_run: bool) -> None:
     """Submit FILE: a job file (`job.yaml`, whose keys are the options of `run`), or any sbatch script, unchanged.
 
-    The run of a job file is followed to its end, as by `run`. An sbatch script gets ARGS, and the job id is printed.
+    For a job file, the command follows the run to its end, as `run` does. For an sbatch script, it passes ARGS to the
+    script and prints the job id.
 
     \b
     dalsegno submit job.yaml

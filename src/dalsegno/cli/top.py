@@ -29,7 +29,7 @@ MIN_INTERVAL_S = 0.2
 def command(name: str | None, once: bool, interval: str | None, json_: bool) -> None:
     """Watch the cluster's nodes, GPUs, runs and events in a full-screen view. Press ? for help, q to quit.
 
-    If slurmctld or the controller does not answer, the view shows the last known state and since when it is old.
+    If slurmctld or the controller does not answer, the view shows the last known state and how old it is.
 
     \b
     dalsegno top

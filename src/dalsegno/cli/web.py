@@ -26,14 +26,20 @@ PAGE = ".local/state/dalsegno/web-login.html"  # below the home folder; its toke
 @cluster_option
 @click.option("--no-open", is_flag=True, help="Only print the address; do not open a browser.")
 @click.option("--tunnel", is_flag=True, help="Print the ssh command for a browser on another machine.")
-@click.option("--read-only", is_flag=True, help="Print a link for a wall display. It can be used again, for 90 days.")
-@click.option("--revoke", is_flag=True, help="End your sessions; as root or the cluster's owner, all, with all links.")
+@click.option(
+    "--read-only", is_flag=True, help="Print a read-only link, as for a wall display. It stays valid for 90 days."
+)
+@click.option(
+    "--revoke",
+    is_flag=True,
+    help="End your sessions. For root and the cluster's owner: end all sessions and revoke all links.",
+)
 @json_option
 def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revoke: bool, json_: bool) -> None:
-    """Open the web page of the cluster. The printed address logs you in once, within a minute.
+    """Open the web page of the cluster. The printed address works once and expires after a minute.
 
-    Root and the cluster's owner may drain, resume, cancel and pause there. Other users see everything, and may
-    cancel their own runs and jobs.
+    Root and the cluster's owner can drain and resume nodes there, cancel all runs and jobs, pause recovery, and inject
+    faults. Other users see everything, but can cancel only their own runs and jobs.
 
     \b
     dalsegno web

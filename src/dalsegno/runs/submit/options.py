@@ -134,8 +134,8 @@ OPTIONS = (
     Option(
         "time",
         values.parse_time_limit,
-        "Time limit: 12h, 2:00:00. Beyond the partition's limit the run continues in further jobs. "
-        "Default: the partition's.",
+        "Time limit: 12h, 2:00:00. If it exceeds the partition's limit, the run continues in further "
+        "jobs. Default: the partition's.",
         "time_limit_s",
         examples=("2:00:00", "12h", "unlimited"),
         also=("-t",),
@@ -197,7 +197,8 @@ OPTIONS = (
     Option(
         "framework",
         _checked(check_framework),
-        "Framework that sets the processes' variables: torch, tensorflow, jax, mpi or plain. Default: torch.",
+        "Framework whose environment variables the processes get: torch, tensorflow, jax, mpi or plain. "
+        "Default: torch.",
         examples=("torch", "tensorflow", "jax", "mpi", "plain"),
         shows="NAME",
     ),
@@ -230,13 +231,14 @@ OPTIONS = (
     Option(
         "output",
         _path,
-        "Folder for the run folder with logs and reports. Default: $DALSEGNO_RUNS, else in the state folder.",
+        "Folder in which the run folder is created, with logs and reports. Default: $DALSEGNO_RUNS, else in the state "
+        "folder.",
         shows="FOLDER",
     ),
     Option(
         "container_image",
         _image,
-        "Run in this container: a .sqsh file, or a registry image as Pyxis writes it. The run uses its Python.",
+        "Run in this container: a .sqsh file, or a registry image as Pyxis writes it. The run uses the image's Python.",
         examples=("/fsx/pytorch.sqsh", "nvcr.io#nvidia/pytorch:24.01-py3"),
         shows="IMAGE",
     ),
@@ -251,7 +253,7 @@ OPTIONS = (
     Option(
         "sbatch_args",
         _sbatch_args,
-        "Further options for Slurm, unchanged, in one text: '--nice=10 --reservation=morning'.",
+        "Further options for Slurm, passed unchanged, in one string: '--nice=10 --reservation=morning'.",
         kind=ValueKind.LIST,
         examples=("--reservation=morning",),
         shows="WORDS",

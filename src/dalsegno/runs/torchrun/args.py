@@ -141,7 +141,7 @@ HELP = {  # flag -> placeholder for its value, and help; defaults come from the 
     "--rdzv-backend": ("NAME", "Rendezvous of the nodes: static or c10d; etcd is treated as c10d."),
     "--rdzv-endpoint": ("HOST[:PORT]", "Host of the rendezvous. Default port with c10d: 29400."),
     "--rdzv-id": ("ID", "Name of the run, the same on all nodes."),
-    "--rdzv-conf": ("K=V,…", "join_timeout=600, last_call_timeout=30, is_host, keep_alive_interval=5 …"),
+    "--rdzv-conf": ("K=V,…", "Settings: join_timeout=600, last_call_timeout=30, is_host, keep_alive_interval=5 …"),
     "--standalone": ("", "A single node; no endpoint is needed."),
     "--max-restarts": ("N", "Restarts before the run fails."),
     "--monitor-interval": (_SECONDS, "Accepted, without effect: the end of a worker is detected at once."),
