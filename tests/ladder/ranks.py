@@ -91,7 +91,10 @@ def _backward(rung: Any) -> None:
 
 
 def differences(ours: list[Any], theirs: list[Any]) -> list[str]:
-    """Return the differences of two lists of gradients: both missing, or equal except for the order of summation."""
+    """Return the differences between two lists of gradients.
+
+    Two gradients are the same if both are missing, or if they differ only by the order of summation.
+    """
     found = []
     for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one is None or other is None:

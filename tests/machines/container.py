@@ -159,7 +159,8 @@ class Booted:
 def find_outside_cgroup(folder: Path) -> Path:
     """Return the cgroup for a process that leaves this one.
 
-    With v1 it is the parent. With v2 it is this process's own: a parent that passes controllers on may hold no process.
+    With v1 it is the parent. With v2 it is this process's own cgroup, because a parent that enables controllers for its
+    children may hold no process.
     """
     if not (folder / "cgroup.controllers").exists():
         return folder.parent

@@ -130,7 +130,7 @@ class Cluster:
         self.start(group)
 
     def end(self) -> None:
-        """Stop all workers: agents process all pending messages and report what they hold."""
+        """Stop all workers. Agents then process all pending messages and report the snapshots they hold."""
         for name in self.ready:
             self.hear(self.nodes[name], len(self.nodes[name].inbox))
             self.coordinator.update(name, self.nodes[name].told())
@@ -227,7 +227,7 @@ class Cluster:
         return found[0]
 
     def tell(self, name: str) -> None:
-        """Let a keeper update its node and its agent report what is held."""
+        """Let the keeper update its node, then let the agent report the snapshots that are held."""
         node = self.nodes[name]
         node.look()
         self.coordinator.update(name, node.told())

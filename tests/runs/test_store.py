@@ -1,4 +1,4 @@
-"""The store where the ranks of a generation meet, run as a file: for workers that are not forked."""
+"""The rendezvous store of a generation, started as a separate program for workers that are not forked."""
 
 from __future__ import annotations
 

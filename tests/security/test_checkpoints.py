@@ -81,7 +81,7 @@ def test_convert_without_trust_loads_what_trainings_usually_save(tmp_path: Path)
 def test_a_training_resumes_from_a_strangers_checkpoint_without_running_its_code(
     tmp_path: Path, loaded: Path, how: str
 ) -> None:
-    """For example a folder in /tmp that another user created first."""
+    """An example is a folder in /tmp that another user created first."""
     for path in poisoned(tmp_path / "ckpt", loaded).iterdir():
         os.chown(path, STRANGER, STRANGER) if how == "owner" else path.chmod(0o666)
     with pytest.raises(CheckpointError, match="more than tensors and plain values"):

@@ -155,7 +155,7 @@ def test_job_environment_does_not_change_where_root_stores_containers(eve: Conta
 
 
 def test_link_in_the_container_store_is_not_followed(eve: Contained, roots: Path):
-    """No matter who created the link."""
+    """It does not matter who created the link."""
     eve.lines("srun --container-name=first $I true")
     folder = kept(eve, "first").parent
     for place in (folder, folder / "linked"):

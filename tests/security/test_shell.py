@@ -1,7 +1,7 @@
 """`shell --user` as root: the user gets their own session and terminal, and nothing of root's.
 
-A pseudo-terminal stands for root's terminal, with a session leader that runs `dalsegno` as a shell would. What the
-leader sees on it is what root sees, and what it finds typed there was typed for root.
+A pseudo-terminal stands for root's terminal, with a session leader that runs `dalsegno` as a shell would. Root would
+see all output on this terminal, and root's shell would run everything that is typed there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A collective as a check: torch sums the numbers of several ranks, and the correct sum is known.
+"""Run an all-reduce as a check: torch sums the numbers of several ranks, and the correct sum is known.
 
 torch is large, takes seconds to load, and may hang or crash. It runs in a separate process, which is started early,
 loads in the background, and is killed when it is no longer needed. If torch is missing or cannot be loaded, the result
@@ -67,12 +67,12 @@ class Collective:
         return self._kind, self._why
 
     def alone(self) -> Result:
-        """Reduce on this node alone."""
+        """Run an all-reduce on this node alone."""
         kind, why = self.kind()
         return self._ask({"kind": kind}) if kind else unknown(why)
 
     def together(self, channel: socket.socket, rank: int, kind: str, secret: bytes) -> Result:
-        """Reduce with the node at the other end of `channel`, which does the same."""
+        """Run an all-reduce with the node at the other end of `channel`. Both nodes must call this."""
         return self._ask({"kind": kind, "rank": rank, "secret": secret.hex()}, channel)
 
     def _ask(self, order: Message, channel: socket.socket | None = None) -> Result:
@@ -157,7 +157,7 @@ def _carry_out(order: Message, channels: list[socket.socket], numbers: Numbers) 
 
 
 def _one_line(error: Exception) -> str:
-    """Return the error in one line. NCCL's errors start with places in its sources and end with the cause."""
+    """Return the error in one line. NCCL's errors start with source locations and end with the cause."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else f"{text[:60]} … {text[-230:]}"
 

@@ -26,13 +26,13 @@ class MetricOrigin(Enum):
 
 
 class OriginState(Enum):
-    """How a provider of metrics is."""
+    """Whether a provider of metrics works."""
 
-    FAILING = "failing"  # it does not answer, or says that it failed
+    FAILING = "failing"  # it does not answer, or reports a failure
     QUIET = "nothing to report"  # it works, and has no such data
 
 
-_ORIGINS = (  # the first prefix that fits
+_ORIGINS = (  # the first matching prefix decides
     ("DCGM_", MetricOrigin.NODE_AGENT),
     ("node_amazonefa_", MetricOrigin.NODE_AGENT),
     ("dalsegno_fabric_", MetricOrigin.NODE_AGENT),

@@ -21,8 +21,8 @@ _MAX_TIMEOUT_S = 10
 
 
 def monitor_files(layout: MonitorLayout, writer: str = WRITER) -> dict[str, str]:
-    """Return the text of every configuration file, by its path in the folder of the configuration. `writer` is the
-    command that writes them."""
+    """Return the text of every configuration file, by its path in the configuration folder. `writer` is the command
+    that writes them."""
     cluster = layout.cluster
     files = {
         CONFIG: render_prometheus(layout, writer),
@@ -75,8 +75,8 @@ def _login(layout: MonitorLayout) -> dict[str, str]:
 
 
 def _exporter_login(layout: MonitorLayout) -> dict[str, str]:
-    """Return the login at node_exporters. A user of a node can listen there before node_exporter starts, and learn the
-    password: no other program accepts it."""
+    """Return the login for node_exporters. No other program accepts this password, because a user of a node can learn
+    it by listening on the port before node_exporter starts."""
     return {"username": USER, "password_file": layout.exporter_password_file}
 
 
@@ -111,8 +111,8 @@ def iam_policy(to: RemoteWrite) -> str:
 
 
 def recording_group(dialect: str, rules: Sequence[RecordingRule], cluster: str) -> dict[str, Any]:
-    """Return the rule file that provides the metric names of a dialect. Sums lose the label `cluster`: it is set
-    again."""
+    """Return the rule file that provides the metric names of a dialect. Sums drop the label `cluster`, so it
+    is set again."""
     found = [
         {"record": rule.record, "expr": rule.expr, "labels": {"cluster": cluster, **rule.labels}} for rule in rules
     ]

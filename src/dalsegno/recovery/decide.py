@@ -63,7 +63,8 @@ def follow_jobs(node: NodeFacts, own: NodeRecord, jobs: Iterable[JobInfo], polic
 
 
 def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Action | None:
-    """Return the next action for the jobs that lost the node. Slurm requeues jobs that allow it, after two minutes."""
+    """Return the next action for the jobs that lost the node. Slurm requeues jobs that allow it, with a start
+    delay of two minutes."""
     if not own.victims:
         return None
     known = {job.id: job for job in jobs}
@@ -99,12 +100,13 @@ def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action 
 
 NEARLY_ALL = 0.8
 MIN_NODES = 2  # a single node allows no conclusion
-SETTLE_S = 15.0  # wait after contact is regained: agents connect every few seconds, hosts are probed every two
+# Time to wait after contact is regained. Agents try to connect every few seconds; hosts are probed every 2 s.
+SETTLE_S = 15.0
 FRESH_S = 0.75  # a heartbeat is due every 0.4 s, and no node is declared lost in less than 1.3 s
 
 
 def is_blind(facts: Facts, records: NodeRecords) -> bool:
-    """Return whether a node would be declared lost now and hardly any expected node is heard."""
+    """Return whether the controller has lost contact: a node seems lost, and hardly any expected node is heard from."""
     expected = [node for node in (facts.nodes or {}).values() if _is_expected(node, records.get(node.name))]
     unseen = [node for node in expected if not _is_seen(node.agent)]
     gone = any(node.gone for node in unseen) or (records.blind and bool(unseen))
@@ -112,10 +114,10 @@ def is_blind(facts: Facts, records: NodeRecords) -> bool:
 
 
 def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float) -> bool:
-    """Return whether a loss is doubtful.
+    """Return whether it is doubtful that a node is lost. There are two cases:
 
-    It is if the node fell silent while the controller had no contact and may still return. It also is if no other node
-    was heard since, unless Slurm has set the node down.
+    - The node fell silent while the controller had no contact, and may still reconnect.
+    - No other node has been heard from since the loss, and Slurm has not set the node down.
     """
     if not node.gone:
         return False
@@ -125,10 +127,10 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
 
 
 def _are_others_heard(node: NodeFacts, facts: Facts, records: NodeRecords) -> bool:
-    """Return whether another node was heard after this one was declared lost, or no other node was ever heard.
+    """Return whether another node was heard from after this one was declared lost. True if none was ever heard from.
 
-    Such a later message was sent while this node was being probed, so this node could have been heard too. Earlier
-    messages prove nothing: on a busy machine, they are read at very different times.
+    A later message shows that the controller's network worked while this node was being probed. Earlier messages prove
+    nothing: on a busy machine, the controller reads messages of different nodes at very different times.
     """
     others = [
         each.agent
@@ -155,7 +157,7 @@ def _is_expected(node: NodeFacts, own: NodeRecord) -> bool:
 
 
 def _is_seen(view: AgentView) -> bool:
-    """Return whether the agent, its host or its slurmd was heard recently."""
+    """Return whether the agent, its host or its slurmd was heard from recently."""
     if view.presence is Presence.CONNECTED:
         return view.quiet_s <= FRESH_S
     return view.presence is Presence.AGENT_DEAD or (view.presence is Presence.NEVER and view.host_answers is True)
@@ -176,8 +178,8 @@ class DecisionRound:
 def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> list[Action]:
     """Return the actions in the order to carry them out, at most one per node.
 
-    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard, no action is taken:
-    only the beginning and the end of that time are reported.
+    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard
+    from, no action is taken. Only the loss and the return of contact are reported.
     """
     if facts.nodes is None or policy.mode == OFF:
         return []

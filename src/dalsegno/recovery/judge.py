@@ -84,7 +84,7 @@ class Suspicion:
 
 
 def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> Suspicion | None:
-    """Return an irregularity that only one source shows, which does not justify an action; None if there is none."""
+    """Return an irregularity that does not justify an action, because only one source shows it; None if none."""
     line = _network_warning(node)
     if node.agent.presence is Presence.SILENT and own.seen:
         return Suspicion(Subject(Topic.AGENT_SILENT, bool(line)), f"its agent is silent{line}")
@@ -133,11 +133,14 @@ Kind = tuple[int | None, str]  # uid and name of a job
 def quick_failures(
     jobs: Iterable[JobInfo], records: NodeRecords, policy: Policy, now: float
 ) -> dict[str, EarlyFailures]:
-    """Return, by node, how many jobs failed right after their start since its last validation or successful job.
+    """Return, for each node, how many jobs failed there right after their start.
 
-    If jobs with the same user and name fail on several nodes, they say nothing about a node. Failures of a single
-    user's jobs prove nothing either: the user may repeat a mistake. The success of jobs with the same name elsewhere is
-    proof only if all jobs belong to one user: a job's name is user input and could be chosen to get nodes drained.
+    Failures before the node's last validation or last successful job do not count. Jobs of the same user and name that
+    fail on several nodes do not count either, because the cause is not the node.
+
+    Failures of several users' jobs prove that the node is faulty. Failures of one user's jobs do not: the user may
+    repeat a mistake. They are proof only if a job of the same name has succeeded, and all jobs belong to this user.
+    Otherwise a user could choose the names of jobs so that nodes are drained.
     """
     jobs = list(jobs)
     well = _last_success(jobs, policy)
@@ -166,7 +169,7 @@ def _failed_quickly(job: JobInfo, policy: Policy) -> bool:
     Jobs of runs do not count: a run ends its jobs itself, tries each node several times, and leaves bad ones.
 
     Jobs whose container could not be started do not count either: the image may be missing, or the options wrong. A
-    user who exits with that code on purpose excludes only their own jobs.
+    user whose jobs exit with NO_CONTAINER on purpose excludes only these jobs.
     """
     failed = job.state in _FAILED and job.exit_code != NO_CONTAINER
     return failed and is_plain(job) and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s

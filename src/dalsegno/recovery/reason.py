@@ -97,7 +97,7 @@ def read_reason(reason: str) -> NodeFault | None:
 
 
 def describe_reason(reason: str) -> str:
-    """Return a reason for people: one that the controller wrote in words, any other as it is."""
+    """Return a reason as text for people. A reason that Dal Segno did not write is returned unchanged."""
     if reason == SPARE_REASON:
         return "kept as a spare"
     fault = read_reason(reason)

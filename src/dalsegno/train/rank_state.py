@@ -130,7 +130,7 @@ class DataPlace:
             self.sampler.set_epoch(epoch)
 
     def finish(self, epoch: int) -> None:
-        """Note that this epoch is over, including the script's work after its last step."""
+        """Record that this epoch is over, including the script's work after its last step."""
         self.epoch, self.samples, self.seed = epoch + 1, 0, None
         self._resume, self._begun = None, False
 

@@ -28,7 +28,10 @@ class DueActions(NamedTuple):
 
 
 def due(step: int, memory: Interval, disk: Interval, agreed: Mapping[str, Any], last: int | None = None) -> DueActions:
-    """Return what is due after a step: the same on every rank that read the same store. The last step needs no stop."""
+    """Return the actions that are due after a step. `last`: the last step of the training, which needs no stop.
+
+    All ranks that have read the same entries of the rank store get the same result.
+    """
     stop = "stop" in agreed and step >= agreed["stop"] and step != last
     return DueActions(
         memory=stop or _by_steps(step, memory) or _by_start(step, agreed.get("memory")),
@@ -134,7 +137,7 @@ class StepClock:
         return min(self.recent_s, default=0.0)
 
     def begin(self, now: float) -> None:
-        """Note that the first step begins."""
+        """Record that the first step begins."""
         self.starting_s, self._mark = now - self.began, now
 
     def step(self, now: float) -> None:
@@ -146,6 +149,6 @@ class StepClock:
         self.mean_s = taken if self.steps < 3 else (1 - _NEW) * self.mean_s + _NEW * taken  # the first step is slow
 
     def stall(self, now: float) -> None:
-        """Note that a snapshot was taken since the step ended."""
+        """Record that a snapshot was taken since the step ended."""
         self.saving_s += now - self._mark
         self._mark = now

@@ -31,12 +31,15 @@ class Tensor(Protocol):
 
 
 class CopyTrust:
-    """Decides whether tensors may be copied while training continues: only if every change to them is announced."""
+    """Decides whether tensors may be copied while training continues.
+
+    This is safe only if tensors change in no other way than by an optimizer's step(), which waits for the copy.
+    """
 
     def __init__(self) -> None:
         self.lost = False
-        self._heard = False  # an optimizer has announced a change in the current training step
-        self._announced = False  # an optimizer announced a change in the last training step
+        self._heard = False  # an optimizer's step() was called in the current training step
+        self._announced = False  # an optimizer's step() was called in the last training step
         self._watched: Sequence[tuple[Tensor, int]] = ()
 
     @property
@@ -44,16 +47,16 @@ class CopyTrust:
         return self._announced and not self.lost
 
     def watch(self, tensors: Sequence[Tensor]) -> None:
-        """Note that a copy of these tensors begins."""
+        """Record that a copy of these tensors begins."""
         self._watched = [(each, each._version) for each in tensors]
 
     def announce_change(self) -> None:
-        """Note that the copy is complete, and that an optimizer is about to change the tensors."""
+        """Record that the copy is complete, and that an optimizer is about to change the tensors."""
         self._heard = True
         self.end_copy()
 
     def end_copy(self) -> None:
-        """Note that the copy is complete. If a tensor has changed by now, the copy is invalid."""
+        """Record that the copy is complete. If a tensor has changed by now, the copy is invalid."""
         self.lost = self.lost or any(each._version != version for each, version in self._watched)
         self._watched = ()
 
@@ -85,7 +88,7 @@ class CompletedCopy:
 
 
 class ThreadCopy:
-    """A copy in a thread: torch's copies release the GIL."""
+    """A copy in a thread. Training continues, because torch releases the GIL while it copies."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._error: BaseException | None = None
@@ -225,8 +228,8 @@ class RankSnapshots:
         self._dropped: list[SaveResult] = []
 
     def keep(self, state: TrainingState, steady: Container[int], save: bool) -> None:
-        """Copy the state into memory and, with `save`, have it saved from there. Without a free slot, save it while
-        training waits.
+        """Copy the state into memory and, with `save`, have it saved from there. If no slot is free, training waits for
+        the save.
 
         `steady`: the addresses of tensors that only an optimizer's step changes.
         """
@@ -246,7 +249,7 @@ class RankSnapshots:
             self.counted.skipped += 1
 
     def step_done(self) -> None:
-        """Note the end of a step, and commit a snapshot that is complete."""
+        """Record the end of a step, and commit the open snapshot if it is complete."""
         self._mover.trust.step_done()
         self.settle(wait=self._mover.trust.lost)
 
@@ -271,7 +274,7 @@ class RankSnapshots:
             self._saver.ask(Request(self._terms, record.step, path))
 
     def _drop(self, opened: _Open) -> None:
-        """Drop the copy whose tensors changed. Training waits for all later copies."""
+        """Drop a copy whose tensors changed while it was made. Training waits for all later copies."""
         self._alone = True
         self._warn(UNANNOUNCED)
         self.counted.skipped += 1
@@ -299,7 +302,7 @@ class RankSnapshots:
 
     @property
     def left_to_saver(self) -> bool:
-        """Return whether a saver was started, which removes the snapshots after its last save."""
+        """Return whether a saver was started. It removes the snapshots after its last save."""
         return self._saver.started
 
     def close(self) -> None:

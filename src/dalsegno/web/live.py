@@ -22,11 +22,11 @@ log = logging.getLogger("web.live")
 
 LINGER_S = 20.0  # how long after the last request the sources are still asked: somebody may reload the page
 SMALL, LARGE = 64, 2048  # nodes
-# Between two questions, for small, medium and large clusters. A source that takes long is asked less often still.
+# Seconds between two queries, for small, medium and large clusters. A slow source is queried less often.
 CONTROLLER_S = (0.5, 0.8, 2.0)
 SLURM_S = (0.8, 0.8, 4.0)
 RUNS_S = (0.8, 0.8, 2.0)
-FRESH_S = 10.0  # a picture that is not older is shown at once
+FRESH_S = 10.0  # a picture up to this age is shown without waiting for a new one
 SLOW_S = 1.0  # Slurm's commands take 9 s to report that slurmctld does not answer
 LATE_S = 3.0  # a source that takes longer is reported as silent
 SILENT_TEXT = {

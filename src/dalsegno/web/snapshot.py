@@ -58,7 +58,7 @@ class NodeCare(NodeRecovery):
 
 @dataclass(frozen=True)
 class AgentReport:
-    """A node as its agent reports it. Findings are check, verdict and text of those that did not pass."""
+    """A node as its agent reports it. A finding is the check, verdict and text of a check that did not pass."""
 
     node: str
     presence: Presence = Presence.NEVER
@@ -88,7 +88,7 @@ class SlurmPart:
 
 @dataclass(frozen=True)
 class ControllerPart:
-    """What the controller reports. `events` are the last ones, oldest first."""
+    """What the controller reports. `events` are the latest events, oldest first."""
 
     care: Mapping[str, NodeCare] = field(default_factory=dict)
     agents: Mapping[str, AgentReport] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class RunPicture:
 
 @dataclass(frozen=True)
 class GpuView:
-    """A GPU on the map. `jobs` are those that may use it: one if the node runs one job with GPUs."""
+    """A GPU on the map. `jobs` are the jobs that may be using it: all jobs with GPUs on its node."""
 
     reading: GpuReading
     in_use: bool = False
@@ -146,9 +146,9 @@ class NodeView:
 
 @dataclass(frozen=True)
 class ClusterPicture:
-    """Everything that the pages show. `troubles` name what does not answer; its part is then the last known one.
+    """Everything that the pages show. `troubles` describe sources that do not answer; their data is the last known.
 
-    `verdict` is the one of `dalsegno status`, as far as it can be known without asking each host about its daemons.
+    `verdict` is that of `dalsegno status`, except that the hosts are not asked about their daemons.
     """
 
     number: int = 0
@@ -246,9 +246,9 @@ def tone_of(info: NodeInfo, care: NodeCare, agent: AgentReport) -> NodeTone:
 
 
 def gpu_views(info: NodeInfo, agent: AgentReport, jobs: Sequence[JobInfo]) -> tuple[GpuView, ...]:
-    """Return the GPUs that Slurm has configured, with what the agent reports of them."""
+    """Return the GPUs that Slurm has configured, with what the agent reports about them."""
     readings = {reading.index: reading for reading in agent.gpus}
-    # Without accounting Slurm does not report how many GPUs a job has: then all jobs of the node may use them.
+    # Without accounting, Slurm does not report how many GPUs a job has, so any job on the node may be using them.
     with_gpus = tuple(job.id for job in jobs if job.gpus) or tuple(job.id for job in jobs)
     used = set(info.gpu_indexes) if info.gpu_indexes else set(range(info.gpus_used))
     answers = bool(readings) and agent.presence is Presence.CONNECTED

@@ -77,7 +77,8 @@ class RunSite:
         return {"absence_s": float(value)} if value.isdigit() else {}
 
     def _final_command(self) -> list[str]:
-        """Return the command that agents run if the coordinator does not return, because the batch step's host died."""
+        """Return the command that requeues the job. Agents run it if the coordinator does not come back after the batch
+        step's host has died."""
         return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
 
     def _modules(self) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 
 def find_removal(folder: Folder, slurm: SlurmClient) -> Removal:
-    """Return what `down` would end or delete, as far as it can be read from a damaged cluster."""
+    """Return what `down` would end or delete. What cannot be read from a damaged cluster is left out."""
     return Removal(_jobs(folder, slurm), _homes(folder))
 
 
@@ -149,7 +149,7 @@ class LocalTarget:
         return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers, only_user=only_user)
 
     def _resolve_containers(self, cluster: Cluster) -> tuple[Cluster, str]:
-        """Switch containers on or off. If the cluster file does not say, they are on if this machine can run them.
+        """Switch containers on or off. If the cluster file does not set this, they are on if this machine can run them.
 
         Return the cluster, and why this machine cannot run containers ("" if they are on, or off in the file).
         """
@@ -167,14 +167,16 @@ class LocalTarget:
         return replace(cluster, containers=replace(cluster.containers, enabled=not why)), why
 
     def _surprises(self, cluster: Cluster, placement: Placement) -> list[str]:
-        """Return sentences about what may surprise the user: no virtual hosts, or users that are accounts of the
-        machine."""
+        """Return sentences about what the user may not expect, such as missing virtual hosts, or cluster users who
+        already have an account on this machine."""
         if placement.hosts != LOOPBACK:
             return [*shared_accounts(cluster.users, self._people()), *(self.closed_to_users() if cluster.users else ())]
         if placement.hosts == LOOPBACK and cluster.local.hosts == "auto" and self.machine.is_root:
             return ["namespaces are not permitted here: nodes are processes on loopback ports, not hosts of their own"]
         if not self.machine.is_root and ends_with_session(self.runner, self.machine.user):
-            return ["it ends with this login session (KillUserProcesses=yes); `loginctl enable-linger` keeps it"]
+            return [
+                "the cluster ends with this login session (KillUserProcesses=yes); `loginctl enable-linger` keeps it up"
+            ]
         return []
 
     def apply(self, plan: Plan, say: Say) -> None:
@@ -352,7 +354,7 @@ class LocalTarget:
         return ""
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-        """Inject a fault. From inside a host, where other hosts cannot be reached, the machine room does it."""
+        """Inject a fault. From inside a host, where other hosts cannot be reached, the machine room injects it."""
         if runs_inside_host():
             return self._room.inject(node, fault.name, options.code)
         from dalsegno.inject.injection import inject

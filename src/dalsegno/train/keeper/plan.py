@@ -20,7 +20,7 @@ from dalsegno.train.memory.safe_steps import SafeSteps
 
 
 class KeeperAddress(NamedTuple):
-    """The address of a keeper and its node. If another node's keeper answers there, it is refused."""
+    """The address of a keeper, and its node. A keeper of another node that answers at this address is refused."""
 
     host: str
     port: int
