@@ -8,7 +8,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dalsegno.runs.coordinator.group import Members
-from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Place, Resume, buddies, whole_steps
+from dalsegno.runs.coordinator.messages import WorkersResumed
+from dalsegno.runs.coordinator.snapshots import (
+    HeldSnapshot,
+    MissingParts,
+    Place,
+    Resume,
+    buddies,
+    find_incomplete,
+    whole_steps,
+)
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, render_safe_steps
 from dalsegno.wire.frames import Message
@@ -96,6 +105,7 @@ def _count(counter: Counter[_Counted], key: _Counted, change: int) -> None:
 
 
 Address = tuple[str, int]
+MAX_NAMED = 8  # ranks in a message
 SOURCES = 8  # maximum number of keepers that a node may ask, in turn, for the shared part
 
 
@@ -111,6 +121,7 @@ class MemoryTable:
         self._sent_safe: SafeSteps | None = None
         self._begun = 0  # the last generation that was started or taken over
         self._resume: Resume | None = None  # the snapshot from which that generation resumed
+        self._missing: MissingParts | None = None  # of a newer step than the one from which that generation resumed
         self._safety: Safety | None = None  # None if nothing is replicated
         self.used: set[str] = set()  # nodes whose memory may hold data of the run
 
@@ -152,6 +163,7 @@ class MemoryTable:
     def _begin(self, group: Members, now: float) -> None:
         whole = {each.place: each for each in whole_steps(self._held, group.world_size)}
         found = next((each for each in whole.values() if self._within_reach(each, group)), None)
+        self._missing = find_incomplete(self._held, group.world_size, found.place if found else NOWHERE)
         before = self._last_safe()
         self._begun, self._resume, self._safety = group.generation, found, None
         if len(group.agents) > 1 and len(self._buddies(group)) == len(group.agents):
@@ -160,6 +172,21 @@ class MemoryTable:
             self._safety = self._watch(group, announced, now)
         self._sent_safe = self._safety.advance(now) if self._safety else None
         self._sent = {node: _buddy(address) for node, address in self._buddies(group).items()}
+
+    def explain_resume(self, resumed: WorkersResumed) -> str:
+        """Return why the present generation resumed from disk and repeats steps; "" if it resumed from memory, or if no
+        node had a snapshot in memory."""
+        if resumed.from_memory or resumed.generation != self._begun:
+            return ""
+        chosen, missing, reasons = self._resume, self._missing, []
+        if missing is not None and missing.place[1] > resumed.step:
+            newest = f"the newest memory snapshot (step {missing.place[1]}) was incomplete"
+            reasons.append(f"{newest}: {_describe(missing)}")
+        if chosen is not None and chosen.place[1] < resumed.step:
+            reasons.append(f"the newest complete one was older (step {chosen.place[1]})")
+        elif chosen is not None:
+            reasons.append(f"a rank could not load the memory snapshot of step {chosen.place[1]}")
+        return f"resumed from disk at step {resumed.step}: {'; '.join(reasons)}" if reasons else ""
 
     def _last_safe(self) -> Place:
         if self._safety is not None:
@@ -233,6 +260,15 @@ class MemoryTable:
         for node in group.agents:
             safety.update(node, self._held.get(node, ()))
         return safety
+
+
+def _describe(missing: MissingParts) -> str:
+    if missing.ranks:
+        named = [str(rank) for rank in missing.ranks[:MAX_NAMED]] + (["…"] if len(missing.ranks) > MAX_NAMED else [])
+        if len(named) == 1:
+            return f"rank {named[0]}'s copy was not at its buddy"
+        return f"the copies of ranks {', '.join(named)} were not at their buddies"
+    return "no node has the part that all ranks share"
 
 
 def _buddy(address: KeeperAddress) -> Message:
