@@ -25,9 +25,9 @@ from dalsegno.wire.frames import Message
 # Safe steps: which snapshots the ranks of one generation must not overwrite
 
 
-COPY_TIMEOUT_S = 5.0  # time without a new safe step until the floor is raised; this time doubles at each raise
+COPY_TIMEOUT_S = 5.0  # time without a new safe step until the floor is raised; doubles until a step becomes safe
 MAX_COPY_TIMEOUT_S = 300.0
-AHEAD = 8  # how far above the newest step the floor is set; doubles at each raise
+AHEAD = 8  # how far above the newest step the floor is set; doubles until a step becomes safe
 MAX_AHEAD = 4096
 _SHARED = -1
 
@@ -48,6 +48,7 @@ class Safety:
         self._replicated: Counter[Place] = Counter()  # step -> how many of its parts are held by enough nodes
         self._newest = announced.place
         self._since, self._timeout_s, self._ahead = now, COPY_TIMEOUT_S, AHEAD
+        self._last_ahead = AHEAD  # used by the last raise
 
     def update(self, node: str, held: Iterable[HeldSnapshot]) -> None:
         """Update the snapshots that a node holds. The cost depends on the change, not on the total."""
@@ -69,6 +70,7 @@ class Safety:
         place = max(filter(self._may_become_safe, found), default=self.safe.place)
         if place != self.safe.place:
             self.safe = replace(self.safe, place=place)
+            self._become_patient(now)
             self._since = now
         elif self._newest <= max(self.safe.place, self.safe.resumed):
             self._since = now  # there is no newer step that could become safe
@@ -76,9 +78,15 @@ class Safety:
             self._raise_floor(now)
         return self.safe
 
+    def _become_patient(self, now: float) -> None:
+        """Set the limits from what was enough for this step. Without that, every disturbance of a long generation would
+        double them, and after ten of them thousands of steps would have no snapshot."""
+        self._timeout_s = min(max(2 * (now - self._since), COPY_TIMEOUT_S), MAX_COPY_TIMEOUT_S)
+        self._ahead = self._last_ahead
+
     def _raise_floor(self, now: float) -> None:
         self.safe = replace(self.safe, floor=max(self.safe.floor, self._newest[1]) + self._ahead)
-        self._since = now
+        self._since, self._last_ahead = now, self._ahead
         self._timeout_s, self._ahead = min(2 * self._timeout_s, MAX_COPY_TIMEOUT_S), min(2 * self._ahead, MAX_AHEAD)
 
     def _may_become_safe(self, place: Place) -> bool:
