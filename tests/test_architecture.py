@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
-    "overview": (*UP_TO_4, "targets.base", "recovery"),  # the whole cluster at one moment, and the verdict on it
+    "overview": (*UP_TO_4, "targets.base", "recovery", "observe"),  # a whole cluster at one moment, and the verdict
     "drill": (
         *UP_TO_4,
         "train",

@@ -13,9 +13,9 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, UsageError
@@ -30,9 +30,9 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.runs.metrics import RunMetrics
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, Slurm
-from dalsegno.system.files import locked, make_folder
+from dalsegno.system.files import locked, make_folder, user_of
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.base import Target
+from dalsegno.targets.base import Target, name_user
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.web.actions import ActionRunner
 from dalsegno.web.app import WebApp, WebSite
@@ -123,7 +123,7 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     slurm = SlurmClient(LocalRunner(), os.environ, timeout_s=SLURM_S)
     target = cache(lambda: _open(folder))  # most pages need none, and its import takes long
     sessions = Sessions(folder.root / SESSIONS)
-    live = LivePicture(ClusterReader(folder, slurm), folder.name)
+    live = LivePicture(ClusterReader(folder, slurm, target), folder.name)
     cluster = AppliedCluster(folder)
     data = ClusterData(folder, slurm, target, cluster)
     actions = ActionRunner(folder, slurm, target, os.environ)
@@ -139,7 +139,8 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     token = None if options.open_metrics else read_token(folder.root / TOKEN)
     app = WebApp(_site(folder, address), live, sessions, data, actions, MetricsEndpoint(collector, token))
     server = HttpServer(address.open(), app.handle)
-    login = LoginServer(folder.root, sessions, str(address), lambda: target().owner())
+    name_of = partial(_name_user, target)
+    login = LoginServer(folder.root, sessions, str(address), lambda: target().owner(), name_of)
     with contextlib.ExitStack() as stack:
         for each in (collector, live, login, server):
             each.start()
@@ -152,6 +153,13 @@ def _open(folder: ClusterFolder) -> Target:
     from dalsegno.targets.registry import open_existing
 
     return open_existing(folder.root)
+
+
+def _name_user(target: Callable[[], Target], uid: int) -> str:
+    try:
+        return name_user(target(), uid)
+    except DalsegnoError:  # nobody who could know answers
+        return user_of(uid)
 
 
 def _site(folder: ClusterFolder, address: ListenAddress) -> WebSite:

@@ -61,7 +61,9 @@ def phase(cli: Cli, node: str) -> str:
 
 
 def events(cli: Cli, node: str, since: int = 0) -> list[Message]:
-    return [each for each in request(cli, {"events": since})["events"] if each["node"] == node]
+    """Return what the controller recorded about a node; not the injected faults, which the tests request."""
+    found = request(cli, {"events": since})["events"]
+    return [each for each in found if each["node"] == node and each["kind"] != "request"]
 
 
 def last_event(cli: Cli) -> int:

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.observe.http_server import HttpServer
+from dalsegno.observe.metrics_endpoint import ListenAddress
 from dalsegno.system.children import arguments, find
 from dalsegno.system.hanging_calls import slowness
+from dalsegno.web.sessions import WebRole
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.waiting import eventually
 from tests.web.browser import DARK, LIGHT, Browser, Tab, chromium
+from tests.web.played import PlayedSite, small_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
@@ -80,15 +84,39 @@ def events(cluster: Cli) -> list[dict[str, str]]:
 
 
 def test_every_page_opens_without_errors_and_is_accessible(cluster: Cli, tab: Tab):
-    source = (resources.files("axe_core_python") / "axe.min.js").read_text()
     for path in PAGES:
         tab.open(tab.run("location.origin") + path)
         for scheme in (LIGHT, DARK) if path in DARK_TOO else (LIGHT,):
-            tab.size(1280, 900, scheme=scheme)
-            tab.call("Runtime.evaluate", expression=source)
-            found = tab.run("axe.run().then(found => found.violations.map(each => [each.impact, each.id, "
-                            "each.nodes[0].html.slice(0, 200)]))")  # fmt: skip
-            assert [each for each in found if each[0] in ("serious", "critical")] == [], (path, scheme)
+            assert barriers(tab, scheme) == [], (path, scheme)
+
+
+def barriers(tab: Tab, scheme: str) -> list[list[str]]:
+    """Return what axe finds in the open page that keeps people from using it."""
+    source = (resources.files("axe_core_python") / "axe.min.js").read_text()
+    tab.size(1280, 900, scheme=scheme)
+    tab.call("Runtime.evaluate", expression=source)
+    found = tab.run("axe.run().then(found => found.violations.map(each => [each.impact, each.id, "
+                    "each.nodes[0].html.slice(0, 200)]))")  # fmt: skip
+    return [each for each in found if each[0] in ("serious", "critical")]
+
+
+def test_page_of_a_run_with_charts_and_faults_is_accessible(browser: Browser):
+    site = PlayedSite(small_cluster())
+    listener = ListenAddress("127.0.0.1", 0).open()
+    port = listener.getsockname()[1]
+    server = HttpServer(listener, site.app.handle)
+    server.start()
+    try:
+        tab = browser.tab()
+        tab.open(f"http://127.0.0.1:{port}/login?token={site.sessions.issue(WebRole.OPERATOR, 0, 'root')}")
+        tab.until(IS_LIVE)
+        visit(tab, "/run/llama-k3f9x")
+        assert tab.run("document.querySelectorAll('svg').length") > 1, "charts and timeline"
+        assert [barriers(tab, scheme) for scheme in (LIGHT, DARK)] == [[], []]
+        assert tab.errors == []
+    finally:
+        server.close()
+        site.close()
 
 
 def test_page_shows_every_node_and_gpu(cluster: Cli, tab: Tab):
@@ -98,6 +126,22 @@ def test_page_shows_every_node_and_gpu(cluster: Cli, tab: Tab):
     ]  # fmt: skip
     eventually(lambda: "°C" in tab.run("document.querySelector('#node-train-1 svg.gpu title').textContent"))
     assert tab.run("document.querySelectorAll('.card svg.gpu').length") == 6
+
+
+def test_verdict_names_a_dead_daemon_as_status_does(cluster: Cli, tab: Tab):
+    visit(tab, "/")
+    tab.until("/^healthy/.test(document.querySelector('.verdict').textContent)")
+    cluster.ok("inject", "agent-dead", "train-1")
+    try:
+        tab.until("/node-agent on train-1 is not running/.test(document.querySelector('.verdict').textContent)")
+        assert "node-agent on train-1 is not running" in cluster.ok("status").splitlines()[0]
+    finally:
+        cluster.ok("inject", "--clear", "train-1")
+    tab.until("/^healthy/.test(document.querySelector('.verdict').textContent)")
+    assert [each["text"] for each in events(cluster) if each["kind"] == "request"][-2:] == [
+        "fault agent-dead injected by root",
+        "fault agent-dead undone by root",
+    ]
 
 
 def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):

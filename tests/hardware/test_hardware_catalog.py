@@ -1,12 +1,14 @@
 """The catalog is complete and plausible."""
 
 import csv
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from dalsegno import hardware
 from dalsegno.hardware import fabrics, gpus, instances
+from dalsegno.hardware.catalog import prices
 
 TABLES = Path(hardware.__file__).parent
 
@@ -57,7 +59,7 @@ def test_catalog_has_every_row_of_the_reference_list(name):
         assert wanted is None or wanted == there
 
 
-@pytest.mark.parametrize("table", ["instances.csv", "gpus.csv", "fabrics.csv"])
+@pytest.mark.parametrize("table", ["instances.csv", "gpus.csv", "fabrics.csv", "prices.csv"])
 def test_tables_have_unique_rows_and_valid_cells(table):
     text = (TABLES / table).read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines()))
@@ -131,3 +133,10 @@ def test_trainium_has_the_gres_name_neuron():
 def test_every_cloud_gpu_is_used_by_an_instance():
     used = {each.gpu for each in EVERY_INSTANCE}
     assert {"h100", "h200", "b200", "b300", "gb200", "a100-40", "a100-80", "l4", "l40s", "a10g"} <= used
+
+
+def test_prices_are_of_known_instances_and_gpus_and_have_a_date():
+    for price in prices().values():
+        assert price.name in instances() or price.name in gpus(), price
+        assert 0.1 < price.usd_per_gpu_hour < 50 and date.fromisoformat(price.date), price
+        assert price.source.split()[-1] in instances() or price.source.startswith("Lambda "), price

@@ -12,9 +12,8 @@ from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import Telemetry, read_telemetry
 from dalsegno.inject.faults import FAULTS
 from dalsegno.inject.hardware import CHANGES, with_faults
-from dalsegno.inject.injection import clear
 from dalsegno.inject.methods import METHODS, check_restored, drop_program
-from dalsegno.inject.records import HISTORY, FaultRecord, add_to_history, forget, read_history, read_records, record
+from dalsegno.inject.records import FaultRecord, forget, read_records, record
 from dalsegno.system.children import start_ticks
 from dalsegno.system.processes import Completed
 from dalsegno.targets.local.fault_access import LocalAccess, end_faults
@@ -39,18 +38,6 @@ def test_a_stopped_worker_that_was_ended_has_no_record(tmp_path: Path):
     record(tmp_path / "n2", "worker-hang", "n2", {}, {"pid": own, "start": 1})  # another process has its PID now
     assert [one.fault for one in read_records(tmp_path / "n1")] == ["worker-hang"]
     assert read_records(tmp_path / "n2") == []
-
-
-def test_history_keeps_faults_that_were_undone(tmp_path: Path):
-    nodes = access_to(tmp_path)
-    folder = nodes.records("train-1")
-    record(folder, "gpu-lost", "train-1", {})
-    add_to_history(folder, "gpu-lost is injected", 5.0)
-    with (folder / HISTORY).open("a") as file:
-        file.write("[12, \n")
-    clear(nodes, "train-1")
-    assert read_records(folder) == []
-    assert [text for _, text in read_history(folder)] == ["gpu-lost is injected", "gpu-lost is undone"]
 
 
 def test_an_xid_is_a_line_in_the_kernels_log():

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError, TargetError
-from dalsegno.system.files import locked
-from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanSeePower
+from dalsegno.system.files import locked, user_of
+from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanSeePower, name_user
 from dalsegno.targets.local.folder import ApplyStage, Folder
 from dalsegno.targets.local.machine_room import HostControlClient, HostControlServer
+from dalsegno.targets.registry import open_existing
 from tests.local.sites import folder_of
 
 OWNER = os.geteuid()
@@ -74,6 +75,21 @@ def test_invalid_request_is_refused(room: HostControlServer, line: str):
 def test_only_nodes_are_rebuilt(room: HostControlServer, node: str):
     for word in ("reboot", "replace", "reset_gpus", "power"):
         assert "there is no node" in str(ask(room, do=word, node=node)["error"])
+
+
+def test_users_of_the_machine_are_named(room: HostControlServer, folder: Folder):
+    assert ask(room, do="user", node=str(OWNER)) == {"ok": True, "name": user_of(OWNER)}
+    for node in ("", "-1", "root", "²"):
+        assert "needs a uid" in str(ask(room, do="user", node=node)["error"])
+    assert "only root" in str(ask(room, STRANGER, do="user", node="0")["error"])
+
+
+def test_users_of_the_cluster_have_names_on_the_machine(folder: Folder):
+    folder.etc.mkdir(exist_ok=True)
+    (folder.etc / "passwd").write_text("root:x:0:0::/root:/bin/sh\nada:x:20001:20001::/home/ada:/bin/bash\nbroken\n")
+    target = open_existing(folder.root)
+    assert (name_user(target, 20001), name_user(target, 20002)) == ("ada", "uid 20002")
+    assert name_user(None, OWNER) == user_of(OWNER)
 
 
 def test_fault_for_the_web_page_is_checked(room: HostControlServer):

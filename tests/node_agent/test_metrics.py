@@ -13,7 +13,7 @@ from dalsegno.health.readers.fabric import ask_port_counters
 from dalsegno.health.telemetry import Telemetry, healthy, with_gpu, write_telemetry
 from dalsegno.health.xids import XidEvent
 from dalsegno.node_agent.metrics import (
-    GPU_METRICS,
+    FAMILIES,
     XidCounts,
     bus_key,
     gpu_families,
@@ -53,6 +53,15 @@ def test_each_available_value_is_a_sample_under_the_name_of_dcgm() -> None:
     ]
 
 
+def test_profiling_values_have_the_names_that_dashboards_query() -> None:
+    gpu = GpuFacts(0, "GPU-1", tensor_active=0.62, nvlink_tx_bytes_per_s=1.5e9)
+    own = '{gpu="0",UUID="GPU-1",pci_bus_id="",device="nvidia0",modelName="",Hostname="n",hostname="n"}'
+    assert samples(gpu_families([gpu], "n")) == [
+        f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{own} 0.62",
+        f"DCGM_FI_PROF_NVLINK_TX_BYTES{own} 1500000000",
+    ]
+
+
 def test_a_value_of_zero_is_a_sample_and_a_missing_one_is_not() -> None:
     text = "\n".join(samples(gpu_families([GpuFacts(0, ecc_uncorrected=0, remap_failed=False)], "n")))
     assert "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL" in text and "DCGM_FI_DEV_ROW_REMAP_FAILURE" in text
@@ -66,7 +75,7 @@ def test_a_lost_gpu_has_no_samples() -> None:
 
 def test_simulated_gpus_have_all_metrics() -> None:
     names = [family.name for family in gpu_families(healthy("n", 1, "h100").gpus, "n")]
-    assert names == [f"DCGM_FI_DEV_{metric.name}" for metric in GPU_METRICS]
+    assert names == [name for name, _ in FAMILIES]
 
 
 def test_a_hostile_name_of_a_gpu_cannot_forge_a_sample() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from dalsegno.runs.coordinator.group import GroupPlace, Members
 from dalsegno.runs.coordinator.memory import MemoryTable
+from dalsegno.runs.coordinator.messages import WorkersResumed
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, parse_safe_steps
 
@@ -71,6 +72,41 @@ def test_snapshots_of_a_lost_node_are_forgotten() -> None:
     memory.update("b", [held(1, 10, 2)], B)
     memory.lost("b")
     assert resume(memory) is None
+
+
+def explain(memory: MemoryTable, step: int, from_memory: bool = False) -> str:
+    memory.start(TWO, "a", 0.0)
+    return memory.explain_resume(WorkersResumed(3, step, from_memory))
+
+
+def test_resume_from_disk_names_the_copies_that_were_late() -> None:
+    memory = MemoryTable()
+    memory.update("a", [held(0, 678, 2), held(0, 590, 2), held(1, 590, 2, shared=False)], A)
+    memory.update("b", [])
+    late = "resumed from disk at step 600: the newest memory snapshot (step 678) was incomplete: "
+    older = "rank 1's copy was not at its buddy; the newest complete one was older (step 590)"
+    assert explain(memory, 600) == late + older
+    assert explain(memory, 590, from_memory=True) == ""
+    again = MemoryTable()
+    again.update("a", [held(0, 678, 2)], A)
+    again.update("b", [])
+    assert explain(again, 600) == late + "rank 1's copy was not at its buddy"
+
+
+def test_resume_from_disk_says_that_a_rank_could_not_load_from_memory() -> None:
+    memory = MemoryTable()
+    memory.update("a", both(678, 2), A)
+    memory.update("b", [])
+    assert explain(memory, 600).endswith("a rank could not load the memory snapshot of step 678")
+
+
+def test_resume_from_disk_without_snapshots_in_memory_needs_no_reason() -> None:
+    memory = MemoryTable()
+    memory.update("a", [])
+    memory.update("b", [])
+    assert explain(memory, 600) == ""
+    memory.update("a", both(10, 2), A)
+    assert memory.explain_resume(WorkersResumed(2, 600, False)) == "", "of an earlier generation"
 
 
 def test_growing_run_without_shards_resumes_from_any_rank() -> None:

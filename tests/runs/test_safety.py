@@ -56,6 +56,34 @@ def test_ranks_with_different_steps_agree_again() -> None:
     assert safe_step(cluster) > 10
 
 
+def test_disturbances_of_a_long_generation_do_not_add_up() -> None:
+    """Each costs no more than the first one: a generation may last for weeks."""
+    safety, now, step = Safety(["a", "b"], 2, SafeSteps(1), now=0.0), 0.0, 0
+    for _ in range(12):
+        step += 1
+        safety.update("a", [HeldSnapshot(0, step, 1, 2)])  # the other rank had no free slot and skipped this step
+        safety.advance(now)
+        now += COPY_TIMEOUT_S + 0.1
+        floor = safety.advance(now).floor
+        assert floor == step + AHEAD
+        step, now = floor, now + 1.0
+        for node in ("a", "b"):
+            safety.update(node, [HeldSnapshot(rank, step, 1, 2) for rank in (0, 1)])
+        assert safety.advance(now).place == (1, step)
+
+
+def test_slow_copies_get_as_long_as_they_took() -> None:
+    """A timeout that is too short for this network would abandon every step."""
+    safety = Safety(["a", "b"], 2, SafeSteps(1), now=0.0)
+    for step, now in ((10, 0.0), (20, 40.0), (30, 70.0)):
+        both = [HeldSnapshot(rank, step, 1, 2) for rank in (0, 1)]
+        safety.update("a", both)
+        safety.advance(now)
+        assert safety.advance(now + (4.0 if step == 10 else 15.0)).floor == 0
+        safety.update("b", both)
+        assert safety.advance(now + 30.0 if step == 10 else now + 20.0).place == (1, step)
+
+
 def test_failing_buddy_costs_only_seconds_of_work() -> None:
     cluster = Cluster(2, 0)
     rounds(cluster, 5)

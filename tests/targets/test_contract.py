@@ -26,12 +26,13 @@ from dalsegno.spec.resolve import resolve
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.base import (
     CanInject,
+    CanNameUsers,
     CanReadLogs,
-    CanReadMetrics,
     CanReboot,
     CanReplace,
     CanReset,
     CanResize,
+    CanSeeDaemons,
     CanSeePower,
     ClusterPhase,
     ClusterStatus,
@@ -41,6 +42,7 @@ from dalsegno.targets.base import (
     require,
 )
 from dalsegno.targets.folder import ClusterFolder, read_target
+from dalsegno.targets.local.machine_room import HostControlClient
 from dalsegno.targets.registry import open_existing, open_target
 from tests.cluster.conftest import leftovers, make_home
 from tests.targets.recorded import RecordedTarget
@@ -55,8 +57,10 @@ containers: {{enabled: false}}
 health: {{mode: observe}}  # nobody but the tests touches a node
 local: {{hosts: {hosts}}}
 """
-ABILITIES = (CanReset, CanReboot, CanReplace, CanResize, CanSeePower, CanReadLogs, CanReadMetrics, CanInject)
-LOCAL = {CanReset, CanReboot, CanReplace, CanSeePower, CanReadLogs, CanReadMetrics, CanInject}
+ABILITIES = (
+    CanReset, CanReboot, CanReplace, CanResize, CanSeePower, CanReadLogs, CanInject, CanSeeDaemons, CanNameUsers,
+)  # fmt: skip
+LOCAL = {CanReset, CanReboot, CanReplace, CanSeePower, CanReadLogs, CanInject, CanSeeDaemons, CanNameUsers}
 HAS = {"recorded": {CanReboot, CanResize, CanSeePower}, "loopback": LOCAL, "virtual": LOCAL}
 NODE = "train-1"
 
@@ -247,7 +251,21 @@ def test_injected_fault_lasts_until_it_is_cleared(made: Made):
         assert [(one.fault, one.node) for one in target.injected()] == [("gpu-hot", NODE)]
         assert [one.fault for one in target.clear(NODE)] == ["gpu-hot"]
         assert target.injected() == []
-        assert [text for _, text in target.injection_history(NODE)] == ["gpu-hot is injected", "gpu-hot is undone"]
+
+
+def test_daemon_that_does_not_run_is_seen_also_from_inside_a_host(made: Made):
+    if made.has(CanSeeDaemons):
+        target, injecting = require(made.target, CanSeeDaemons), require(made.target, CanInject)
+        assert list(target.dead_daemons()) == []
+        injecting.inject(FAULTS["agent-dead"], NODE, FaultOptions())
+        try:
+            eventually(lambda: [(one.host, one.name) for one in target.dead_daemons()] == [(NODE, "node-agent")])
+            if made.kind == "virtual":  # the head asks the machine room, which is outside of all hosts
+                room = HostControlClient(made.place.folder)
+                assert room.dead_daemons() == list(target.dead_daemons())
+        finally:
+            injecting.clear(NODE)
+        eventually(lambda: not target.dead_daemons())
 
 
 def test_partition_can_be_resized_without_a_new_file_or_it_is_refused(made: Made):

@@ -33,7 +33,16 @@ from dalsegno.web.snapshot import (
     SlurmPart,
 )
 from dalsegno.web.sources import PlayedSources
-from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuRecord, NodeDetails, RunDetails, UserHours
+from dalsegno.web.view import (
+    CheckRecord,
+    DrillSummary,
+    EvidenceBundle,
+    GpuPrice,
+    GpuRecord,
+    NodeDetails,
+    RunDetails,
+    UserHours,
+)
 from dalsegno.wire.liveness import Presence
 
 NOW = 1_794_800_000.0
@@ -168,7 +177,7 @@ def large_cluster(nodes: int = 1000) -> PlayedSources:
 class PlayedData:
     """Details of the nodes and runs of a made-up cluster."""
 
-    gpu_hour_price = 2.5
+    gpu_price = GpuPrice(2.5, "at 2.5 per GPU hour, as the cluster file says")
 
     def node_details(self, node: str) -> NodeDetails:
         own = [event(at, text, node, kind, 600 - 30 * at) for at, (text, kind) in enumerate((

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from dalsegno.overview.facts import FailingScrape
 from dalsegno.overview.verdict import VerdictLevel, describe
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.reason import describe_reason
 from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.facts import NodeFlag, NodeState
 from dalsegno.slurm.render import SPARE_REASON
+from dalsegno.targets.base import DaemonStatus
 from dalsegno.web.assessment import Assessor, assess_picture
 from dalsegno.web.pages.cluster_map import gpu_text, verdict_line
 from dalsegno.web.snapshot import (
@@ -19,6 +21,7 @@ from dalsegno.web.snapshot import (
     Automation,
     ClusterPicture,
     ControllerPart,
+    HostPart,
     NodeCare,
     SlurmPart,
     gpu_views,
@@ -68,16 +71,43 @@ REASON = "dalsegno:reboot:xid[79] Xid 79 on GPU 3: it fell off the bus"
     ],
 )
 def test_verdict_is_worded_as_in_status(controller, silent, text, level):
-    verdict = assess_picture(NODES, controller, (), silent, NOW)
+    verdict = assess_picture(NODES, controller, HostPart(), (), silent, NOW)
     assert (describe(verdict), verdict.level) == (text, level)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        (HostPart((DaemonStatus("n1", "node-exporter", False),)), "node-exporter on n1 is not running"),
+        (HostPart((DaemonStatus("head", "slurmdbd", False),)), "slurmdbd on head is not running"),
+        (
+            HostPart(failing_scrapes=(FailingScrape("node", "n1"), FailingScrape("node", "n2"))),
+            "healthy, but Prometheus cannot read node_exporter on n1 and 1 more",
+        ),
+        (  # one cause is named once
+            HostPart((DaemonStatus("n1", "node-exporter", False),), (FailingScrape("node", "n1"),)),
+            "node-exporter on n1 is not running",
+        ),
+    ],
+)
+def test_verdict_counts_dead_daemons_and_failing_scrapes(hosts, text):
+    assert describe(assess_picture(NODES, ControllerPart(), hosts, (), (), NOW)) == text
+
+
+def test_daemons_of_a_node_that_is_off_are_not_counted():
+    gone = ControllerPart(agents={"n1": AgentReport("n1", Presence.GONE)})
+    hosts = HostPart((DaemonStatus("n1", "slurmd", False),), (FailingScrape("node", "n1"),))
+    assert describe(assess_picture(NODES, gone, hosts, (), (), NOW)) == "1 of 2 nodes is off"
 
 
 def test_verdict_says_how_training_is_affected():
     care = {"n1": NodeCare("n1", NodePhase.REPAIRING, NOW, REASON)}
     trains = run("llama-k3f9x", "ada", 1001, ("n2",))
-    assert describe(assess_picture(NODES, ControllerPart(care), [trains], (), NOW)).endswith("training is not affected")
+    assert describe(assess_picture(NODES, ControllerPart(care), HostPart(), [trains], (), NOW)).endswith(
+        "training is not affected"
+    )
     restarts = replace(trains, status=replace(trains.status, phase=RunPhase.RESTARTING))
-    text = describe(assess_picture(NODES, ControllerPart(care), [restarts], (), NOW))
+    text = describe(assess_picture(NODES, ControllerPart(care), HostPart(), [restarts], (), NOW))
     assert text.endswith("run llama-k3f9x is restarting")
 
 
@@ -113,9 +143,11 @@ def test_gpu_that_the_agent_no_longer_reports_is_lost():
 
 def test_verdict_is_made_again_only_if_it_may_differ():
     assessor, cold = Assessor(), ControllerPart(agents={"n1": AgentReport("n1", Presence.CONNECTED, NOW)})
-    first = assessor.verdict(NODES, cold, (), ())
+    first = assessor.verdict(NODES, cold, HostPart(), (), ())
     warm = ControllerPart(agents={"n1": AgentReport("n1", Presence.CONNECTED, NOW + 1, gpus=readings(1, 8))})
-    assert assessor.verdict(NODES, warm, (), ()) is first
+    assert assessor.verdict(NODES, warm, HostPart(), (), ()) is first
     gone = ControllerPart(agents={"n1": AgentReport("n1", Presence.GONE, NOW)})
-    assert describe(assessor.verdict(NODES, gone, (), ())) == "1 of 2 nodes is off"
-    assert assessor.verdict(NODES, gone, (), ("slurm",)) != first
+    assert describe(assessor.verdict(NODES, gone, HostPart(), (), ())) == "1 of 2 nodes is off"
+    assert assessor.verdict(NODES, gone, HostPart(), (), ("slurm",)) != first
+    dead = HostPart((DaemonStatus("n1", "slurmd", False),))
+    assert describe(assessor.verdict(NODES, cold, dead, (), ())) == "slurmd on n1 is not running"

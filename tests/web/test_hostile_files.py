@@ -58,6 +58,10 @@ JOURNAL = '{"at": 1794800000, "event": "generation", "nodes": [X], "generation":
 )
 
 
+def no_target() -> Target:
+    raise DalsegnoError("no target")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> ClusterFolder:
     """The state of a cluster with a hostile run and a run of somebody else, both over."""
@@ -77,11 +81,8 @@ def show(folder: ClusterFolder) -> Callable[[str], str]:
     """Return a function that reads all runs, and returns the HTML of a page."""
     cluster = Cluster("c", "local", (Node("n1", 1, 1, gpus=4),), ())
 
-    def no_target() -> Target:
-        raise DalsegnoError("no target")
-
     def page(path: str) -> str:
-        picture = ClusterPicture(at=NOW, runs=ClusterReader(folder, SLURM).runs())
+        picture = ClusterPicture(at=NOW, runs=ClusterReader(folder, SLURM, no_target).runs())
         data = ClusterData(folder, SLURM, no_target, lambda: cluster)
         found = find_page(path, PageContext(picture, ROOT, data))
         return "".join(part.html for part in found.parts) if found else ""
@@ -134,14 +135,14 @@ def test_status_of_the_cluster_leaves_out_a_run_with_impossible_times(tmp_path: 
 def test_journals_of_all_runs_are_not_read_for_every_update(folder: ClusterFolder, tmp_path: Path):
     cluster = Cluster("c", "local", (Node("n1", 1, 1, gpus=4),), ())
     data = ClusterData(folder, SLURM, lambda: None, lambda: cluster)  # type: ignore[arg-type, return-value]
-    view = next(each for each in ClusterReader(folder, SLURM).runs() if each.run == "mal-1")
+    view = next(each for each in ClusterReader(folder, SLURM, no_target).runs() if each.run == "mal-1")
     before = data.gpus_of(view)
     (tmp_path / "mal-1/journal.jsonl").write_text('{"at": 1, "event": "generation", "nodes": ["n1", "n1"]}\n')
     assert data.gpus_of(view) == before
 
 
 def test_ended_run_is_listed_as_soon_as_its_record_is_there(folder: ClusterFolder, tmp_path: Path):
-    reader = ClusterReader(folder, SLURM)
+    reader = ClusterReader(folder, SLURM, no_target)
     assert len(reader.runs()) == 2
     _status(tmp_path, "ada", folder="late-1", run="late-1")
     RunRecords(folder.ended_runs).write(RunRecord(str(tmp_path / "late-1"), os.getuid()))

@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.hardware.catalog import prices
 from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import NodeRole, RunNodeStatus
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.spec.facts import Cluster
+from dalsegno.spec.facts import Cluster, Monitoring, Node
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.base import Target
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.charts import run_chart
-from dalsegno.web.data import ClusterData, most_nodes
+from dalsegno.web.data import ClusterData, most_nodes, price_of
 from dalsegno.web.pages.journal import entry_text
 from dalsegno.web.pages.runs import reported
 from dalsegno.web.snapshot import RunPicture
+from dalsegno.web.view import GpuPrice
 from tests.web.played import run
 
 
@@ -114,3 +116,27 @@ def test_journal_entries_are_sentences(entry: dict[str, object], text: str):
 def test_every_entry_is_shown_whatever_its_values_are(event: str, value: object):
     names = ("node", "nodes", "job", "state", "seconds", "why", "rank", "what", "code", "text", "host", "generation")
     assert isinstance(entry_text({"at": 1.0, "event": event, **dict.fromkeys(names, value)}), str)
+
+
+def priced(*nodes: Node, own: float | None = None) -> GpuPrice:
+    return price_of(Cluster("c", "local", nodes, (), monitoring=Monitoring(gpu_hour_price=own)))
+
+
+def test_price_of_a_gpu_hour_is_the_list_price_unless_the_file_has_one():
+    h100, p5 = Node("n1", 8, 1, gpus=8, gpu_type="h100"), Node("n2", 8, 1, gpus=8, instance="ml.p5.48xlarge")
+    listed = prices()["h100"]
+    found = priced(h100, p5, Node("cpu", 8, 1))
+    assert found.amount == listed.usd_per_gpu_hour > 0
+    assert listed.date in found.text and "AWS us-east-1 p5.48xlarge" in found.text and "mean" not in found.text
+    assert (priced(h100, own=2.5).amount, priced(h100, own=0).amount) == (2.5, 0.0)
+    assert "as the cluster file says" in priced(h100, own=2.5).text
+
+
+def test_price_of_mixed_gpus_is_their_mean_and_unknown_gpus_have_none():
+    h100, l4 = Node("n1", 8, 1, gpus=8, gpu_type="h100"), Node("n2", 8, 1, gpus=4, gpu_type="l4")
+    found = priced(h100, l4)
+    known = prices()
+    mean = (8 * known["h100"].usd_per_gpu_hour + 4 * known["l4"].usd_per_gpu_hour) / 12
+    assert found.amount == pytest.approx(mean) and "the mean of" in found.text
+    assert priced(h100, Node("n3", 8, 1, gpus=8, gpu_type="special")) == GpuPrice(), "half a price would mislead"
+    assert "gpu_hour_price" in priced(Node("cpu", 8, 1)).text

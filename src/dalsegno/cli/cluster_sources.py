@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,8 @@ from dalsegno.errors import CommandFailed, DalsegnoError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
-    from dalsegno.overview.facts import GpuFigures, ObservedRun, RecoveryView
+    from dalsegno.health.messages import GpuReading
+    from dalsegno.overview.facts import FailingScrape, ObservedRun, RecoveryView
     from dalsegno.recovery.event import Event
     from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.base import ClusterStatus, Target
@@ -60,23 +61,25 @@ class ClusterSources:
     def runs(self, *, progress: bool = False, ended: bool = False) -> Sequence[ObservedRun]:
         """Return the active runs that this user may see; with `ended`, also the user's last ended runs."""
         from dalsegno.overview.gather import ask_run_folders, merge_runs, read_runs
+        from dalsegno.targets.base import name_user
 
         kept: list[RunFolder] | None = None
         with contextlib.suppress(DalsegnoError):
             kept = ask_run_folders(self.controller) if self.controller else None
         own = [] if kept is not None and not ended else self._own_runs()
-        return read_runs(merge_runs(kept or [], own), progress=progress)
+        return read_runs(merge_runs(kept or [], own), progress=progress, name_of=partial(name_user, self.target))
 
-    def gpus(self, nodes: Iterable[str]) -> dict[str, tuple[GpuFigures, ...]]:
-        """Return the load of the GPUs of these nodes, as far as it is known."""
-        from dalsegno.overview.gpus import parse_gpu_figures
-        from dalsegno.targets.base import CanReadMetrics
+    def gpus(self) -> dict[str, tuple[GpuReading, ...]]:
+        """Return the last readings of GPUs by node; empty if the cluster has no controller."""
+        from dalsegno.overview.gather import ask_gpus
 
-        target = self.target
-        if target is None or not isinstance(target, CanReadMetrics):
-            return {}
-        found = {node: parse_gpu_figures(target.read_metrics(node), time.time()) for node in nodes}
-        return {node: figures for node, figures in found.items() if figures}
+        return ask_gpus(self.controller) if self.controller else {}
+
+    def failing_scrapes(self) -> tuple[FailingScrape, ...]:
+        """Return what the cluster's Prometheus cannot read; empty if there is none."""
+        from dalsegno.overview.gather import ask_failing_scrapes
+
+        return ask_failing_scrapes(self.target) if self.target is not None else ()
 
     @property
     def sees_all_runs(self) -> bool:

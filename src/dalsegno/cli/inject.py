@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +15,7 @@ from dalsegno.cli import out
 from dalsegno.cli.controller_requests import meaning_of
 from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.out import cluster_option, json_option, parse_time
-from dalsegno.errors import CommandFailed, UsageError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace, SlurmHere
@@ -222,9 +226,54 @@ def _check_there(slurm: SlurmHere) -> None:
 
 
 def open_injectable(place: ClusterPlace) -> CanInject:
+    """Open a cluster whose injected faults are written to its journal."""
     from dalsegno.cluster import may_change, open_cluster
+    from dalsegno.system.files import user_of
     from dalsegno.targets.base import CanInject, require
+    from dalsegno.targets.folder import ClusterFolder
 
     elevate_to_change(place)
     may_change(place)
-    return require(open_cluster(place), CanInject)
+    target = require(open_cluster(place), CanInject)
+    return RecordedInjections(target, ClusterFolder(place.folder).journal, user_of(os.getuid()))
+
+
+@dataclass(frozen=True)
+class RecordedInjections:
+    """A target whose injected faults are written to its cluster's journal, so that `events` and `why` show them."""
+
+    target: CanInject
+    journal: Path
+    who: str
+
+    def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> Mapping[str, Any]:
+        began, facts = time.time(), self.target.inject(fault, node, options)
+        code = f" {options.code}" if options.code is not None else ""
+        lasting = f" for {options.for_s:g} s" if options.for_s is not None else ""
+        self._record(node, f"fault {fault.name}{code} injected{lasting} by {self.who}", began)
+        return facts
+
+    def injected(self) -> Sequence[InjectedFault]:
+        return self.target.injected()
+
+    def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
+        cleared = self.target.clear(node, fault)
+        for each in cleared:
+            self._record(node, f"fault {each.fault} undone by {self.who}", time.time())
+        return cleared
+
+    def _record(self, node: str, text: str, at: float) -> None:
+        """Write an event. The fault itself may prevent that, for example a full disk: it is injected all the same."""
+        import sqlite3
+
+        from dalsegno.recovery.event import EventStage
+        from dalsegno.recovery.store import Journal
+
+        try:
+            journal = Journal(self.journal)
+            try:
+                journal.record_request(node, text, at, EventStage.DONE)
+            finally:
+                journal.close()
+        except (DalsegnoError, OSError, sqlite3.Error) as error:
+            out.warn(f"this is not in the cluster's journal: {error}")

@@ -52,7 +52,13 @@ def _look(sources: ClusterSources) -> Overview:
     with contextlib.suppress(DalsegnoError):
         view = sources.recovery_view()
     status = replace(status, problems=(*status.problems, *_problems(view)))
-    return Overview(status, view, runs=tuple(sources.runs()), all_runs=sources.sees_all_runs)
+    return Overview(
+        status,
+        view,
+        runs=tuple(sources.runs()),
+        all_runs=sources.sees_all_runs,
+        failing_scrapes=sources.failing_scrapes(),
+    )
 
 
 def _problems(view: RecoveryView | None) -> list[str]:

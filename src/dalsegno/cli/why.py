@@ -167,7 +167,7 @@ def _explain_node(name: str, slurm: SlurmHere) -> Explanation:
     return Explanation(
         f"node {name}",
         explain_node(node, controller),
-        merge_timelines(_injected(name, slurm), slurms, controller.moments),
+        merge_timelines(slurms, controller.moments),
     )
 
 
@@ -177,18 +177,6 @@ def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
         return slurm.client_within(DATABASE_S).node_events(node)
     except CommandFailed:
         return []
-
-
-def _injected(node: str, slurm: SlurmHere) -> list[Moment]:
-    """Return the faults that were injected into the node."""
-    from dalsegno.cluster import target_of
-    from dalsegno.targets.base import CanInject
-    from dalsegno.why import Moment
-
-    target = target_of(slurm)
-    if target is None or not isinstance(target, CanInject):
-        return []
-    return [Moment(at, "inject", what) for at, what in target.injection_history(node)]
 
 
 def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:

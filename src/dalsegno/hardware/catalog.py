@@ -1,4 +1,4 @@
-"""The catalog's three tables, read once from the CSV files beside this module. An empty cell means unknown."""
+"""The catalog's tables, read once from the CSV files beside this module. An empty cell means unknown."""
 
 from __future__ import annotations
 
@@ -59,6 +59,19 @@ class Fabric:
     nccl_net: str
 
 
+@dataclass(frozen=True)
+class ListPrice:
+    """The on-demand list price of a GPU hour: of an instance type, or of a GPU type, as part of the instance `source`.
+
+    Providers change their prices: `date` is the day on which this one was read.
+    """
+
+    name: str
+    usd_per_gpu_hour: float
+    date: str
+    source: str
+
+
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """Return all accelerators by name."""
@@ -75,6 +88,13 @@ def instances() -> Mapping[str, Instance]:
 def fabrics() -> Mapping[str, Fabric]:
     """Return all fabrics by name."""
     return MappingProxyType({row["name"]: _fabric(row) for row in _rows("fabrics.csv")})
+
+
+@cache
+def prices() -> Mapping[str, ListPrice]:
+    """Return the known list prices, by instance type and by GPU."""
+    found = (ListPrice(r["name"], float(r["usd_per_gpu_hour"]), r["date"], r["source"]) for r in _rows("prices.csv"))
+    return MappingProxyType({price.name: price for price in found})
 
 
 def _gpu(row: _Row) -> Gpu:
@@ -171,6 +191,15 @@ def find_gpu(name: str) -> Gpu:
     """Return the accelerator with this catalog name (a100-40) or Slurm type (a100)."""
     lower = name.lower()
     return _find(_LARGEST.get(lower, lower), gpus(), "GPU")
+
+
+def find_price(instance: str, gpu_type: str) -> ListPrice | None:
+    """Return the list price of an instance type, else of a GPU type; None if neither is known."""
+    found = prices().get(instance.removeprefix("ml."))
+    if found is None and gpu_type:
+        lower = gpu_type.lower()
+        found = prices().get(_LARGEST.get(lower, lower))
+    return found
 
 
 def find_fabric(name: str) -> Fabric:

@@ -70,6 +70,19 @@ class GpuFacts:
     rows_corrected: int | None = None  # rows remapped for correctable errors
     power_violation_ns: int | None = None  # time with clocks reduced by the power limit
     thermal_violation_ns: int | None = None
+    # Means since the last reading, from the GPU's performance counters: shares of 1, and bytes per second.
+    graphics_active: float | None = None
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    fp64_active: float | None = None
+    fp32_active: float | None = None
+    fp16_active: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    nvlink_tx_bytes_per_s: float | None = None
+    nvlink_rx_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)

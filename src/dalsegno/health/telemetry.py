@@ -188,6 +188,13 @@ def xid_line(code: int, text: str, *, gpu: int = 0, pid: int = 4242) -> str:
     return XID.format(bus=f"0000:{FIRST_BUS + gpu:02x}:00", code=code, pid=pid, text=text)
 
 
+# Values of the performance counters. Simulated GPUs are idle.
+_IDLE_COUNTERS: dict[str, Any] = dict.fromkeys((
+    "graphics_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp64_active", "fp32_active",
+    "fp16_active", "pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s",
+), 0.0)  # fmt: skip
+
+
 def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int) -> GpuFacts:
     from hashlib import blake2b
 
@@ -230,6 +237,7 @@ def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int)
         rows_corrected=0,
         power_violation_ns=0,
         thermal_violation_ns=0,
+        **_IDLE_COUNTERS,
     )
 
 

@@ -20,7 +20,7 @@ from dalsegno.inject.methods import (
     largest_task,
     method_of,
 )
-from dalsegno.inject.records import FaultRecord, add_to_history, forget, is_current, read_records, record
+from dalsegno.inject.records import FaultRecord, forget, is_current, read_records, record
 
 GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
 
@@ -28,12 +28,6 @@ GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
 def inject(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
     """Inject a fault and return what was done. A lasting fault is recorded, and its end arranged, before it begins."""
     _check(nodes, fault, node, options)
-    began, done = time.time(), _do(nodes, fault, node, options)
-    add_to_history(nodes.records(node), _history_text(fault, options), began)
-    return done
-
-
-def _do(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
     if fault.name == "power-off":
         nodes.power_off(node)
         return {"is_node": nodes.is_node(node)}
@@ -59,7 +53,6 @@ def clear(nodes: NodeAccess, node: str, only: str | None = None) -> list[Injecte
     found = [fault for fault in read_records(nodes.records(node)) if only in (None, fault.fault)]
     for fault in found:
         undo(nodes, fault)
-        add_to_history(nodes.records(node), f"{fault.fault} is undone", time.time())
     return [as_injected(one) for one in found]
 
 
@@ -81,11 +74,6 @@ def undo_when_due(nodes: NodeAccess, node: str, mark: str) -> None:
     for fault in read_records(folder):
         if fault.mark == mark and is_current(folder, fault):
             undo(nodes, fault)
-
-
-def _history_text(fault: InjectableFault, options: FaultOptions) -> str:
-    code = f" {options.code}" if options.code is not None else ""
-    return f"{fault.name}{code} is injected" + (f" for {options.for_s:g} s" if options.for_s is not None else "")
 
 
 def _recorded_options(fault: InjectableFault, options: FaultOptions) -> dict[str, Any]:

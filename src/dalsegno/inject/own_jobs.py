@@ -61,10 +61,6 @@ class OwnJobs:
             return self.clear(node)  # clears all: a worker is either stopped or slow
         return found if fault is None else []
 
-    def injection_history(self, node: str) -> Sequence[tuple[float, str]]:
-        """Return nothing: without a cluster's state folder, no history is kept."""
-        return ()
-
     def _ask(self, job: str, node: str, what: str) -> list[InjectedFault]:
         answer = self._enter(job, node, WantedWorker(job, what))
         return [InjectedFault(str(fault), node, time.time()) for fault in answer.get("found", ())]

@@ -17,9 +17,8 @@ from typing import Any
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.result import Remedy
 from dalsegno.system.children import Process
-from dalsegno.system.files import make_folder, read_json, read_text, write_atomic
+from dalsegno.system.files import make_folder, read_json, write_atomic
 
-HISTORY = "history"  # file beside the records, with a line for each time a fault was injected or undone
 BAD_REPLACEMENT = "bad-replacement"
 
 
@@ -77,24 +76,6 @@ def _is_over(one: FaultRecord) -> bool:
 
 def record_path(folder: Path, fault: str) -> Path:
     return folder / f"{fault}.json"
-
-
-def add_to_history(folder: Path, text: str, at: float) -> None:
-    """Note in the history that a fault was injected or undone. Errors are ignored."""
-    with contextlib.suppress(DalsegnoError, OSError):
-        make_folder(folder)
-        with (folder / HISTORY).open("a") as file:
-            file.write(json.dumps([at, text]) + "\n")
-
-
-def read_history(folder: Path) -> list[tuple[float, str]]:
-    """Return the times and descriptions; a line that a crash cut off is skipped."""
-    found = []
-    for line in (read_text(folder / HISTORY) or "").splitlines():
-        with contextlib.suppress(ValueError, TypeError):
-            at, text = json.loads(line)
-            found.append((float(at), str(text)))
-    return found
 
 
 def _read(path: Path) -> FaultRecord | None:

@@ -67,6 +67,25 @@ GPU_METRICS = (
     ),
     GpuMetric("THERMAL_VIOLATION", "Time slowed down by heat (in ns).", lambda gpu: gpu.thermal_violation_ns, _COUNTER),
 )
+# Under the prefix of profiling metrics. DCGM reads the same counters: GPUs have them since Hopper.
+PROFILING_METRICS = (
+    GpuMetric("GR_ENGINE_ACTIVE", "Share of time in which any part computed.", lambda gpu: gpu.graphics_active),
+    GpuMetric("SM_ACTIVE", "Share of time in which an SM had work, mean of all SMs.", lambda gpu: gpu.sm_active),
+    GpuMetric("SM_OCCUPANCY", "Resident warps as a share of the most possible.", lambda gpu: gpu.sm_occupancy),
+    GpuMetric("PIPE_TENSOR_ACTIVE", "Share of time in which tensor cores were active.", lambda gpu: gpu.tensor_active),
+    GpuMetric("DRAM_ACTIVE", "Share of time in which the memory sent or received.", lambda gpu: gpu.dram_active),
+    GpuMetric("PIPE_FP64_ACTIVE", "Share of time in which FP64 pipes were active.", lambda gpu: gpu.fp64_active),
+    GpuMetric("PIPE_FP32_ACTIVE", "Share of time in which FP32 pipes were active.", lambda gpu: gpu.fp32_active),
+    GpuMetric("PIPE_FP16_ACTIVE", "Share of time in which FP16 pipes were active.", lambda gpu: gpu.fp16_active),
+    GpuMetric("PCIE_TX_BYTES", "Sent over PCIe (in bytes/s).", lambda gpu: gpu.pcie_tx_bytes_per_s),
+    GpuMetric("PCIE_RX_BYTES", "Received over PCIe (in bytes/s).", lambda gpu: gpu.pcie_rx_bytes_per_s),
+    GpuMetric("NVLINK_TX_BYTES", "Sent over NVLink (in bytes/s).", lambda gpu: gpu.nvlink_tx_bytes_per_s),
+    GpuMetric("NVLINK_RX_BYTES", "Received over NVLink (in bytes/s).", lambda gpu: gpu.nvlink_rx_bytes_per_s),
+)
+FAMILIES = (
+    *((f"DCGM_FI_DEV_{metric.name}", metric) for metric in GPU_METRICS),
+    *((f"DCGM_FI_PROF_{metric.name}", metric) for metric in PROFILING_METRICS),
+)
 GPU_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "hostname")
 GpuLabels = tuple[str, ...]
 Samples = dict[tuple[str, ...], float]  # the labels' values -> the sample
@@ -85,10 +104,10 @@ def gpu_families(gpus: Sequence[GpuFacts], host: str) -> list[MetricFamily]:
     """Return the metrics of all GPUs that answer."""
     labels = [(gpu, gpu_labels(gpu, host)) for gpu in gpus if not gpu.lost]
     families = []
-    for metric in GPU_METRICS:
+    for name, metric in FAMILIES:
         found = ((key, metric.value(gpu)) for gpu, key in labels)
         values: Samples = {key: value for key, value in found if value is not None}
-        families.append(labelled(f"DCGM_FI_DEV_{metric.name}", metric.help, GPU_LABELS, values, metric.type))
+        families.append(labelled(name, metric.help, GPU_LABELS, values, metric.type))
     return [family for family in families if family.values]
 
 

@@ -70,6 +70,20 @@ NODES = Dashboard(
     "Dal Segno / Nodes and GPUs",
     (
         graph("GPU utilization", (f"DCGM_FI_DEV_GPU_UTIL{{{NODE}}}", _GPU), unit="percent", largest=100),
+        graph(
+            "Tensor cores",
+            (f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{NODE}}}", _GPU),
+            unit="percentunit",
+            largest=1,
+            about="Share of time in which tensor cores were active. GPUs before Hopper do not report it.",
+        ),
+        graph(
+            "NVLink and PCIe",
+            (f"DCGM_FI_PROF_NVLINK_TX_BYTES{{{NODE}}}", f"NVLink, {_GPU}"),
+            (f"DCGM_FI_PROF_PCIE_TX_BYTES{{{NODE}}}", f"PCIe, {_GPU}"),
+            unit="Bps",
+            about="Sent by the GPU. GPUs before Hopper do not report it.",
+        ),
         graph("GPU temperature", (f"DCGM_FI_DEV_GPU_TEMP{{{NODE}}}", _GPU), unit="celsius"),
         graph("GPU power", (f"DCGM_FI_DEV_POWER_USAGE{{{NODE}}}", _GPU), unit="watt"),
         graph("GPU memory", (f"DCGM_FI_DEV_FB_USED{{{NODE}}}", _GPU), unit="decmbytes"),

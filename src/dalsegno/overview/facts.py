@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dalsegno.health.messages import GpuReading
 from dalsegno.health.result import Remedy
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.slurm.facts import NodeInfo, parse_node_state
@@ -51,14 +52,11 @@ class ObservedRun:
 
 
 @dataclass(frozen=True)
-class GpuFigures:
-    """The load of one GPU. Unknown values are None."""
+class FailingScrape:
+    """A host that Prometheus cannot read, and the job of Prometheus that reads it."""
 
-    index: int
-    utilization_percent: float | None = None
-    temperature_c: float | None = None
-    memory_used_mib: float | None = None
-    memory_total_mib: float | None = None
+    job: str
+    host: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class Overview:
     runs: tuple[ObservedRun, ...] = ()
     all_runs: bool = True  # False if only the runs of this user are known
     events: tuple[Event, ...] = ()  # oldest first
-    gpus: Mapping[str, tuple[GpuFigures, ...]] = field(default_factory=dict)  # by node, as far as known
+    gpus: Mapping[str, tuple[GpuReading, ...]] = field(default_factory=dict)  # by node, from connected agents
+    failing_scrapes: tuple[FailingScrape, ...] = ()  # empty without Prometheus
 
     @property
     def slurm_answers(self) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dalsegno.errors import CommandFailed, DalsegnoError
-from dalsegno.overview.facts import ObservedRun, RecoveryView, read_controller
+from dalsegno.health.messages import BadReport, GpuReading, parse_readings
+from dalsegno.overview.facts import FailingScrape, ObservedRun, RecoveryView, read_controller
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.event import Event, read_event
 from dalsegno.runs.folder import RunFolder
@@ -17,10 +19,12 @@ from dalsegno.runs.status import RunStatus, coordinator_is_dead, is_over, read_s
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
-from dalsegno.system.files import owner_name
-from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus, job_status
+from dalsegno.system.files import user_of
+from dalsegno.targets.base import CanMonitor, ClusterPhase, ClusterStatus, NodeStatus, Target, job_status
+from dalsegno.wire.liveness import Presence
 
 CONTROLLER_S = 3.0
+PROMETHEUS_S = 1.0
 
 
 def ask_recovery_view(controller: Path) -> RecoveryView:
@@ -31,6 +35,26 @@ def ask_recovery_view(controller: Path) -> RecoveryView:
         hint = "`dalsegno up` restarts a controller of another version"
         raise DalsegnoError(str(nodes.get("error") or "the controller's answer cannot be read"), hint=hint)
     return read_controller(nodes, automation)
+
+
+def ask_gpus(controller: Path) -> dict[str, tuple[GpuReading, ...]]:
+    """Return the last readings of the GPUs of each node, which their agents sent to the controller."""
+    return read_agents(ask(controller, {"agents": True}, CONTROLLER_S))
+
+
+def read_agents(answer: Mapping[str, Any]) -> dict[str, tuple[GpuReading, ...]]:
+    """Return the readings of each node whose agent is connected. Those of other nodes may be old."""
+    agents = [each for each in answer.get("agents", ()) if each.get("presence") == Presence.CONNECTED.value]
+    found = {str(each["node"]): read_gpus(each) for each in agents}
+    return {node: gpus for node, gpus in found.items() if gpus}
+
+
+def read_gpus(agent: Mapping[str, Any]) -> tuple[GpuReading, ...]:
+    """Parse the readings in the controller's view of an agent; empty if a controller of another version has none."""
+    rows = agent.get("readings")
+    with contextlib.suppress(BadReport):
+        return parse_readings(rows) if rows else ()
+    return ()
 
 
 def ask_events(controller: Path, since: int) -> list[Event]:
@@ -46,7 +70,26 @@ def ask_run_folders(controller: Path) -> list[RunFolder]:
     return [RunFolder(Path(folder)) for folder in folders if isinstance(folder, str) and folder.startswith("/")]
 
 
-def read_runs(folders: Iterable[RunFolder], *, progress: bool = False) -> list[ObservedRun]:
+def ask_failing_scrapes(target: Target) -> tuple[FailingScrape, ...]:
+    """Return what the cluster's Prometheus cannot read; empty if it does not run, or if this user may not ask it."""
+    from dalsegno.observe.prometheus_client import (  # imported late, as few clusters need it
+        PrometheusClient,
+        ScrapeState,
+    )
+
+    if not isinstance(target, CanMonitor) or not target.has_monitor():
+        return ()
+    layout = target.monitor_layout()
+    with contextlib.suppress(DalsegnoError, OSError):  # a Prometheus that is dead is one of the dead daemons
+        client = PrometheusClient(layout.prometheus, Path(layout.password_file).read_text().strip(), PROMETHEUS_S)
+        down = [each for each in client.targets() if each.state is ScrapeState.DOWN]
+        return tuple(FailingScrape(each.job, each.host) for each in down)
+    return ()
+
+
+def read_runs(
+    folders: Iterable[RunFolder], *, progress: bool = False, name_of: Callable[[int], str] = user_of
+) -> list[ObservedRun]:
     """Read the runs in these folders, newest first. Runs that cannot be read are left out: the user may have
     removed the folder, or root may lack permission to read it from this host."""
     found = {}
@@ -54,7 +97,7 @@ def read_runs(folders: Iterable[RunFolder], *, progress: bool = False) -> list[O
         with contextlib.suppress(DalsegnoError, OSError):
             status = read_status(folder.status)
             if status is not None and status.run == folder.run:  # the file of a run cannot stand for another run
-                status = replace(status, user=owner_name(folder.root))
+                status = replace(status, user=name_of(folder.root.stat().st_uid))
                 found[status.run] = _view(folder, status, progress)
     return sorted(found.values(), key=lambda run: -run.status.created)
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from dalsegno.overview.conditions import NodeCondition, RunImpact, node_conditions, run_impact
-from dalsegno.overview.facts import Overview
+from dalsegno.overview.facts import FailingScrape, Overview
 from dalsegno.targets.base import ClusterPhase, DaemonStatus, counted
 
 
@@ -26,6 +26,7 @@ class VerdictCode(Enum):
     NODES_LEFT_ALONE = "nodes-left-alone"
     NODES_SUSPECTED = "nodes-suspected"
     RECOVERY_PAUSED = "recovery-paused"
+    SCRAPES_FAILING = "scrapes-failing"  # Prometheus cannot read an exporter, although the daemon runs
     PROBLEMS = "problems"  # other problems, such as injected faults
     HEALTHY = "healthy"
 
@@ -38,7 +39,12 @@ class VerdictLevel(Enum):
     BAD = "bad"
 
 
-_WARNINGS = (VerdictCode.NODES_REPAIRED, VerdictCode.NODES_LEFT_ALONE, VerdictCode.NODES_SUSPECTED)
+_WARNINGS = (
+    VerdictCode.NODES_REPAIRED,
+    VerdictCode.NODES_LEFT_ALONE,
+    VerdictCode.NODES_SUSPECTED,
+    VerdictCode.SCRAPES_FAILING,
+)
 _CODES = {
     NodeCondition.LEFT_ALONE: VerdictCode.NODES_LEFT_ALONE,
     NodeCondition.SUSPECTED: VerdictCode.NODES_SUSPECTED,
@@ -90,6 +96,7 @@ class ClusterVerdict:
     all_runs: bool = True
     dead: tuple[DaemonStatus, ...] = ()  # daemons that do not run, except those of nodes that are out of service
     problems: int = 0
+    failing_scrapes: tuple[FailingScrape, ...] = ()  # except those of dead daemons and of nodes out of service
 
     @property
     def code(self) -> VerdictCode:
@@ -122,6 +129,7 @@ def assess(overview: Overview) -> ClusterVerdict:
         all_runs=overview.all_runs,
         dead=tuple(_dead_daemons(status.daemons, conditions)),
         problems=len(status.problems),
+        failing_scrapes=tuple(_failing_scrapes(overview, conditions)),
     )
     codes = {*verdict.codes, *_find_codes(overview, verdict)}
     if codes & _ALONE:
@@ -149,6 +157,8 @@ def _find_codes(overview: Overview, verdict: ClusterVerdict) -> Iterator[Verdict
         yield VerdictCode.TRAINING_AFFECTED
     if overview.controller and overview.controller.paused:
         yield VerdictCode.RECOVERY_PAUSED
+    if verdict.failing_scrapes:
+        yield VerdictCode.SCRAPES_FAILING
     explained = verdict.dead or verdict.nodes or verdict.codes
     if status.phase is ClusterPhase.DEGRADED and not explained:
         yield VerdictCode.PROBLEMS
@@ -171,10 +181,22 @@ def _run_groups(overview: Overview) -> Iterator[RunGroup]:
 
 def _dead_daemons(daemons: Iterable[DaemonStatus], conditions: dict[str, NodeCondition]) -> Iterator[DaemonStatus]:
     """Yield the dead daemons, except those on a node that is out of service, where daemons need not run."""
-    running = (NodeCondition.IN_SERVICE, NodeCondition.LENT, NodeCondition.SPARE, NodeCondition.SUSPECTED)
     for daemon in daemons:
-        if not daemon.running and conditions.get(daemon.host, NodeCondition.IN_SERVICE) in running:
+        if not daemon.running and _should_run(daemon.host, conditions):
             yield daemon
+
+
+def _should_run(host: str, conditions: dict[str, NodeCondition]) -> bool:
+    running = (NodeCondition.IN_SERVICE, NodeCondition.LENT, NodeCondition.SPARE, NodeCondition.SUSPECTED)
+    return conditions.get(host, NodeCondition.IN_SERVICE) in running
+
+
+def _failing_scrapes(overview: Overview, conditions: dict[str, NodeCondition]) -> Iterator[FailingScrape]:
+    """Yield what Prometheus cannot read, except on hosts where a dead daemon or the node's condition explains it."""
+    dead = {daemon.host for daemon in overview.status.daemons if not daemon.running}
+    for scrape in overview.failing_scrapes:
+        if scrape.host not in dead and _should_run(scrape.host, conditions):
+            yield scrape
 
 
 # The text
@@ -212,6 +234,7 @@ _RUNS = {
     RunImpact.WAITING: ("waits for nodes", "wait for nodes"),
     RunImpact.SMALLER: ("continues on {size} of {wanted} nodes", "continue on fewer nodes"),
 }
+_EXPORTERS = {"node": "node_exporter", "dalsegno": "the observer"}  # by Prometheus' names of jobs
 _MOST_GROUPS = 3  # maximum number of node groups that the line names
 
 
@@ -260,6 +283,10 @@ def _node_clause(verdict: ClusterVerdict) -> Iterator[str]:
 def _remarks(verdict: ClusterVerdict) -> Iterator[str]:
     if VerdictCode.RECOVERY_PAUSED in verdict.codes:
         yield "automatic recovery is paused"
+    scrapes = verdict.failing_scrapes
+    if scrapes:
+        more = f" and {len(scrapes) - 1} more" if len(scrapes) > 1 else ""
+        yield f"Prometheus cannot read {_EXPORTERS.get(scrapes[0].job, scrapes[0].job)} on {scrapes[0].host}{more}"
     if VerdictCode.PROBLEMS in verdict.codes:
         yield f"there {'is' if verdict.problems == 1 else 'are'} {counted(verdict.problems, 'warning')}"
 

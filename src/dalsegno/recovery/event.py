@@ -35,7 +35,7 @@ class EventKind(Enum):
     SIGHT = "sight"  # contact with the nodes was lost or regained
     PASSPORT = "passport"  # a replaced GPU was forgiven
     AUTOMATION = "automation"
-    REQUEST = "request"  # a person did something in the web page
+    REQUEST = "request"  # a person did something, in the web page or with `inject`
     UNKNOWN = "unknown"  # written by another version
 
     @classmethod

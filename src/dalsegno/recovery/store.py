@@ -273,7 +273,7 @@ class Journal:
         return found
 
     def record_request(self, node: str, text: str, now: float, stage: EventStage, jobs: tuple[int, ...] = ()) -> None:
-        """Record what a person did in the web page."""
+        """Record what a person did in the web page or with `inject`."""
         self.refresh()
         with self._changing(self.records):
             self._event(now, node, EventKind.REQUEST, text, stage, jobs)

@@ -256,7 +256,7 @@ class Monitoring:
     slack: tuple[SlackAlerts, ...] = ()
     webhook: tuple[WebhookAlerts, ...] = ()
     remote_write: RemoteWrite | None = None
-    gpu_hour_price: float = 0.0  # 0: unknown
+    gpu_hour_price: float | None = None  # None: the list price
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,12 @@ class MonitoringSpec(Section):
         default=False, description="Run Prometheus and Alertmanager on the head node, and node_exporter on every node."
     )
     retention: Seconds = Field(default=15 * 86400, description="How long Prometheus keeps metrics.")
-    gpu_hour_price: float = Field(
-        default=0.0, ge=0, le=1e6, description="Price of a GPU hour, with which the web page shows goodput in money."
+    gpu_hour_price: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        description="Price of a GPU hour, with which the web page shows goodput in money. If not given: a list price, "
+        "if one is known. 0: no money is shown.",
     )
     alerts: AlertReceivers = Field(default_factory=AlertReceivers, description="Who is told of alerts.")
     remote_write: RemoteWriteSpec | None = Field(default=None, description="Amazon Managed Service for Prometheus.")

@@ -174,12 +174,17 @@ def owner_name(path: Path) -> str:
 
 def user_of(uid: int) -> str:
     """Return the name of a user, or the uid if this machine does not know the user."""
+    return find_user(uid) or f"uid {uid}"
+
+
+def find_user(uid: int) -> str:
+    """Return the name of a user; "" if this machine does not know the user."""
     import pwd  # not on Windows
 
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"uid {uid}"
+        return ""
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:

@@ -17,6 +17,7 @@ from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import find_user, user_of
 
 if TYPE_CHECKING:  # only for types: an ordinary `up` imports no module of fault injection
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
@@ -334,11 +335,20 @@ class CanReadLogs(Protocol):
 
 
 @runtime_checkable
-class CanReadMetrics(Protocol):
-    """A target that can read the metrics that node agents write for node_exporter, without contacting them."""
+class CanSeeDaemons(Protocol):
+    """A target that knows which daemons of its hosts do not run, also if asked from inside one of them."""
 
-    def read_metrics(self, node: str) -> str:
-        """Return the node's metrics in Prometheus' text format; "" if there are none."""
+    def dead_daemons(self) -> Sequence[DaemonStatus]:
+        """Return the daemons that should run and do not, without asking Slurm."""
+        ...
+
+
+@runtime_checkable
+class CanNameUsers(Protocol):
+    """A target that knows users of its cluster whom this host may not know."""
+
+    def user_name(self, uid: int) -> str:
+        """Return the name of a user, or a phrase with the uid if nobody knows it."""
         ...
 
 
@@ -356,10 +366,6 @@ class CanInject(Protocol):
 
     def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
         """Undo the lasting faults of a node, or only `fault`, and return them."""
-        ...
-
-    def injection_history(self, node: str) -> Sequence[tuple[float, str]]:
-        """Return the times at which faults were injected into a node or undone by a user, each with a description."""
         ...
 
 
@@ -380,6 +386,11 @@ class CanMonitor(Protocol):
         ...
 
 
+def name_user(target: Target | None, uid: int) -> str:
+    """Return the name of a user, as this host or the target knows it."""
+    return find_user(uid) or (target.user_name(uid) if isinstance(target, CanNameUsers) else user_of(uid))
+
+
 _Ability = TypeVar("_Ability")
 _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and what to do without it
     CanReset: ("reset GPUs", "reboot or replace the node"),
@@ -388,8 +399,9 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanResize: ("resize partitions", "change `nodes` in the cluster file, then run `dalsegno up`"),
     CanSeePower: ("see whether machines are off", ""),
     CanReadLogs: ("read the logs of machines that are off", ""),
+    CanNameUsers: ("name the users of its hosts", ""),
+    CanSeeDaemons: ("see which daemons run", ""),
     CanMonitor: ("run Prometheus", "`dalsegno monitor config` writes the configuration for your own Prometheus"),
-    CanReadMetrics: ("read the metrics of nodes", ""),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 

@@ -221,6 +221,9 @@ class Checkpointer:
                 names = ", ".join(f"`{name}`" for name in missing)
                 self._warn(f"no saved state of {names} for this rank: it starts as the script created it")
             self._say(f"resuming from step {found.step} ({found.source})")
+            if self._agent and rank == 0:
+                generation = self._where.generation
+                self._agent.send({"resumed": found.step, "source": found.source, "generation": generation})
         return found
 
     def _start_keeping(self, keep: int, keep_every: int | None) -> RankSnapshots:

@@ -10,10 +10,11 @@ from dalsegno.overview.facts import ObservedRun, Overview, RecoveryView
 from dalsegno.overview.gather import is_silent, node_status
 from dalsegno.overview.verdict import ClusterVerdict, assess
 from dalsegno.slurm.facts import NodeInfo, NodeState
-from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus
-from dalsegno.web.snapshot import ControllerPart, RunPicture, SlurmPart
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, NodeStatus
+from dalsegno.web.snapshot import ControllerPart, HostPart, RunPicture, SlurmPart
 from dalsegno.wire.liveness import Presence
 
+OBSERVER = DaemonStatus("", "observer", running=True)  # it makes the verdict, so not all daemons are dead
 SLURM, CONTROLLER = "slurm", "controller"  # names of sources
 
 
@@ -25,20 +26,30 @@ class Assessor:
         self._known: tuple[object, ClusterVerdict] | None = None
 
     def verdict(
-        self, slurm: SlurmPart, controller: ControllerPart, runs: Sequence[RunPicture], silent: Collection[str]
+        self,
+        slurm: SlurmPart,
+        controller: ControllerPart,
+        hosts: HostPart,
+        runs: Sequence[RunPicture],
+        silent: Collection[str],
     ) -> ClusterVerdict:
         now = time.time()
         active = [(run.status, is_silent(run.status, now)) for run in runs if not run.status.over]
         gone = {name for name, agent in controller.agents.items() if agent.presence is Presence.GONE}
         rules = (controller.care, controller.automation.paused, controller.slurm_users)
-        key = (slurm.nodes, rules, gone, active, frozenset(silent))
+        key = (slurm.nodes, rules, gone, hosts, active, frozenset(silent))
         if self._known is None or self._known[0] != key:
-            self._known = key, assess_picture(slurm, controller, runs, silent, now)
+            self._known = key, assess_picture(slurm, controller, hosts, runs, silent, now)
         return self._known[1]
 
 
 def assess_picture(
-    slurm: SlurmPart, controller: ControllerPart, runs: Sequence[RunPicture], silent: Collection[str], now: float
+    slurm: SlurmPart,
+    controller: ControllerPart,
+    hosts: HostPart,
+    runs: Sequence[RunPicture],
+    silent: Collection[str],
+    now: float,
 ) -> ClusterVerdict:
     """Return the verdict. `silent` names the sources that do not answer."""
     known = {info.name: info for info in slurm.nodes}
@@ -48,11 +59,13 @@ def assess_picture(
         "",
         ClusterPhase.UP,
         tuple(_node(info, controller) for info in (*slurm.nodes, *unknown)),
+        (*hosts.dead, OBSERVER),
         jobs=None if SLURM in silent else (),
     )
     view = RecoveryView(controller.care, controller.automation.paused, controller.slurm_users)
     observed = tuple(ObservedRun(run.status, run.progress, is_silent(run.status, now)) for run in runs)
-    return assess(Overview(status, None if CONTROLLER in silent else view, runs=observed))
+    scrapes = hosts.failing_scrapes
+    return assess(Overview(status, None if CONTROLLER in silent else view, runs=observed, failing_scrapes=scrapes))
 
 
 def _node(info: NodeInfo, controller: ControllerPart) -> NodeStatus:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.hardware.catalog import find_price
 from dalsegno.health.result import Verdict
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.event import read_event
@@ -24,7 +25,16 @@ from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.run_files import read_entries, read_gpus_per_node, read_points
 from dalsegno.web.snapshot import RunPicture
 from dalsegno.web.sources import ANSWER_S, record_of
-from dalsegno.web.view import CheckRecord, DrillSummary, EvidenceBundle, GpuRecord, NodeDetails, RunDetails, UserHours
+from dalsegno.web.view import (
+    CheckRecord,
+    DrillSummary,
+    EvidenceBundle,
+    GpuPrice,
+    GpuRecord,
+    NodeDetails,
+    RunDetails,
+    UserHours,
+)
 
 MAX_DRILLS = 50
 MAX_BUNDLES = 10
@@ -47,8 +57,8 @@ class ClusterData:
         self._gpus: dict[str, tuple[tuple[int, int, bool], int]] = {}  # folder of a run -> when it was counted, GPUs
 
     @property
-    def gpu_hour_price(self) -> float:
-        return self._cluster().monitoring.gpu_hour_price
+    def gpu_price(self) -> GpuPrice:
+        return price_of(self._cluster())
 
     def node_details(self, node: str) -> NodeDetails:
         """Return what the controller recorded; without a controller, only the evidence."""
@@ -96,6 +106,22 @@ class ClusterData:
 
     def drills(self) -> Sequence[DrillSummary]:
         return read_drills(self._folder.drills)
+
+
+def price_of(cluster: Cluster) -> GpuPrice:
+    """Return the price of a GPU hour: the one in the cluster file, else the list price of the cluster's GPUs."""
+    own = cluster.monitoring.gpu_hour_price
+    if own is not None:
+        return GpuPrice(own, f"at {own:g} per GPU hour, as the cluster file says") if own else GpuPrice()
+    found = [(node.gpus, find_price(node.instance, node.gpu_type)) for node in cluster.nodes if node.gpus]
+    known = [(gpus, price) for gpus, price in found if price is not None]
+    if not known or len(known) < len(found):
+        return GpuPrice()
+    amount = sum(gpus * price.usd_per_gpu_hour for gpus, price in known) / sum(gpus for gpus, _ in known)
+    names = list(dict.fromkeys(f"{price.source} ({price.date})" for _, price in known))
+    of = names[0] if len(names) == 1 else f"the mean of {', '.join(names[:3])}" + (" …" if len(names) > 3 else "")
+    text = f"at {amount:.4g} USD per GPU hour, the list price of {of}; monitoring.gpu_hour_price sets your own"
+    return GpuPrice(amount, text)
 
 
 def parse_details(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.web.assessment import Assessor
-from dalsegno.web.snapshot import ClusterPicture, ControllerPart, NodeView, RunPicture, SlurmPart, node_views
+from dalsegno.web.snapshot import ClusterPicture, ControllerPart, HostPart, NodeView, RunPicture, SlurmPart, node_views
 from dalsegno.web.sources import PictureSources
 
 log = logging.getLogger("web.live")
@@ -26,6 +26,7 @@ SMALL, LARGE = 64, 2048  # nodes
 CONTROLLER_S = (0.5, 0.8, 2.0)
 SLURM_S = (0.8, 0.8, 4.0)
 RUNS_S = (0.8, 0.8, 2.0)
+HOSTS_S = (1.0, 3.0, 10.0)
 FRESH_S = 10.0  # a picture up to this age is shown without waiting for a new one
 SLOW_S = 1.0  # Slurm's commands take 9 s to report that slurmctld does not answer
 LATE_S = 3.0  # a source that takes longer is reported as silent
@@ -33,6 +34,7 @@ SILENT_TEXT = {
     "slurm": "slurmctld does not answer",
     "controller": "the controller does not answer",
     "runs": "the files of runs cannot be read",
+    "hosts": "the daemons of hosts cannot be seen",
 }
 FIRST_S = 3.0  # how long the first page waits for the first picture
 
@@ -54,6 +56,7 @@ class LivePicture:
         # Numbers do not start over with the observer: a browser would take another picture for the one it shows.
         self._snapshot = ClusterPicture(int(time.time() * 10) % 10**9, cluster=cluster)
         self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunPicture, ...]()
+        self._hosts = HostPart()
         self._joined: tuple[SlurmPart, ControllerPart] | None = None
         self._nodes: Mapping[str, NodeView] = {}
         self._assessor = Assessor()
@@ -70,6 +73,7 @@ class LivePicture:
             ("slurm", self._ask_slurm, SLURM_S),
             ("controller", self._ask_controller, CONTROLLER_S),
             ("runs", self._ask_runs, RUNS_S),
+            ("hosts", self._ask_hosts, HOSTS_S),
         ):
             args = (name, ask, intervals)
             threading.Thread(target=self._repeat, args=args, name=f"live-{name}", daemon=True).start()
@@ -128,7 +132,8 @@ class LivePicture:
         """Return whether every source answered a short while ago. No page waits for one that is known to be slow."""
         now = self._clock()
         slow = {*self._slow, *(name for name, began in list(self._began.items()) if now - began > SLOW_S)}
-        return all(self._answered.get(name, float("-inf")) >= now - FRESH_S for name in set(self._soon) - slow)
+        needed = set(self._soon) - slow - {"hosts"}  # importing the target takes long
+        return all(self._answered.get(name, float("-inf")) >= now - FRESH_S for name in needed)
 
     def _is_wanted(self) -> bool:
         return self._watchers > 0 or self._clock() < self._wanted_until
@@ -173,6 +178,9 @@ class LivePicture:
     def _ask_runs(self) -> None:
         self._runs = self._sources.runs()
 
+    def _ask_hosts(self) -> None:
+        self._hosts = self._sources.hosts()
+
     def _note(self, name: str, trouble: _Trouble | None) -> None:
         """Make the next snapshot, and wake the watchers if it differs."""
         with self._changed:
@@ -209,5 +217,5 @@ class LivePicture:
             self._controller.events,
             self._controller.automation,
             tuple(troubles.values()),
-            self._assessor.verdict(self._slurm, self._controller, self._runs, troubles),
+            self._assessor.verdict(self._slurm, self._controller, self._hosts, self._runs, troubles),
         )

@@ -40,8 +40,15 @@ def role_of(uid: int, owners: Collection[int]) -> WebRole:
 class LoginServer:
     """Answers `{"login": true}`, `{"link": true}` and `{"revoke": true}`. `address` is the HOST:PORT of the page."""
 
-    def __init__(self, folder: Path, sessions: Sessions, address: str, owner: Callable[[], int | None]) -> None:
-        self._sessions, self._address, self._owner = sessions, address, owner
+    def __init__(
+        self,
+        folder: Path,
+        sessions: Sessions,
+        address: str,
+        owner: Callable[[], int | None],
+        name_of: Callable[[int], str] = user_of,
+    ) -> None:
+        self._sessions, self._address, self._owner, self._name_of = sessions, address, owner, name_of
         self._selector = selectors.DefaultSelector()
         listener = listen_at(folder / SOCKET, 0o666)
         complain = RefusalLog(log.warning).log
@@ -67,7 +74,7 @@ class LoginServer:
 
     def answer(self, uid: int, request: Message) -> Message:
         """Answer one request of a user."""
-        role, user = role_of(uid, own_uids(self._owner())), user_of(uid)
+        role, user = role_of(uid, own_uids(self._owner())), self._name_of(uid)
         if request == {"login": True}:
             log.info("login of %s (%s)", user, role.value)
             return self._granted(self._sessions.issue(role, uid, user), role, TOKEN_S)

@@ -9,7 +9,7 @@ from enum import Enum
 from dalsegno.health.messages import GpuReading
 from dalsegno.health.result import Verdict
 from dalsegno.overview.conditions import is_held_back
-from dalsegno.overview.facts import SLURM_USERS, NodeRecovery
+from dalsegno.overview.facts import SLURM_USERS, FailingScrape, NodeRecovery
 from dalsegno.overview.verdict import ClusterVerdict, VerdictCode
 from dalsegno.recovery.event import Event
 from dalsegno.recovery.phase import NodePhase
@@ -17,6 +17,7 @@ from dalsegno.recovery.reason import describe_reason
 from dalsegno.runs.coordinator.goodput import TrainingProgress
 from dalsegno.runs.status import RunStatus
 from dalsegno.slurm.facts import JobInfo, NodeInfo, NodeState
+from dalsegno.targets.base import DaemonStatus
 from dalsegno.wire.liveness import Presence
 
 
@@ -98,6 +99,14 @@ class ControllerPart:
 
 
 @dataclass(frozen=True)
+class HostPart:
+    """What is known about the daemons of hosts: those that do not run, and what Prometheus cannot read."""
+
+    dead: tuple[DaemonStatus, ...] = ()
+    failing_scrapes: tuple[FailingScrape, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunPicture:
     """A run, from the files in its folder. `kept`: the controller keeps it alive."""
 
@@ -148,7 +157,7 @@ class NodeView:
 class ClusterPicture:
     """Everything that the pages show. `troubles` describe sources that do not answer; their data is the last known.
 
-    `verdict` is that of `dalsegno status`, except that the hosts are not asked about their daemons.
+    `verdict` is the one of `dalsegno status`.
     """
 
     number: int = 0

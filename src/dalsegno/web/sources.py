@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
-from dalsegno.health.messages import BadReport, GpuReading, parse_readings
 from dalsegno.health.result import Verdict
 from dalsegno.overview.facts import read_node
+from dalsegno.overview.gather import ask_failing_scrapes, read_gpus
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.event import Event, read_event
 from dalsegno.recovery.reason import slurm_users_of
 from dalsegno.recovery.run_records import RunRecord, RunRecords
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
+from dalsegno.targets.base import CanSeeDaemons, Target
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.run_files import read_run
-from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, NodeCare, RunPicture, SlurmPart
+from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, HostPart, NodeCare, RunPicture, SlurmPart
 from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import Presence
 
@@ -38,14 +38,16 @@ class PictureSources(Protocol):
 
     def controller(self) -> ControllerPart: ...
 
+    def hosts(self) -> HostPart: ...
+
     def runs(self) -> tuple[RunPicture, ...]: ...
 
 
 class ClusterReader:
     """The sources of a real cluster, by its state folder."""
 
-    def __init__(self, folder: ClusterFolder, client: SlurmClient) -> None:
-        self._folder, self._client = folder, client
+    def __init__(self, folder: ClusterFolder, client: SlurmClient, target: Callable[[], Target]) -> None:
+        self._folder, self._client, self._target = folder, client, target
         self._events: tuple[Event, ...] = ()
         self._ended: dict[RunRecord, RunPicture | None] = {}
         self._ended_until = 0.0
@@ -69,6 +71,11 @@ class ClusterReader:
             self._events,
             slurm_users_of(answer),
         )
+
+    def hosts(self) -> HostPart:
+        target = self._target()
+        dead = tuple(target.dead_daemons()) if isinstance(target, CanSeeDaemons) else ()
+        return HostPart(dead, ask_failing_scrapes(target))
 
     def _with_new_events(self) -> tuple[Event, ...]:
         """Return the known events and those since. If the last known one is gone, the journal is a new one."""
@@ -116,7 +123,7 @@ def parse_agent(message: Mapping[str, Any]) -> AgentReport:
         float(message.get("heard") or 0.0),
         int(message.get("checks") or 0),
         tuple((str(check), _verdict(verdict), str(text)) for check, verdict, text in message.get("findings") or ()),
-        _readings(message.get("readings")),
+        read_gpus(message),
     )
 
 
@@ -126,12 +133,6 @@ def _presence(word: object) -> Presence:
 
 def _verdict(word: object) -> Verdict:
     return next((each for each in Verdict if each.value == word), Verdict.UNKNOWN)
-
-
-def _readings(rows: object) -> tuple[GpuReading, ...]:
-    with contextlib.suppress(BadReport):
-        return parse_readings(rows) if rows else ()
-    return ()
 
 
 def parse_automation(message: Mapping[str, Any]) -> Automation:
@@ -150,6 +151,10 @@ class PlayedSources:
     slurm_part: SlurmPart | DalsegnoError
     controller_part: ControllerPart | DalsegnoError
     run_views: Sequence[RunPicture] = ()
+    host_part: HostPart = field(default_factory=HostPart)
+
+    def hosts(self) -> HostPart:
+        return self.host_part
 
     def slurm(self) -> SlurmPart:
         if isinstance(self.slurm_part, DalsegnoError):

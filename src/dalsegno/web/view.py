@@ -153,7 +153,15 @@ class PageData(Protocol):
         ...
 
     @property
-    def gpu_hour_price(self) -> float: ...
+    def gpu_price(self) -> GpuPrice: ...
+
+
+@dataclass(frozen=True)
+class GpuPrice:
+    """The price of a GPU hour, and how the page names it. An amount of 0 means that no money is shown."""
+
+    amount: float = 0.0
+    text: str = "set monitoring.gpu_hour_price in the cluster file to see money"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dalsegno.health import Remedy
 from dalsegno.health import Verdict as CheckVerdict
+from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.facts import NodeFault
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.reason import SLURM_USERS, Topic, read_reason, rule_of, slurm_users_of
@@ -56,7 +57,8 @@ def read_controller_view(answer: Mapping[str, Any]) -> ControllerView:
 
 def _moments(answer: Mapping[str, Any]) -> Iterator[Moment]:
     for event in answer.get("events", ()):
-        yield Moment(float(event["at"]), "controller", str(event["text"]))
+        asked = EventKind(event.get("kind")) is EventKind.REQUEST
+        yield Moment(float(event["at"]), "person" if asked else "controller", str(event["text"]))
     for each in answer.get("checks", ()):
         yield Moment(float(each["at"]), "check", f"{each['check']} {each['verdict']}: {each['text']}")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.overview.facts import GpuFigures, ObservedRun, Overview, RecoveryView
+from dalsegno.health.messages import GpuReading
+from dalsegno.overview.facts import FailingScrape, ObservedRun, Overview, RecoveryView
 from dalsegno.recovery.event import Event
 from dalsegno.targets.base import ClusterStatus
 from tests.overview.clusters import healthy, replacing, run, with_runs
@@ -38,8 +39,11 @@ class PlayedSources:
     def runs(self, *, progress: bool = False, ended: bool = False) -> Sequence[ObservedRun]:
         return self.overview.runs
 
-    def gpus(self, nodes: Iterable[str]) -> Mapping[str, tuple[GpuFigures, ...]]:
-        return {name: figures for name, figures in self.overview.gpus.items() if name in set(nodes)}
+    def failing_scrapes(self) -> tuple[FailingScrape, ...]:
+        return self.overview.failing_scrapes
+
+    def gpus(self) -> Mapping[str, tuple[GpuReading, ...]]:
+        return self.overview.gpus
 
 
 class FailingSources(PlayedSources):

@@ -12,7 +12,8 @@ from dalsegno.cli.live.facts import LiveFacts, SourceHealth, live_facts
 from dalsegno.cli.live.frame import Frame, ScreenSize, frame_text, render, share_rows
 from dalsegno.cli.live.text import columns_of, plain_text
 from dalsegno.cli.live.view import Panel, ViewState
-from dalsegno.overview.facts import GpuFigures, Overview
+from dalsegno.health.messages import GpuReading
+from dalsegno.overview.facts import Overview
 from dalsegno.recovery.event import Event, EventKind, EventStage
 from dalsegno.runs.coordinator.goodput import Goodput, TimeKind, TrainingProgress
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase
@@ -60,7 +61,7 @@ def training() -> Overview:
             ("replaced", EventStage.BEGUN),
         ))
     )  # fmt: skip
-    figures = {"train-1": tuple(GpuFigures(gpu, 90.0 + gpu, 60.0 + gpu, 40_960.0, 81_920.0) for gpu in range(8))}
+    figures = {"train-1": tuple(GpuReading(gpu, 60.0 + gpu, 40_960.0, 81_920.0, 90.0 + gpu) for gpu in range(8))}
     overview = with_status(overview, jobs=jobs, facts={"Slurm": "22.05.8"})
     return replace(with_node(overview, "train-1", gpus_used=8, state="allocated"), events=events, gpus=figures)
 

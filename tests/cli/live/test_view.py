@@ -12,9 +12,12 @@ from dalsegno.cli.live.table import Column, cells, lay_out
 from dalsegno.cli.live.text import columns_of, cut, fill
 from dalsegno.cli.live.view import MAX_FILTER, Panel, PanelSize, ViewState, press
 from dalsegno.errors import DalsegnoError
-from dalsegno.overview.gpus import parse_gpu_figures
+from dalsegno.health.messages import GpuReading
+from dalsegno.overview.gather import read_agents
 from dalsegno.overview.verdict import VerdictCode, describe
+from dalsegno.recovery.agent_view import AgentView, views_message
 from dalsegno.recovery.event import Event, EventKind
+from dalsegno.wire.liveness import Presence
 from tests.cli.live.played import FailingSources, PlayedSources
 from tests.overview.clusters import healthy
 
@@ -145,24 +148,30 @@ def test_only_the_last_events_are_kept():
     assert facts is not None and [facts.overview.events[at].id for at in (0, -1)] == [2 * EVENTS + 1, 3 * EVENTS]
 
 
-METRICS = """# TYPE DCGM_FI_DEV_GPU_UTIL gauge
-DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",modelName="H100 {x} \\"gpu=\\""} 97
-DCGM_FI_DEV_GPU_UTIL{gpu="1",UUID="GPU-b"} NaN
-DCGM_FI_DEV_GPU_TEMP{UUID="GPU-b",gpu="1"} 61.5
-DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-a"} 1024
-DCGM_FI_DEV_FB_FREE{gpu="0",UUID="GPU-a"} 3072
-DCGM_FI_DEV_POWER_USAGE{gpu="0"} 700
-dalsegno_node_metrics_timestamp_seconds 1000.5
-"""
+def agent(node: str, presence: Presence, *gpus: GpuReading) -> AgentView:
+    return AgentView(node, presence, readings=gpus)
 
 
-def test_gpu_figures_come_from_the_metrics_of_the_node():
-    found = parse_gpu_figures(METRICS, now=1010.0)
-    loads = [(gpu.index, gpu.utilization_percent, gpu.temperature_c) for gpu in found]
-    assert loads == [(0, 97, None), (1, None, 61.5)]
-    assert [(gpu.memory_used_mib, gpu.memory_total_mib) for gpu in found] == [(1024, 4096), (None, None)]
+def test_gpu_readings_come_from_connected_agents():
+    gpu = GpuReading(0, 61.5, 1024, 4096, 95)
+    views = [
+        agent("n1", Presence.CONNECTED, gpu, GpuReading(1)),
+        agent("n2", Presence.AGENT_DEAD, gpu),  # its last readings are old
+        agent("n3", Presence.CONNECTED),
+    ]
+    assert read_agents(views_message(views)) == {"n1": (gpu, GpuReading(1))}
+    assert read_agents({"error": "unknown request"}) == {}, "a controller of another version"
 
 
-def test_old_or_damaged_metrics_give_no_figures():
-    assert parse_gpu_figures(METRICS, now=1100.0) == ()
-    assert parse_gpu_figures(METRICS.replace("1000.5", "soon"), now=1010.0) == () == parse_gpu_figures("", 0.0)
+def test_gpu_readings_are_not_shown_while_the_controller_is_silent():
+    gpus = {"train-1": (GpuReading(0, 60.0),)}
+    sources = PlayedSources(replace(healthy(), gpus=gpus))
+    readings = LiveReadings(sources)
+    for source in (LiveSource.SLURM, LiveSource.CONTROLLER):
+        readings.poll(source)
+    facts = readings.facts()
+    assert facts is not None and facts.overview.gpus == gpus
+    sources.controller_answers = False
+    readings.poll(LiveSource.CONTROLLER)
+    facts = readings.facts()
+    assert facts is not None and facts.overview.gpus == {}

@@ -13,9 +13,10 @@ from dalsegno.cli.live.text import Tone, TonedText
 from dalsegno.cli.live.view import Panel
 from dalsegno.cli.statusline import age, clock, elapsed_s, ended_state, members
 from dalsegno.errors import DalsegnoError
+from dalsegno.health.messages import GpuReading
 from dalsegno.hostlist import expand
 from dalsegno.overview.conditions import NodeCondition, node_conditions, run_impact
-from dalsegno.overview.facts import GpuFigures, NodeRecovery, ObservedRun
+from dalsegno.overview.facts import NodeRecovery, ObservedRun
 from dalsegno.recovery.event import Event, EventStage
 from dalsegno.runs.status import is_over
 from dalsegno.slurm.facts import JobState
@@ -181,7 +182,7 @@ def _gpu_panel(facts: LiveFacts, wanted: Filter, jobs: Mapping[str, list[JobStat
     return PanelRows(f"GPUS ({used} of {total} in use)" if total else "GPUS", rows, "no GPUs")
 
 
-def _gpu_row(node: NodeStatus, figures: Sequence[GpuFigures]) -> Row:
+def _gpu_row(node: NodeStatus, figures: Sequence[GpuReading]) -> Row:
     """Return the mean utilisation, the highest temperature and the memory of a node's GPUs."""
     loads = [gpu.utilization_percent for gpu in figures]
     known = [load for load in loads if load is not None]

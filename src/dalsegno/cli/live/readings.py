@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dalsegno.cli.live.facts import LiveFacts, LiveSource, SourceHealth, live_facts
 from dalsegno.errors import DalsegnoError
-from dalsegno.overview.facts import GpuFigures, ObservedRun, Overview, RecoveryView
+from dalsegno.health.messages import GpuReading
+from dalsegno.overview.facts import FailingScrape, ObservedRun, Overview, RecoveryView
 
 if TYPE_CHECKING:
     from dalsegno.recovery.event import Event
@@ -38,7 +39,9 @@ class LiveSources(Protocol):
 
     def runs(self, *, progress: bool = False, ended: bool = False) -> Sequence[ObservedRun]: ...
 
-    def gpus(self, nodes: Iterable[str]) -> Mapping[str, tuple[GpuFigures, ...]]: ...
+    def failing_scrapes(self) -> tuple[FailingScrape, ...]: ...
+
+    def gpus(self) -> Mapping[str, tuple[GpuReading, ...]]: ...
 
 
 def default_interval_s(nodes: int) -> float:
@@ -56,7 +59,8 @@ class LiveReadings:
         self._view: RecoveryView | None = None
         self._events: list[Event] = []
         self._runs: tuple[ObservedRun, ...] = ()
-        self._gpus: Mapping[str, tuple[GpuFigures, ...]] = {}
+        self._failing_scrapes: tuple[FailingScrape, ...] = ()
+        self._gpus: Mapping[str, tuple[GpuReading, ...]] = {}
         self._health = {source: SourceHealth() for source in LiveSource}
         self._first_error: DalsegnoError | None = None
 
@@ -82,19 +86,18 @@ class LiveReadings:
             self._health[source] = before.failed(now, error) if error else before.answered(now)
 
     def _ask_slurm(self) -> str:
-        status = self._sources.status()
-        gpus = self._sources.gpus(node.name for node in status.nodes if node.gpus)
+        status, failing = self._sources.status(), self._sources.failing_scrapes()
         with self._lock:
-            self._status, self._gpus = status, gpus
+            self._status, self._failing_scrapes = status, failing
             self._known = status if status.jobs is not None or self._known is None else self._known
         return "" if status.jobs is not None else "no answer"
 
     def _ask_controller(self) -> str:
         view = self._sources.recovery_view()
         since = self._events[-1].id if self._events else -EVENTS
-        new = self._sources.events(since)
+        new, gpus = self._sources.events(since), self._sources.gpus()
         with self._lock:
-            self._view = view
+            self._view, self._gpus = view, gpus
             self._events = [*self._events, *new][-EVENTS:]
         return ""
 
@@ -125,7 +128,8 @@ class LiveReadings:
                 runs=self._runs,
                 all_runs=self._sources.sees_all_runs and not silent,
                 events=tuple(self._events),
-                gpus=self._gpus,
+                gpus={} if silent else self._gpus,
+                failing_scrapes=self._failing_scrapes,
             )
             slurm = self._health[LiveSource.SLURM]
             return live_facts(present, self._known or self._status, self._view, slurm, controller)

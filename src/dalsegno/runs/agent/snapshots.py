@@ -114,6 +114,10 @@ class Snapshots:
             self._send({"kept": self.held()})
         elif "fetched" in message:
             self._fetched(message)
+        elif "resumed" in message:
+            source = "memory" if message.get("source") == "memory" else "disk"
+            resumed, generation = int(message["resumed"]), int(message["generation"])
+            self._send({"resumed": resumed, "source": source, "generation": generation})
         elif "trouble" in message:
             self._send({"note": f"copies of snapshots: {message['trouble']}"})
 

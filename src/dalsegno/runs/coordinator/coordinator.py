@@ -49,6 +49,7 @@ from dalsegno.runs.coordinator.messages import (
     Signalled,
     StacksTaken,
     Stepped,
+    WorkersResumed,
     to_event,
 )
 from dalsegno.runs.coordinator.node_source import NodeSource, RunControl
@@ -221,6 +222,8 @@ class Coordinator:
             self._start_leaving(peer.hello.job, peer.name)
         elif isinstance(message, Stepped):
             self._stepped(message)
+        elif isinstance(message, WorkersResumed) and (why := self.memory.explain_resume(message)):
+            self.note(why)
         elif isinstance(message, StacksTaken):
             self.hangs.stacks_done(peer.name)
         elif isinstance(message, NodeActivity):

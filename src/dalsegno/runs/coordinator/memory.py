@@ -8,7 +8,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dalsegno.runs.coordinator.group import Members
-from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Place, Resume, buddies, whole_steps
+from dalsegno.runs.coordinator.messages import WorkersResumed
+from dalsegno.runs.coordinator.snapshots import (
+    HeldSnapshot,
+    MissingParts,
+    Place,
+    Resume,
+    buddies,
+    find_incomplete,
+    whole_steps,
+)
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, render_safe_steps
 from dalsegno.wire.frames import Message
@@ -16,9 +25,9 @@ from dalsegno.wire.frames import Message
 # Safe steps: which snapshots the ranks of one generation must not overwrite
 
 
-COPY_TIMEOUT_S = 5.0  # time without a new safe step until the floor is raised; this time doubles at each raise
+COPY_TIMEOUT_S = 5.0  # time without a new safe step until the floor is raised; doubles until a step becomes safe
 MAX_COPY_TIMEOUT_S = 300.0
-AHEAD = 8  # how far above the newest step the floor is set; doubles at each raise
+AHEAD = 8  # how far above the newest step the floor is set; doubles until a step becomes safe
 MAX_AHEAD = 4096
 _SHARED = -1
 
@@ -39,6 +48,7 @@ class Safety:
         self._replicated: Counter[Place] = Counter()  # step -> how many of its parts are held by enough nodes
         self._newest = announced.place
         self._since, self._timeout_s, self._ahead = now, COPY_TIMEOUT_S, AHEAD
+        self._last_ahead = AHEAD  # used by the last raise
 
     def update(self, node: str, held: Iterable[HeldSnapshot]) -> None:
         """Update the snapshots that a node holds. The cost depends on the change, not on the total."""
@@ -60,6 +70,7 @@ class Safety:
         place = max(filter(self._may_become_safe, found), default=self.safe.place)
         if place != self.safe.place:
             self.safe = replace(self.safe, place=place)
+            self._become_patient(now)
             self._since = now
         elif self._newest <= max(self.safe.place, self.safe.resumed):
             self._since = now  # there is no newer step that could become safe
@@ -67,9 +78,15 @@ class Safety:
             self._raise_floor(now)
         return self.safe
 
+    def _become_patient(self, now: float) -> None:
+        """Set the limits from what was enough for this step. Without that, every disturbance of a long generation would
+        double them, and after ten of them thousands of steps would have no snapshot."""
+        self._timeout_s = min(max(2 * (now - self._since), COPY_TIMEOUT_S), MAX_COPY_TIMEOUT_S)
+        self._ahead = self._last_ahead
+
     def _raise_floor(self, now: float) -> None:
         self.safe = replace(self.safe, floor=max(self.safe.floor, self._newest[1]) + self._ahead)
-        self._since = now
+        self._since, self._last_ahead = now, self._ahead
         self._timeout_s, self._ahead = min(2 * self._timeout_s, MAX_COPY_TIMEOUT_S), min(2 * self._ahead, MAX_AHEAD)
 
     def _may_become_safe(self, place: Place) -> bool:
@@ -96,6 +113,7 @@ def _count(counter: Counter[_Counted], key: _Counted, change: int) -> None:
 
 
 Address = tuple[str, int]
+MAX_NAMED = 8  # ranks in a message
 SOURCES = 8  # maximum number of keepers that a node may ask, in turn, for the shared part
 
 
@@ -111,6 +129,7 @@ class MemoryTable:
         self._sent_safe: SafeSteps | None = None
         self._begun = 0  # the last generation that was started or taken over
         self._resume: Resume | None = None  # the snapshot from which that generation resumed
+        self._missing: MissingParts | None = None  # of a newer step than the one from which that generation resumed
         self._safety: Safety | None = None  # None if nothing is replicated
         self.used: set[str] = set()  # nodes whose memory may hold data of the run
 
@@ -152,6 +171,7 @@ class MemoryTable:
     def _begin(self, group: Members, now: float) -> None:
         whole = {each.place: each for each in whole_steps(self._held, group.world_size)}
         found = next((each for each in whole.values() if self._within_reach(each, group)), None)
+        self._missing = find_incomplete(self._held, group.world_size, found.place if found else NOWHERE)
         before = self._last_safe()
         self._begun, self._resume, self._safety = group.generation, found, None
         if len(group.agents) > 1 and len(self._buddies(group)) == len(group.agents):
@@ -160,6 +180,21 @@ class MemoryTable:
             self._safety = self._watch(group, announced, now)
         self._sent_safe = self._safety.advance(now) if self._safety else None
         self._sent = {node: _buddy(address) for node, address in self._buddies(group).items()}
+
+    def explain_resume(self, resumed: WorkersResumed) -> str:
+        """Return why the present generation resumed from disk and repeats steps; "" if it resumed from memory, or if no
+        node had a snapshot in memory."""
+        if resumed.from_memory or resumed.generation != self._begun:
+            return ""
+        chosen, missing, reasons = self._resume, self._missing, []
+        if missing is not None and missing.place[1] > resumed.step:
+            newest = f"the newest memory snapshot (step {missing.place[1]}) was incomplete"
+            reasons.append(f"{newest}: {_describe(missing)}")
+        if chosen is not None and chosen.place[1] < resumed.step:
+            reasons.append(f"the newest complete one was older (step {chosen.place[1]})")
+        elif chosen is not None:
+            reasons.append(f"a rank could not load the memory snapshot of step {chosen.place[1]}")
+        return f"resumed from disk at step {resumed.step}: {'; '.join(reasons)}" if reasons else ""
 
     def _last_safe(self) -> Place:
         if self._safety is not None:
@@ -233,6 +268,15 @@ class MemoryTable:
         for node in group.agents:
             safety.update(node, self._held.get(node, ()))
         return safety
+
+
+def _describe(missing: MissingParts) -> str:
+    if missing.ranks:
+        named = [str(rank) for rank in missing.ranks[:MAX_NAMED]] + (["…"] if len(missing.ranks) > MAX_NAMED else [])
+        if len(named) == 1:
+            return f"rank {named[0]}'s copy was not at its buddy"
+        return f"the copies of ranks {', '.join(named)} were not at their buddies"
+    return "no node has the part that all ranks share"
 
 
 def _buddy(address: KeeperAddress) -> Message:

@@ -156,6 +156,15 @@ class UserNote:
 
 
 @dataclass(frozen=True)
+class WorkersResumed:
+    """The workers of a generation have loaded the state of a step, from memory or from disk."""
+
+    generation: int
+    step: int
+    from_memory: bool
+
+
+@dataclass(frozen=True)
 class LogPiece:
     """Log text from a node that has no access to the run folder."""
 
@@ -165,7 +174,7 @@ class LogPiece:
 
 AgentMessage = (
     Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantRequested
-    | StacksTaken | NodeActivity | Signalled | UserNote | LogPiece
+    | StacksTaken | NodeActivity | Signalled | UserNote | WorkersResumed | LogPiece
 )  # fmt: skip
 
 
@@ -212,6 +221,9 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
     "worked": lambda message: NodeActivity(int(message["worked"]), _works(message["ranks"])),
     "signal": lambda message: Signalled(str(message["signal"])),
     "note": lambda message: UserNote(str(message["note"])),
+    "resumed": lambda message: WorkersResumed(
+        _number(message, "generation"), int(message["resumed"]), message.get("source") == "memory"
+    ),
     "log": lambda message: LogPiece(str(message["log"]), str(message["text"])),
 }
 

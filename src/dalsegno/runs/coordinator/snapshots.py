@@ -61,6 +61,29 @@ def choose(holdings: Holdings, world: int) -> Resume | None:
     return next(whole_steps(holdings, world), None)
 
 
+@dataclass(frozen=True)
+class MissingParts:
+    """What is missing of a step that is not whole: the own parts of these ranks, or the part shared by all."""
+
+    place: Place
+    ranks: tuple[int, ...]
+    shared: bool = False
+
+
+def find_incomplete(holdings: Holdings, world: int, after: Place) -> MissingParts | None:
+    """Return the newest step later than `after` that is not whole, of a run with this many ranks; None if there is
+    none."""
+    found = [each for held in holdings.values() for each in held if each.world == world and each.place > after]
+    place = max((each.place for each in found), default=None)
+    if place is None:
+        return None
+    parts = [each for each in found if each.place == place]
+    have = {each.rank for each in parts if each.own}
+    missing = tuple(rank for rank in range(world) if rank not in have)
+    shared = not any(each.shared for each in parts)
+    return MissingParts(place, missing, shared) if missing or shared else None
+
+
 def buddies(nodes: Sequence[str]) -> dict[str, str]:
     """Return each node's buddy, which holds copies of its snapshots: the next node in a ring."""
     return dict(zip(nodes, (*nodes[1:], nodes[0]), strict=True)) if len(nodes) > 1 else {}

@@ -25,9 +25,10 @@ from typing import Any
 from dalsegno.errors import DalsegnoError, TargetError, UsageError
 from dalsegno.health.result import Remedy
 from dalsegno.log import start_logging
-from dalsegno.system.files import locked, make_folder, read_text, remove_tree, write_atomic
+from dalsegno.system.files import locked, make_folder, read_text, remove_tree, user_of, write_atomic
 from dalsegno.system.network import listen_at
 from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.base import DaemonStatus
 from dalsegno.targets.local.fault_access import LocalAccess, end_faults, replacement_has_old_gpus
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes, power_off, power_on
@@ -72,6 +73,7 @@ def draw_secret(folder: Folder, node: str) -> None:
 REQUEST_TIMEOUT_S = 5.0  # a caller that has not sent its request in this time is disconnected
 MAX_REQUEST_BYTES = 4096
 WORK: Mapping[str, Callable[[LocalNodes, str], None]] = {"reboot": reboot, "replace": replace, "reset_gpus": reset_gpus}
+ACTIONS = (*WORK, "power", "inject", "daemons", "user")
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,10 @@ class HostControlServer:
             if uid not in (0, os.geteuid()):
                 raise UsageError("only root and the cluster's owner may use the machine room", hint="use sudo")
             action, node, fault = _parse(line)
+            if action == "daemons":
+                return self.daemons()
+            if action == "user":
+                return self.user(node)
             if fault:
                 return self.inject(node, fault)
             return self.power(node) if action == "power" else self.do(action, node)
@@ -129,6 +135,16 @@ class HostControlServer:
         except Exception as error:  # a failed request must not end the server
             log.exception("a request of uid %d failed", uid)
             return {"error": f"the machine room failed: {error}", "hint": "its log shows the error; try again"}
+
+    def daemons(self) -> dict[str, Any]:
+        from dalsegno.targets.local.observe import dead_daemons  # the room stays small until somebody asks
+
+        return {"ok": True, "dead": [[each.host, each.name, each.detail] for each in dead_daemons(self.folder)]}
+
+    def user(self, uid: str) -> dict[str, Any]:
+        if not (uid.isascii() and uid.isdecimal()):
+            raise UsageError("a request for the name of a user needs a uid", hint="send it as `node`")
+        return {"ok": True, "name": user_of(int(uid[:10]))}
 
     def power(self, node: str) -> dict[str, Any]:
         nodes = open_nodes(LocalRunner(), self.folder, read_only=True)
@@ -179,13 +195,8 @@ def _parse(line: str) -> tuple[str, str, RoomFault | None]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         action, node, fault, code = "", "", "", None
     named = isinstance(node, str) and isinstance(fault, str) and (code is None or type(code) is int)
-    if (
-        not named
-        or not isinstance(action, str)
-        or action not in (*WORK, "power", "inject")
-        or bool(fault) != (action == "inject")
-    ):
-        raise UsageError("invalid request to the machine room", hint=f"use one of {', '.join(WORK)}, power, inject")
+    if not named or not isinstance(action, str) or action not in ACTIONS or bool(fault) != (action == "inject"):
+        raise UsageError("invalid request to the machine room", hint=f"use one of {', '.join(ACTIONS)}")
     return action, node, RoomFault(fault, code) if fault else None
 
 
@@ -226,6 +237,14 @@ class HostControlClient:
 
     def inject(self, node: str, fault: str, code: int | None) -> dict[str, Any]:
         return self._ask("inject", node, fault=fault, code=code)
+
+    def user_name(self, uid: int) -> str:
+        """Return the name of a user of the machine."""
+        return str(self._ask("user", str(uid))["name"])
+
+    def dead_daemons(self) -> list[DaemonStatus]:
+        """Return the daemons of all hosts that do not run."""
+        return [DaemonStatus(host, name, False, detail) for host, name, detail in self._ask("daemons", "")["dead"]]
 
     def read_logs(self, node: str) -> dict[str, str]:
         """Return the logs of the node's daemons and the telemetry of its hardware, whether the node is on or off."""

@@ -170,6 +170,11 @@ def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
     return tuple(sorted(found, key=lambda daemon: (daemon.name in NODE_SERVICES, daemon.host)))
 
 
+def dead_daemons(folder: Folder) -> list[DaemonStatus]:
+    """Return the daemons that do not run. Call it outside the hosts: inside, processes of others cannot be seen."""
+    return [daemon for daemon in _daemons(folder) if not daemon.running]
+
+
 def _services(host: Path) -> list[dict[str, Any]] | None:
     """Return the services in a host's plan; None if there is no plan."""
     plan = read_json(host / "plan.json")

@@ -80,6 +80,12 @@ def person_uid(folder: Folder, user: str) -> int:
     return int(_person(folder, user).uid)
 
 
+def person_name(folder: Folder, uid: int) -> str:
+    """Return the name of a user of the cluster's hosts; "" if they have none with this uid."""
+    rows = (line.split(":") for line in (read_text(folder.etc / "passwd") or "").splitlines())
+    return next((row[0] for row in rows if len(row) > 2 and row[2] == str(uid)), "")
+
+
 def entry_command(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
     """Return the arguments to put before a command so that it runs on the login node, the head or the named host.
 

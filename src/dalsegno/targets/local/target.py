@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.log import check_level
-from dalsegno.node_agent.textfile import NAME as METRICS_FILE
 from dalsegno.observe.alertmanager import with_webhook_urls
 from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.cgroups import ends_with_session
-from dalsegno.system.files import closed_to_others, read_text, write_atomic
+from dalsegno.system.files import closed_to_others, find_user, read_text, user_of, write_atomic
 from dalsegno.system.hosts import PACKAGES, runs_inside_host
 from dalsegno.system.machine import DAEMONS, MachineFacts, collect_facts, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
-from dalsegno.system.ownership import read_beneath
 from dalsegno.system.processes import LocalRunner, Runner
 from dalsegno.targets.base import (
     ClusterStatus,
     ClusterSummary,
     DaemonLog,
+    DaemonStatus,
     NodeTimes,
     Plan,
     Removal,
@@ -61,11 +60,18 @@ from dalsegno.targets.local.monitoring import (
     write_monitor_switch,
 )
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
-from dalsegno.targets.local.observe import controller_runs, observe, read_daemon_logs, read_status, read_summary
+from dalsegno.targets.local.observe import (
+    controller_runs,
+    dead_daemons,
+    observe,
+    read_daemon_logs,
+    read_status,
+    read_summary,
+)
 from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
-from dalsegno.targets.local.shell import enter, entry_command, person_uid, user_env
+from dalsegno.targets.local.shell import enter, entry_command, person_name, person_uid, user_env
 from dalsegno.targets.local.sweep import sweep
 
 if TYPE_CHECKING:
@@ -91,7 +97,6 @@ def _homes(folder: Folder) -> tuple[str, ...]:
 
 
 STATUS_S = 5.0
-MAX_METRICS_BYTES = 4 << 20
 TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back within 3 s had a link problem
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
@@ -347,11 +352,14 @@ class LocalTarget:
     def read_logs(self, node: str) -> Mapping[str, str]:
         return self._room.read_logs(node)
 
-    def read_metrics(self, node: str) -> str:
-        with contextlib.suppress(DalsegnoError, OSError):
-            found = read_beneath(self.folder.node_metrics(node), METRICS_FILE, MAX_METRICS_BYTES)
-            return (found or b"").decode(errors="replace")
-        return ""
+    def user_name(self, uid: int) -> str:
+        """Return the name of a user of the hosts or of this machine. Hosts do not know users of the machine that were
+        created after `up`: the machine room does."""
+        known = find_user(uid) or person_name(self.folder, uid)
+        return known or (self._room.user_name(uid) if runs_inside_host() else user_of(uid))
+
+    def dead_daemons(self) -> list[DaemonStatus]:
+        return self._room.dead_daemons() if runs_inside_host() else dead_daemons(self.folder)
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
         """Inject a fault. From inside a host, where other hosts cannot be reached, the machine room injects it."""
@@ -372,11 +380,6 @@ class LocalTarget:
 
         nodes = self._nodes()
         return [one for node in nodes.cluster.nodes for one in injected(LocalAccess(nodes), node.name)]
-
-    def injection_history(self, node: str) -> list[tuple[float, str]]:
-        from dalsegno.inject.records import read_history
-
-        return read_history(self.folder.faults(node))
 
     def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
         return clear_faults(self._nodes(), node, fault)

@@ -10,7 +10,7 @@ from dalsegno.web.html import DASH, Markup, clock, link, number, plural, table, 
 from dalsegno.web.pages.labels import run_chip, run_link
 from dalsegno.web.pages.runs import goodput_bar
 from dalsegno.web.snapshot import RunPicture
-from dalsegno.web.view import Page, PageContext, PagePart, UserHours, section
+from dalsegno.web.view import GpuPrice, Page, PageContext, PagePart, UserHours, section
 
 DAYS = (1, 7, 30)
 MAX_ROWS = 100
@@ -20,16 +20,14 @@ def goodput_page(context: PageContext) -> Page:
     """Return how all runs have spent their time, and what that cost."""
     views = [view for view in context.snapshot.runs if view.progress]
     gpus = {view.run: context.data.gpus_of(view) for view in views}
-    price = context.data.gpu_hour_price
-    totals = _totals(views, len(context.snapshot.runs), gpus, price)
-    by_run = section("goodput", "By run", _table(views[:MAX_ROWS], gpus, price), note=_note(price))
+    price = context.data.gpu_price
+    totals = _totals(views, len(context.snapshot.runs), gpus, price.amount)
+    by_run = section("goodput", "By run", _table(views[:MAX_ROWS], gpus, price.amount), note=_note(price))
     return Page("Goodput", "goodput", (totals, by_run))
 
 
-def _note(price: float) -> str:
-    held = "GPUs: the most that the run has held, with its spares"
-    money = f"at {price:g} per GPU hour" if price else "set monitoring.gpu_hour_price in the cluster file to see money"
-    return f"{held}; {money}"
+def _note(price: GpuPrice) -> str:
+    return f"GPUs: the most that the run has held, with its spares; {price.text}"
 
 
 def _spent(views: Sequence[RunPicture], weights: dict[str, int] | None = None) -> dict[TimeKind, float]:
@@ -93,13 +91,17 @@ def users_page(context: PageContext) -> Page:
     links = [link(f"/users?days={each}", plural(each, "day"), class_="on" if each == days else None) for each in DAYS]
     choice = tag("span", links, class_="choice")
     if hours is None:
-        text = "GPU hours need accounting: set slurm.accounting: true in the cluster file."
+        text = (
+            "There are no GPU hours: without accounting, Slurm does not record which jobs ran and how many GPUs they "
+            "had. Set slurm.accounting: true in the cluster file. Jobs that start after that are counted."
+        )
         return Page("Users", "users", (section("users", "GPU hours", tag("p", text, class_="empty")), _now(context)))
     most = max((each.gpu_hours for each in hours), default=0.0)
-    price = context.data.gpu_hour_price
-    head = ["User", "Account", "Jobs", "GPU hours", "Node hours", *(["Cost"] if price else []), ""]
-    body = table(head, [_user(each, most, price) for each in hours], empty="No job ran in this time.")
-    return Page("Users", "users", (section("users", "GPU hours", body, note=choice), _now(context)))
+    price = context.data.gpu_price
+    head = ["User", "Account", "Jobs", "GPU hours", "Node hours", *(["Cost"] if price.amount else []), ""]
+    body = table(head, [_user(each, most, price.amount) for each in hours], empty="No job ran in this time.")
+    cost = tag("p", f"Cost {price.text}.", class_="note") if price.amount else None
+    return Page("Users", "users", (section("users", "GPU hours", body, cost, note=choice), _now(context)))
 
 
 def _user(each: UserHours, most: float, price: float) -> list[object]:
