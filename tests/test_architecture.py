@@ -26,7 +26,7 @@ PAGE = ROOT / "docs/architecture.md"
 
 LAYER_1 = ("errors", "printable", "log", "hostlist", "image_name", "programs", "system", "wire", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
-UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
+UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health", "storage")
 UP_TO_4 = (*UP_TO_3, "node_agent", "users", "runs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spec": ("errors", "hostlist", "image_name", "hardware"),
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
+    "storage": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_LEFT),
     "node_agent": (*UP_TO_3, *TRAIN_LEFT, EXPOSITION),
     "users": UP_TO_3,
@@ -110,6 +111,7 @@ MAY_PRINT = {
     "runs/auto_resume/program.py": "stands in srun's place, and speaks on stderr as srun does",
     "health/readers/nvml_process.py": "a program of its own, whose answer is what it prints",
     "inject/worker_program.py": "a program of its own, whose answer is what it prints",
+    "storage/probe.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
     "targets/local/nvidia_smi.py": "a stand-alone program that runs inside virtual hosts",
 }

@@ -21,6 +21,8 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "break-worker": "dalsegno.inject.worker_program",
     "undo-fault": "dalsegno.targets.local.fault_access",
     "node-agent": "dalsegno.node_agent.agent",
+    "job-scratch": "dalsegno.system.job_scratch",
+    "storage-probe": "dalsegno.storage.probe",
 }
 
 

@@ -84,8 +84,8 @@ def test_status_and_up_notice_a_host_that_lost_its_users(cluster: OwnEtc) -> Non
     try:
         cluster.ok("shell", "-w", "train-1", "--", "umount", "/etc/passwd")
         problems = str(cluster.status("one")["problems"])
-        assert "train-1: the cluster's users are not known there; `dalsegno up` repairs it" in problems
-        assert "gives 1 host (train-1) their own users back" in cluster.ok("plan", cluster.file(FILE))
+        assert "train-1: users or storage of the cluster are not mounted there; `dalsegno up` repairs it" in problems
+        assert "mounts the cluster's own files on 1 host (train-1) again" in cluster.ok("plan", cluster.file(FILE))
     finally:
         os.kill(host.pid, signal.SIGCONT)
     cluster.ok("up", cluster.file(FILE))

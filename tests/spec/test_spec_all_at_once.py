@@ -36,7 +36,6 @@ def test_all_errors_of_a_file_are_reported_in_line_order(faults):
         (14, "`default` of partition `debug` must be `true` or `false`, not `yes please`"),
         (16, "qos `high` preempts `lwo`, which is not a QOS"),
         (17, "`slurm.extra` sets `NodeName`, which Dal Segno sets itself"),
-        (18, "`storage` is not built yet"),
         (19, "storage `a` would be mounted over the system's own `/etc`"),
         (21, "user `ann` is in the account `ml`, which does not exist"),
     ]

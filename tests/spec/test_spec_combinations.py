@@ -423,7 +423,31 @@ STORAGE = {
     ),
     "storage: [{name: a, mount: /fsx, type: efs}]": (
         "storage `a` is of type `efs`, which target `ssh` does not support",
-        "use `folder` or `nfs` or `lustre`",
+        "use `folder` or `existing` or `scratch` or `nfs` or `lustre`",
+    ),
+    "storage: [{name: a, mount: /a, source: 'b:/c'}]": (
+        "the source of storage `a` is not the path of a folder: `b:/c`",
+        "write a path without `..`, such as `/data/shared`, or leave it out",
+    ),
+    "storage: [{name: a, mount: /a, size: 10G}]": (
+        "`size` of storage `a` would have no effect: a folder has no size of its own",
+        "remove `size`",
+    ),
+    "storage: [{name: a, mount: /a, type: existing, source: /b}]": (
+        "`source` of storage `a` would have no effect: it is mounted already",
+        "remove `source`",
+    ),
+    "storage: [{name: a, mount: /a, type: scratch, home: true}]": (
+        "`home` of storage `a` would have no effect: every node has its own",
+        "remove `home`",
+    ),
+    "storage: [{name: a, mount: /a, required: true}]": (
+        "`required` of storage `a` would have no effect: it is for `type: scratch`",
+        "remove `required`",
+    ),
+    "storage: [{name: a, mount: /a, type: scratch}, {name: b, mount: /b, type: scratch}]": (
+        "storage `a` and `b` are both scratch, but a job has one scratch folder",
+        "keep one of them",
     ),
     "storage: [{name: a, mount: /a, home: true}, {name: b, mount: /b, home: true}]": (
         "storage `a` and `b` both hold the users' home folders",
@@ -465,7 +489,6 @@ def test_incomplete_monitoring_is_refused(faults, block):
 
 UNBUILT = {
     "modules: {enabled: true}": "`modules` is not built yet",
-    "storage: [{name: a, mount: /a}]": "`storage` is not built yet",
     "head: {instance: m5.large}": "`head.instance` is not built yet",
     "login: {count: 1, cpus: 4}": "`login.cpus` is not built yet",
     "users: [{name: ann, full_name: Ann}]": "`full_name` of user `ann` is not built yet",

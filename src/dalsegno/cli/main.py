@@ -28,6 +28,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",
+        "storage": "List the storage of the cluster; check it from every node.",
         "down": "Remove the cluster and everything that belongs to it.",
     },
     "Training": {

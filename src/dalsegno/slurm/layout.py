@@ -102,10 +102,12 @@ class Cgroups:
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs that Slurm starts: prolog and epilog (as root on every node of a job), health check, and mail."""
+    """Programs that Slurm starts: prolog and epilog (as root on every node of a job), task prolog (as the user, before
+    every task), health check, and mail."""
 
     prolog: str = ""
     epilog: str = ""
+    task_prolog: str = ""
     health_check: str = ""
     health_check_interval_s: int = 300
     mail: str = ""

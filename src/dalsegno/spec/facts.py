@@ -109,15 +109,19 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Storage:
-    """A file system that is mounted at `mount` on all nodes."""
+    """A file system that is mounted at `mount` on all nodes, or a local disk of each node (`scratch`)."""
 
     name: str
     mount: str
-    type: str = "folder"  # folder, nfs, lustre, openzfs, efs, ebs, fss
+    type: str = "folder"  # folder, existing, scratch, nfs, lustre, openzfs, efs, ebs, fss
     source: str = ""  # an existing file system; "" creates one (for a folder, in the cluster's state folder)
     size_mib: int | None = None
     options: str = ""
+    throughput_mb_per_s_per_tib: int | None = None
     home: bool = False  # whether it holds the users' home folders
+    required: bool = False  # scratch: whether a job may not start without its folder
+    min_mb_per_s: int | None = None
+    min_files_per_s: int | None = None
 
 
 @dataclass(frozen=True)

@@ -179,15 +179,19 @@ Source = Annotated[
     matching(r"[A-Za-z0-9/][A-Za-z0-9_./:@-]{0,254}", "write a folder, `server:/export`, or the file system's id"),
 ]
 Options = Annotated[str, matching(r"[A-Za-z0-9_=,.:/-]{0,254}", "write them as for mount: `noatime,nconnect=16`")]
-StorageType = Literal["folder", "nfs", "lustre", "openzfs", "efs", "ebs", "fss"]
+StorageType = Literal["folder", "existing", "scratch", "nfs", "lustre", "openzfs", "efs", "ebs", "fss"]
 
 
 class StorageSpec(Section):
-    """A file system that is mounted on all nodes."""
+    """A file system that is mounted on all nodes, or a local disk of each node."""
 
     name: PlainName = Field(description="Name of the file system.")
     mount: AbsolutePath = Field(description="Mount point on every node: /fsx.")
-    type: StorageType = Field(default="folder", description="folder, nfs, lustre, openzfs, efs, ebs or fss (OCI).")
+    type: StorageType = Field(
+        default="folder",
+        description="folder, existing (mounted already), scratch (local to each node), nfs, lustre, openzfs, efs, ebs "
+        "or fss (OCI).",
+    )
     size: SizeMiB | None = Field(default=None, description="Size of a new file system: 1200G.")
     source: Source = Field(
         default="", description="Existing file system: a local folder, server:/export, or fs-0123456789abcdef0."
@@ -195,6 +199,15 @@ class StorageSpec(Section):
     options: Options = Field(default="", description="Mount options.")
     throughput: int | None = Field(default=None, ge=1, le=10000, description="MB/s per TiB, where the cloud offers it.")
     home: bool = Field(default=False, description="Holds the users' home folders.")
+    required: bool = Field(
+        default=False, description="For scratch: no job starts on a node where its folder cannot be created."
+    )
+    min_mb_per_s: int | None = Field(
+        default=None, ge=1, le=10**6, description="`storage check` fails if a node writes fewer MB/s."
+    )
+    min_files_per_s: int | None = Field(
+        default=None, ge=1, le=10**6, description="`storage check` fails if a node creates and removes fewer files/s."
+    )
 
 
 class ClusterSpec(Section):

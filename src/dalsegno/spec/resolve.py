@@ -254,7 +254,11 @@ def _storage(storage: StorageSpec) -> facts.Storage:
         source=storage.source,
         size_mib=storage.size,
         options=storage.options,
+        throughput_mb_per_s_per_tib=storage.throughput,
         home=storage.home,
+        required=storage.required,
+        min_mb_per_s=storage.min_mb_per_s,
+        min_files_per_s=storage.min_files_per_s,
     )
 
 

@@ -26,7 +26,6 @@ UNBUILT_FIELDS = (
     UnbuiltField("modules", "nothing sets up environment modules"),
     UnbuiltField("users.ssh_keys", "nothing installs keys on the hosts"),
     UnbuiltField("users.full_name", "nothing stores it"),
-    UnbuiltField("storage", "all hosts of a local cluster share the file system of this machine", ("local",)),
     *(
         UnbuiltField(f"{machine}.{size}", _NO_SIZE, ("local",))
         for machine in ("head", "login")

@@ -164,6 +164,8 @@ def has_its_files(folder: Path) -> bool:
     try:
         pairs = [(source, f"/proc/{process.pid}/root{target}") for source, target in plan.binds]
         return all(os.path.samefile(source, target) for source, target in pairs)
+    except FileNotFoundError:
+        return not process.alive()  # a mount point was removed, or the host has just ended
     except OSError:
         return True
 

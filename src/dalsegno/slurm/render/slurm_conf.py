@@ -324,6 +324,7 @@ def _programs(layout: Layout) -> Settings:
     return {
         "Prolog": programs.prolog,
         "Epilog": programs.epilog,
+        "TaskProlog": programs.task_prolog,
         "HealthCheckProgram": programs.health_check,
         "HealthCheckInterval": every,
         "HealthCheckNodeState": "ANY" if programs.health_check else "",

@@ -6,11 +6,11 @@ from dalsegno.spec.checks.machines import check_machines, check_partitions, chec
 from dalsegno.spec.checks.monitoring import check_monitoring
 from dalsegno.spec.checks.policy import check_accounting, check_people, check_policy, check_reservations
 from dalsegno.spec.checks.report import Problems, check_duplicates, check_health, check_raw_settings
+from dalsegno.spec.checks.storage import check_storage
 from dalsegno.spec.checks.targets import (
     check_containers,
     check_platforms,
     check_ssh_hosts,
-    check_storage,
     check_targets,
     check_unbuilt,
 )

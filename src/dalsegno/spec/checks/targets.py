@@ -1,16 +1,15 @@
-"""Check the target, its settings, storage, containers and unimplemented fields."""
+"""Check the target, its settings, containers and unimplemented fields."""
 
 from __future__ import annotations
 
 import ipaddress
-import posixpath
 import re
 
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.machines import nodes_known
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
-from dalsegno.spec.model import ClusterSpec, StorageSpec
+from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import Section, required_keys
 from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, addresses
 from dalsegno.spec.unbuilt import UNBUILT_FIELDS
@@ -213,89 +212,6 @@ def _check_unknown_hosts(ssh: Ssh, hosts: dict[str, str], machines: set[str], re
             what = f"`ssh.hosts` names `{name}`, which is not a machine of this cluster"
             hint = did_you_mean(name, machines, "nodes are named `<partition>-1`, the head node `head`")
             report.add(ssh, f"hosts.{key}", what, hint)
-
-
-_TYPES = {
-    "local": ("folder",),
-    "ssh": ("folder", "nfs", "lustre"),
-    "parallelcluster": ("lustre", "openzfs", "efs", "ebs"),
-    "hyperpod": ("lustre", "openzfs"),
-    "oci": ("fss", "nfs", "lustre"),
-}
-# A machine with a file system mounted on one of these folders would not start, or would lose its own files.
-_SYSTEM = {"/", "/boot", "/dev", "/etc", "/opt", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var"}
-_SYSTEM |= {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr/bin", "/usr/lib", "/usr/sbin", "/var/lib"}
-# The same is true for all folders below these.
-_SYSTEM_TREES = ("/boot/", "/dev/", "/etc/", "/proc/", "/sys/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/run/")
-_LUSTRE_FIRST_GIB, _LUSTRE_STEP_GIB = 1200, 2400
-
-
-def check_storage(spec: ClusterSpec, report: Problems) -> None:
-    """Check mount points, and the types and sizes that the target supports."""
-    for storage in spec.storage:
-        _mount(storage, report)
-        _type(storage, spec, report)
-        _source_or_size(storage, spec, report)
-    _overlaps(spec, report)
-    _homes(spec, report)
-
-
-def _mount(storage: StorageSpec, report: Problems) -> None:
-    normal = posixpath.normpath(storage.mount)
-    if normal != storage.mount:
-        what = f"storage `{storage.name}` has the unusual mount point `{storage.mount}`"
-        report.add(storage, "mount", what, f"write `{normal}`")
-    elif storage.mount in _SYSTEM or f"{storage.mount}/".startswith(_SYSTEM_TREES):
-        what = f"storage `{storage.name}` would be mounted over the system's own `{storage.mount}`"
-        report.add(storage, "mount", what, "choose another mount point, such as `/fsx` or `/shared`")
-
-
-def _type(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
-    types = _TYPES[spec.target]
-    if storage.type not in types and report.whole("target"):
-        what = f"storage `{storage.name}` is of type `{storage.type}`, which target `{spec.target}` does not support"
-        report.add(storage, "type", what, f"use {' or '.join(f'`{each}`' for each in types)}")
-
-
-def _source_or_size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
-    if not report.whole("target"):
-        return
-    if storage.type == "nfs" and ":/" not in storage.source:
-        what = f"storage `{storage.name}` needs its server"
-        report.add(storage, "source", what, "add `source: server:/export`")
-    elif storage.type == "openzfs" and spec.target == "parallelcluster" and not storage.source:
-        what = f"storage `{storage.name}` needs an existing volume: ParallelCluster does not create OpenZFS"
-        report.add(storage, "source", what, "add `source: fsvol-0123456789abcdef0`")
-    elif storage.type in ("lustre", "openzfs", "ebs") and spec.target != "local":
-        _size(storage, spec, report)
-
-
-def _size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
-    if not storage.source and storage.size is None:
-        what = f"storage `{storage.name}` needs a `size`, or the `source` of an existing one"
-        report.add(storage, "size", what, "add `size: 1200G`", reads=("source", "type"))
-    aws = spec.target in ("parallelcluster", "hyperpod")
-    if aws and storage.type == "lustre" and storage.size and not storage.source:
-        gib = storage.size / 1024
-        if gib != _LUSTRE_FIRST_GIB and gib % _LUSTRE_STEP_GIB:
-            what = f"storage `{storage.name}` is {gib:g} GiB, but FSx for Lustre comes in 1200 or multiples of 2400 GiB"
-            report.add(storage, "size", what, "write `1200G`, `2400G`, `4800G` …", reads=("source", "type"))
-
-
-def _overlaps(spec: ClusterSpec, report: Problems) -> None:
-    for at, storage in enumerate(spec.storage):
-        for other in spec.storage[:at]:
-            first, second = f"{posixpath.normpath(other.mount)}/", f"{posixpath.normpath(storage.mount)}/"
-            if first.startswith(second) or second.startswith(first):
-                what = f"the mounts `{other.mount}` of `{other.name}` and `{storage.mount}` of `{storage.name}` overlap"
-                report.add(storage, "mount", what, "use mount points that do not contain each other")
-
-
-def _homes(spec: ClusterSpec, report: Problems) -> None:
-    homes = [storage for storage in spec.storage if storage.home]
-    for other in homes[1:]:
-        what = f"storage `{homes[0].name}` and `{other.name}` both hold the users' home folders"
-        report.add(other, "home", what, "keep `home: true` in one")
 
 
 def check_containers(spec: ClusterSpec, report: Problems) -> None:

@@ -105,6 +105,16 @@ class GuestHost:
             except OSError as error:  # the file is missing for a moment; its return triggers another signal
                 log.warning("%s not mounted again: %s", target, error)
 
+    def change_binds(self, before: list[list[str]]) -> None:
+        """Unmount what is no longer in the plan, and mount what is new. Open files stay usable."""
+        for pair in before if self.plan["isolate"] else ():
+            if pair not in self.plan["binds"]:
+                try:
+                    unmount(pair[1])
+                except OSError as error:
+                    log.warning("%s not unmounted: %s", pair[1], error)
+        self.bind_again()
+
     def revive(self) -> None:
         """Restart dead services with `keep` that are due and still in the plan."""
         ready = {name for name, at in self.due.items() if at <= time.monotonic()}
@@ -116,12 +126,14 @@ class GuestHost:
             self.write()
 
     def reload(self) -> None:
+        before = self.plan["binds"]
         try:
             with open(self.plan_path) as file:
                 self.plan = json.load(file)
         except (OSError, ValueError) as error:
             log.warning("plan not read again: %s", error)
             return
+        self.change_binds(before)
         log.debug("plan read again: %d services", len(self.plan["services"]))
         self.reconnect()
         self.reconcile()

@@ -15,8 +15,8 @@ from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.versions import NOBODY_UID
 from dalsegno.system.children import Process
-from dalsegno.system.files import make_folder, write_atomic
-from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, reload, write_plan
+from dalsegno.system.files import locked, make_folder, write_atomic
+from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, read_plan, reload, write_plan
 from dalsegno.system.machine import MachineFacts
 from dalsegno.system.ownership import caller
 from dalsegno.system.processes import Runner
@@ -42,6 +42,7 @@ from dalsegno.targets.local.network import plug_in, remove_hosts
 from dalsegno.targets.local.nodes import LocalNodes
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
+from dalsegno.targets.local.storage import make_homes, make_storage
 from dalsegno.targets.local.sweep import end_strays
 
 
@@ -56,6 +57,7 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
         os.chown(folder.run / "rest", NOBODY_UID, -1)  # slurmrestd runs as nobody and creates its socket there
     for host in plan.desired.hosts:
         make_folder(folder.host(host) / "pid")
+    make_storage(plan.cluster, folder, plan.placement)
     for node in plan.cluster.nodes:
         make_folder(folder.spool(node.name))
         if plan.cluster.monitoring.enabled:
@@ -97,15 +99,6 @@ def make_secrets(folder: Folder, plan: LocalPlan) -> None:
 def make_identity(folder: Folder) -> None:
     if not folder.identity.exists():
         write_atomic(folder.identity, secrets.token_hex(8))
-
-
-def make_homes(folder: Folder, plan: LocalPlan) -> None:
-    """Create home folders for users that exist only inside the cluster."""
-    for name, uid in plan.placement.uids.items():
-        home = folder.homes / name
-        if not home.exists():
-            make_folder(home)
-            os.chown(home, uid, uid)
 
 
 def write_files(folder: Folder, plan: LocalPlan) -> None:
@@ -175,7 +168,7 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
     make_key(site.folder)
     make_secrets(site.folder, plan)
     make_identity(site.folder)
-    make_homes(site.folder, plan)
+    make_homes(plan.cluster, site.folder, plan.placement)
     if plan.cluster.containers.enabled:
         version = site.machine.slurm_version
         place_native(site.runner, site.cache, version, site.folder.native / build_key(version))
@@ -211,10 +204,21 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
     booted = boot(site.runner, missing, str(site.folder.root))
     if plan.placement.hosts == VIRTUAL:
         _connect(site, plan, booted)
+    for name in plan.remount:
+        _change_mounts(site, plan.desired.hosts[name])
     for name in plan.bind:
         reload(site.folder.host(name))  # a host checks its mounts when it reads its plan again
     for name in plan.clear_faults:
         clear_faults(LocalNodes(site.runner, site.folder, plan.placement, plan.cluster), name)
+
+
+def _change_mounts(site: ApplySite, wanted: HostPlan) -> None:
+    """Write the new mounts into the plan of a running host, and leave its services as they are."""
+    folder = site.folder.host(wanted.name)
+    with locked(folder / "plan.lock", f"the plan of {wanted.name}", wait_s=5.0):
+        if plan := read_plan(folder):
+            write_plan(replace(plan, binds=wanted.binds))
+    reload(folder)
 
 
 def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) -> None:

@@ -45,6 +45,14 @@ from dalsegno.targets.local.placement import (
     submit_hosts,
 )
 from dalsegno.targets.local.shell import RESUME, own_command, resume_command
+from dalsegno.targets.local.storage import (
+    homes_inside,
+    node_binds,
+    program_files,
+    shared_binds,
+    slurm_programs,
+    without_own_programs,
+)
 
 CREDENTIAL_S = 30  # Slurm delays a requeued job while its old credential is valid
 
@@ -71,6 +79,7 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         task_plugin="task/cgroup" if held else "task/none",
         cgroups=_cgroups(machine, tracked, held),
         overrides=True,
+        programs=slurm_programs(cluster, folder, placement),
         spank=container_plugin(cluster, folder, placement, machine) if cluster.containers.enabled else None,
         timeouts=Timeouts(message_s=30, min_job_age_s=300, credential_s=CREDENTIAL_S),
         submit_hosts=submit_hosts(cluster, placement, machine.hostname),
@@ -216,7 +225,7 @@ def _host_plans(
     if placement.hosts == LOOPBACK:
         own = [service for node in cluster.nodes for service in services.compute(node.name, cluster.head)]
         return [_plain(folder, cluster.head, isolate=False, services=[*services.head(), *own]), *rest, room]
-    virtual = _Virtual(folder, placement)
+    virtual = _Virtual(folder, placement, cluster)
     backup = [virtual.head(BACKUP, [services.slurmctld(BACKUP)])] if cluster.slurm.backup_controller else []
     return [
         _plain(folder, SWITCH, isolate=True),
@@ -238,11 +247,13 @@ def _plain(folder: Folder, name: str, *, isolate: bool, services: Sequence[Servi
 class _Virtual:
     folder: Folder
     placement: Placement
+    cluster: Cluster
 
     def host(self, name: str, services: Sequence[Service] = ()) -> HostPlan:
         bits = self.placement.subnet.partition("/")[2]
         binds = tuple((str(self.folder.etc / file), f"/etc/{file}") for file in ("hosts", "passwd", "group"))
         plain = _plain(self.folder, name, isolate=True, services=services)
+        binds += shared_binds(self.cluster, self.folder)
         return replace(plain, address=f"{self.placement.addresses[name]}/{bits}", binds=binds)
 
     def head(self, name: str, services: Sequence[Service]) -> HostPlan:
@@ -252,7 +263,9 @@ class _Virtual:
         return replace(host, binds=(*host.binds, (str(self.folder.host(name) / "pid"), str(self.folder.pids))))
 
     def compute(self, name: str, services: Sequence[Service]) -> HostPlan:
-        return replace(self.host(name, services), disks={str(self.folder.spool(name)): DISK_MIB})
+        host = self.host(name, services)
+        binds = (*host.binds, *node_binds(self.cluster, self.folder, name))
+        return replace(host, binds=binds, disks={str(self.folder.spool(name)): DISK_MIB})
 
 
 DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
@@ -307,7 +320,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
     version = Version.parse(machine.slurm_version)
     layout = slurm_layout(cluster, folder, placement, machine)
     files = {
-        "etc/slurm.conf": File(render_slurm_conf(cluster, layout, version)),
+        "etc/slurm.conf": File(render_slurm_conf(without_own_programs(cluster, placement), layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
         # Needed without containers too: Slurm reads a plugstack.conf beside slurm.conf even if slurm.conf does not
@@ -341,6 +354,7 @@ def _host_files(
         if (told := healthy_node(node, placement.gpus_simulated))
     }
     files["bin/dalsegno"] = File(own_command(), 0o755)
+    files |= {name: File(text, 0o755) for name, text in program_files(cluster, folder, placement).items()}
     if cluster.containers.enabled:
         files[f"bin/{RESUME}"] = File(resume_command(), 0o755)
     if placement.gpus_simulated and any(node.gpus for node in cluster.nodes):
@@ -348,7 +362,8 @@ def _host_files(
         files["bin/nvidia-smi"] = File(stand_in, 0o755)
     if placement.hosts != LOOPBACK:
         files["etc/hosts"] = File(hosts_file(cluster, placement, machine), mounted=True)
-        files["etc/passwd"] = File(passwd_file(people, cluster.users, placement.uids, str(folder.homes)), mounted=True)
+        homes = homes_inside(cluster, folder, placement)
+        files["etc/passwd"] = File(passwd_file(people, cluster.users, placement.uids, homes), mounted=True)
         files["etc/group"] = File(group_file(people, cluster.users, placement.uids), mounted=True)
     return files
 

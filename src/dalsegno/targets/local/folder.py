@@ -76,6 +76,20 @@ class Folder(ClusterFolder):
     def homes(self) -> Path:
         return self.root / "home"
 
+    @property
+    def storage(self) -> Path:
+        """The storage of the cluster file that has no `source`; removed with the cluster."""
+        return self.root / "storage"
+
+    def scratch(self, node: str) -> Path:
+        """The scratch disk of a node; a replaced machine gets an empty one."""
+        return self.host(node) / "scratch"
+
+    @property
+    def mount_points(self) -> Path:
+        """The list of mount points that `up` created outside the state folder."""
+        return self.root / "mount-points.json"
+
     def host(self, name: str) -> Path:
         return self.root / "hosts" / name
 

@@ -58,6 +58,9 @@ def replace(nodes: LocalNodes, node: str) -> None:
     power_off(nodes, node)
     remove_tree(nodes.folder.spool(node))
     make_folder(nodes.folder.spool(node))
+    if nodes.folder.scratch(node).exists():
+        remove_tree(nodes.folder.scratch(node))
+        make_folder(nodes.folder.scratch(node))
     if not replacement_has_old_gpus(nodes.folder, node):
         write_atomic(nodes.folder.machine(node), secrets.token_hex(8), durable=False)
     draw_secret(nodes.folder, node)

@@ -14,7 +14,7 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, NodeInfo
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json, read_text
-from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
+from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, read_plan, service_facts
 from dalsegno.targets.base import (
     ClusterPhase,
     ClusterStatus,
@@ -47,6 +47,7 @@ def observe(folder: Folder, state: ClusterState | None, wanted: Desired, slurm: 
         jobs=_jobs_or_silence(folder, slurm),
         faulty=tuple(path.name for path in hosts if faults_of(folder, path.name)),
         unbound=tuple(path.name for path in hosts if not has_its_files(path)),
+        binds={path.name: plan.binds for path in hosts if (plan := read_plan(path))},
     )
 
 
@@ -101,7 +102,8 @@ def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
 
 def _unbound(folder: Folder) -> list[str]:
     names = [path.name for path in host_folders(folder) if not has_its_files(path)]
-    return [f"{compress(names)}: the cluster's users are not known there; `dalsegno up` repairs it"] if names else []
+    lost = f"{compress(names)}: users or storage of the cluster are not mounted there; `dalsegno up` repairs it"
+    return [lost] if names else []
 
 
 def _advice(state: ClusterState, applied: Cluster | None) -> list[str]:

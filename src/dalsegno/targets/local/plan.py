@@ -35,7 +35,8 @@ class Observed:
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
     jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not answer
     faulty: tuple[str, ...] = ()  # hosts with injected faults
-    unbound: tuple[str, ...] = ()  # hosts that have lost their own user, group or hosts file
+    unbound: tuple[str, ...] = ()  # hosts that have lost their own user, group or hosts file, or their storage
+    binds: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)  # host -> its bind mounts
     images: frozenset[str] = frozenset()  # imported images
 
 
@@ -54,7 +55,9 @@ class LocalPlan:
     remove_hosts: tuple[str, ...] = ()  # hosts of removed nodes, and removed login or backup hosts
     boot: tuple[str, ...] = ()
     clear_faults: tuple[str, ...] = ()  # hosts whose injected faults are undone
-    bind: tuple[str, ...] = ()  # hosts that get their own user, group and hosts file back
+    bind: tuple[str, ...] = ()  # hosts that get their own user, group and hosts file, or their storage back
+    remount: tuple[str, ...] = ()  # running hosts whose mounts change
+    mounts: tuple[str, ...] = ()  # sentences about storage that is added or removed
     write: tuple[str, ...] = ()
     start: tuple[tuple[str, str], ...] = ()  # (host, service)
     restart: tuple[tuple[str, str], ...] = ()
@@ -81,7 +84,7 @@ class LocalPlan:
     def changes(self) -> bool:
         """Return whether the cluster itself changes."""
         return bool(
-            self.fresh or self.unfinished or self.bind
+            self.fresh or self.unfinished or self.bind or self.remount
             or self.remove_hosts or self.remove_partitions or self.boot or self.clear_faults or self.write or self.start
             or self.restart or self.stop or self.accounting or self.reservations or self.remove_nodes
         )  # fmt: skip
@@ -127,6 +130,8 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         boot=_without(desired.hosts, seen.alive),
         clear_faults=tuple(name for name in seen.faulty if name in new_nodes),
         bind=tuple(name for name in seen.unbound if name in desired.hosts),
+        remount=_remounted(desired, seen),
+        mounts=_storage_changes(before, wanted),
         write=write,
         start=start,
         restart=restart,
@@ -142,6 +147,26 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         import_images=_without(wanted.containers.images, seen.images),
         containers=_switched(before, wanted),
     )
+
+
+def _remounted(desired: Desired, seen: Observed) -> tuple[str, ...]:
+    alive = (host for name, host in desired.hosts.items() if name in seen.alive and name in seen.binds)
+    return tuple(host.name for host in alive if set(host.binds) != set(seen.binds[host.name]))
+
+
+def _storage_changes(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
+    if before is None:
+        return ()
+    old, new = ({storage.name: storage for storage in cluster.storage} for cluster in (before, wanted))
+    added = [f"mounts storage {name} at {each.mount}" for name, each in new.items() if old.get(name) != each]
+    gone = [each for name, each in old.items() if name not in new or new[name].mount != each.mount]
+    left = [f"unmounts {each.mount} (storage {each.name}); jobs that use it fail" for each in gone]
+    lost = [
+        f"keeps the files of storage {each.name} in the state folder until `down`"
+        for each in gone
+        if each.type == "folder" and not each.source and each.name not in new
+    ]
+    return (*left, *lost, *added)
 
 
 def _switched(before: Cluster | None, wanted: Cluster) -> bool | None:
@@ -249,7 +274,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (other_hosts, f"removes {named('host', other_hosts)}"),
         (back, f"boots {named('host', back)}"),
         (plan.clear_faults, f"undoes the faults injected into {named('host', plan.clear_faults)}"),
-        (plan.bind, f"gives {named('host', plan.bind)} their own users back"),
+        (plan.bind, f"mounts the cluster's own files on {named('host', plan.bind)} again"),
         (people and not plan.accounting, "updates the users and groups that hosts know"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
         (ended, f"stops {', '.join(ended[:4])}{' …' if len(ended) > 4 else ''}"),
@@ -261,7 +286,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.accounting, "updates accounts, users and QOS"),
         (plan.reservations, "updates reservations"),
     ]
-    return [line for condition, line in lines if condition]
+    return [*(line for condition, line in lines if condition), *plan.mounts]
 
 
 def _imports(plan: LocalPlan) -> list[str]:

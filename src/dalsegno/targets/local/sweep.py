@@ -27,6 +27,7 @@ from dalsegno.system.files import read_json, remove_tree
 from dalsegno.system.hosts import INIT
 from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.storage import remove_mount_points
 
 LINK_GONE_S = 5.0
 
@@ -39,6 +40,8 @@ def sweep(runner: Runner, folder: Folder) -> bool:
     if os.geteuid() == 0:
         found |= remove_links(runner, folder)
         found |= remove_cgroups(runner, folder)
+    if os.geteuid() == 0:
+        remove_mount_points(folder)
     remove_tree(folder.devices)
     remove_tree(folder.root)
     return found

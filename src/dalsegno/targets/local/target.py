@@ -72,6 +72,7 @@ from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.shell import enter, entry_command, person_name, person_uid, user_env
+from dalsegno.targets.local.storage import check_storage, foreign_homes, lost_homes, lost_storage, storage_sentences
 from dalsegno.targets.local.sweep import sweep
 
 if TYPE_CHECKING:
@@ -80,19 +81,16 @@ if TYPE_CHECKING:
 
 def find_removal(folder: Folder, slurm: SlurmClient) -> Removal:
     """Return what `down` would end or delete. What cannot be read from a damaged cluster is left out."""
-    return Removal(_jobs(folder, slurm), _homes(folder))
+    applied = None
+    with contextlib.suppress(DalsegnoError):
+        applied = read_applied(folder)
+    return Removal(_jobs(folder, slurm), lost_homes(applied, folder), lost_storage(applied, folder))
 
 
 def _jobs(folder: Folder, slurm: SlurmClient) -> tuple[JobInfo, ...]:
     with contextlib.suppress(DalsegnoError):
         if controller_runs(folder):
             return tuple(job for job in slurm.jobs() if not job.state.ended)
-    return ()
-
-
-def _homes(folder: Folder) -> tuple[str, ...]:
-    with contextlib.suppress(OSError):
-        return tuple(sorted(home.name for home in folder.homes.iterdir() if any(home.iterdir())))
     return ()
 
 
@@ -143,12 +141,14 @@ class LocalTarget:
                 hint="add one: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; "
                 "ip link set d0 up; ip link set d1 up",
             )
+        check_storage(cluster, self.folder, placement, read_text(Path("/proc/self/mountinfo")) or "")
         wanted = desired(switched, self.folder, placement, self.machine, self._people(), log_level)
         seen = observe(self.folder, state, wanted, self.slurm)
         listed = cluster.containers.images
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images))
-        left_out = (*plan.left_out, *self._surprises(cluster, placement))
+        stored = storage_sentences(cluster, self.folder, placement) if plan.fresh else ()
+        left_out = (*plan.left_out, *stored, *self._surprises(cluster, placement))
         limits = limits_sentence(cluster, placement, self.machine)
         only_user = self.machine.user if placement.hosts == LOOPBACK else ""
         return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers, only_user=only_user)
@@ -175,7 +175,9 @@ class LocalTarget:
         """Return sentences about what the user may not expect, such as missing virtual hosts, or cluster users who
         already have an account on this machine."""
         if placement.hosts != LOOPBACK:
-            return [*shared_accounts(cluster.users, self._people()), *(self.closed_to_users() if cluster.users else ())]
+            closed = self.closed_to_users() if cluster.users else ()
+            foreign = foreign_homes(cluster, self.folder, placement, cluster.users)
+            return [*shared_accounts(cluster.users, self._people()), *foreign, *closed]
         if placement.hosts == LOOPBACK and cluster.local.hosts == "auto" and self.machine.is_root:
             return ["namespaces are not permitted here: nodes are processes on loopback ports, not hosts of their own"]
         if not self.machine.is_root and ends_with_session(self.runner, self.machine.user):

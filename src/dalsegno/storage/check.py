@@ -1,0 +1,103 @@
+"""Check storage from every node: ask each one with the program `storage-probe`, then judge the answers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Protocol
+
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.hostlist import compress
+from dalsegno.spec.facts import Storage
+from dalsegno.storage.probe import ProbeAnswer, ProbeOrder, ProbeRole
+from dalsegno.storage.verdict import StorageReport, judge_storage
+
+PARALLEL = 8  # nodes that measure at the same time: more would measure the server instead of the way to it
+MAX_WRITERS = 3  # the first node may be the one with another file system
+
+
+class NodePrograms(Protocol):
+    """Runs one of our helper programs on a node and returns its output. Raises DalsegnoError if it gives no answer."""
+
+    def __call__(self, node: str, program: str, arguments: Sequence[str]) -> str: ...
+
+
+Answers = Mapping[str, ProbeAnswer | None]
+
+
+def check_storage(
+    storages: Sequence[Storage],
+    nodes: Sequence[str],
+    user: str,
+    ask: NodePrograms,
+    *,
+    measure: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[StorageReport]:
+    """Return a report for each storage, used with the rights of `user`. `nodes` are all that should have it."""
+    reports = []
+    for storage in storages:
+        say(f"checking {storage.name} at {storage.mount} on {compress(nodes)}")
+        if storage.type == "scratch":  # only root writes to it: jobs' folders are created by the prolog
+            order = ProbeOrder(storage.mount, secrets.token_hex(8), ProbeRole.ALONE, "root", measure)
+            reports.append(judge_storage(storage, _ask_each(ask, nodes, order), "root"))
+        else:
+            reports.append(judge_storage(storage, _ask_all(storage, nodes, user, ask, measure), user))
+    return reports
+
+
+def _ask_all(storage: Storage, nodes: Sequence[str], user: str, ask: NodePrograms, measure: bool) -> Answers:
+    """Have one node leave a token and the others look for it. If most of them do not find it, another one leaves a
+    token, to learn which nodes see the same files."""
+    best: Answers = {}
+    untried = list(nodes)
+    for _ in range(MAX_WRITERS):
+        if not untried:
+            break
+        order = ProbeOrder(storage.mount, secrets.token_hex(8), ProbeRole.READER, user, measure and not best)
+        answers = _one_round(ask, untried[0], nodes, order)
+        speeds = best or answers
+        if not best or len(_seers(answers)) > len(_seers(best)):
+            best = {node: _with_speed(answers[node], speeds[node]) for node in nodes}
+        if 2 * len(_seers(best)) > len(nodes):
+            break
+        seers = {*_seers(answers), untried[0]}
+        untried = [node for node in untried if node not in seers and (found := answers[node]) and not found.error]
+    return best
+
+
+def _one_round(ask: NodePrograms, writer: str, nodes: Sequence[str], order: ProbeOrder) -> Answers:
+    first = _answer(ask, writer, replace(order, role=ProbeRole.WRITER))
+    written = first is not None and first.token
+    rest = [node for node in nodes if node != writer]
+    answers = _ask_each(ask, rest, order if written else replace(order, role=ProbeRole.ALONE))
+    if written:
+        _answer(ask, writer, replace(order, role=ProbeRole.CLEANER))
+    return {**answers, writer: first}
+
+
+def _ask_each(ask: NodePrograms, nodes: Sequence[str], order: ProbeOrder) -> Answers:
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        return dict(zip(nodes, pool.map(lambda node: _answer(ask, node, order), nodes), strict=True))
+
+
+def _seers(answers: Answers) -> list[str]:
+    return [node for node, answer in answers.items() if answer and answer.token]
+
+
+def _with_speed(answer: ProbeAnswer | None, measured: ProbeAnswer | None) -> ProbeAnswer | None:
+    """Return an answer with the speed of the first round, because later rounds do not measure."""
+    if answer is None or measured is None:
+        return answer
+    return replace(answer, mb_per_s=measured.mb_per_s, files_per_s=measured.files_per_s)
+
+
+def _answer(ask: NodePrograms, node: str, order: ProbeOrder) -> ProbeAnswer | None:
+    try:
+        return ProbeAnswer.from_json(ask(node, "storage-probe", [order.to_json()]))
+    except UsageError:
+        raise
+    except (DalsegnoError, ValueError):
+        return None

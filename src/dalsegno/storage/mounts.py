@@ -1,0 +1,183 @@
+"""What each host of a cluster exports and mounts, as values, and the system files that say so. Pure.
+
+On hosts of their own, a `folder` is served by the head over NFS, and so is `nfs` whose server is the head. Virtual
+hosts bind-mount folders of their machine instead (`targets/local/storage.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.spec.facts import Cluster, Storage
+
+EXPORTED = "/srv/dalsegno"  # folders on the head that have no `source`
+EXPORTS_FILE = "/etc/exports.d/dalsegno-{cluster}.exports"  # a file of our own: /etc/exports is the administrator's
+EXPORT_OPTIONS = ("rw", "sync", "no_subtree_check", "root_squash")
+# A client waits for a server that is away instead of returning errors to training (hard), and a host boots without it.
+MOUNT_OPTIONS = ("hard", "noatime", "_netdev", "nofail", "x-systemd.mount-timeout=60")
+LUSTRE_OPTIONS = ("flock", "noatime", "_netdev", "nofail", "x-systemd.mount-timeout=120")
+
+
+@dataclass(frozen=True)
+class NfsExport:
+    """A folder that the head serves over NFS, and the addresses or networks that may mount it."""
+
+    name: str
+    folder: str
+    clients: tuple[str, ...]
+    options: tuple[str, ...] = EXPORT_OPTIONS
+    home: bool = False  # it holds home folders; otherwise every user may create files in it
+
+
+@dataclass(frozen=True)
+class MountPlan:
+    """A file system that a host mounts: what fstab(5) calls its source, mount point, type and options."""
+
+    name: str
+    source: str
+    mount: str
+    fstype: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostStorage:
+    """The storage of one host. `packages` are Debian's; `existing` are mount points that are checked, not changed."""
+
+    exports: tuple[NfsExport, ...] = ()
+    mounts: tuple[MountPlan, ...] = ()
+    existing: tuple[str, ...] = ()
+    scratch: str = ""  # the base of jobs' scratch folders, which belongs to root and has mode 0755
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        server = ("nfs-kernel-server",) if self.exports else ()
+        client = ("nfs-common",) if any(mount.fstype == "nfs" for mount in self.mounts) else ()
+        return (*server, *client)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders to create before anything is exported or mounted."""
+        return tuple(dict.fromkeys([*(each.folder for each in self.exports), *(each.mount for each in self.mounts)]))
+
+
+def host_storage(cluster: Cluster, host: str, addresses: dict[str, str]) -> HostStorage:
+    """Return the storage of a host. `addresses` are those of all hosts of the cluster, by name."""
+    head, is_head = cluster.head, host == cluster.head
+    server, exports, mounts = addresses.get(head, head), list[NfsExport](), list[MountPlan]()
+    for storage in cluster.storage:
+        served = _served_folder(storage, {head, server})
+        if served and is_head:
+            clients = tuple(dict.fromkeys(address for name, address in addresses.items() if name != head))
+            exports.append(NfsExport(storage.name, served, clients, home=storage.home))
+            if served != storage.mount:
+                mounts.append(MountPlan(storage.name, served, storage.mount, "none", ("bind", "nofail")))
+        elif served:
+            mounts.append(_nfs(storage, f"{server}:{served}"))
+        elif storage.type == "nfs":
+            mounts.append(_nfs(storage, storage.source))
+        elif storage.type == "lustre":
+            options = _with(LUSTRE_OPTIONS, storage.options)
+            mounts.append(MountPlan(storage.name, storage.source, storage.mount, "lustre", options))
+    nodes = {node.name for node in cluster.nodes}
+    return HostStorage(
+        tuple(exports),
+        tuple(mounts),
+        existing=tuple(storage.mount for storage in cluster.storage if storage.type == "existing"),
+        scratch=next((each.mount for each in cluster.storage if each.type == "scratch" and host in nodes), ""),
+    )
+
+
+def _served_folder(storage: Storage, head: set[str]) -> str:
+    """Return the folder that the head serves; "" if another server does, or if the type is not NFS."""
+    if storage.type == "folder":
+        return storage.source or f"{EXPORTED}/{storage.name}"
+    server, _, path = storage.source.partition(":")
+    return path if storage.type == "nfs" and server in head else ""
+
+
+def _nfs(storage: Storage, source: str) -> MountPlan:
+    return MountPlan(storage.name, source, storage.mount, "nfs", _with(MOUNT_OPTIONS, storage.options))
+
+
+def _with(defaults: Sequence[str], given: str) -> tuple[str, ...]:
+    """Return the default options with the given ones, which win: `soft` replaces `hard`, `relatime` `noatime`."""
+    own = [option for option in given.split(",") if option]
+    against = {"soft": "hard", "hard": "soft", "relatime": "noatime", "strictatime": "noatime", "noflock": "flock"}
+    gone = {against.get(option, "") for option in own} | {option.partition("=")[0] for option in own}
+    return (*(option for option in defaults if option.partition("=")[0] not in gone), *own)
+
+
+# System files
+
+
+def render_exports(cluster: str, exports: Iterable[NfsExport]) -> str:
+    """Return the file for /etc/exports.d. Only the cluster's own hosts may mount a folder."""
+    lines = []
+    for each in exports:
+        options = ",".join(each.options)
+        clients = " ".join(f"{client}({options})" for client in each.clients)
+        lines += [f"{each.folder} {clients}"] if clients else []
+    return _header(cluster) + "".join(f"{line}\n" for line in lines)
+
+
+def _header(cluster: str) -> str:
+    return f"# Storage of cluster {cluster}. Generated by Dal Segno; `dalsegno up` writes it again.\n"
+
+
+def fstab_line(mount: MountPlan) -> str:
+    return f"{mount.source} {mount.mount} {mount.fstype} {','.join(mount.options) or 'defaults'} 0 0"
+
+
+_BEGIN, _END = "# begin of storage of cluster {}, by Dal Segno", "# end of storage of cluster {}"
+
+
+def merge_fstab(fstab: str, cluster: str, mounts: Iterable[MountPlan]) -> str:
+    """Return fstab with the block of this cluster replaced; without mounts, without the block.
+
+    Raise if a line outside the block uses one of the mount points: it is the administrator's.
+    """
+    begin, end = _BEGIN.format(cluster), _END.format(cluster)
+    rest = re.sub(rf"^{re.escape(begin)}\n(?:.*\n)*?{re.escape(end)}\n?", "", fstab, flags=re.MULTILINE)
+    lines, wanted = rest.splitlines(), list(mounts)
+    taken = {fields[1] for line in lines if len(fields := line.split()) > 1 and not line.lstrip().startswith("#")}
+    if both := next((mount for mount in wanted if mount.mount in taken), None):
+        raise DalsegnoError(
+            f"/etc/fstab already mounts something at {both.mount}, where storage `{both.name}` belongs",
+            hint=f"write `type: existing` for `{both.name}`, or remove that line from /etc/fstab",
+        )
+    block = [begin, *(fstab_line(mount) for mount in wanted), end] if wanted else []
+    return "".join(f"{line}\n" for line in (*lines, *block))
+
+
+def unit_name(mount: str) -> str:
+    r"""Return the name of the systemd unit for a mount point, as `systemd-escape --path` does: `/a-b/c` is
+    `a\x2db-c.mount`."""
+    parts = "/".join(part for part in mount.split("/") if part)
+    escaped = "".join(_escaped(letter, first=at == 0) for at, letter in enumerate(parts))
+    return f"{escaped}.mount"
+
+
+def _escaped(letter: str, *, first: bool) -> str:
+    if letter == "/":
+        return "-"
+    if re.fullmatch(r"[A-Za-z0-9:_.]", letter) and not (first and letter == "."):
+        return letter
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode())
+
+
+def render_mount_unit(cluster: str, mount: MountPlan) -> str:
+    """Return the systemd unit of a mount, for hosts whose fstab is left alone."""
+    remote = mount.fstype in ("nfs", "lustre")
+    network = "After=network-online.target\nWants=network-online.target\n" if remote else ""
+    options = [option for option in mount.options if option != "nofail" and not option.startswith("x-systemd.")]
+    limits = [option.partition("=")[2] for option in mount.options if option.startswith("x-systemd.mount-timeout=")]
+    return (
+        f"{_header(cluster)}[Unit]\nDescription=Storage {mount.name} of cluster {cluster}\n{network}\n"
+        f"[Mount]\nWhat={mount.source}\nWhere={mount.mount}\nType={mount.fstype}\nOptions={','.join(options)}\n"
+        f"{''.join(f'TimeoutSec={limit}s{chr(10)}' for limit in limits)}"
+        f"\n[Install]\nWantedBy={'remote' if remote else 'local'}-fs.target\n"
+    )

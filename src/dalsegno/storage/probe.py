@@ -1,0 +1,251 @@
+"""The program that looks at one storage from one node, and prints what it finds as JSON. Runs as root or as a user.
+
+    storage-probe '{"mount": "/fsx", "token": "…", "role": "writer", "user": "ann"}'
+
+The first node (`writer`) leaves a file with the token; the others (`reader`) must find the same file: same content,
+same inode number. Everything in the file system is done with the user's rights, because a file server may deny root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from dalsegno.system.hanging_calls import fork
+
+PREFIX = ".dalsegno-check-"
+BLOCK = b"\x5a\xa5" * (1 << 19)  # 1 MiB that does not compress to nothing
+MAX_BYTES, MAX_S = 256 << 20, 3.0  # the amount and the time of each measurement
+MAX_FILES, FILES_S = 500, 2.0
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+FIND_S = 3.0  # a network file system may show a new file late
+
+
+class ProbeRole(Enum):
+    """What a node does: leave the token, look for it, measure a disk of its own, or remove the token."""
+
+    WRITER = "writer"
+    READER = "reader"
+    ALONE = "alone"
+    CLEANER = "cleaner"
+
+
+@dataclass(frozen=True)
+class ProbeOrder:
+    """What a node is asked to do. The folder with the user's name below the mount point is tried first, then the mount
+    point itself."""
+
+    mount: str
+    token: str
+    role: ProbeRole
+    user: str
+    measure: bool = True
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "role": self.role.value})
+
+    @classmethod
+    def from_json(cls, text: str) -> ProbeOrder:
+        value = json.loads(text)
+        return cls(**{**value, "role": ProbeRole(value["role"])})
+
+
+@dataclass(frozen=True)
+class ProbeAnswer:
+    """What one node found. `error` is the reason why it could not write; "" if it could."""
+
+    fstype: str = ""  # type of the file system that the path is on; "" if the path does not exist
+    source: str = ""
+    mount_point: str = ""  # where that file system is mounted
+    mounted: bool = False  # whether that is the path itself
+    read_only: bool = False
+    free_bytes: int = 0
+    inode: int = 0  # of the token; 0 if it was not found
+    token: bool = False  # whether the token's content was right
+    error: str = ""
+    mb_per_s: float = 0.0
+    files_per_s: float = 0.0
+
+    @classmethod
+    def from_json(cls, text: str) -> ProbeAnswer:
+        """Read an answer leniently; raise ValueError if it is none."""
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError("not an answer of the probe")
+        known = {name: type(default) for name, default in asdict(cls()).items()}
+        try:
+            return cls(**{name: kind(value[name]) for name, kind in known.items() if name in value})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"not an answer of the probe: {error}") from error
+
+
+def find_mount(mountinfo: str, path: str) -> tuple[str, str, str, bool]:
+    """Return mount point, type, source and read-only flag of the mount that holds a path, from /proc/self/mountinfo.
+
+    Of several mounts on one point, the last is the visible one.
+    """
+    found = ("", "", "", False)
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        words, more = fields.split(), rest.split()
+        if len(words) < 6 or len(more) < 3:
+            continue
+        point = _unescaped(words[4])
+        holds = point == "/" or path == point or path.startswith(f"{point}/")
+        if holds and len(point) >= len(found[0]):
+            read_only = "ro" in (*words[5].split(","), *more[2].split(","))
+            found = (point, more[0], _unescaped(more[1]), read_only)
+    return found
+
+
+def _unescaped(text: str) -> str:
+    for code, letter in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, letter)
+    return text
+
+
+def look(order: ProbeOrder) -> ProbeAnswer:
+    """Answer an order with the rights of this process."""
+    if order.role is ProbeRole.CLEANER:
+        _remove_token(order)
+        return ProbeAnswer()
+    path = os.path.realpath(order.mount)
+    with open("/proc/self/mountinfo") as file:
+        point, kind, source, read_only = find_mount(file.read(), path)
+    if not os.path.isdir(order.mount):
+        return ProbeAnswer(error="the folder does not exist")
+    about = os.statvfs(order.mount)
+    known: dict[str, Any] = {
+        "fstype": kind, "source": source, "mount_point": point, "mounted": point == path,
+        "free_bytes": about.f_bavail * about.f_frsize,
+        "read_only": read_only or bool(about.f_flag & os.ST_RDONLY),
+    }  # fmt: skip
+    try:
+        folder = _writable_folder(order)
+        known |= _use(folder, order)
+    except OSError as error:
+        known |= _seen_token(order) | {"error": error.strerror or str(error)}
+    return ProbeAnswer(**known)
+
+
+def _folders(order: ProbeOrder) -> list[str]:
+    return [os.path.join(order.mount, order.user), order.mount]
+
+
+def _writable_folder(order: ProbeOrder) -> str:
+    """Return a folder in which a file can be created; raise OSError if there is none."""
+    failure = OSError("no folder")
+    for folder in _folders(order):
+        name = os.path.join(folder, f"{PREFIX}{order.token}.{socket.gethostname()}.try")
+        try:
+            os.close(os.open(name, NEW_FILE, 0o600))
+            os.unlink(name)
+            return folder
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _use(folder: str, order: ProbeOrder) -> dict[str, Any]:
+    """Leave or look for the token, and measure."""
+    found: dict[str, Any] = {}
+    if order.role is ProbeRole.WRITER:
+        with open(os.open(os.path.join(folder, PREFIX + order.token), NEW_FILE, 0o600), "w") as file:
+            file.write(order.token)
+            file.flush()
+            os.fsync(file.fileno())
+    if order.role is not ProbeRole.ALONE:
+        found |= _seen_token(order)
+    if order.measure:
+        own = os.path.join(folder, f"{PREFIX}{order.token}.{socket.gethostname()}")
+        found |= {"mb_per_s": _write_speed(own), "files_per_s": _file_rate(own)}
+    return found
+
+
+def _seen_token(order: ProbeOrder) -> dict[str, Any]:
+    """Return the inode of the token, and whether its content is right. A reader waits a little for it to appear."""
+    until = time.monotonic() + (FIND_S if order.role is ProbeRole.READER else 0.0)
+    while True:
+        for folder in _folders(order):
+            with contextlib.suppress(OSError):
+                path = os.path.join(folder, PREFIX + order.token)
+                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+                    return {"inode": os.fstat(file.fileno()).st_ino, "token": file.read(1000) == order.token}
+        if time.monotonic() >= until:
+            return {}
+        time.sleep(0.1)
+
+
+def _remove_token(order: ProbeOrder) -> None:
+    for folder in _folders(order):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, PREFIX + order.token))
+
+
+def _write_speed(path: str) -> float:
+    """Return the MB/s of writing a file, with fsync."""
+    written, handle = 0, os.open(path, NEW_FILE, 0o600)
+    try:
+        began = time.monotonic()
+        while written < MAX_BYTES and time.monotonic() - began < MAX_S:
+            written += os.write(handle, BLOCK)
+            if not written % (16 << 20):
+                os.fsync(handle)  # so that a slow disk is noticed in time, and not at the end
+        os.fsync(handle)
+        return written / 1e6 / max(time.monotonic() - began, 1e-6)
+    finally:
+        os.close(handle)
+        os.unlink(path)
+
+
+def _file_rate(path: str) -> float:
+    """Return how many files per second can be created and removed."""
+    os.mkdir(path, 0o700)
+    count, began = 0, time.monotonic()
+    try:
+        while count < MAX_FILES and time.monotonic() - began < FILES_S:
+            name = f"{path}/{count}"
+            os.close(os.open(name, NEW_FILE, 0o600))
+            os.unlink(name)
+            count += 1
+        return count / max(time.monotonic() - began, 1e-6)
+    finally:
+        os.rmdir(path)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the answer to the order in the arguments."""
+    order = ProbeOrder.from_json(arguments[0])
+    try:
+        user = pwd.getpwnam(order.user)
+        answer = look(order) if os.geteuid() == user.pw_uid else _look_as(user, order)
+    except KeyError:
+        answer = ProbeAnswer(fstype="?", error=f"user {order.user} is not known on this node")
+    sys.stdout.write(json.dumps(asdict(answer)) + "\n")
+    return 0
+
+
+def _look_as(user: pwd.struct_passwd, order: ProbeOrder) -> ProbeAnswer:
+    """Answer in a process of its own, which becomes the user for good."""
+
+    def run(sock: socket.socket) -> None:
+        os.initgroups(user.pw_name, user.pw_gid)
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+        sock.sendall(json.dumps(asdict(look(order))).encode())
+
+    child, text = fork(run), b""
+    child.sock.setblocking(True)
+    while piece := child.sock.recv(1 << 16):
+        text += piece
+    child.wait(1.0)
+    return ProbeAnswer.from_json(text.decode() or "null")

@@ -1,0 +1,1 @@
+"""Tests of storage: mounts and exports as values, scratch folders of jobs, and checks from every node."""
