@@ -221,6 +221,7 @@ _TYPES = {
     "parallelcluster": ("lustre", "openzfs", "efs", "ebs"),
     "hyperpod": ("lustre", "openzfs"),
     "oci": ("fss", "nfs", "lustre"),
+    "existing": ("folder", "nfs", "lustre", "openzfs", "efs", "ebs", "fss"),
 }
 # A machine with a file system mounted on one of these folders would not start, or would lose its own files.
 _SYSTEM = {"/", "/boot", "/dev", "/etc", "/opt", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var"}
