@@ -34,7 +34,7 @@ TRAIN_TALK = (
     "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
-UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview")
+UP_TO_7 = (*UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview")
 EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "storage": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_LEFT),
     "node_agent": (*UP_TO_3, *TRAIN_LEFT, EXPOSITION),
+    "adopt": UP_TO_3,  # describes a cluster of others; it changes nothing
     "users": UP_TO_3,
     "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
     "bench": ("errors", "hardware", "spec", "runs"),

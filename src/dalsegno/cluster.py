@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
-from dalsegno.system.files import locked, owner_name, user_of
+from dalsegno.system.files import locked, owner_name, read_text, user_of
 from dalsegno.targets import registry
 from dalsegno.targets.folder import ClusterFolder, read_identity
 
@@ -149,6 +149,7 @@ class SlurmHere:
 
     env: Mapping[str, str]
     controller: Path | None = None  # the socket of Dal Segno's controller, if the cluster may have one
+    watcher: Path | None = None  # the socket of `dalsegno adopt watch`, which answers about nodes and starts no runs
 
     @property
     def client(self) -> SlurmClient:
@@ -185,7 +186,22 @@ def foreign_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) 
 
 def _ambient(env: Mapping[str, str]) -> SlurmHere:
     socket = env.get("DALSEGNO_CONTROLLER")
-    return SlurmHere(env, Path(socket) if socket else None)
+    return SlurmHere(env, Path(socket)) if socket else SlurmHere(env, watcher=_find_watcher(env))
+
+
+def watcher_folder(name: str, env: Mapping[str, str] = os.environ) -> Path:
+    """Return the state folder of `dalsegno adopt watch` for a cluster that Dal Segno did not create."""
+    return home(env) / "adopted" / name
+
+
+def _find_watcher(env: Mapping[str, str]) -> Path | None:
+    """Return the socket of the watcher that uses the same slurm.conf as this shell."""
+    from dalsegno.recovery.client import WATCHER_CONF, WATCHER_SOCKET
+
+    for file in (path for base in homes(env) for path in sorted(base.glob(f"adopted/*/{WATCHER_CONF}"))):
+        if read_text(file) == env.get("SLURM_CONF", ""):
+            return file.parent / WATCHER_SOCKET
+    return None
 
 
 def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> SlurmHere:

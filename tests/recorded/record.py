@@ -29,6 +29,7 @@ from dalsegno.slurm.parse.load import (
     queue_load_env,
 )
 from dalsegno.slurm.parse.nodes import EVENTS_ARGV, NODES_ARGV, PARTITIONS_ARGV
+from dalsegno.slurm.parse.partitions import PARTITION_SETTINGS_ARGV
 from dalsegno.slurm.parse.text import PLAIN, TIME_ENV
 from dalsegno.slurm.versions import Version
 
@@ -311,6 +312,7 @@ def questions(jobs: Mapping[str, str]) -> dict[str, Question]:
         "sacct": Question(HISTORY_ARGV),
         "sacct-texts": Question(TEXTS_ARGV),
         "sdiag": Question(DIAG_ARGV),
+        "partitions": Question(PARTITION_SETTINGS_ARGV),
         "sinfo": Question(PARTITIONS_ARGV),
         "sinfo-load": Question(NODE_LOAD_ARGV),
         "sinfo-words": Question(("sinfo", "-N", "-h", "-o", "%N %T %t")),

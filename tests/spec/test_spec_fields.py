@@ -193,7 +193,7 @@ def test_misspelt_target_gets_a_suggestion(faults):
     assert faults(BASE.replace("local", "parallel-cluster")) == [
         (
             2,
-            "`target` must be one of local, ssh, parallelcluster, hyperpod, oci, not `parallel-cluster`",
+            "`target` must be one of local, ssh, parallelcluster, hyperpod, oci, existing, not `parallel-cluster`",
             "did you mean `parallelcluster`?",
         )
     ]

@@ -53,4 +53,4 @@ def test_every_unimplemented_field_exists_in_the_model():
     for path in REFUSED:
         block, _, field = path.partition(".")
         assert block in ClusterSpec.model_fields and (not field or field in blocks[block].model_fields), path
-    assert {"local", *UNBUILT_TARGETS} == set(TARGETS)
+    assert {"local", "existing", *UNBUILT_TARGETS} == set(TARGETS)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @file_argument
 @click.option(
-    "--target", default="local", show_default=True, help="Target: local, ssh, parallelcluster, hyperpod or oci."
+    "--target", default="local", show_default=True, help="local, ssh, parallelcluster, hyperpod, oci or existing."
 )
 @click.option("--name", default="demo", show_default=True, help="Name of the cluster.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 import os
 import re
 from collections.abc import Mapping
+from shutil import which
 
 _SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, SlurmTrouble.NO_CONNECTION})
 
@@ -41,14 +42,15 @@ def find_controller(name: str | None) -> Path:
     from dalsegno.cluster import find_slurm
 
     slurm = find_slurm(name)
-    if slurm.controller is None and not slurm.env.get("SLURM_CONF"):
+    socket = slurm.controller or slurm.watcher
+    if socket is None and not slurm.env.get("SLURM_CONF") and which("sinfo", path=slurm.env.get("PATH")) is None:
         raise no_cluster()
-    if slurm.controller is None:
+    if socket is None:
         raise DalsegnoError(
             "this cluster has no controller: Dal Segno did not create it",
-            hint="`dalsegno ls` lists the clusters that Dal Segno created",
+            hint="`dalsegno adopt watch` watches its nodes; `dalsegno ls` lists the clusters that Dal Segno created",
         )
-    return slurm.controller
+    return socket
 
 
 def ask_controller(socket: Path, request: dict[str, Any]) -> dict[str, Any]:

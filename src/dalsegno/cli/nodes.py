@@ -233,14 +233,15 @@ def automation(action: str, name: str | None, json_: bool) -> None:
     if json_:
         out.as_json(answer)
         return
-    out.data(describe_mode(answer["automation"], answer["mode"]))
+    out.data(describe_mode(answer["automation"], answer["mode"], answer.get("armed", ())))
     if nodes := [*answer["out"], *answer["suspected"]]:
         rows = [[node["node"], node["phase"], format_time(node["since"]), _why(node)] for node in nodes]
         out.table(["NODE", "PHASE", "SINCE", "REASON"], rows)
 
 
-def describe_mode(automation: str, mode: str) -> str:
-    return _MODES.get(mode, "automation is {}").format(automation)
+def describe_mode(automation: str, mode: str, armed: Collection[str] = ()) -> str:
+    text = _MODES.get(mode, "automation is {}").format(automation)
+    return f"{text}; it acts in {', '.join(armed)}, which {'is' if len(armed) == 1 else 'are'} armed" if armed else text
 
 
 def _why(node: dict[str, Any]) -> str:

@@ -72,6 +72,10 @@ class NodeAgents(Protocol):
         """Remember nodes that were in service under the previous controller: their loss is detected sooner."""
         ...
 
+    def see(self, nodes: Iterable[NodeInfo]) -> None:
+        """Take Slurm's latest answer about all nodes, in every round. Only a stand-in for agents depends on it."""
+        ...
+
     def views(self) -> Mapping[str, AgentView]: ...
 
     def validations(self) -> Mapping[str, Validation]:

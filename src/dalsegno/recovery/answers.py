@@ -90,6 +90,7 @@ class Answers:
         return {
             "automation": "paused" if records.paused else "on",
             "mode": policy.mode,
+            "armed": sorted(policy.armed),
             "per_hour": policy.per_hour,
             "taken": {name: count_taken_last_hour(records, name, now) for name in partitions_of(records)},
             "out": out,

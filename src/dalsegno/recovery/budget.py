@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.phase import HeldAction
-from dalsegno.recovery.policy import AUTO, Policy
+from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.records import DAY_S, HOUR_S, MarkKind, NodeRecords
 
 
@@ -17,11 +17,11 @@ class Refusal:
     held: HeldAction
 
 
-def find_restraint(records: NodeRecords, policy: Policy) -> Refusal | None:
-    """Return why no action is carried out at present; None if actions are allowed."""
+def find_restraint(records: NodeRecords, policy: Policy, partitions: Collection[str]) -> Refusal | None:
+    """Return why no action is carried out on a node in these partitions; None if actions are allowed."""
     if records.paused:
         return Refusal("paused", HeldAction.PAUSED)
-    return None if policy.mode == AUTO else Refusal("only observing", HeldAction.OBSERVING)
+    return Refusal("only observing", HeldAction.OBSERVING) if policy.observes(partitions) else None
 
 
 class OutOfService:
@@ -48,7 +48,7 @@ class OutOfService:
 
     def refusal(self, node: NodeFacts) -> Refusal | None:
         """Return why this node may not be taken out; None if it may."""
-        observing = self.policy.mode != AUTO
+        observing = self.policy.observes(node.slurm.partitions)
         dry_run = self.records.paused or observing
         for partition in node.slurm.partitions:
             if node.name not in self.policy.spares and self.out.get(partition, 0) >= self.limit(partition):

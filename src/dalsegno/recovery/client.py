@@ -13,6 +13,8 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
 START_S = 10.0  # enough time for the controller to write two files and start a process
 ANSWERS_S = 2.0
+# The state folder of `dalsegno adopt watch` has its socket, and the path of the slurm.conf that it uses.
+WATCHER_SOCKET, WATCHER_CONF = "run/controller.sock", "slurm-conf"
 MAX_ANSWER = 16 << 20  # bytes: enough for thousands of nodes, each with its reason
 
 

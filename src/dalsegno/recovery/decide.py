@@ -194,12 +194,13 @@ def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> li
         if is_doubtful(node, facts, records, now):
             continue
         actions += [lent[node.name]] if node.name in lent else list(_decide_node(this, node, own))
-    return [held for action in actions if (held := _hold_back(action, records, policy)) is not None]
+    return [held for action in actions if (held := _hold_back(action, facts, records, policy)) is not None]
 
 
-def _hold_back(action: Action, records: NodeRecords, policy: Policy) -> Action | None:
+def _hold_back(action: Action, facts: Facts, records: NodeRecords, policy: Policy) -> Action | None:
     """Return the action, or a remark if recovery is paused or only observes; None if the remark is not new."""
-    held = find_restraint(records, policy) if action.touches else None
+    node = (facts.nodes or {}).get(action.node)
+    held = find_restraint(records, policy, node.slurm.partitions if node else ()) if action.touches else None
     if held is None:
         return action
     return _remark(
@@ -273,7 +274,7 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
         )
     quick = this.quick.get(node.name, NONE)
     faults = current_faults(node, own, this.policy, quick)
-    if own.excuses and is_over(node, own, faults):
+    if own.excuses and is_over(node, own, faults, this.policy.agents):
         return _forget_excuses(own)
     if owner is Owner.SOMEONE:
         return _accept_faults(node, own, faults)
@@ -333,6 +334,9 @@ def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action 
     rule = rule_of(node.slurm, this.policy.slurm_users)
     if rule is None:
         return None
+    if not this.policy.agents:
+        text = f"Slurm has taken it out of service ({node.slurm.reason}); would validate it and return it"
+        return _remark(own, text, held=HeldAction.OBSERVING, about=SLURM_DRAIN)
     key = NodeFault(CHECK, Remedy.NONE, "", rule.code).key
     times = this.records.count(MarkKind.TAKEN, this.now - DAY_S, node=node.name, key=key)
     fault = fault_of_drain(node.slurm, rule, times)

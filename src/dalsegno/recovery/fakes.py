@@ -271,6 +271,9 @@ class FakeAgents:
     def remember(self, nodes: Iterable[str]) -> None:
         """Do nothing: a lost node is detected at once here."""
 
+    def see(self, nodes: Iterable[NodeInfo]) -> None:
+        """Do nothing: these nodes have agents."""
+
     def views(self) -> Mapping[str, AgentView]:
         return {name: self._view(name, node) for name, node in self.cluster.nodes.items()}
 

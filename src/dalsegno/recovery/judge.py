@@ -47,8 +47,13 @@ def current_faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: Earl
     return [fault for fault in _faults(node, own, policy, quick) if not fault.remedy < Remedy.DRAIN]
 
 
-def is_over(node: NodeFacts, own: NodeRecord, faults: Collection[NodeFault]) -> bool:
-    """Return whether the node's own report shows that all accepted faults are over. Unknown results prove nothing."""
+def is_over(node: NodeFacts, own: NodeRecord, faults: Collection[NodeFault], agents: bool = True) -> bool:
+    """Return whether the node's own report shows that all accepted faults are over. Unknown results prove nothing.
+
+    Without node agents there are no reports, and what Slurm shows decides.
+    """
+    if not agents:
+        return node.connected and not faults
     checks = {key.partition("[")[0] for key in own.excuses}
     findings = node.agent.report.findings if node.agent.report and node.connected else ()
     unknown = any(each.check in checks and each.result.verdict is Verdict.UNKNOWN for each in findings)
@@ -57,9 +62,8 @@ def is_over(node: NodeFacts, own: NodeRecord, faults: Collection[NodeFault]) -> 
 
 def _faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures) -> Iterator[NodeFault]:
     if node.gone and own.seen and own.last_boot:
-        yield NodeFault(
-            GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_network_warning(node)}", gone=True
-        )
+        silent = "neither its agent nor slurmd answers" if policy.agents else "slurmd answers neither Slurm nor a probe"
+        yield NodeFault(GONE, policy.gone_remedy, f"{silent}{_network_warning(node)}", gone=True)
         return
     if not node.connected:  # a fault that a silent agent reported earlier may have been repaired
         return

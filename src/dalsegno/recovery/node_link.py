@@ -29,6 +29,7 @@ from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import AgentTable, OrderAnswer, OrderEnd
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Validation
+from dalsegno.slurm.facts import NodeInfo
 
 log = logging.getLogger("controller.agents")
 
@@ -198,6 +199,9 @@ class NodeLink:
 
     def remember(self, nodes: Iterable[str]) -> None:
         self._in_loop(lambda: self._agents.remember(nodes))
+
+    def see(self, nodes: Iterable[NodeInfo]) -> None:
+        """Do nothing: the agents themselves report."""
 
     def ask_slurmd(self, node: str) -> None:
         self._in_loop(lambda: self._agents.ask_slurmd(node))

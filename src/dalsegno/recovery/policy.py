@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,8 @@ class Policy:
     caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
     off: frozenset[str] = frozenset()  # disabled checks
     spares: frozenset[str] = frozenset()
+    armed: frozenset[str] = frozenset()  # with mode observe: partitions in which recovery acts all the same
+    agents: bool = True  # false on a cluster without node agents: no node can be validated and returned
     slurm_users: frozenset[str] = SLURM_USERS  # drains by these users are Slurm's own, not an administrator's
     gone_remedy: Remedy = Remedy.REPLACE
     gone_s: float = 0.0  # how long to wait for a lost node to come back, unless it is certainly off; clouds: 60
@@ -71,8 +73,14 @@ class Policy:
         return cls(
             health.mode, health.max_out, health.per_hour, health.reboots_per_fault, health.reboots_per_day,
             float(health.reboots_apart_s), can=can, caps=caps, spares=spares, slurm_users=slurm_users,
+            armed=frozenset(health.armed),
             off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
         )  # fmt: skip
+
+    def observes(self, partitions: Collection[str]) -> bool:
+        """Return whether recovery only observes a node in these partitions. It acts if all of them are armed."""
+        armed = self.mode == OBSERVE and bool(partitions) and self.armed.issuperset(partitions)
+        return self.mode != AUTO and not armed
 
     def remedy(self, fault: NodeFault) -> Remedy:
         """Return the remedy for a fault, limited by the cluster file."""

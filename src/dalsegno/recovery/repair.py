@@ -123,10 +123,15 @@ class RepairCase:
         return self.now - max(self.own.entered, self.records.saw_at)
 
 
+_NO_AGENT = "no node agent can validate it: an administrator must return it to service"
+
+
 def repair(
     node: NodeFacts, own: NodeRecord, facts: Facts, records: NodeRecords, policy: Policy, now: float
 ) -> Action | None:
     case = RepairCase(node, own, facts, records, policy, now)
+    if not policy.agents:
+        return None if own.phase is NodePhase.GIVEN_UP else _give_up(case, f"{case.fault.summary}; {_NO_AGENT}")
     if own.phase is NodePhase.DRAINED:
         return _decide_drained(case)
     if own.phase is NodePhase.DOWN:
@@ -386,5 +391,5 @@ def forecast(
     step = next_step(own, own.fault, partitions, records, policy, now)
     if isinstance(step, str):
         return Forecast(None, step)
-    held = find_restraint(records, policy)
+    held = find_restraint(records, policy, partitions)
     return Forecast(step.how, step.why, held.held if held else HeldAction.NO)

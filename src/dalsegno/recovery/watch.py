@@ -246,6 +246,7 @@ class NodeWatch:
         else:
             self._complaint = ""
         self.partitions = {node.name: node.partitions for node in nodes}
+        self.agents.see(nodes)
         wanted, runs = drained_for_repair(nodes), self.runs()
         jobs, kept = [with_hint(job, wanted, runs) for job in queue.jobs], {run: each.uid for run, each in runs.items()}
         facts = gather(nodes, jobs, self.agents, at, underway, kept)

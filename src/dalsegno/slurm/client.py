@@ -59,6 +59,14 @@ from dalsegno.slurm.parse.nodes import (
     parse_nodes,
     parse_partitions,
 )
+from dalsegno.slurm.parse.partitions import (
+    PARTITION_SETTINGS_ARGV,
+    TOPOLOGY_ARGV,
+    PartitionSettings,
+    SwitchInfo,
+    parse_partition_settings,
+    parse_topology,
+)
 from dalsegno.slurm.parse.text import TIME_ENV, Separators
 from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed, Runner
@@ -203,6 +211,13 @@ class SlurmClient:
 
     def partitions(self) -> list[PartitionInfo]:
         return parse_partitions(self._ask(PARTITIONS_ARGV))
+
+    def partition_settings(self) -> list[PartitionSettings]:
+        """Return how the partitions are configured."""
+        return parse_partition_settings(self._ask(PARTITION_SETTINGS_ARGV))
+
+    def topology(self) -> list[SwitchInfo]:
+        return parse_topology(self._ask(TOPOLOGY_ARGV))
 
     def history(self, *, since_s: int | None = None, jobs: Iterable[int | str] = ()) -> list[JobInfo]:
         """Return jobs from the accounting database: today's, or those since a Unix time, or those with these ids."""

@@ -198,6 +198,7 @@ class Health:
     reboots_per_day: int = 5
     reboots_apart_s: int = 7200
     checks: Mapping[str, CheckSetting] = field(default_factory=dict)  # only the checks in the file
+    armed: tuple[str, ...] = ()  # partitions in which recovery acts although the mode is observe
 
 
 @dataclass(frozen=True)
@@ -282,6 +283,7 @@ class Cluster:
     health: Health = field(default_factory=Health)
     containers: Containers = field(default_factory=Containers)
     monitoring: Monitoring = field(default_factory=Monitoring)
+    platform: str = ""  # of `target: existing`: what created the cluster
 
 
 _T = TypeVar("_T")

@@ -11,7 +11,7 @@ from dalsegno.errors import UsageError
 from dalsegno.image_name import parse_name
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.slurm import one_of, word
-from dalsegno.spec.values import AbsolutePath, Seconds, Share, matching
+from dalsegno.spec.values import AbsolutePath, PartitionNames, Seconds, Share, matching
 
 _CHECK = r"[a-z][a-z0-9_-]{0,47}"
 _MODULE = r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}"
@@ -64,6 +64,9 @@ class HealthSpec(Section):
 
     mode: Annotated[str, PlainValidator(word("auto", "observe", "off", no="off")), one_of("auto", "observe", "off")] = (
         Field(default="auto", description="auto: act; observe: only report what would be done; off: only watch.")
+    )
+    armed: PartitionNames = Field(
+        default=[], description="With `mode: observe`: partitions in which recovery acts all the same."
     )
     max_out: Share = Field(
         default=0.25, description="Largest share of a partition that automation takes out at a time."

@@ -147,7 +147,7 @@ def size_of(partition: PartitionSpec, target: str) -> Size:
     gpus = instance.gpus if instance and instance.gpus else partition.gpus or 0
     return Size(
         cpus=_cpus(partition, instance, target),
-        memory_mib=int(_memory_mib(partition, instance, target) * _ALLOCATABLE),
+        memory_mib=int(_memory_mib(partition, instance, target) * (1 if target == "existing" else _ALLOCATABLE)),
         gpus=gpus,
         gpu_type=(gpu.slurm_type if gpu else partition.gpu_type) if gpus else "",
         gpu_memory_mib=int(gpu_memory_gib * 1024) if gpus else 0,

@@ -239,7 +239,7 @@ def _remove(container: Any, key: str | int, stand_in: bool) -> None:
         container[key] = _PLACEHOLDERS[str(key)]
 
 
-_MAX_BYTES = 1024 * 1024
+MAX_BYTES = 1024 * 1024
 _INIT = "`dalsegno init` writes a starter file"
 
 
@@ -269,8 +269,8 @@ def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:
 def _read(name: str) -> str:
     try:
         with Path(name).open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-        if len(raw) > _MAX_BYTES:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
             raise SpecError([Problem("the file is larger than 1 MiB", name, "check that this is a cluster file")])
         return raw.decode("utf-8-sig")
     except FileNotFoundError:

@@ -17,7 +17,7 @@ from dalsegno.spec.health import ContainersSpec, HealthSpec, Modules
 from dalsegno.spec.monitoring import MonitoringSpec
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.slurm import Amount, PreemptMode, RawSettings, ReservationSpec, SlurmSpec, TresName
-from dalsegno.spec.targets import TARGETS, HyperPod, LocalSpec, Oci, ParallelCluster, Ssh, Target
+from dalsegno.spec.targets import TARGETS, Existing, HyperPod, LocalSpec, Oci, ParallelCluster, Ssh, Target
 from dalsegno.spec.values import (
     AbsolutePath,
     AccountName,
@@ -220,6 +220,7 @@ class ClusterSpec(Section):
     parallelcluster: ParallelCluster | None = Field(default=None, description="Settings of `target: parallelcluster`.")
     hyperpod: HyperPod | None = Field(default=None, description="Settings of `target: hyperpod`.")
     oci: Oci | None = Field(default=None, description="Settings of `target: oci`.")
+    existing: Existing | None = Field(default=None, description="Settings of `target: existing`.")
     head: Head = Field(default_factory=Head, description="The head node.")
     login: Login = Field(default_factory=Login, description="Login nodes, where users log in.")
     partitions: list[PartitionSpec] = Field(max_length=1000, description="Partitions and their nodes.")

@@ -96,7 +96,8 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
     return facts.Cluster(
         name=spec.name,
         target=spec.target,
-        nodes=tuple(node for partition in spec.partitions for node in _nodes(partition, spec.target)),
+        platform=spec.existing.platform if spec.existing else "",
+        nodes=_all_nodes(spec),
         partitions=_partitions(spec),
         head=spec.head.name,
         logins=tuple(login_nodes(spec)),
@@ -139,6 +140,15 @@ def _monitoring(spec: ClusterSpec) -> facts.Monitoring:
         gpu_hour_price=own.gpu_hour_price,
         remote_write=facts.RemoteWrite(write.url, write.region, write.role_arn or "") if write else None,
     )
+
+
+def _all_nodes(spec: ClusterSpec) -> tuple[facts.Node, ...]:
+    """Return each node once, with the size that the first partition gives it: an existing cluster may share nodes."""
+    named: dict[str, facts.Node] = {}
+    for partition in spec.partitions:
+        for node in _nodes(partition, spec.target):
+            named.setdefault(node.name, node)
+    return tuple(named.values())
 
 
 def _nodes(partition: PartitionSpec, target: str) -> list[facts.Node]:
@@ -272,6 +282,7 @@ def _health(spec: ClusterSpec) -> facts.Health:
     health = spec.health
     return facts.Health(
         mode=health.mode,
+        armed=tuple(health.armed),
         max_out=health.max_out,
         per_hour=health.per_hour,
         reboots_per_fault=health.reboots.per_fault,

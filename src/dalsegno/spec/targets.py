@@ -249,8 +249,17 @@ class Oci(Section):
     tags: Tags = Field(default={}, description="Free-form tags on all created resources.")
 
 
-Target = Literal["local", "ssh", "parallelcluster", "hyperpod", "oci"]
-TARGETS: tuple[Target, ...] = ("local", "ssh", "parallelcluster", "hyperpod", "oci")
+class Existing(Section):
+    """A Slurm cluster that Dal Segno did not create. `dalsegno adopt` writes its file; nothing is installed on it."""
+
+    platform: Literal["plain", "parallelcluster", "hyperpod", "oci"] = Field(
+        default="plain",
+        description="What created the cluster: parallelcluster, hyperpod, oci; plain: none of them.",
+    )
+
+
+Target = Literal["local", "ssh", "parallelcluster", "hyperpod", "oci", "existing"]
+TARGETS: tuple[Target, ...] = ("local", "ssh", "parallelcluster", "hyperpod", "oci", "existing")
 
 
 _BRACKETS = re.compile(r"\[[^\]]*\]")

@@ -46,10 +46,22 @@ def _not_reserved(value: str) -> str:
     return value
 
 
+def _partition_name(value: str) -> str:
+    return value if value == "all" else _not_reserved(value)  # Slurm reserves it for nodes only
+
+
 def _host_name(value: str) -> str:
     if not _HOST.fullmatch(value):
         raise ValueError(f"`{value[:60]}` is not a node name")
     return _not_reserved(value)
+
+
+def is_node_name(value: str) -> bool:
+    """Return whether the cluster file accepts a node's name."""
+    try:
+        return bool(_host_name(value))
+    except ValueError:
+        return False
 
 
 def _hostnames(value: object) -> list[str]:
@@ -96,7 +108,7 @@ ClusterName = Annotated[
     Field(json_schema_extra={"pattern": "^[a-z][a-z0-9_-]{0,39}$"}),
 ]
 PlainName = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}", _SLURM_RULE)]
-PartitionName = Annotated[PlainName, AfterValidator(_not_reserved)]
+PartitionName = Annotated[PlainName, AfterValidator(_partition_name)]
 # Slurm's database stores accounts and QOS in lower case, so other spellings would not be found.
 AccountName = Annotated[str, matching(r"[a-z0-9][a-z0-9_.-]{0,47}", _LOWER_RULE)]
 UserName = Annotated[str, matching(r"[a-z_][a-z0-9_-]{0,31}", _UNIX_RULE)]

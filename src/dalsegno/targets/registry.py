@@ -21,6 +21,11 @@ def open_target(kind: str, folder: Path) -> Target:
             f"target `{kind}` is not built yet: {UNBUILT_TARGETS[kind]}",
             hint="use `target: local` for now; `dalsegno validate` checks files for other targets",
         )
+    if kind == "existing":
+        raise TargetError(
+            "this cluster file describes a cluster that Dal Segno did not create, and changes nothing on it",
+            hint="use `dalsegno run` on it as it is; `dalsegno adopt watch` watches its nodes",
+        )
     if platform.system() != "Linux":
         raise TargetError(
             f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"

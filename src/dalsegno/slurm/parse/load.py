@@ -299,6 +299,7 @@ class ReservationInfo(NamedTuple):
     ends_at: int
     node_count: int
     core_count: int
+    accounts: str = ""
 
 
 def parse_reservations(text: str) -> list[ReservationInfo]:
@@ -320,4 +321,5 @@ def _reservation(facts: dict[str, str]) -> ReservationInfo:
         ends_at=epoch(facts.get("EndTime", "")) or 0,
         node_count=integer(facts.get("NodeCnt", "")),
         core_count=integer(facts.get("CoreCnt", "")),
+        accounts=known(facts.get("Accounts", "")),
     )

@@ -107,6 +107,8 @@ def _nodes(spec: ClusterSpec, report: Problems) -> None:
         report.add(spec.login, "names", f"the head node and a login node are both named `{spec.head.name}`")
     for partition in spec.partitions:
         taken = _first_taken(partition, owner)
+        if taken and spec.target == "existing":  # Slurm allows a node in several partitions, and on the head node
+            taken = None
         if taken and owner[taken].partition != partition.name:
             also = "is also in" if owner[taken].partition else "has the name of"
             what = f"node `{taken}` of partition `{partition.name}` {also} {owner[taken].text}"
@@ -135,13 +137,28 @@ def _within(partition: PartitionSpec, report: Problems) -> None:
 
 
 def check_health(spec: ClusterSpec, report: Problems) -> None:
-    """Check the names of health checks and thresholds, because a misspelt one would silently have no effect."""
+    """Check the names of checks, thresholds and partitions, because a misspelt one would silently have no effect."""
+    _armed(spec, report)
     for name, check in spec.health.checks.items():
         if name not in CHECK_THRESHOLDS:
             hint = did_you_mean(name, CHECK_THRESHOLDS, "`dalsegno health --list` lists the checks")
             report.add(spec.health, f"checks.{name}", f"there is no health check `{name}`", hint)
         else:
             _thresholds(spec.health, name, check, report)
+
+
+def _armed(spec: ClusterSpec, report: Problems) -> None:
+    health, names = spec.health, [partition.name for partition in spec.partitions]
+    for name in health.armed:
+        if name not in names and report.unnamed(name, "partitions"):
+            what = f"`health.armed` names `{name}`, which is not a partition"
+            report.add(health, "armed", what, did_you_mean(name, names, f"partitions: {', '.join(names)}"))
+    if health.armed and health.mode != "observe" and report.whole("health", "mode"):
+        what = f"`health.armed` has no effect with `mode: {health.mode}`"
+        report.add(health, "armed", what, "write `mode: observe`, or leave it out", reads=("mode",))
+    if spec.target == "existing" and health.mode == "auto" and report.whole("health", "mode"):
+        what = "`health.mode` cannot be `auto` on a cluster that Dal Segno did not create"
+        report.add(health, "mode", what, "write `mode: observe`, and name partitions under `armed`")
 
 
 def _thresholds(health: HealthSpec, name: str, check: CheckSpec, report: Problems) -> None:

@@ -13,6 +13,7 @@ _TYPES = {
     "parallelcluster": ("lustre", "openzfs", "efs", "ebs"),
     "hyperpod": ("lustre", "openzfs"),
     "oci": ("fss", "nfs", "lustre"),
+    "existing": ("folder", "existing", "scratch", "nfs", "lustre", "openzfs", "efs", "ebs", "fss"),
 }
 # Fields that would have no effect for a type, and why.
 _NO_EFFECT = {

@@ -1,0 +1,1 @@
+"""Describe a Slurm cluster that Dal Segno did not create. Nothing here changes the cluster."""
