@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "hostlist": ("errors",),
     "image_name": ("errors", "hardware"),
     "programs": (),  # it loads the program it is asked for by name, whatever its room
-    "system": ("errors", "log"),
+    "system": ("errors", "log", "printable"),
     "hardware": ("errors",),
     "spec": ("errors", "hostlist", "image_name", "hardware"),
     "slurm": UP_TO_2,
