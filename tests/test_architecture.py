@@ -97,6 +97,7 @@ MAY_START_PROCESSES = {
     "runs/agent/script.py": "a worker that is not Python becomes its program",
     "train/saver_client.py": "starts the saver where no warm parent can fork it; `system/` may not be there",
     "runs/agent/evidence.py": "py-spy is asked on the node where the worker hangs",
+    "setup/host_inspector.py": "runs alone on a host where nothing of ours is installed",
 }
 
 PRINTING = re.compile(
@@ -110,6 +111,7 @@ MAY_PRINT = {
     "runs/auto_resume/program.py": "stands in srun's place, and speaks on stderr as srun does",
     "health/readers/nvml_process.py": "a program of its own, whose answer is what it prints",
     "inject/worker_program.py": "a program of its own, whose answer is what it prints",
+    "setup/host_inspector.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
     "targets/local/nvidia_smi.py": "a stand-alone program that runs inside virtual hosts",
 }
