@@ -27,6 +27,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "web": "Open the web page of the cluster.",
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
+        "ssh": "Open a shell, or run a command, on a node.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",
         "down": "Remove the cluster and everything that belongs to it.",
     },

@@ -133,7 +133,7 @@ def fabric() -> dict[str, Any]:
         driver = os.path.basename(os.path.realpath(f"{folder}/device/driver"))
         found.append({
             "device": os.path.basename(folder), "driver": driver, "layer": try_read(f"{port}/link_layer").strip(),
-            "state": try_read(f"{port}/state").strip(), "rate": try_read(f"{port}/rate").strip(),
+            "port_state": try_read(f"{port}/state").strip(), "rate": try_read(f"{port}/rate").strip(),
         })  # fmt: skip
     return {"fabric": found}
 

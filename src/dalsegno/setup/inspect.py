@@ -7,7 +7,6 @@ print.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ class FabricDevice:
     device: str
     driver: str = ""
     layer: str = ""
-    state: str = ""  # the kernel's words, such as `4: ACTIVE`
+    port_state: str = ""  # the kernel's words, such as `4: ACTIVE`
     rate: str = ""
 
 
@@ -156,13 +155,34 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
     answer = _find_answer(done.stdout)
     if answer is None:
         raise _no_answer(host, done)
-    read = _Reader(answer)
+    read = _AnswerReader(answer)
     return HostFacts(
         host=host,
-        **{name: read.text(name) for name in _TEXTS},
-        **{name: read.flag(name) for name in ("systemd", "selinux", "munge_key", "record")},
-        **{name: read.number(name) for name in ("cpus", "sockets", "cores", "memory_mib", "cgroup_version")},
-        **{name: read.texts(name) for name in ("os_like", "daemons", "addresses", "problems")},
+        os_id=read.text("os_id"),
+        os_version=read.text("os_version"),
+        os_name=read.text("os_name"),
+        kernel=read.text("kernel"),
+        machine=read.text("machine"),
+        hostname=read.text("hostname"),
+        machine_id=read.text("machine_id"),
+        boot_id=read.text("boot_id"),
+        package_manager=read.text("package_manager"),
+        driver=read.text("driver"),
+        slurm_conf=read.text("slurm_conf"),
+        slurm_conf_head=read.text("slurm_conf_head"),
+        systemd=read.flag("systemd"),
+        selinux=read.flag("selinux"),
+        munge_key=read.flag("munge_key"),
+        record=read.flag("record"),
+        cpus=read.number("cpus"),
+        sockets=read.number("sockets"),
+        cores=read.number("cores"),
+        memory_mib=read.number("memory_mib"),
+        cgroup_version=read.number("cgroup_version"),
+        os_like=read.texts("os_like"),
+        daemons=read.texts("daemons"),
+        addresses=read.texts("addresses"),
+        problems=read.texts("problems"),
         python=tuple(_number(each) for each in read.entries("python")[:3]),
         is_root=answer.get("uid") == 0,
         gpus=read.objects("gpus", lambda each: InspectedGpu(each.text("name"), each.number("memory_mib"))),
@@ -172,17 +192,13 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
         listening=read.objects("listening", lambda each: ListeningPort(each.number("port"), each.text("program"))),
         users=read.objects("users", lambda each: HostUser(each.text("name"), each.number("uid"), each.number("gid"))),
         clock_offset_s=read.time("time", answered_at) - answered_at,
-    )  # type: ignore[arg-type]
+    )
 
 
-_TEXTS = (
-    "os_id", "os_version", "os_name", "kernel", "machine", "hostname", "machine_id", "boot_id", "package_manager",
-    "driver", "slurm_conf", "slurm_conf_head",
-)  # fmt: skip
-_FABRIC = ("device", "driver", "layer", "state", "rate")
+_FABRIC = ("device", "driver", "layer", "port_state", "rate")
 
 
-class _Reader:
+class _AnswerReader:
     """Reads values of the expected type from an answer. A missing or wrong one is empty."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
@@ -202,8 +218,9 @@ class _Reader:
 
     def time(self, name: str, otherwise: float) -> float:
         value = self._answer.get(name)
-        known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return float(value) if known and abs(value) < MAX_NUMBER else otherwise
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:  # or NaN
+            return otherwise
+        return float(value)
 
     def entries(self, name: str) -> list[Any]:
         value = self._answer.get(name)
@@ -216,11 +233,11 @@ class _Reader:
         value = self._answer.get(name)
         return dict(list(value.items())[:MAX_ENTRIES]) if isinstance(value, dict) else {}
 
-    def objects(self, name: str, make: Callable[[_Reader], T]) -> tuple[T, ...]:
-        return tuple(make(_Reader(each)) for each in self.entries(name) if isinstance(each, dict))
+    def objects(self, name: str, make: Callable[[_AnswerReader], T]) -> tuple[T, ...]:
+        return tuple(make(_AnswerReader(each)) for each in self.entries(name) if isinstance(each, dict))
 
 
-def _disk(each: _Reader) -> InspectedDisk:
+def _disk(each: _AnswerReader) -> InspectedDisk:
     sizes = (each.optional_number("size_mib"), each.optional_number("free_mib"))
     return InspectedDisk(each.text("mount"), each.text("type"), each.text("source"), *sizes)
 
@@ -230,8 +247,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int:
-    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
-    return value if known else 0  # type: ignore[return-value]
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER else 0
 
 
 def _find_answer(stdout: str) -> dict[str, Any] | None:

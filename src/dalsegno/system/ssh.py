@@ -7,82 +7,49 @@ event loop of its own thread (`system/ssh_client.py`).
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
+import stat
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.errors import DalsegnoError
 from dalsegno.system.processes import Completed
+from dalsegno.system.ssh_host import (
+    AT_ONCE,
+    CONNECT_TIMEOUT_S,
+    KEEPALIVE_S,
+    SshAddress,
+    SshError,
+    SshFault,
+    SshSettings,
+)
 
 if TYPE_CHECKING:
     from dalsegno.system.ssh_client import SshClient
 
+__all__ = [
+    "FakeHostRunner",
+    "HostCall",
+    "HostRunner",
+    "SshAddress",
+    "SshConnections",
+    "SshError",
+    "SshFault",
+    "client_argv",
+    "read_password_file",
+]
+
 T = TypeVar("T")
 OnLine = Callable[[str], None]
 
-AT_ONCE = 16
-CONNECT_TIMEOUT_S = 20.0  # with the login; sshd may wait some seconds for DNS
-KEEPALIVE_S = 5.0  # a host that is silent for three of these is cut off
-
-
-@dataclass(frozen=True)
-class SshAddress:
-    """How to reach one host. What is empty comes from the user's own ssh configuration."""
-
-    name: str
-    address: str
-    user: str = ""
-    port: int | None = None
-    key: str = ""
-    jump: str = ""
-
-
-@dataclass(frozen=True)
-class SshSettings:
-    """What applies to all connections. `known_hosts` replaces the files of the user's ssh configuration."""
-
-    limit: int = AT_ONCE
-    known_hosts: Path | None = None
-    sudo_password: str = ""
-    connect_timeout_s: float = CONNECT_TIMEOUT_S
-    keepalive_s: float = KEEPALIVE_S
-
-    def __repr__(self) -> str:
-        return "SshSettings(…)"  # the password must not reach a log
-
-
-class SshFault(Enum):
-    """Why a host did not do what it was asked."""
-
-    UNREACHABLE = "unreachable"
-    REFUSED = "refused"
-    LOGIN_REFUSED = "login refused"
-    HOST_KEY_UNKNOWN = "host key unknown"
-    HOST_KEY_CHANGED = "host key changed"
-    NO_SUDO = "no sudo"
-    CUT = "connection lost"
-    TOO_MUCH_OUTPUT = "too much output"
-    SETTINGS = "settings"
-    PROTOCOL = "protocol"
-
-
-class SshError(TargetError):
-    """A host could not be reached, or a command could not be run on it. `fault` is for decisions, the text for people.
-
-    `output` has the last lines that the host sent before the fault, if there were any.
-    """
-
-    def __init__(self, host: str, fault: SshFault, what: str, *, hint: str, output: str = "") -> None:
-        super().__init__(f"{host}: {what}", hint=hint)
-        self.host = host
-        self.fault = fault
-        self.output = output
+MAX_PASSWORD = 1024
 
 
 class HostRunner(Protocol):
@@ -257,3 +224,45 @@ class SshConnections:
             self._thread = threading.Thread(target=self._loop.run_forever, name="ssh", daemon=True)
             self._thread.start()
         return self._client, self._loop
+
+
+def read_password_file(path: Path) -> str:
+    """Return the first line of a file that nobody but its owner can read, and that only we or root can have written."""
+    hint = f"write the password to it as its only line, then run `chmod 600 {shlex.quote(str(path))}`"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise DalsegnoError(f"the password file {path} cannot be read: {error.strerror}", hint=hint) from error
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
+            raise DalsegnoError(f"the password file {path} is open to other users", hint=hint)
+        line = file.readline(MAX_PASSWORD).rstrip(b"\r\n")
+    if not line or b"\0" in line:
+        raise DalsegnoError(f"the password file {path} has no password", hint=hint)
+    return line.decode(errors="surrogateescape")
+
+
+def client_argv(
+    address: SshAddress, command: Sequence[str] = (), *, known_hosts: Path | None = None, terminal: bool = False
+) -> list[str]:
+    """Return the `ssh` command for a shell or a command on a host, for people. It asks before it accepts a host key.
+
+    A jump host gets the same key as the host, which `ssh -J` would not do.
+    """
+    trust = ["-o", f"StrictHostKeyChecking={'ask' if terminal else 'yes'}"]
+    if known_hosts:
+        trust += ["-o", f"UserKnownHostsFile={_literal(str(known_hosts))}"]
+    key = ["-i", _literal(os.path.expanduser(address.key))] if address.key else []
+    where = [*(["-l", address.user] if address.user else []), *(["-p", str(address.port)] if address.port else [])]
+    if address.jump:
+        place, _, port = address.jump.partition(":")
+        proxy = _literal(shlex.join(["ssh", *trust, *key, *(["-p", port] if port else [])]))
+        where += ["-o", f"ProxyCommand={proxy} -W '[%h]:%p' -- {shlex.quote(place)}"]
+    shown = ["-t"] if terminal and command else []
+    return ["ssh", *trust, *key, *where, *shown, "--", address.address, *([shlex.join(command)] if command else [])]
+
+
+def _literal(text: str) -> str:
+    """Return text in which ssh expands nothing."""
+    return text.replace("%", "%%")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dalsegno.errors import CommandTimedOut, DalsegnoError
 from dalsegno.printable import lines as printable_lines
 from dalsegno.system.processes import Completed
-from dalsegno.system.ssh import SshAddress, SshError, SshFault, SshSettings
+from dalsegno.system.ssh_host import SshAddress, SshError, SshFault, SshSettings
 from dalsegno.system.ssh_login import MAX_MESSAGE, HostKeyCheck, SshLogin, UserSettings, load_asyncssh, shown
 
 if TYPE_CHECKING:
@@ -164,7 +164,10 @@ class SshClient:
         done = await ask("sudo", "-k", "-n", "--", "true")
         if done.exit_code == 0:
             return ["sudo", "-n", "--"], b""
-        prefix, line = ["sudo", "-k", "-S", "-p", "", "--"], self._sudo_password.encode() + b"\n"
+        prefix, line = (
+            ["sudo", "-k", "-S", "-p", "", "--"],
+            self._sudo_password.encode(errors="surrogateescape") + b"\n",
+        )
         if self._sudo_password and done.exit_code != NOT_INSTALLED:
             done = await ask(*prefix, "true", stdin=line)
             if done.exit_code == 0:
@@ -196,7 +199,8 @@ class SshClient:
 
     async def _open_hops(self, address: SshAddress, settings: UserSettings) -> OpenConnection | None:
         """Open the connections to the jump hosts, `user@host:port` or a list of them, and return the last one."""
-        tunnel, hops = None, ()
+        tunnel: OpenConnection | None = None
+        hops: tuple[str, ...] = ()
         for hop in settings.jump.split(",") if settings.jump else ():
             hops = (*hops, hop)
             user, _, place = hop.rpartition("@")
@@ -241,7 +245,8 @@ class CommandOutput:
 
     def _pass_lines(self, sink: LineSink) -> None:
         while (end := self.stdout.find(b"\n", self._begun)) >= 0:
-            sink(_text(bytes(self.stdout[self._begun : end])))
+            for line in _text(bytes(self.stdout[self._begun : end]).rstrip(b"\r")).split("\n"):  # \r draws progress
+                sink(line)
             self._begun = end + 1
         if len(self.stdout) - self._begun >= MAX_LINE:
             sink(_text(bytes(self.stdout[self._begun :])))

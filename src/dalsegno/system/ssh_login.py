@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.printable import one_line
-from dalsegno.system.ssh import SshAddress, SshError, SshFault, SshSettings
+from dalsegno.system.ssh_host import SshAddress, SshError, SshFault, SshSettings
 
 if TYPE_CHECKING:
     import asyncssh
@@ -179,9 +179,9 @@ def _place(address: SshAddress) -> dict[str, Any]:
     return {"config": config, **port, **({"username": address.user} if address.user else {})}
 
 
-def _read_known_hosts(asyncssh: Any, files: Iterable[Path]) -> asyncssh.SSHKnownHosts:
+def _read_known_hosts(library: Any, files: Iterable[Path]) -> asyncssh.SSHKnownHosts:
     """Read the files that exist. ssh ignores a damaged line, and so does this."""
-    entries: asyncssh.SSHKnownHosts = asyncssh.import_known_hosts("")
+    entries: asyncssh.SSHKnownHosts = library.import_known_hosts("")
     for path in files:
         try:
             text = path.read_text(errors="replace")
