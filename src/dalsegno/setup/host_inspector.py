@@ -69,6 +69,7 @@ def system() -> dict[str, Any]:
         "kernel": platform.release(),
         "machine": platform.machine(),
         "python": list(sys.version_info[:3]),
+        "python_path": sys.executable,
         "hostname": socket.gethostname(),
         "machine_id": try_read("/etc/machine-id").strip(),
         "boot_id": try_read("/proc/sys/kernel/random/boot_id").strip(),

@@ -89,6 +89,7 @@ class HostFacts:
     kernel: str = ""
     machine: str = ""  # x86_64, aarch64
     python: tuple[int, ...] = ()
+    python_path: str = "/usr/bin/python3"
     hostname: str = ""
     machine_id: str = ""
     boot_id: str = ""
@@ -183,6 +184,7 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
         daemons=read.texts("daemons"),
         addresses=read.texts("addresses"),
         problems=read.texts("problems"),
+        python_path=read.text("python_path") or "/usr/bin/python3",
         python=tuple(_number(each) for each in read.entries("python")[:3]),
         is_root=answer.get("uid") == 0,
         gpus=read.objects("gpus", lambda each: InspectedGpu(each.text("name"), each.number("memory_mib"))),
