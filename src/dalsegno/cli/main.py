@@ -12,6 +12,7 @@ import click
 from dalsegno import __version__
 from dalsegno.cli import out
 from dalsegno.cli.controller_requests import prefix_commands
+from dalsegno.cli.forward import forward
 from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
@@ -112,6 +113,7 @@ def main() -> None:
     end_at_once()
     _open_streams()
     try:
+        forward(sys.argv[1:])
         code = cli.main(prog_name="dalsegno", standalone_mode=False)
         sys.stdout.flush()
     except (DalsegnoError, click.ClickException) as error:

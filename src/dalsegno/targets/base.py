@@ -380,6 +380,15 @@ class CanMonitor(Protocol):
         ...
 
 
+@runtime_checkable
+class CanForward(Protocol):
+    """A target whose cluster is used on another machine: most commands run there."""
+
+    def forward(self, arguments: Sequence[str]) -> ShellEntry:
+        """Return how to run `dalsegno ARGUMENTS` on the cluster's head."""
+        ...
+
+
 _Ability = TypeVar("_Ability")
 _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and what to do without it
     CanReset: ("reset GPUs", "reboot or replace the node"),
