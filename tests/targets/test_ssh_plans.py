@@ -10,10 +10,18 @@ from dalsegno.errors import TargetError
 from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
 from dalsegno.setup.inspect import HostFacts, HostUser, InspectedDisk, InspectedGpu
 from dalsegno.setup.node_plan import NodePlan
-from dalsegno.spec.facts import Cluster, Node, Partition, Slurm, SshAccess, SshHost, User
+from dalsegno.spec.facts import Cluster, Node, Partition, Slurm, SshAccess, SshHost, Storage, User
 from dalsegno.targets.ssh.desired import ClusterOnHosts, assign_uids, host_plan
 from dalsegno.targets.ssh.folder import ClusterSecrets
-from dalsegno.targets.ssh.plan import SshPlan, check_hosts, check_releases, foreign_slurm, summarize
+from dalsegno.targets.ssh.plan import (
+    CodeFit,
+    SshPlan,
+    check_hosts,
+    check_releases,
+    foreign_slurm,
+    refuse_unbuilt,
+    summarize,
+)
 
 FACTS = HostFacts(
     "head",
@@ -48,6 +56,7 @@ CLUSTER = Cluster(
     ),
 )
 SECRETS = ClusterSecrets("key of munge", "token", {"gpu-1": "secret of gpu-1", "gpu-2": "secret of gpu-2"})
+CODE = CodeFit((3, 11), "x86_64")
 ON = ClusterOnHosts(CLUSTER, HOSTS, SECRETS, "c0ffee", "0.1-abc", "ops@desk")
 
 
@@ -133,7 +142,7 @@ def test_users_have_one_uid_on_all_hosts():
 def test_two_hosts_with_one_name_are_refused():
     twins = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], hostname="gpu-1")}
     with pytest.raises(TargetError, match="gpu-1 and gpu-2 both call themselves `gpu-1`"):
-        check_hosts(CLUSTER, twins)
+        check_hosts(CLUSTER, twins, CODE)
 
 
 @pytest.mark.parametrize(
@@ -141,18 +150,22 @@ def test_two_hosts_with_one_name_are_refused():
     [
         ({"os_id": "arch"}, "gpu-1: arch 12 is not supported"),
         ({"python": (3, 9, 2)}, "gpu-1: Python 3.9.2 is too old"),
+        (
+            {"python": (3, 13, 1)},
+            "gpu-1: it has Python 3.13 on x86_64, this machine has Python 3.11 on x86_64",
+        ),
         ({"disks": (InspectedDisk("/", "ext4", free_mib=90),)}, "gpu-1: /var has 90 MiB left, and 400 MiB are needed"),
     ],
 )
 def test_unfit_host_is_left_out_with_the_reason(change, fault):
-    faults = check_hosts(CLUSTER, {**HOSTS, "gpu-1": replace(HOSTS["gpu-1"], **change)})
+    faults = check_hosts(CLUSTER, {**HOSTS, "gpu-1": replace(HOSTS["gpu-1"], **change)}, CODE)
     assert {host: error.what for host, error in faults.items()} == {"gpu-1": fault}
     assert faults["gpu-1"].hint
 
 
 def test_node_that_is_smaller_than_the_file_says_is_left_out():
     large = replace(CLUSTER, nodes=(replace(CLUSTER.nodes[0], cpus=256), replace(CLUSTER.nodes[1], gpus=16)))
-    found = {host: error.what for host, error in check_hosts(large, HOSTS).items()}
+    found = {host: error.what for host, error in check_hosts(large, HOSTS, CODE).items()}
     assert found == {
         "gpu-1": "gpu-1: the file says 256 CPUs, the machine has 192",
         "gpu-2": "gpu-2: the file says 16 GPUs, the machine has 8",
@@ -212,6 +225,13 @@ def test_plan_without_changes_is_empty():
     plan = SshPlan(CLUSTER, {}, {"head": ()}, HOSTS, "c0ffee", SECRETS)
     assert plan.empty
     assert plan.sentences() == ["nothing to do: the cluster is as the file says"]
+
+
+def test_parts_that_are_not_built_are_refused():
+    refuse_unbuilt(CLUSTER)
+    asked = replace(CLUSTER, slurm=Slurm(rest=True), storage=(Storage("home", "/home", "nfs"),))
+    with pytest.raises(TargetError, match=r"`storage` and `slurm\.rest` are not built yet for `target: ssh`"):
+        refuse_unbuilt(asked)
 
 
 def test_accounting_can_be_left_out():

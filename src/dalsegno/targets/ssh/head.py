@@ -38,7 +38,16 @@ from dalsegno.targets.ssh.shell import ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
 
 SLURMCTLD_PORT = 6817
+POWER_S = 120.0
 TIMES = NodeTimes(boot_s=900.0, gone_s=30.0)  # real machines take minutes to boot
+
+
+def open_head(folder: Path) -> HeadTarget:
+    """Return the target on the head. It can reboot nodes if the cluster file has a command for each of them."""
+    applied = read_applied(SshFolder(folder))
+    hosts = [applied.ssh.host(node.name) for node in applied.nodes] if applied else []
+    powered = bool(hosts) and all(host is not None and host.power_cycle for host in hosts)
+    return PoweredHeadTarget(folder) if powered else HeadTarget(folder)
 
 
 class HeadTarget:
@@ -180,3 +189,15 @@ class HeadTarget:
     def _client(self, prefix: Sequence[str] = (), timeout_s: float = 30) -> SlurmClient:
         env = {"PATH": PATH, "SLURM_CONF": str(self.folder.slurm_conf)}
         return SlurmClient(self.runner, env, prefix=prefix, timeout_s=timeout_s)
+
+
+class PoweredHeadTarget(HeadTarget):
+    """A head that can switch its nodes off and on, with `ssh.power_cycle` of the cluster file."""
+
+    def reboot(self, node: str) -> None:
+        applied = read_applied(self.folder)
+        host = applied.ssh.host(node) if applied else None
+        if host is None:
+            raise NotThere(f"there is no node `{node}`", hint="`dalsegno status` shows the nodes")
+        hint = "check `ssh.power_cycle` in the cluster file; it runs on the head, as root"
+        self.runner.run(host.power_cycle, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)

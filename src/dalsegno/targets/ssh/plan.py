@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,9 +159,40 @@ def summarize(changes: Iterable[MachineChange]) -> list[str]:
 _VERBS = {ChangeAction.START: "starts", ChangeAction.RESTART: "restarts", ChangeAction.STOP: "stops"}
 
 
-def check_hosts(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
+def refuse_unbuilt(cluster: Cluster) -> None:
+    """Raise for parts of the cluster file that nothing sets up on ssh hosts yet, so that nobody relies on them."""
+    parts = {
+        "`storage`": bool(cluster.storage),
+        "`slurm.backup_controller`": cluster.slurm.backup_controller,
+        "`slurm.rest`": cluster.slurm.rest,
+        "`containers`": bool(cluster.containers.enabled),
+        "`monitoring.prometheus`": cluster.monitoring.prometheus,
+    }
+    if found := [name for name, used in parts.items() if used]:
+        raise TargetError(
+            f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} not built yet for `target: ssh`",
+            hint="remove it from the cluster file; a file system that all hosts mount already can be used as it is",
+        )
+
+
+@dataclass(frozen=True)
+class CodeFit:
+    """The Python and the processor that our code and its dependencies, which the hosts get from here, are made for."""
+
+    python: tuple[int, ...]
+    machine: str
+
+    @classmethod
+    def here(cls) -> CodeFit:
+        return cls(sys.version_info[:2], platform.machine())
+
+
+def check_hosts(
+    cluster: Cluster, facts: Mapping[str, HostFacts], code: CodeFit | None = None
+) -> dict[str, DalsegnoError]:
     """Return the hosts that cannot be used, and why. Raise if two hosts have one name: Slurm could not tell them
     apart."""
+    code = code or CodeFit.here()
     counts = Counter(each.hostname for each in facts.values())
     for name, count in counts.items():
         if count > 1:
@@ -172,7 +205,7 @@ def check_hosts(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, D
     nodes = {node.name: node for node in cluster.nodes}
     faults: dict[str, DalsegnoError] = {}
     for host, each in facts.items():
-        fault = _unfit(host, each)
+        fault = _unfit(host, each) or _misfit(host, each, code)
         if fault is None and host in nodes:
             fault = _too_small(host, each, cluster)
         if fault is not None:
@@ -197,6 +230,16 @@ def _unfit(host: str, facts: HostFacts) -> DalsegnoError | None:
                 hint="free some space on that machine, then run `dalsegno up` again",
             )
     return None
+
+
+def _misfit(host: str, facts: HostFacts, code: CodeFit) -> DalsegnoError | None:
+    if facts.python[:2] == code.python[:2] and facts.machine == code.machine:
+        return None
+    there, here = (".".join(map(str, version[:2])) for version in (facts.python, code.python))
+    return TargetError(
+        f"{host}: it has Python {there} on {facts.machine}, this machine has Python {here} on {code.machine}",
+        hint=f"run `dalsegno` with Python {there} on {facts.machine}: the hosts get its packages from here",
+    )
 
 
 def _too_small(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError | None:
