@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "hostlist": ("errors",),
     "image_name": ("errors", "hardware"),
     "programs": (),  # it loads the program it is asked for by name, whatever its room
-    "system": ("errors", "log"),
+    "system": ("errors", "log", "printable"),
     "hardware": ("errors",),
     "spec": ("errors", "hostlist", "image_name", "hardware"),
     "slurm": UP_TO_2,
@@ -99,6 +99,9 @@ MAY_START_PROCESSES = {
     "runs/agent/script.py": "a worker that is not Python becomes its program",
     "train/saver_client.py": "starts the saver where no warm parent can fork it; `system/` may not be there",
     "runs/agent/evidence.py": "py-spy is asked on the node where the worker hangs",
+    "setup/host_inspector.py": "runs alone on a host where nothing of ours is installed",
+    "setup/machine_record.py": "runs alone on a host where nothing of ours is installed",
+    "setup/machine_services.py": "runs alone on a host where nothing of ours is installed",
 }
 
 PRINTING = re.compile(
@@ -113,8 +116,10 @@ MAY_PRINT = {
     "health/readers/nvml_process.py": "a program of its own, whose answer is what it prints",
     "inject/worker_program.py": "a program of its own, whose answer is what it prints",
     "storage/probe.py": "a program of its own, whose answer is what it prints",
+    "setup/host_inspector.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
     "targets/local/nvidia_smi.py": "a stand-alone program that runs inside virtual hosts",
+    "setup/machine_record.py": "a program of its own, whose answer is what it prints",
 }
 
 # Text of others, read once into values. Everybody else compares enums.
@@ -137,6 +142,7 @@ MAY_READ_SENTENCES = {
     "demo/researchers.py": "sbatch",
     "runs/submit/container.py": "`srun --mpi=list`",
     "runs/torchrun/args.py": "argparse",
+    "setup/machine_record.py": "its own marks around a part of a file",
     "spec/document.py": "PyYAML",
     "inject/methods.py": "ip",
     "targets/local/sweep.py": "the command lines of processes",
@@ -155,7 +161,7 @@ STATES_OF_OTHERS = {
     "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
 }
 
-A_TARGET = f"{PACKAGE}.targets.local"
+TARGETS = (f"{PACKAGE}.targets.local", f"{PACKAGE}.targets.ssh")
 MAY_NAME_A_TARGET = {
     "targets/registry.py": "opens a target from a cluster file or from a state folder, and imports it only then",
     "programs.py": "daemons are started by name before anything is imported: a table of modules, as strings",
@@ -257,20 +263,25 @@ def _allowed(room: str, parts: list[str]) -> bool:
 
 def named_targets(sources: Iterable[Source]) -> list[str]:
     """Imports and strings that name a target, outside of the target itself."""
-    closed = [src for src in sources if not src.file.startswith(("targets/local/", *MAY_NAME_A_TARGET))]
-    imported = [
-        f"{src.file}:{use.line}: {use.name}"
-        for src in closed
-        for use in imports(src)
-        if f"{use.name}.".startswith(f"{A_TARGET}.")
+    return [
+        fault
+        for target in TARGETS
+        for src in sources
+        if not src.file.startswith((f"targets/{target.rpartition('.')[2]}/", *MAY_NAME_A_TARGET))
+        for fault in (*_imported_targets(src, target), *_written_targets(src, target))
     ]
-    written = [
+
+
+def _imported_targets(src: Source, target: str) -> list[str]:
+    return [f"{src.file}:{use.line}: {use.name}" for use in imports(src) if f"{use.name}.".startswith(f"{target}.")]
+
+
+def _written_targets(src: Source, target: str) -> list[str]:
+    return [
         f"{src.file}:{node.lineno}: {node.value}"
-        for src in closed
         for node in src.parsed.nodes
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and A_TARGET in node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and target in node.value
     ]
-    return [*imported, *written]
 
 
 def unknown_rooms(sources: Iterable[Source]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cli.containers import describe_steps, others, report_as_json, table_rows
-from dalsegno.containers.plugstack import CommandStep, ContainerFinding, HostFacts
+from dalsegno.containers.plugstack import CommandStep, ContainerFinding, PluginFacts
 from dalsegno.containers.plugstack.facts import StackLine
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 from tests.cluster.conftest import SOURCE
@@ -119,10 +119,10 @@ def test_ctrl_c_ends_the_check(tmp_path: Path):
 LINE = StackLine("/etc/slurm/plugstack.conf", "required /lib/spank_pyxis.so")
 KNOWS = {"lines": (LINE,), "plugins": ("/lib/spank_pyxis.so",), "knows": frozenset({"srun"}), "enroot": "3.5.0"}
 HOSTS = [
-    HostFacts("n1", **KNOWS),  # type: ignore[arg-type]
-    HostFacts("n3"),
-    HostFacts("n2", **KNOWS),  # type: ignore[arg-type]
-    HostFacts("n4", silent="ssh: refused"),
+    PluginFacts("n1", **KNOWS),  # type: ignore[arg-type]
+    PluginFacts("n3"),
+    PluginFacts("n2", **KNOWS),  # type: ignore[arg-type]
+    PluginFacts("n4", silent="ssh: refused"),
 ]
 STEP = CommandStep(("n1", "n2"), "load it", ("modprobe overlay", "true"), "Not at night.")
 

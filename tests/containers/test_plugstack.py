@@ -13,7 +13,7 @@ import pytest
 
 from dalsegno.containers.plugstack import CommandStep, PluginBuild, plan_commands
 from dalsegno.containers.plugstack.check import ENABLE, INSTALL, SETTINGS, judge
-from dalsegno.containers.plugstack.facts import ClosedFolder, HostFacts, PluginKind, StackLine, parse_answer
+from dalsegno.containers.plugstack.facts import ClosedFolder, PluginFacts, PluginKind, StackLine, parse_answer
 from dalsegno.containers.plugstack.hosts import ask_host, question, srun_route, ssh_route
 from dalsegno.system.processes import Completed, FakeRunner
 from tests.waiting import PATIENCE_S
@@ -26,7 +26,9 @@ ALL = frozenset(("squashfs", "overlay", "unsquashfs", "namespaces"))
 BOTH = frozenset(("srun", "sbatch"))
 
 
-def host(name: str, *lines: str, plugins: tuple[str, ...] = (PYXIS,), knows: bool = False, **more: object) -> HostFacts:
+def host(
+    name: str, *lines: str, plugins: tuple[str, ...] = (PYXIS,), knows: bool = False, **more: object
+) -> PluginFacts:
     """Return a host with Enroot and a plugstack.conf of these lines."""
     facts: dict[str, object] = {
         "login": name == "login", "slurm": "22.05.8", "conf": "/etc/slurm/slurm.conf",
@@ -34,15 +36,15 @@ def host(name: str, *lines: str, plugins: tuple[str, ...] = (PYXIS,), knows: boo
         "lines": tuple(StackLine(STACK, line) for line in lines), "plugins": plugins, "enroot": "3.5.0", "has": ALL,
         "knows": BOTH if knows else frozenset(), **more,
     }  # fmt: skip
-    return HostFacts(name, **facts)  # type: ignore[arg-type]
+    return PluginFacts(name, **facts)  # type: ignore[arg-type]
 
 
-def with_pyxis(name: str, **more: object) -> HostFacts:
+def with_pyxis(name: str, **more: object) -> PluginFacts:
     return host(name, f"required {PYXIS} sbatch_support=1", knows=True, **more)
 
 
 def commands(
-    *hosts: HostFacts, own: bool = False, asleep: Sequence[str] = (), build: PluginBuild | None = BUILD
+    *hosts: PluginFacts, own: bool = False, asleep: Sequence[str] = (), build: PluginBuild | None = BUILD
 ) -> list[CommandStep]:
     return plan_commands(hosts, judge(hosts, own), own, asleep, build)
 
@@ -129,7 +131,7 @@ def test_our_plugin_is_copied_from_a_host_that_uses_it():
 
 def test_hosts_that_may_share_the_file_and_lack_the_plugin_are_named_in_a_caution():
     hosts = [
-        host("login", plugins=()), host("n1", plugins=(), slurm="23.02.1"), HostFacts("n2", silent="ssh: refused")
+        host("login", plugins=()), host("n1", plugins=(), slurm="23.02.1"), PluginFacts("n2", silent="ssh: refused")
     ]  # fmt: skip
     *_, line = commands(*hosts, asleep=["n3"])
     assert line.hosts == ("login",) and line.caution.startswith(f"n[1-3]: no {OURS}, or not asked. ")
@@ -265,7 +267,7 @@ def test_a_missing_plugstack_is_created(tmp_path: Path):
 # Questions to a host
 
 
-def ask_in(tmp_path: Path, env: Mapping[str, str], *plugins: str) -> HostFacts:
+def ask_in(tmp_path: Path, env: Mapping[str, str], *plugins: str) -> PluginFacts:
     """Run the question in a shell whose PATH has stand-ins for Slurm's commands."""
     done = subprocess.run(question(plugins), env=env, capture_output=True, text=True, timeout=60, check=True)
     facts = parse_answer("n1", f"welcome to n1\n{done.stdout}")
@@ -393,7 +395,7 @@ def test_slurm_without_a_slurm_conf_differs_from_no_slurm(tmp_path: Path):
 
 def test_an_incomplete_answer_is_no_answer():
     assert parse_answer("n1", "ds:slurm 22.05.8\nds:knows srun\n") is None
-    assert parse_answer("n1", "ds:end\nds:closed x\nds:new ?\n") == HostFacts("n1")
+    assert parse_answer("n1", "ds:end\nds:closed x\nds:new ?\n") == PluginFacts("n1")
 
 
 def test_node_that_srun_does_not_reach_is_asked_over_ssh_or_reported():
@@ -407,7 +409,7 @@ def test_node_that_srun_does_not_reach_is_asked_over_ssh_or_reported():
     routes = [srun_route(env, {"n1": "train"}, {"n3": "it is down"}), ssh_route({})]
     assert routes[0].enter("n1", [])[1] == {"SLURM_CONF": "c"}
     assert "--partition=train" in routes[0].enter("n1", [])[0]
-    assert ask_host(runner, "n1", routes, ()) == HostFacts("n1")
+    assert ask_host(runner, "n1", routes, ()) == PluginFacts("n1")
     silent = ask_host(runner, "n2", routes, ())
     assert silent.silent.startswith("srun: ") and silent.silent.endswith("; ssh: ssh: refused")
     assert "requires a plugin that does not load" in judge([silent])[0].fix

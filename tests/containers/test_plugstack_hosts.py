@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.plugstack.check import judge
-from dalsegno.containers.plugstack.facts import HostFacts
+from dalsegno.containers.plugstack.facts import PluginFacts
 from dalsegno.containers.plugstack.hosts import (
     AT_ONCE,
     InterruptibleRunner,
@@ -56,7 +56,7 @@ def test_settings_of_one_host_override_those_of_all_hosts():
 
 def test_each_known_error_of_ssh_has_a_fix():
     def fix(error: str) -> str:
-        return judge([HostFacts("n1", silent=f"it is down; ssh: {error}")])[0].fix
+        return judge([PluginFacts("n1", silent=f"it is down; ssh: {error}")])[0].fix
 
     assert "accept-new" in fix("Host key verification failed.")
     assert "IdentityFile" in fix("ada@n1: Permission denied (publickey).")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import FakeRunner
-from dalsegno.targets.local.drain import resume_and_find_missing
+from dalsegno.targets.registration import resume_and_find_missing
 
 NODE = (
     "NodeName=gpu-1 Arch=x86_64 CoresPerSocket=4  CPUAlloc=0 CPUEfctv=4 CPUTot=4 CPULoad=0.00 AvailableFeatures=(null) "

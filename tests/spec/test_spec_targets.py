@@ -2,6 +2,8 @@
 
 import pytest
 
+from dalsegno.spec.targets import Ssh, hosts_of, power_cycle_argv
+
 SUBNET = "subnet-0123456789abcdef0"
 PARALLELCLUSTER = """\
 name: demo
@@ -27,6 +29,7 @@ target: ssh
 partitions: [{name: train, nodes: 2}]
 ssh: {hosts: {head: 10.0.0.1, "train-[1-2]": "10.0.0.[2-3]"}}
 """
+POWER_EXAMPLE = "write `ipmitool -I lanplus -H {bmc} -U admin -f /root/bmc-password chassis power cycle`"
 
 
 @pytest.mark.parametrize("text", [PARALLELCLUSTER, HYPERPOD, OCI, SSH])
@@ -186,6 +189,44 @@ CASES = [
         "write a host name or an address",
     ),
     (
+        SSH.replace("ssh: {", "ssh: {power_cycle: 'ipmitool -H {bmc} chassis power cycle', ").replace(
+            '"10.0.0.[2-3]"', "{address: '10.0.0.[2-3]', bmc: '10.1.0.[2-3]'}"
+        ),
+        (4, "`power_cycle` uses `{bmc}`, but `ssh.hosts.head` has no `bmc`"),
+        "write `head: {address: …, bmc: …}`, or use `{address}`",
+    ),
+    (
+        SSH.replace("head: 10.0.0.1", "head: {address: 10.0.0.1, bmc: '10.1.0.[1-2]'}"),
+        (4, "`ssh.hosts.head.bmc` does not match: 1 machines, 2 addresses"),
+        "give as many addresses as names",
+    ),
+    (
+        SSH.replace("ssh: {", "ssh: {power_cycle: 'reset {host}', "),
+        (4, "`ssh.power_cycle` has an unknown placeholder `{host}`"),
+        "use `{node}`, `{address}` or `{bmc}`",
+    ),
+    (
+        SSH.replace("ssh: {", "ssh: {power_cycle: '{node} reset', "),
+        (4, "`ssh.power_cycle` must start with the name of a program"),
+        POWER_EXAMPLE,
+    ),
+    (
+        SSH.replace("ssh: {", "ssh: {power_cycle: 'reset \"{node}', "),
+        (4, "`ssh.power_cycle` cannot be read: No closing quotation"),
+        POWER_EXAMPLE,
+    ),
+    (
+        SSH.replace("ssh: {", "ssh: {packages: ['htop; reboot'], "),
+        (4, "`ssh.packages` cannot be `htop; reboot`"),
+        "write a package's name: `htop`",
+    ),
+    (
+        "name: a\ntarget: ssh\nhead: {name: mgmt1}\npartitions: [{name: gpu, nodes: 'gpu[1-2]'}]\n"
+        "ssh: {power_cycle: 'ipmitool -H {bmc} power cycle', hosts: {'gpu[1-2]': {bmc: '10.1.0.[1-2]'}}}\n",
+        (5, "`power_cycle` uses `{bmc}`, but `mgmt1` has no `bmc`"),
+        "add `mgmt1: {bmc: ADDRESS}` under `ssh: hosts:`",
+    ),
+    (
         SSH + "storage: [{name: s, mount: /s, type: nfs}]\n",
         (5, "storage `s` needs its server"),
         "add `source: server:/export`",
@@ -201,3 +242,18 @@ def test_settings_that_a_platform_refuses_are_reported(faults, text, fault, hint
 
 def test_hosts_with_real_names_need_no_addresses(faults):
     assert faults("name: a\ntarget: ssh\nhead: {name: mgmt1}\npartitions: [{name: gpu, nodes: 'gpu[001-064]'}]\n") == []
+
+
+def test_power_command_of_each_host_has_its_own_values_in_its_own_words():
+    ssh = Ssh.model_validate({
+        "power_cycle": "ipmitool -H {bmc} -f '/root/bmc {node}' chassis power cycle",
+        "hosts": {
+            "gpu-[1-2]": {"address": "10.0.0.[1-2]", "bmc": "10.1.0.[1-2]"},
+            "gpu-3": {"address": "10.0.0.3", "power_cycle": "reset --host={address}"},
+        },
+    })  # fmt: skip
+    hosts = hosts_of(ssh, ["gpu-2", "gpu-3"])
+    cycle = ["chassis", "power", "cycle"]
+    assert power_cycle_argv("gpu-2", hosts["gpu-2"]) == ["ipmitool", "-H", "10.1.0.2", "-f", "/root/bmc gpu-2", *cycle]
+    assert power_cycle_argv("gpu-3", hosts["gpu-3"]) == ["reset", "--host=10.0.0.3"]
+    assert power_cycle_argv("gpu-1", hosts_of(Ssh(), ["gpu-1"])["gpu-1"]) == []

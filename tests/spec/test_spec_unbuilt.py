@@ -35,7 +35,7 @@ def test_every_field_of_a_built_target_becomes_a_fact_or_is_refused():
     fields = {name for name in ClusterSpec.model_fields if name not in UNBUILT_TARGETS}
     inner = {f"{name}.{field}" for name in fields & set(blocks) for field in blocks[name].model_fields}
     names = {path: path.split(".")[-1] for path in fields | inner}
-    read = read_names(names.values(), [SOURCE / "spec/resolve.py", SOURCE / "spec/layout.py"])
+    read = read_names(names.values(), [SOURCE / "spec" / f"{name}.py" for name in ("resolve", "layout", "targets")])
     silent = {path for path, name in names.items() if name not in read}
     assert {path for path in silent if path not in REFUSED and path.split(".")[0] not in REFUSED} == set()
 
@@ -53,4 +53,4 @@ def test_every_unimplemented_field_exists_in_the_model():
     for path in REFUSED:
         block, _, field = path.partition(".")
         assert block in ClusterSpec.model_fields and (not field or field in blocks[block].model_fields), path
-    assert {"local", "existing", *UNBUILT_TARGETS} == set(TARGETS)
+    assert {"local", "ssh", "existing", *UNBUILT_TARGETS} == set(TARGETS)

@@ -32,8 +32,8 @@ def test_state_that_names_no_target_is_of_a_local_cluster(text: str, tmp_path: P
 
 
 def test_applied_file_names_the_target_of_an_older_state(tmp_path: Path):
-    with pytest.raises(TargetError, match="target `ssh`"):
-        open_existing(folder_with(tmp_path, state="{}", cluster='{"target": "ssh"}'))
+    with pytest.raises(TargetError, match="target `oci`"):
+        open_existing(folder_with(tmp_path, state="{}", cluster='{"target": "oci"}'))
 
 
 def test_damaged_cluster_can_be_opened_and_summarized(tmp_path: Path):

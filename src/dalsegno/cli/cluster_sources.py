@@ -93,7 +93,10 @@ class ClusterSources:
         """Return this user's last runs on this cluster, from their folders."""
         from dalsegno.cluster import cluster_id, runs_home
         from dalsegno.runs.submit.prepare import list_runs, read_plan
+        from dalsegno.targets.base import CanForward
 
+        if isinstance(self.target, CanForward):
+            return []  # they are on the cluster's head
         here = cluster_id(self.slurm.env if self.slurm else self.target.user_env(os.environ) if self.target else {})
         found = []
         for run in list_runs(runs_home())[: 4 * OLD_RUNS]:

@@ -23,7 +23,7 @@ from dalsegno.hostlist import compress
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.containers.named import NodeAnswer
-    from dalsegno.containers.plugstack import CommandStep, ContainerFinding, HostFacts, HostRoute, PluginBuild
+    from dalsegno.containers.plugstack import CommandStep, ContainerFinding, HostRoute, PluginBuild, PluginFacts
     from dalsegno.containers.plugstack.hosts import Progress
     from dalsegno.slurm.facts import NodeInfo
 
@@ -275,7 +275,7 @@ def _closed(node: NodeInfo) -> str:
     return "all its CPUs are taken" if node.cpus_used >= node.cpus else ""
 
 
-def _ask(checked: CheckedHosts) -> list[HostFacts]:
+def _ask(checked: CheckedHosts) -> list[PluginFacts]:
     from dalsegno.containers.plugstack import ask_all
     from dalsegno.system.processes import LocalRunner
 
@@ -294,7 +294,7 @@ def _show_progress(word: str) -> Progress:
     return show
 
 
-def _build(checked: CheckedHosts, hosts: Sequence[HostFacts], folder: str) -> PluginBuild | None:
+def _build(checked: CheckedHosts, hosts: Sequence[PluginFacts], folder: str) -> PluginBuild | None:
     """Return how Dal Segno's plugin is compiled on this host; None if this host is not part of the cluster."""
     from dalsegno.containers.native import build_key, source_folder
     from dalsegno.containers.plugstack import PluginBuild
@@ -306,7 +306,7 @@ def _build(checked: CheckedHosts, hosts: Sequence[HostFacts], folder: str) -> Pl
 
 
 def _show(
-    checked: CheckedHosts, hosts: Sequence[HostFacts], found: Sequence[ContainerFinding], steps: Sequence[CommandStep]
+    checked: CheckedHosts, hosts: Sequence[PluginFacts], found: Sequence[ContainerFinding], steps: Sequence[CommandStep]
 ) -> None:
     out.table(HEADERS, table_rows(hosts))
     if checked.asleep:
@@ -319,12 +319,12 @@ def _show(
         out.data(f"\n{text}")
 
 
-def table_rows(hosts: Sequence[HostFacts]) -> list[list[str]]:
+def table_rows(hosts: Sequence[PluginFacts]) -> list[list[str]]:
     """Return the rows of the table under HEADERS."""
     return [[names, *row] for names, row in _grouped((host.host, _row(host)) for host in hosts)]
 
 
-def _row(host: HostFacts) -> tuple[str, str, str]:
+def _row(host: PluginFacts) -> tuple[str, str, str]:
     if host.silent:
         return "?", "?", "?"
     line = host.working
@@ -347,7 +347,7 @@ def describe_steps(steps: Sequence[CommandStep]) -> list[str]:
 
 def report_as_json(
     not_asked: Sequence[str],
-    hosts: Sequence[HostFacts],
+    hosts: Sequence[PluginFacts],
     found: Sequence[ContainerFinding],
     steps: Sequence[CommandStep],
 ) -> dict[str, object]:

@@ -12,6 +12,7 @@ import click
 from dalsegno import __version__
 from dalsegno.cli import out
 from dalsegno.cli.controller_requests import prefix_commands
+from dalsegno.cli.forward import forward
 from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
@@ -28,6 +29,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "web": "Open the web page of the cluster.",
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
+        "ssh": "Open a shell, or run a command, on a node.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",
         "storage": "List the storage of the cluster; check it from every node.",
         "down": "Remove the cluster and everything that belongs to it.",
@@ -113,6 +115,7 @@ def main() -> None:
     end_at_once()
     _open_streams()
     try:
+        forward(sys.argv[1:])
         code = cli.main(prog_name="dalsegno", standalone_mode=False)
         sys.stdout.flush()
     except (DalsegnoError, click.ClickException) as error:

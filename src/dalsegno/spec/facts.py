@@ -178,6 +178,36 @@ class Local:
 
 
 @dataclass(frozen=True)
+class SshHost:
+    """How the machine of one node, or the head or a login node, is reached over SSH."""
+
+    name: str
+    address: str
+    user: str = "root"
+    port: int | None = None  # None: ssh's own configuration decides
+    key: str = ""
+    jump: str = ""
+    power_cycle: tuple[str, ...] = ()  # command on the head that switches it off and on; empty if there is none
+
+
+@dataclass(frozen=True)
+class SshAccess:
+    """The `ssh:` block: every machine of the cluster, the head first, and what holds for all of them."""
+
+    hosts: tuple[SshHost, ...] = ()
+    known_hosts: str = ""  # "": ssh's own files
+    sudo_password_file: str = ""
+    packages: tuple[str, ...] = ()  # to install in addition
+
+    def host(self, name: str) -> SshHost | None:
+        return next((host for host in self.hosts if host.name == name), None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+
+@dataclass(frozen=True)
 class CheckSetting:
     """The settings for one health check in the file."""
 
@@ -280,6 +310,7 @@ class Cluster:
     reservations: tuple[Reservation, ...] = ()
     storage: tuple[Storage, ...] = ()
     local: Local = field(default_factory=Local)
+    ssh: SshAccess = field(default_factory=SshAccess)
     health: Health = field(default_factory=Health)
     containers: Containers = field(default_factory=Containers)
     monitoring: Monitoring = field(default_factory=Monitoring)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from dalsegno.spec.health import CheckSpec
 from dalsegno.spec.layout import login_nodes, members, own_nodes, own_spares, size_of
 from dalsegno.spec.model import ClusterSpec, PartitionSpec, StorageSpec, UserSpec
 from dalsegno.spec.slurm import Preemption, PrioritySpec, QosSpec, ReservationSpec, SlurmSpec, Topology
+from dalsegno.spec.targets import Ssh, hosts_of, power_cycle_argv
 
 
 def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
@@ -107,6 +109,7 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         reservations=tuple(_reservation(each) for each in spec.reservations),
         storage=tuple(_storage(each) for each in spec.storage),
         local=_local(spec),
+        ssh=_ssh(spec) if spec.target == "ssh" else facts.SshAccess(),
         health=_health(spec),
         containers=_containers(spec),
         monitoring=_monitoring(spec),
@@ -276,6 +279,31 @@ def _local(spec: ClusterSpec) -> facts.Local:
     if spec.local is None:
         return facts.Local()
     return facts.Local(hosts=spec.local.hosts, gpus=spec.local.gpus, subnet=spec.local.subnet)
+
+
+def _ssh(spec: ClusterSpec) -> facts.SshAccess:
+    """Return how each machine is reached, the head first."""
+    ssh = spec.ssh or Ssh()
+    nodes = [name for partition in spec.partitions for name in (*own_nodes(partition), *own_spares(partition))]
+    found = hosts_of(ssh, dict.fromkeys([spec.head.name, *login_nodes(spec), *nodes]))
+    hosts = [
+        facts.SshHost(
+            name,
+            host.address,
+            host.user or "",
+            host.port,
+            _expanded(host.key),
+            host.jump or "",
+            tuple(power_cycle_argv(name, host)),
+        )
+        for name, host in found.items()
+    ]
+    files = (_expanded(ssh.known_hosts), _expanded(ssh.sudo_password_file))
+    return facts.SshAccess(tuple(hosts), *files, tuple(ssh.packages))
+
+
+def _expanded(path: str | None) -> str:
+    return os.path.expanduser(path or "")
 
 
 def _health(spec: ClusterSpec) -> facts.Health:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
+import string
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -28,6 +30,7 @@ _ADDRESS = r"[A-Za-z0-9_:][A-Za-z0-9_.:-]{0,252}(\[[0-9,-]{1,200}\][A-Za-z0-9_.:
 _HOST_KEY = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}(\[[0-9,-]{1,200}\])?"
 _FILE = r"[A-Za-z0-9_./~][A-Za-z0-9_./@%+=~-]{0,254}"
 _JUMP = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(:\d{1,5})?"
+_LONGEST_COMMAND = 1000
 _LARGEST, _SMALLEST = 8, 29  # prefix lengths of the largest and the smallest subnet
 
 
@@ -46,6 +49,33 @@ def _address_only(value: Any) -> Any:
     return {"address": value} if isinstance(value, str) else value
 
 
+_POWER_WORDS = ("node", "address", "bmc")
+_POWER_EXAMPLE = "write `ipmitool -I lanplus -H {bmc} -U admin -f /root/bmc-password chassis power cycle`"
+
+
+def _power_command(value: str) -> str:
+    """Check a command with placeholders. It runs without a shell, so each placeholder stays inside its word."""
+    if not value.isprintable() or len(value) > _LONGEST_COMMAND:
+        raise fault(f"must be one line of at most {_LONGEST_COMMAND} characters", _POWER_EXAMPLE)
+    try:
+        words = shlex.split(value)
+        names = [name for word in words for _, name, form, how in string.Formatter().parse(word) if name is not None]
+        plain = all(not form and not how for word in words for _, name, form, how in string.Formatter().parse(word))
+    except ValueError as error:
+        raise fault(f"cannot be read: {error}", _POWER_EXAMPLE) from None
+    unknown = [name for name in names if name not in _POWER_WORDS]
+    if unknown or not plain:
+        shown = f" `{{{unknown[0]}}}`" if unknown else ""
+        raise fault(f"has an unknown placeholder{shown}", "use `{node}`, `{address}` or `{bmc}`")
+    if not words or "{" in words[0] or words[0].startswith("-"):
+        raise fault("must start with the name of a program", _POWER_EXAMPLE)
+    return value
+
+
+PowerCommand = Annotated[str, AfterValidator(_power_command)]
+Package = Annotated[
+    str, matching(r"[a-z0-9][A-Za-z0-9+._-]{0,99}(=[A-Za-z0-9+.:~_-]{1,100})?", "write a package's name: `htop`")
+]
 Address = Annotated[str, matching(_ADDRESS, "write a host name or an address")]
 HostKey = Annotated[str, matching(_HOST_KEY, "write a node's name: `train-1`, `train-[1-4]`")]
 File = Annotated[str, matching(_FILE, "write a path, such as `~/.ssh/id_ed25519`")]
@@ -76,6 +106,8 @@ class SshHostSpec(Section):
     port: Port | None = Field(default=None, description="Port of its sshd.")
     key: File | None = Field(default=None, description="Private key file.")
     jump: Jump | None = Field(default=None, description="Jump host.")
+    bmc: Address = Field(default="", description="Address of its management controller: '10.1.0.[11-14]'.")
+    power_cycle: PowerCommand | None = Field(default=None, description="Command that switches it off and on.")
 
 
 class Ssh(Section):
@@ -88,6 +120,15 @@ class Ssh(Section):
     port: Port = Field(default=22, description="Port of sshd.")
     key: File | None = Field(default=None, description="Private key file. Default: ssh's choice.")
     jump: Jump | None = Field(default=None, description="Jump host: user@bastion.")
+    known_hosts: File | None = Field(default=None, description="File with the host keys. Default: ssh's files.")
+    sudo_password_file: File | None = Field(
+        default=None, description="File with the password for sudo, readable only by you."
+    )
+    power_cycle: PowerCommand | None = Field(
+        default=None,
+        description="Command that switches a host off and on; runs on the head node, with {node}, {address} and {bmc}.",
+    )
+    packages: list[Package] = Field(default=[], description="Further packages to install on every host.")
 
 
 # AWS: `parallelcluster:` and `hyperpod:`
@@ -291,12 +332,13 @@ def hosts_of(ssh: Ssh, machines: Iterable[str]) -> dict[str, SshHostSpec]:
 
     The default address is the machine's name. If no port is given, ssh's own configuration decides.
     """
-    common = {key: getattr(ssh, key) for key in ("user", "port", "key", "jump")}
+    common = {key: getattr(ssh, key) for key in ("user", "port", "key", "jump", "power_cycle")}
     if "port" not in ssh.model_fields_set:
         del common["port"]
     named = {
-        name: host.model_copy(update={"address": address})
+        name: host.model_copy(update={"address": address, "bmc": bmcs[name] if host.bmc else ""})
         for key, host in ssh.hosts.items()
+        for bmcs in [addresses(key, host.bmc)]
         for name, address in addresses(key, host.address).items()
     }
     return {
@@ -304,3 +346,9 @@ def hosts_of(ssh: Ssh, machines: Iterable[str]) -> dict[str, SshHostSpec]:
         for name in machines
         for host in [named.get(name) or SshHostSpec(address=name)]
     }
+
+
+def power_cycle_argv(node: str, host: SshHostSpec) -> list[str]:
+    """Return the command that switches a host off and on, as a list; empty if there is none."""
+    values = {"node": node, "address": host.address, "bmc": host.bmc}
+    return [word.format_map(values) for word in shlex.split(host.power_cycle or "")]

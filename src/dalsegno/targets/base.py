@@ -389,6 +389,15 @@ class CanMonitor(Protocol):
         ...
 
 
+@runtime_checkable
+class CanForward(Protocol):
+    """A target whose cluster is used on another machine: most commands run there."""
+
+    def forward(self, arguments: Sequence[str]) -> ShellEntry:
+        """Return how to run `dalsegno ARGUMENTS` on the cluster's head."""
+        ...
+
+
 def name_user(target: Target | None, uid: int) -> str:
     """Return the name of a user, as this host or the target knows it."""
     return find_user(uid) or (target.user_name(uid) if isinstance(target, CanNameUsers) else user_of(uid))

@@ -6,8 +6,9 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dalsegno.errors import TargetError
+from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.spec.unbuilt import UNBUILT_TARGETS
+from dalsegno.system.files import read_json
 from dalsegno.targets.folder import ClusterFolder, read_target
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def open_target(kind: str, folder: Path) -> Target:
             "this cluster file describes a cluster that Dal Segno did not create, and changes nothing on it",
             hint="use `dalsegno run` on it as it is; `dalsegno adopt watch` watches its nodes",
         )
+    if kind == "ssh":
+        return _open_ssh(folder)
     if platform.system() != "Linux":
         raise TargetError(
             f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"
@@ -33,6 +36,32 @@ def open_target(kind: str, folder: Path) -> Target:
     from dalsegno.targets.local import LocalTarget
 
     return LocalTarget(folder, cache=folder.parents[1] / "cache")
+
+
+def _open_ssh(folder: Path) -> Target:
+    """Return the operator's side of a cluster on ssh hosts, or on its head, the head's."""
+    from dalsegno.targets.ssh.folder import SshRole, read_ssh_state
+
+    try:
+        state = read_ssh_state(ClusterFolder(folder))
+    except DalsegnoError:
+        state = None  # damaged, which the target reports
+    if state is not None and state.role is SshRole.HEAD:
+        from dalsegno.targets.ssh.head import open_head
+
+        return open_head(folder)
+    from dalsegno.targets.ssh.target import SshTarget
+
+    return SshTarget(folder)
+
+
+def is_elsewhere(folder: Path) -> bool:
+    """Return whether the cluster of this state folder is used on another machine, without opening its target."""
+    try:
+        value = read_json(ClusterFolder(folder).state)
+    except (DalsegnoError, OSError):
+        return False
+    return isinstance(value, dict) and value.get("role") == "operator"
 
 
 def open_existing(folder: Path) -> Target:

@@ -2,15 +2,15 @@
 
 from dalsegno.containers.plugstack.check import ContainerFinding, judge
 from dalsegno.containers.plugstack.commands import CommandStep, PluginBuild, plan_commands
-from dalsegno.containers.plugstack.facts import HostFacts, parse_answer
+from dalsegno.containers.plugstack.facts import PluginFacts, parse_answer
 from dalsegno.containers.plugstack.hosts import HostRoute, ask_all
 
 __all__ = [
     "CommandStep",
     "ContainerFinding",
-    "HostFacts",
     "HostRoute",
     "PluginBuild",
+    "PluginFacts",
     "ask_all",
     "judge",
     "parse_answer",

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dalsegno.containers.plugstack.facts import HostFacts, PluginKind, StackLine
+from dalsegno.containers.plugstack.facts import PluginFacts, PluginKind, StackLine
 
 # Without this argument, the kernel mounts squashfs files that users wrote; a malicious file could crash the kernel.
 AS_USER = "squashfs=user"
@@ -59,7 +59,7 @@ class ContainerFinding:
 # The choice of a plugin
 
 
-def choose_plugin(hosts: Sequence[HostFacts]) -> PluginKind | None:
+def choose_plugin(hosts: Sequence[PluginFacts]) -> PluginKind | None:
     """Return the plugin that all hosts should have: a working Pyxis, otherwise our plugin if it works, otherwise an
     installed Pyxis. None if there is none of these."""
     works = {host.working.kind for host in hosts if host.working}
@@ -68,7 +68,7 @@ def choose_plugin(hosts: Sequence[HostFacts]) -> PluginKind | None:
     return PluginKind.OURS if PluginKind.OURS in works else None
 
 
-def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
+def line_for(host: PluginFacts, hosts: Sequence[PluginFacts]) -> str:
     """Return the line that a host's plugstack.conf should have; "" if the plugin is not installed there."""
     kind = choose_plugin(hosts)
     if kind is None:
@@ -80,14 +80,14 @@ def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
     return " ".join(["required", found, *(model.arguments if model else ())]) if found else ""
 
 
-def _model_line(hosts: Sequence[HostFacts], kind: PluginKind) -> StackLine | None:
+def _model_line(hosts: Sequence[PluginFacts], kind: PluginKind) -> StackLine | None:
     """Return a line for this plugin from any host, preferably a working one, to copy to other hosts."""
     working = [host.working for host in hosts if host.working]
     written = [line for host in hosts for line in host.registered]
     return next((line for line in (*working, *written) if line.kind is kind), None)
 
 
-def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple[StackLine, ...]:
+def wrong_lines(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool) -> tuple[StackLine, ...]:
     """Return the lines to remove: unsafe lines, and lines for plugins that are missing or that the cluster does not
     use."""
     kind = choose_plugin(hosts)
@@ -97,14 +97,14 @@ def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple
     )
 
 
-def unsafe_line(host: HostFacts, own: bool) -> StackLine | None:
+def unsafe_line(host: PluginFacts, own: bool) -> StackLine | None:
     """Return the line for our plugin if it lacks AS_USER: the kernel would mount users' images. None with `own`:
     `dalsegno up` wrote the line."""
     line = host.working
     return line if line and line.kind is PluginKind.OURS and AS_USER not in line.arguments and not own else None
 
 
-def slurm_version(hosts: Sequence[HostFacts]) -> str:
+def slurm_version(hosts: Sequence[PluginFacts]) -> str:
     """Return the Slurm version to compile the plugin for: the version on the first host that answered, login hosts
     first."""
     return next((host.slurm for host in sorted(hosts, key=lambda host: not host.login) if not host.silent), "")
@@ -113,12 +113,12 @@ def slurm_version(hosts: Sequence[HostFacts]) -> str:
 # Findings
 
 
-def judge(hosts: Sequence[HostFacts], own: bool = False) -> list[ContainerFinding]:
+def judge(hosts: Sequence[PluginFacts], own: bool = False) -> list[ContainerFinding]:
     """Return all problems on the hosts. `own`: `dalsegno up` created this cluster."""
     return [finding for host in hosts for finding in _judge_host(host, hosts, own)]
 
 
-def _judge_host(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> Iterator[ContainerFinding]:
+def _judge_host(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool) -> Iterator[ContainerFinding]:
     if host.silent:
         yield ContainerFinding(host.host, f"could not be asked: {host.silent}", _fix_silent(host))
         return
@@ -144,7 +144,7 @@ def _judge_host(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> Itera
         yield from _judge_needs(host, host.working.kind)
 
 
-def _fix_silent(host: HostFacts) -> str:
+def _fix_silent(host: PluginFacts) -> str:
     if "Plugin initialization failed" in host.silent:
         return "its plugstack.conf requires a plugin that does not load; the log of slurmd on the node names it"
     if known := next((fix for text, fix in SSH_ERRORS.items() if text in host.silent), None):
@@ -156,7 +156,7 @@ def _fix_silent(host: HostFacts) -> str:
     return f"`sinfo -n {host.host}` shows its state; if it is full or down, check again later, or allow ssh to it"
 
 
-def _describe_unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
+def _describe_unknown(host: PluginFacts, hosts: Sequence[PluginFacts]) -> str:
     why = f"does not know --container-image: {_reason(host)}"
     login = next((each for each in hosts if each.login), None)
     if any(line.text.startswith("required") for line in host.missing):
@@ -169,7 +169,7 @@ def _describe_unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
     )
 
 
-def _reason(host: HostFacts) -> str:
+def _reason(host: PluginFacts) -> str:
     if not host.slurm and not host.commands:
         return "Slurm's commands are not found there, not even by a login shell"
     if not host.conf:
@@ -187,7 +187,7 @@ def _reason(host: HostFacts) -> str:
     return f"{host.registered[0].file} names {host.registered[0].plugin}, but srun does not read it"
 
 
-def _fix_plugstack(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> str:
+def _fix_plugstack(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool) -> str:
     kind, line = choose_plugin(hosts), line_for(host, hosts)
     if host.commands and not host.conf:
         return SETTINGS
@@ -215,7 +215,7 @@ def _fix_plugstack(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> st
     return ENABLE if own else INSTALL
 
 
-def _judge_needs(host: HostFacts, kind: PluginKind | None) -> Iterator[ContainerFinding]:
+def _judge_needs(host: PluginFacts, kind: PluginKind | None) -> Iterator[ContainerFinding]:
     """Yield findings about what a node lacks to start containers."""
     if kind is PluginKind.PYXIS:
         yield from _judge_enroot(host)
@@ -228,7 +228,7 @@ def _judge_needs(host: HostFacts, kind: PluginKind | None) -> Iterator[Container
         yield ContainerFinding(host.host, what, "install squashfs-tools", SQUASHFS_TOOLS)
 
 
-def _judge_enroot(host: HostFacts) -> Iterator[ContainerFinding]:
+def _judge_enroot(host: PluginFacts) -> Iterator[ContainerFinding]:
     if host.enroot is None:
         what = "Pyxis is registered, but Enroot, which it needs, is not installed"
         yield ContainerFinding(host.host, what, "install Enroot: https://github.com/NVIDIA/enroot/releases")

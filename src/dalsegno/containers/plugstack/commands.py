@@ -22,7 +22,7 @@ from dalsegno.containers.plugstack.check import (
     unsafe_line,
     wrong_lines,
 )
-from dalsegno.containers.plugstack.facts import HostFacts, PluginKind, StackLine
+from dalsegno.containers.plugstack.facts import PluginFacts, PluginKind, StackLine
 from dalsegno.hostlist import compress
 
 FOLDER = "/var/lib/dalsegno/containers"  # for the plugin and its containers, on clusters that Dal Segno did not create
@@ -80,14 +80,14 @@ class _OurPlugin:
 class _Edit:
     """A change to one host's plugstack.conf."""
 
-    host: HostFacts
+    host: PluginFacts
     add: str = ""
     drop: tuple[StackLine, ...] = ()
     restart: bool = False  # restart slurmd, because Pyxis creates its folders when slurmd starts
 
 
 def plan_commands(
-    hosts: Sequence[HostFacts],
+    hosts: Sequence[PluginFacts],
     findings: Sequence[ContainerFinding],
     own: bool = False,
     asleep: Sequence[str] = (),
@@ -113,7 +113,7 @@ def plan_commands(
 # Files of Dal Segno's plugin
 
 
-def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None) -> _OurPlugin | None:
+def _our_plugin(hosts: Sequence[PluginFacts], own: bool, build: PluginBuild | None) -> _OurPlugin | None:
     """Return Dal Segno's plugin if the cluster should use it. If a host already uses the plugin, its files are copied
     from that host."""
     if own or choose_plugin(hosts) is PluginKind.PYXIS:
@@ -129,7 +129,7 @@ def _our_plugin(hosts: Sequence[HostFacts], own: bool, build: PluginBuild | None
     return _OurPlugin(" ".join(["required", f"{build.target}/{PluginKind.OURS.value}", *arguments]), build.host, build)
 
 
-def _our_arguments(hosts: Sequence[HostFacts], build: PluginBuild) -> list[str]:
+def _our_arguments(hosts: Sequence[PluginFacts], build: PluginBuild) -> list[str]:
     """Return the arguments of the plugin's line. Hosts may share plugstack.conf, so the line names `dalsegno` only if
     all hosts have it at the same path."""
     paths = {host.dalsegno for host in hosts if not host.silent}
@@ -138,7 +138,7 @@ def _our_arguments(hosts: Sequence[HostFacts], build: PluginBuild) -> list[str]:
     return [f"data={build.folder}/kept", f"cache={build.folder}/unpacked", AS_USER, *importing]
 
 
-def _receivers(hosts: Sequence[HostFacts], edits: Sequence[_Edit], ours: _OurPlugin, own: bool) -> list[HostFacts]:
+def _receivers(hosts: Sequence[PluginFacts], edits: Sequence[_Edit], ours: _OurPlugin, own: bool) -> list[PluginFacts]:
     """Return the hosts that need the plugin's files: hosts that lack them, may read a plugstack.conf that names the
     plugin, and have the Slurm version that it was compiled for."""
     named = any(edit.add == ours.line for edit in edits) or any(
@@ -153,7 +153,9 @@ def _receivers(hosts: Sequence[HostFacts], edits: Sequence[_Edit], ours: _OurPlu
     ]  # fmt: skip
 
 
-def _bring_files(ours: _OurPlugin, receivers: Sequence[HostFacts], hosts: Sequence[HostFacts]) -> Iterator[CommandStep]:
+def _bring_files(
+    ours: _OurPlugin, receivers: Sequence[PluginFacts], hosts: Sequence[PluginFacts]
+) -> Iterator[CommandStep]:
     folders = shlex.join(ours.folders)
     if ours.build:
         yield CommandStep(
@@ -182,7 +184,7 @@ def _compile_commands(ours: _OurPlugin, build: PluginBuild) -> Iterator[str]:
         yield f"(cd {shlex.quote(build.sources)} && gcc -idirafter {HEADERS} {flags} -o {output} && chmod 755 {output})"
 
 
-def _import_caution(ours: _OurPlugin, hosts: Sequence[HostFacts]) -> str:
+def _import_caution(ours: _OurPlugin, hosts: Sequence[PluginFacts]) -> str:
     if "import=" in ours.line:
         return ""
     unsafe = [f"on {host.host} other users can write to {host.open}" for host in hosts if host.open]
@@ -193,7 +195,7 @@ def _import_caution(ours: _OurPlugin, hosts: Sequence[HostFacts]) -> str:
 # Lines of plugstack.conf
 
 
-def _unblock(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> _Edit | None:
+def _unblock(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool) -> _Edit | None:
     """Return the edit that removes lines for unrelated plugins that keep srun from starting. None if there are no such
     lines, or if this plan also gives the host a line for a container plugin."""
     if not _is_editable(host) or "srun" in host.knows or line_for(host, hosts):
@@ -202,7 +204,7 @@ def _unblock(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> _Edit | 
     return _Edit(host, drop=foreign) if foreign else None
 
 
-def _edit(host: HostFacts, hosts: Sequence[HostFacts], own: bool, ours: _OurPlugin | None) -> _Edit | None:
+def _edit(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool, ours: _OurPlugin | None) -> _Edit | None:
     drop = wrong_lines(host, hosts, own)
     if not _is_editable(host) or ("srun" in host.knows and not drop):
         return None
@@ -216,7 +218,7 @@ def _edit(host: HostFacts, hosts: Sequence[HostFacts], own: bool, ours: _OurPlug
     return _Edit(host, line, drop, restart=choose_plugin(hosts) is PluginKind.PYXIS and not own)
 
 
-def _is_editable(host: HostFacts) -> bool:
+def _is_editable(host: PluginFacts) -> bool:
     return not host.silent and not host.configless and host.stack.startswith("/")
 
 
@@ -241,7 +243,7 @@ def _escape(text: str) -> str:
 
 
 def _register(
-    edits: Sequence[_Edit], hosts: Sequence[HostFacts], asleep: Sequence[str], served: set[str]
+    edits: Sequence[_Edit], hosts: Sequence[PluginFacts], asleep: Sequence[str], served: set[str]
 ) -> list[CommandStep]:
     """Return the steps that edit plugstack.conf. Login hosts come first, so that a plugin that fails there is not
     registered on nodes."""
@@ -258,7 +260,7 @@ def _register(
     )
 
 
-def _line_caution(edit: _Edit, hosts: Sequence[HostFacts], asleep: Sequence[str], served: set[str]) -> str:
+def _line_caution(edit: _Edit, hosts: Sequence[PluginFacts], asleep: Sequence[str], served: set[str]) -> str:
     if not edit.add:
         return ""
     plugin = edit.add.split()[1]
@@ -273,7 +275,7 @@ def _line_caution(edit: _Edit, hosts: Sequence[HostFacts], asleep: Sequence[str]
     )
 
 
-def _reconfigure(hosts: Sequence[HostFacts], edits: Sequence[_Edit]) -> list[CommandStep]:
+def _reconfigure(hosts: Sequence[PluginFacts], edits: Sequence[_Edit]) -> list[CommandStep]:
     edited = {edit.host.host for edit in edits}
     sources = [each for each in hosts if each.login and not each.configless and (each.working or each.host in edited)]
     purpose = "distribute plugstack.conf to the hosts that get it from slurmctld"

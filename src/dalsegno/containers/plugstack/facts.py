@@ -51,7 +51,7 @@ class ClosedFolder:
 
 
 @dataclass(frozen=True)
-class HostFacts:
+class PluginFacts:
     """The facts that one host reports."""
 
     host: str
@@ -112,7 +112,7 @@ def kind_of(plugin: str) -> PluginKind | None:
     return next((kind for kind in PluginKind if basename(plugin) == kind.value), None)
 
 
-def parse_answer(host: str, text: str) -> HostFacts | None:
+def parse_answer(host: str, text: str) -> PluginFacts | None:
     """Parse a host's answer; None if it is incomplete. Other output of a login shell is ignored."""
     answers: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -121,7 +121,7 @@ def parse_answer(host: str, text: str) -> HostFacts | None:
             answers.setdefault(key[3:], []).append(value)
     if "end" not in answers:
         return None
-    return HostFacts(
+    return PluginFacts(
         host,
         commands="commands" in answers,
         slurm=_first(answers, "slurm"),
@@ -141,7 +141,7 @@ def parse_answer(host: str, text: str) -> HostFacts | None:
     )
 
 
-def plugins_in_use(hosts: Sequence[HostFacts]) -> tuple[str, ...]:
+def plugins_in_use(hosts: Sequence[PluginFacts]) -> tuple[str, ...]:
     """Return the container plugins that any host's plugstack.conf names."""
     return tuple(dict.fromkeys(line.plugin for host in hosts for line in host.registered))
 

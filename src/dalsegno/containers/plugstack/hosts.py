@@ -10,7 +10,7 @@ from importlib import resources
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
-from dalsegno.containers.plugstack.facts import HostFacts, parse_answer, plugins_in_use
+from dalsegno.containers.plugstack.facts import PluginFacts, parse_answer, plugins_in_use
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, Runner
@@ -176,11 +176,11 @@ def run_on_each(
 
 def ask_all(
     runner: Runner, routes: Routes, logins: Sequence[str], nodes: Sequence[str], progress: Progress = lambda *_: None
-) -> list[HostFacts]:
+) -> list[PluginFacts]:
     """Return the facts that all login hosts and all nodes report. Each host also reports whether it has the plugins
     that other hosts use."""
 
-    def ask(names: Sequence[str], plugins: Sequence[str], progress: Progress = lambda *_: None) -> list[HostFacts]:
+    def ask(names: Sequence[str], plugins: Sequence[str], progress: Progress = lambda *_: None) -> list[PluginFacts]:
         return run_on_each(runner, lambda runner, name: ask_host(runner, name, routes[name], plugins), names, progress)
 
     answers = ask(logins, ())
@@ -191,7 +191,7 @@ def ask_all(
     return [*(replace(each, login=True) for each in answers), *found]
 
 
-def ask_host(runner: Runner, name: str, routes: Sequence[HostRoute], plugins: Sequence[str]) -> HostFacts:
+def ask_host(runner: Runner, name: str, routes: Sequence[HostRoute], plugins: Sequence[str]) -> PluginFacts:
     """Return a host's answer by the first route that works. If none works, `silent` says why each route failed."""
     why = []
     for route in routes:
@@ -202,7 +202,7 @@ def ask_host(runner: Runner, name: str, routes: Sequence[HostRoute], plugins: Se
         if (facts := parse_answer(name, done.stdout)) is not None:
             return facts
         why.append(f"{route.name}: {last_line(done)}")
-    return HostFacts(name, silent="; ".join(why), tried=tuple(route.name for route in routes))
+    return PluginFacts(name, silent="; ".join(why), tried=tuple(route.name for route in routes))
 
 
 def question(plugins: Sequence[str]) -> list[str]:

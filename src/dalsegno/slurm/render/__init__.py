@@ -8,7 +8,7 @@ from dalsegno.slurm.render.conf_files import (
     render_slurmdbd_conf,
     render_topology_conf,
 )
-from dalsegno.slurm.render.slurm_conf import SPARE_REASON, render_slurm_conf
+from dalsegno.slurm.render.slurm_conf import SPARE_REASON, render_slurm_conf, restart_lines
 
 __all__ = [
     "SPARE_REASON",
@@ -20,4 +20,5 @@ __all__ = [
     "render_slurmdbd_conf",
     "render_topology_conf",
     "reservation_commands",
+    "restart_lines",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from dalsegno.hostlist import compress
@@ -12,6 +13,17 @@ from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
 
 SPARE_REASON = "dalsegno:spare"
+# Lines that `scontrol reconfigure` applies. Any other change of slurm.conf restarts slurmctld and slurmd; jobs keep
+# running.
+RECONFIGURED = re.compile(
+    r"^(#|$|PartitionName|(Priority|Scheduler|Preempt)(?!Type)|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)",
+    re.IGNORECASE,
+)
+
+
+def restart_lines(slurm_conf: str) -> list[str]:
+    """Return the lines of a slurm.conf whose change needs a restart of running daemons."""
+    return [line for line in slurm_conf.splitlines() if not RECONFIGURED.match(line)]
 
 
 def node_lines(cluster: Cluster, layout: Layout) -> str:

@@ -11,7 +11,7 @@ from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import Section, required_keys
-from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, addresses
+from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, SshHostSpec, addresses
 from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
@@ -171,6 +171,10 @@ def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
         _check_unknown_hosts(ssh, hosts, set(_machines(spec)), report)
     # A machine whose real name is in the file needs no host, because it is reached by that name.
     missing = [name for name, named in _machines(spec).items() if not named and name not in hosts]
+    bare = [name for name in _machines(spec) if name not in hosts]
+    if ssh and bare and not missing and "{bmc}" in (ssh.power_cycle or ""):
+        what = f"`power_cycle` uses `{{bmc}}`, but `{bare[0]}` has no `bmc`"
+        report.add(ssh, "power_cycle", what, f"add `{bare[0]}: {{bmc: ADDRESS}}` under `ssh: hosts:`", reads=("hosts",))
     if missing and report.whole("ssh"):
         shown = ", ".join(f"`{name}`" for name in missing[:_SHOWN])
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
@@ -199,11 +203,25 @@ def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
                 ssh, f"hosts.{key}", f"`ssh.hosts.{key}` does not match: {error}", "give as many addresses as names"
             )
             continue
+        _check_power(ssh, key, host, report)
         twice = next((name for name in names if name in found), None)
         if twice:
             report.add(ssh, f"hosts.{key}", f"host `{twice}` is given twice under `ssh.hosts`", "keep one")
         found |= dict.fromkeys(names, key)
     return found
+
+
+def _check_power(ssh: Ssh, key: str, host: SshHostSpec, report: Problems) -> None:
+    """Check that hosts have as many management controllers as names, and one if their command needs it."""
+    try:
+        addresses(key, host.bmc)
+    except ValueError as error:
+        what = f"`ssh.hosts.{key}.bmc` does not match: {error}"
+        report.add(ssh, f"hosts.{key}", what, "give as many addresses as names")
+    command = host.power_cycle or ssh.power_cycle or ""
+    if "{bmc}" in command and not host.bmc:
+        what = f"`power_cycle` uses `{{bmc}}`, but `ssh.hosts.{key}` has no `bmc`"
+        report.add(ssh, f"hosts.{key}", what, f"write `{key}: {{address: …, bmc: …}}`, or use `{{address}}`")
 
 
 def _check_unknown_hosts(ssh: Ssh, hosts: dict[str, str], machines: set[str], report: Problems) -> None:

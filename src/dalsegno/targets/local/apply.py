@@ -20,9 +20,9 @@ from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, r
 from dalsegno.system.machine import MachineFacts
 from dalsegno.system.ownership import caller
 from dalsegno.system.processes import Runner
+from dalsegno.targets.accounting import register_cluster, update_people, update_reservations
 from dalsegno.targets.base import Say
 from dalsegno.targets.folder import write_applied
-from dalsegno.targets.local.accounting import fill_database, register_cluster, update_people, update_reservations
 from dalsegno.targets.local.daemons import (
     check_settings,
     hold_all,
@@ -32,6 +32,7 @@ from dalsegno.targets.local.daemons import (
     start_services,
     wait_until_started,
 )
+from dalsegno.targets.local.database import fill_database
 from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_and_wait, wait_for_nodes
 from dalsegno.targets.local.fault_access import clear_faults, write_hardware

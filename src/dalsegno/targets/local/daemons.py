@@ -21,6 +21,7 @@ from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.hosts import HostPlan, Service, host_process, reload, revision, service_facts, write_plan
 from dalsegno.system.machine import MachineFacts, program
 from dalsegno.system.processes import Runner
+from dalsegno.targets.accounting import mariadbd_options
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.monitoring import monitor_services
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, OBSERVER, OBSERVER_PORT, ROOM, Placement
@@ -93,20 +94,10 @@ class Services:
         )  # fmt: skip
 
     def mariadbd(self) -> Service:
-        """Return the database service. It listens only on a socket in a 0700 folder, not on the network, so it needs no
-        passwords."""
+        """Return the database service. Its socket is in a 0700 folder."""
         secret = self.folder.secret
-        return self._service(
-            "mariadbd",
-            [
-                "--no-defaults", f"--user={self.machine.user}", f"--datadir={self.folder.database}",
-                f"--socket={self.folder.database_socket}", f"--pid-file={secret / 'db.pid'}",
-                f"--init-file={self.folder.etc / 'database.sql'}", f"--tmpdir={secret}",
-                "--skip-networking", "--skip-grant-tables", "--skip-log-bin", "--performance-schema=OFF",
-                "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=64M", "--innodb-lock-wait-timeout=900",
-                "--innodb-flush-log-at-trx-commit=2", "--max-allowed-packet=16M",
-            ],
-        )  # fmt: skip
+        options = mariadbd_options(self.machine.user, secret, self.folder.etc / "database.sql", data="db")
+        return self._service("mariadbd", options)
 
     def slurmdbd(self) -> Service:
         return self._service("slurmdbd", ["-D"], {"MYSQL_UNIX_PORT": str(self.folder.database_socket)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -21,6 +20,7 @@ from dalsegno.slurm.render import (
     render_slurm_conf,
     render_slurmdbd_conf,
     render_topology_conf,
+    restart_lines,
 )
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster
@@ -28,6 +28,7 @@ from dalsegno.spec.layout import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import HostPlan, Service, revision
 from dalsegno.system.machine import MachineFacts
+from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.local.daemons import Services
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.people import People, group_file, passwd_file
@@ -268,15 +269,6 @@ class _Virtual:
         return replace(host, binds=binds, disks={str(self.folder.spool(name)): DISK_MIB})
 
 
-DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
-# Lines that `scontrol reconfigure` applies. Any other change of slurm.conf restarts slurmctld and slurmd; jobs keep
-# running.
-RECONFIGURED = re.compile(
-    r"^(#|$|PartitionName|(Priority|Scheduler|Preempt)(?!Type)|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)",
-    re.IGNORECASE,
-)
-
-
 @dataclass(frozen=True)
 class File:
     """A file's text and mode. If there is a `stamp`, other programs may change the file, and it is rewritten only when
@@ -338,9 +330,8 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
 
 def _structure(files: Mapping[str, File]) -> list[str]:
     """Return the lines whose change needs a restart of running daemons."""
-    conf = [line for line in files["etc/slurm.conf"].text.splitlines() if not RECONFIGURED.match(line)]
     return [
-        *conf,
+        *restart_lines(files["etc/slurm.conf"].text),
         *(files[name].text for name in ("etc/gres.conf", "etc/cgroup.conf", "etc/topology.conf") if name in files),
     ]
 

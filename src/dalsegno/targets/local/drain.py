@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.facts import NodeInfo, NodeState
-from dalsegno.slurm.parse.messages import is_absence
-from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.base import Say
@@ -18,10 +15,14 @@ from dalsegno.targets.local.daemons import log_tail, raise_if_dead
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.observe import controller_runs, running_jobs
 from dalsegno.targets.local.plan import LocalPlan
-
-REGISTER_S = 120.0
-REMOVAL_REASON = "dalsegno:remove"
-BOOT_REASON = "dalsegno:boot"
+from dalsegno.targets.registration import (
+    BOOT_REASON,
+    REGISTER_S,
+    REMOVAL_REASON,
+    is_registered,
+    resume_and_find_missing,
+    wait_for,
+)
 
 
 def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say) -> None:
@@ -73,7 +74,7 @@ def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) 
         return
     slurm.set_down(nodes, BOOT_REASON)
     gone = set(nodes)
-    _wait(
+    wait_for(
         lambda: not any(job.nodes & gone for job in running_jobs(slurm)),
         lambda: TargetError(f"Slurm did not remove {compress(nodes)} from its jobs", hint="run `dalsegno up` again"),
     )
@@ -90,7 +91,7 @@ def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: f
         _raise_for_dead_slurmd(plan, missing, since)
         return not missing
 
-    _wait(all_registered, lambda: _registration_error(folder, _still_missing(slurm, wanted)))
+    wait_for(all_registered, lambda: _registration_error(folder, _still_missing(slurm, wanted)))
 
 
 def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> None:
@@ -103,46 +104,6 @@ def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> 
 def lost_nodes(plan: LocalPlan) -> set[str]:
     """Return the nodes that are set down before their hosts are booted again."""
     return {node.name for node in plan.cluster.nodes if node.name in plan.boot and node.name not in plan.add_nodes}
-
-
-def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str], set_down: set[str]) -> set[str]:
-    """Resume nodes that have no more reason to be out of service, and return the nodes that have not registered.
-
-    `set_down`: nodes that this `up` has set down; resumed nodes are removed from the set. While a job still ends
-    on such a node, Slurm 24.11 shows the node as MIXED. A node that was just resumed counts as missing until a later
-    call finds it in service: Slurm may still have it as responding from before its host was booted again.
-    """
-    nodes = [node for node in slurm.nodes() if node.name in wanted]
-    back = {node.name for node in nodes if _is_back(node) or (node.name in set_down and node.responding)}
-    resumed = back | {node.name for node in nodes if node.name in in_service and _is_spare(node)}
-    for name in sorted(resumed):
-        slurm.resume(name)
-    set_down -= resumed
-    return wanted - {node.name for node in nodes if is_registered(node) and node.name not in resumed}
-
-
-def is_registered(node: NodeInfo) -> bool:
-    return node.state not in (NodeState.UNKNOWN, NodeState.FUTURE) and node.responding
-
-
-def _is_back(node: NodeInfo) -> bool:
-    """Return whether the node responds, and is out of service only because it was off or was about to be removed."""
-    away = node.down and (is_absence(node.reason) or node.reason.startswith(BOOT_REASON))
-    return node.responding and (away or (node.draining and node.reason.startswith(REMOVAL_REASON)))
-
-
-def _is_spare(node: NodeInfo) -> bool:
-    return node.draining and node.reason.startswith(SPARE_REASON)
-
-
-def _wait(done: Callable[[], bool], error: Callable[[], TargetError]) -> None:
-    until = time.monotonic() + REGISTER_S * slowness()
-    pause_s = 0.01
-    while not done():
-        if time.monotonic() > until:
-            raise error()
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.3, 0.25)
 
 
 def _still_missing(slurm: SlurmClient, wanted: set[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The cluster's users and accounts in Slurm's accounting, its reservations, and its database."""
+"""The accounting database of a local cluster."""
 
 from __future__ import annotations
 
@@ -7,46 +7,10 @@ import re
 import shutil
 from pathlib import Path
 
-from dalsegno.errors import CommandFailed, TargetError
-from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.render.commands import accounting_commands, reservation_commands
-from dalsegno.spec.facts import Cluster
+from dalsegno.errors import TargetError
 from dalsegno.system.files import make_folder, remove_tree
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Runner
-
-
-def register_cluster(slurm: SlurmClient, name: str) -> None:
-    """Register the cluster before slurmctld first starts: slurmctld exits if slurmdbd does not know the cluster."""
-    slurm.sacctmgr(["add", "cluster", name])
-
-
-def update_people(slurm: SlurmClient, cluster: Cluster, *, fresh: bool) -> None:
-    """Add and change QOS, accounts and users. Entries removed from the cluster file are kept, with their history."""
-    found = None if fresh else slurm.accounts(cluster.name)
-    slurm.sacctmgr_all(accounting_commands(cluster, found))
-
-
-def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str, ...]) -> None:
-    """Create the reservations of the cluster file. Delete those of an earlier file (`before`) first."""
-    there = _reservation_names(slurm)
-    for name in before:
-        if name in there:
-            slurm.scontrol("delete", f"ReservationName={name}")
-    for reservation, command in zip(cluster.reservations, reservation_commands(cluster), strict=True):
-        try:
-            slurm.scontrol(*command)
-        except CommandFailed as error:
-            raise TargetError(
-                f"Slurm refuses reservation `{reservation.name}`: {error.stderr.strip().splitlines()[-1]}",
-                hint="its users, accounts and nodes must exist, and its end must be in the future",
-            ) from error
-
-
-def _reservation_names(slurm: SlurmClient) -> set[str]:
-    output = slurm.scontrol("-o", "show", "reservation")
-    return {word.partition("=")[2] for word in output.split() if word.startswith("ReservationName=")}
-
 
 NEEDED_MIB = 256
 

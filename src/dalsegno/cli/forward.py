@@ -1,0 +1,49 @@
+"""Run a command on the head of a cluster that is on other machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dalsegno.errors import DalsegnoError
+
+# The other commands work here: they create, change and show clusters, or need none.
+FORWARDED = frozenset({
+    "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
+    "inject", "drill", "monitor", "web",
+})  # fmt: skip
+TAKES_A_COMMAND = ("run", "torchrun", "submit")
+
+
+def forward(arguments: Sequence[str]) -> None:
+    """Become the same command on the head, if the command's cluster is on other machines; otherwise return."""
+    if not arguments or arguments[0] not in FORWARDED or os.environ.get("SLURM_CONF"):
+        return
+    from dalsegno.cluster import find_place, open_cluster
+    from dalsegno.targets.base import CanForward
+    from dalsegno.targets.registry import is_elsewhere
+
+    try:
+        place = find_place(cluster_named(arguments))
+    except DalsegnoError:
+        return  # the command itself reports it, or needs no cluster
+    if not is_elsewhere(place.folder):
+        return
+    target = open_cluster(place)
+    if isinstance(target, CanForward):
+        from dalsegno.system.execute import become
+
+        entry = target.forward(arguments)
+        become(entry.argv, entry.env)
+
+
+def cluster_named(arguments: Sequence[str]) -> str | None:
+    """Return the value of --cluster. What follows `--`, or the script of a run, belongs to that script."""
+    for at, word in enumerate(arguments[1:], start=1):
+        if word == "--" or (word.endswith(".py") and arguments[0] in TAKES_A_COMMAND):
+            return None
+        if word in ("--cluster", "-M"):
+            return arguments[at + 1] if at + 1 < len(arguments) else None
+        if word.startswith("--cluster="):
+            return word.partition("=")[2]
+    return None

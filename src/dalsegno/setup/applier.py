@@ -1,0 +1,349 @@
+"""Make this machine match a `NodePlan`, compare it with one, report its services, or undo everything.
+
+This program is sent to machines that hold nothing of Dal Segno (see `delivery.py`). It uses the standard library only,
+and Python 3.9. It reads a request from stdin: a line with the length of a JSON object, the object, and then, where the
+request says so, an archive of code. It prints one JSON object per line: a step of the work, the result, or an error.
+
+What was there before is kept below /var/lib/dalsegno/setup, with a record of every change. The record is written before
+each change, so that a repeated request continues after an interruption, and a removal finds everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import pwd
+import shutil
+import sys
+import tarfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from dalsegno.setup.machine_record import (
+    BEGIN,
+    CODE,
+    END,
+    PATH,
+    SETUP,
+    Json,
+    Record,
+    Refused,
+    checked,
+    digest,
+    emit,
+    ids,
+    read,
+    run,
+    split_block,
+    write,
+)
+from dalsegno.setup.machine_services import MachineServices, end_marked
+
+PACKAGES_TIMEOUT_S = 1800.0
+
+
+class Applier:
+    """Compares one machine with a plan, or makes it match. `root` is the machine's root folder."""
+
+    def __init__(self, plan: Json, root: str = "/", bundle: bytes | None = None) -> None:
+        self.plan, self.root, self.bundle = plan, root.rstrip("/"), bundle
+        self.record = Record(root)
+        self.services = MachineServices(plan, self.record, self.root)
+        owner = self.record.data.get("id")
+        if owner and owner != plan["cluster_id"]:
+            raise Refused(
+                f"{plan['host']} belongs to another cluster of Dal Segno, `{self.record.data.get('cluster')}`",
+                "remove that cluster first, where it was created: `dalsegno down NAME`",
+            )
+
+    def place(self, path: str) -> str:
+        return self.root + path
+
+    def changes(self) -> list[Json]:
+        """Return the differences from the plan, in the order in which they are made."""
+        found: list[tuple[str, str, str]] = []
+        found += [("package", name, "install") for name in self.missing_packages()]
+        found += [("user", user["name"], "create") for user in self.missing_users()]
+        found += [
+            ("folder", each["path"], what) for each in self.plan["folders"] if (what := self.folder_differs(each))
+        ]
+        found += [("file", each["path"], what) for each in self.plan["files"] if (what := self.file_differs(each))]
+        found += [("link", each["path"], what) for each in self.plan["links"] if (what := self.link_differs(each))]
+        if self.lacks_bundle():
+            found.append(("code", self.plan["bundle"], "install"))
+        found += [("command", item["name"], "run") for item in self.plan["commands"] if self.is_due(item)]
+        found += [("file", path, "restore") for path in self.stale("files")]
+        found += self.services.changes()
+        return [{"kind": kind, "name": name, "what": what} for kind, name, what in found]
+
+    def apply(self) -> list[Json]:
+        """Make every change; return what was changed."""
+        changes = self.changes()
+        self.record.data.update(cluster=self.plan["cluster"], id=self.plan["cluster_id"], host=self.plan["host"])
+        self.record.save()
+        self.install(self.missing_packages())
+        for user in self.missing_users():
+            self.add_user(user)
+        for item in self.plan["folders"]:
+            if self.folder_differs(item):
+                self.make_folder(item)
+        written = [item["path"] for item in self.plan["files"] if self.file_differs(item)]
+        for item in self.plan["files"]:
+            if item["path"] in written:
+                self.write_file(item)
+        if written:
+            emit(step=f"wrote {len(written)} file{'s' * (len(written) > 1)}")
+        if self.lacks_bundle():
+            self.unpack()
+        for item in self.plan["links"]:
+            if self.link_differs(item):
+                self.record.back_up(self.place(item["path"]), "links")
+                self.make_link(self.place(item["path"]), item["to"])
+        for path in self.stale("files"):
+            self.record.restore(self.place(path), "files")
+        self.run_commands("")
+        self.services.apply(self.run_commands)
+        return changes
+
+    def stale(self, kind: str) -> list[str]:
+        """Return the paths that an earlier plan wrote and this one does not name."""
+        wanted = {self.place(item["path"]) for item in self.plan[kind]}
+        return [path[len(self.root) :] for path in self.record.part(kind) if path not in wanted]
+
+    def missing_packages(self) -> list[str]:
+        if self.root or not self.plan["packages"]:
+            return []
+        if shutil.which("dpkg-query", path=PATH):
+            query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *self.plan["packages"]]
+            there = {line.split()[0] for line in run(query)[1].splitlines() if line.endswith(" installed")}
+            return [name for name in self.plan["packages"] if name not in there]
+        return [name for name in self.plan["packages"] if run(["rpm", "-q", name])[0] != 0]
+
+    def install(self, names: list[str]) -> None:
+        """Install packages without letting them start their daemons: those start when their files are there."""
+        if not names:
+            return
+        emit(step=f"installing {', '.join(names)}")
+        self.record.part("packages").update(dict.fromkeys(names, True))
+        self.record.save()
+        policy = "/usr/sbin/policy-rc.d"
+        ours = not os.path.lexists(policy)
+        if ours:
+            write(policy, b"#!/bin/sh\n# Dal Segno installs packages; their daemons start later.\nexit 101\n", 0o755)
+        try:
+            hint = "fix what the package manager complains about on that machine, then run `dalsegno up` again"
+            if shutil.which("apt-get", path=PATH):
+                install = ["apt-get", "-y", "--no-install-recommends", "install", *names]
+                if run(install, PACKAGES_TIMEOUT_S)[0] != 0:  # the lists may be missing or old
+                    checked(["apt-get", "update"], hint, PACKAGES_TIMEOUT_S)
+                    checked(install, hint, PACKAGES_TIMEOUT_S)
+            else:
+                checked(["dnf", "-y", "install", *names], hint, PACKAGES_TIMEOUT_S)
+        finally:
+            if ours:
+                os.unlink(policy)
+
+    def missing_users(self) -> list[Json]:
+        return [user for user in self.plan["users"] if not self.root and not self.has_user(user)]
+
+    @staticmethod
+    def has_user(user: Json) -> bool:
+        try:
+            found = pwd.getpwnam(user["name"])
+        except KeyError:
+            return False
+        if user["uid"] is not None and found.pw_uid != user["uid"]:
+            raise Refused(
+                f"user {user['name']} has uid {found.pw_uid} here, and {user['uid']} on other hosts",
+                "give the account the same uid on all hosts, or set `uid` in the cluster file",
+            )
+        return True
+
+    def add_user(self, user: Json) -> None:
+        emit(step=f"adding user {user['name']}")
+        uid = ["--uid", str(user["uid"])] if user["uid"] is not None else []
+        groups = ["--groups", ",".join(user["groups"])] if user["groups"] else []
+        home = ["--home-dir", user["home"]] if user["home"] else []
+        for group in user["groups"]:
+            if run(["getent", "group", group])[0] != 0:
+                checked(["groupadd", group])
+        checked(["useradd", "--create-home", "--shell", user["shell"], *uid, *groups, *home, user["name"]])
+
+    def folder_differs(self, item: Json) -> str:
+        try:
+            found = os.stat(self.place(item["path"]))
+        except OSError:
+            return "create"
+        return "" if self.has_owner(item, found) else "change"
+
+    def has_owner(self, item: Json, found: os.stat_result) -> bool:
+        if found.st_mode & 0o7777 != item["mode"]:
+            return False
+        try:
+            return bool(self.root) or (found.st_uid, found.st_gid) == ids(item)
+        except Refused:
+            return False  # a package that is not installed yet creates the account
+
+    def make_folder(self, item: Json) -> None:
+        path = self.place(item["path"])
+        if not os.path.isdir(path):
+            self.record.part("folders")[path] = {}
+            self.record.save()
+            os.makedirs(path, exist_ok=True)
+        os.chmod(path, item["mode"])
+        if not self.root:
+            os.chown(path, *ids(item))
+
+    def file_differs(self, item: Json) -> str:
+        path = self.place(item["path"])
+        present = None if os.path.islink(path) else read(path)
+        if present is not None and item["block"]:
+            present = split_block(present.decode(errors="surrogateescape"))[0].encode(errors="surrogateescape")
+            return "" if digest(present) == self.wanted(item) else "change"
+        if present is None:
+            return "replace" if os.path.lexists(path) else "create"
+        same = digest(present) == self.wanted(item) and self.has_owner(item, os.stat(path))
+        return "" if same else "change" if path in self.record.part("files") else "replace"
+
+    @staticmethod
+    def wanted(item: Json) -> str:
+        return str(item.get("digest") or digest(item["content"].encode()))
+
+    def write_file(self, item: Json) -> None:
+        path, data = self.place(item["path"]), item["content"].encode()
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if item["block"]:
+            self.record.part("blocks").setdefault(path, {"created": not os.path.exists(path)})
+            self.record.save()
+            rest = split_block((read(path) or b"").decode(errors="surrogateescape"))[1]
+            rest += "" if rest.endswith("\n") or not rest else "\n"
+            data = f"{rest}{BEGIN}\n{item['content']}{END}\n".encode(errors="surrogateescape")
+        else:
+            self.record.back_up(path, "files")
+            self.record.part("files")[path]["digest"] = digest(data)
+            self.record.save()
+        write(path, data, item["mode"], (0, 0) if self.root else ids(item))
+
+    def link_differs(self, item: Json) -> str:
+        path = self.place(item["path"])
+        return "" if os.path.islink(path) and os.readlink(path) == item["to"] else "create"
+
+    @staticmethod
+    def make_link(path: str, to: str) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temp = f"{path}.dalsegno"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
+        os.symlink(to, temp)
+        os.replace(temp, path)
+
+    def lacks_bundle(self) -> bool:
+        key = self.plan["bundle"]
+        return bool(key) and not os.path.exists(self.place(f"{CODE}/{key}/complete"))
+
+    def unpack(self) -> None:
+        """Unpack our code, and switch to it. Older code stays: processes may still run from it."""
+        if self.bundle is None:
+            raise Refused("the code of Dal Segno was not sent along", "run `dalsegno up` again")
+        emit(step="installing Dal Segno")
+        folder = self.place(f"{CODE}/{self.plan['bundle']}")
+        self.record.part("folders").setdefault(self.place(CODE), {})
+        self.record.save()
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder, mode=0o755)
+        with tarfile.open(fileobj=io.BytesIO(self.bundle)) as archive:
+            archive.extractall(folder)  # sent by the operator over an authenticated connection
+        write(f"{folder}/complete", b"", 0o644)
+
+    def is_due(self, item: Json) -> bool:
+        if item["creates"]:
+            return not os.path.exists(self.place(item["creates"]))
+        if item["after"] and not self.services.runs(item["after"]):
+            return True
+        return run(item["unless"])[0] != 0
+
+    def run_commands(self, after: str) -> None:
+        for item in self.plan["commands"]:
+            if item["after"] == after and self.is_due(item):
+                emit(step=item["name"])
+                checked(item["argv"])
+
+    def remove(self) -> list[str]:
+        """Undo everything that the record names; return sentences about what is left."""
+        left = []
+        self.services.stop_all()
+        if not self.root:
+            end_marked(f"DALSEGNO_MARK={os.path.dirname(SETUP)}/clusters/{self.record.data.get('cluster', '')}")
+        for kind in ("links", "files"):
+            for path in list(self.record.part(kind)):
+                if edited := self.record.restore(path, kind):
+                    left.append(f"{path} was edited on the machine; the edited file is now {edited}")
+        for path in list(self.record.part("blocks")):
+            rest = split_block((read(path) or b"").decode(errors="surrogateescape"))[1]
+            if self.record.part("blocks")[path]["created"] and not rest:
+                os.unlink(path)
+                continue
+            found = os.stat(path)
+            write(path, rest.encode(errors="surrogateescape"), found.st_mode & 0o7777, (found.st_uid, found.st_gid))
+        for path in sorted(self.record.part("folders"), key=len, reverse=True):
+            shutil.rmtree(path, ignore_errors=True)
+        self.services.restore()
+        if packages := list(self.record.part("packages")):
+            left.append(f"packages stay installed: {' '.join(packages)}")
+        shutil.rmtree(self.record.folder, ignore_errors=True)
+        return left
+
+
+def answer(request: Json, rest: BinaryIO) -> Json:
+    """Carry out one request; return the result."""
+    root = request.get("root", "/")
+    empty = {"cluster": "", "host": "", "services": [], "cluster_id": Record(root).data.get("id", "")}
+    if request["mode"] == "status":
+        applier = Applier(empty, root)
+        owner = {key: applier.record.data.get(key, "") for key in ("cluster", "id", "host")}
+        return {"owner": owner, "services": applier.services.status()}
+    if request["mode"] == "compare":
+        return {"changes": Applier(request["plan"], root).changes(), "owner": Record(root).data.get("id", "")}
+    with lock(root):
+        if request["mode"] == "remove":
+            found = Record(root).data.get("id", "")
+            if found != request["cluster_id"]:
+                return {"left": [], "found": False}
+            return {"left": Applier(empty, root).remove(), "found": True}
+        bundle = rest.read(request["bundle"]) if request.get("bundle") else None
+        return {"changes": Applier(request["plan"], root, bundle).apply()}
+
+
+@contextlib.contextmanager
+def lock(root: str) -> Iterator[None]:
+    """Keep a second request away while this one changes the machine."""
+    folder = root.rstrip("/") + os.path.dirname(SETUP)
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/setup.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused("another `dalsegno up` or `down` works on this machine", "wait until it has ended") from None
+        yield
+
+
+def main(stream: BinaryIO | None = None) -> int:
+    """Read a request from a stream, carry it out, and print the result. The exit code is 0 if it was carried out."""
+    stream = stream or sys.stdin.buffer
+    os.umask(0o022)
+    try:
+        request: Json = json.loads(stream.read(int(stream.readline())))
+        emit(result=answer(request, stream))
+        return 0
+    except Refused as error:
+        emit(error=error.what, hint=error.hint)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        where = f": {error.filename}" if error.filename else ""
+        hint = "free some space on that machine, then run `dalsegno up` again" if full else ""
+        emit(error=f"{error.strerror or error}{where}", hint=hint)
+    return 1

@@ -1,0 +1,212 @@
+"""Send the applier to a machine: the command that starts it, what its stdin gets, and what its answers mean.
+
+Any way to run a command as root on a machine will do. Secrets are in stdin only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import dalsegno
+from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.setup.node_plan import NodePlan, outline, plan_to_json
+
+MODULES = ("machine_record", "machine_services", "applier")  # in the order in which they import each other
+# Reads the modules from stdin and starts the applier. The names are those of the package, so that its imports work.
+_BOOT = (
+    "import json, sys, types\n"
+    "stream = sys.stdin.buffer\n"
+    "for name in ('dalsegno', 'dalsegno.setup'):\n"
+    "    sys.modules[name] = types.ModuleType(name)\n"
+    "    sys.modules[name].__path__ = []\n"
+    "for name, text in json.loads(stream.read(int(stream.readline()))):\n"
+    "    module = sys.modules[name] = types.ModuleType(name)\n"
+    "    exec(compile(text, name, 'exec'), module.__dict__)\n"
+    "sys.exit(module.main(stream))\n"
+)
+
+
+def applier_argv(python: str = "python3") -> list[str]:
+    """Return the command that starts the applier on a machine, as root."""
+    return [python, "-I", "-c", _BOOT]
+
+
+@cache
+def _program() -> bytes:
+    room = resources.files("dalsegno.setup")
+    modules = [[f"dalsegno.setup.{name}", room.joinpath(f"{name}.py").read_text()] for name in MODULES]
+    text = json.dumps(modules).encode()
+    return b"%d\n%s" % (len(text), text)
+
+
+def compare_request(plan: NodePlan, root: str = "/") -> bytes:
+    """Return the stdin that makes the applier compare a machine with a plan. It holds no secrets."""
+    return _request({"mode": "compare", "plan": outline(plan), "root": root})
+
+
+def apply_request(plan: NodePlan, bundle: bytes = b"", root: str = "/") -> bytes:
+    """Return the stdin that makes a machine match a plan. `bundle` is our code, for a machine that lacks it."""
+    return _request({"mode": "apply", "plan": plan_to_json(plan), "root": root, "bundle": len(bundle)}) + bundle
+
+
+def status_request() -> bytes:
+    return _request({"mode": "status"})
+
+
+def remove_request(cluster_id: str, root: str = "/") -> bytes:
+    """Return the stdin that undoes everything, if the machine belongs to this cluster."""
+    return _request({"mode": "remove", "cluster_id": cluster_id, "root": root})
+
+
+def _request(request: Mapping[str, Any]) -> bytes:
+    text = json.dumps(request).encode()
+    return _program() + b"%d\n%s" % (len(text), text)
+
+
+class ChangeKind(Enum):
+    """What a change of a machine is about."""
+
+    PACKAGE = "package"
+    USER = "user"
+    FOLDER = "folder"
+    FILE = "file"
+    LINK = "link"
+    CODE = "code"
+    COMMAND = "command"
+    SERVICE = "service"
+
+
+class ChangeAction(Enum):
+    """What is done to it. REPLACE: a file of others, which is kept and comes back with the removal."""
+
+    INSTALL = "install"
+    CREATE = "create"
+    CHANGE = "change"
+    REPLACE = "replace"
+    RESTORE = "restore"
+    RUN = "run"
+    START = "start"
+    RESTART = "restart"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class MachineChange:
+    """One difference between a machine and its plan."""
+
+    kind: ChangeKind
+    name: str
+    action: ChangeAction
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The applier's answer to a request."""
+
+    changes: tuple[MachineChange, ...] = ()
+    cluster_id: str = ""  # the cluster that the machine belonged to before
+    services: Mapping[str, bool] = field(default_factory=dict)  # name -> whether it runs
+    left: tuple[str, ...] = ()  # sentences about what a removal left
+    found: bool = True
+
+
+def read_step(line: str) -> str:
+    """Return the step that a line of the applier's output reports; "" if it is another line."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return ""
+    return str(message.get("step", "")) if isinstance(message, dict) else ""
+
+
+def read_answer(host: str, output: str) -> Answer:
+    """Parse the applier's output. Raise TargetError if it refused, or if it was cut off before its answer."""
+    for line in reversed(output.splitlines()):
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(message, dict) and "error" in message:
+            raise TargetError(f"{host}: {message['error']}", hint=str(message.get("hint") or _AGAIN))
+        if isinstance(message, dict) and isinstance(message.get("result"), dict):
+            return _answer(message["result"])
+    last = output.strip().splitlines()[-3:]
+    shown = "".join(f"\n  {line}" for line in last)
+    raise TargetError(f"{host}: the set-up ended without an answer{shown}", hint=_AGAIN)
+
+
+_AGAIN = "run `dalsegno up` again; it continues from there"
+
+
+def _answer(result: Mapping[str, Any]) -> Answer:
+    changes = [
+        MachineChange(ChangeKind(each["kind"]), str(each["name"]), ChangeAction(each["what"]))
+        for each in result.get("changes", [])
+    ]
+    owner = result.get("owner", "")
+    return Answer(
+        tuple(changes),
+        cluster_id=str(owner.get("id", "") if isinstance(owner, dict) else owner),
+        services={name: bool(fact.get("running")) for name, fact in result.get("services", {}).items()},
+        left=tuple(map(str, result.get("left", []))),
+        found=bool(result.get("found", True)),
+    )
+
+
+DEPENDENCIES = ("click", "pydantic", "yaml")
+_PACKAGES = ("click", "pydantic", "pydantic_core", "yaml", "_yaml", "annotated_types", "typing_extensions",
+             "typing_inspection")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CodeBundle:
+    """Our package, with the packages it needs. `key` names its folder on the machines; the same files give the same
+    key."""
+
+    key: str
+    files: tuple[tuple[Path, str], ...]  # each file, and its name in the archive
+
+    def archive(self) -> bytes:
+        """Return the archive to send to machines with the same Python and processor as this one."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+            for path, inside in self.files:
+                info, data = tarfile.TarInfo(inside), path.read_bytes()
+                info.size, info.mode = len(data), 0o755 if path.stat().st_mode & 0o100 else 0o644
+                archive.addfile(info, io.BytesIO(data))
+        return packed.getvalue()
+
+
+def find_bundle(names: Iterable[str] = _PACKAGES) -> CodeBundle:
+    """Return this installation of Dal Segno, with the packages it needs."""
+    files = tuple(found for name in ("dalsegno", *names) for found in _files_of(name))
+    contents = hashlib.sha256()
+    for path, inside in files:
+        contents.update(inside.encode() + b"\0" + path.read_bytes() + b"\0")
+    return CodeBundle(f"{dalsegno.__version__}-{contents.hexdigest()[:12]}", files)
+
+
+def _files_of(name: str) -> list[tuple[Path, str]]:
+    """Return the files of an installed package, and their names in the archive."""
+    found = find_spec(name)
+    if found is None or found.origin is None:
+        if name in DEPENDENCIES:
+            raise DalsegnoError(f"Python's package `{name}` is missing", hint="install Dal Segno again with pip")
+        return []
+    origin = Path(found.origin)
+    if not found.submodule_search_locations:
+        return [(origin, origin.name)]
+    folder = origin.parent
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return [(path, f"{name}/{path.relative_to(folder).as_posix()}") for path in files]

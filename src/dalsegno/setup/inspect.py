@@ -1,0 +1,274 @@
+"""Inspect hosts before anything is changed on them, and parse what they answer into frozen facts.
+
+A host may be broken or hostile. Every value is checked for its type and bounded in length, and text is made safe to
+print.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeVar
+
+from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.printable import one_line
+from dalsegno.system.processes import Completed
+from dalsegno.system.ssh import HostRunner
+
+PROGRAM = "host_inspector.py"
+OLDEST_PYTHON = (3, 9)
+TIMEOUT_S = 120.0
+MARK = "inspection"
+MAX_TEXT = 256
+MAX_ENTRIES = 5000
+MAX_NUMBER = 1 << 53
+NOT_INSTALLED = 127
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class InspectedGpu:
+    """One GPU, as the driver names it."""
+
+    name: str
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True)
+class InspectedDisk:
+    """A mounted file system. Size and free space of one on another machine are unknown, because asking may hang."""
+
+    mount: str
+    type: str
+    source: str = ""
+    size_mib: int | None = None
+    free_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class FabricDevice:
+    """An InfiniBand, RoCE or EFA device."""
+
+    device: str
+    driver: str = ""
+    layer: str = ""
+    port_state: str = ""  # the kernel's words, such as `4: ACTIVE`
+    rate: str = ""
+
+
+@dataclass(frozen=True)
+class ListeningPort:
+    """A TCP port with a listener. The program is known only if root asked."""
+
+    port: int
+    program: str = ""
+
+
+@dataclass(frozen=True)
+class HostUser:
+    """A local account."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a host reported about itself. `problems` names the parts that could not be found out."""
+
+    host: str
+    os_id: str = ""
+    os_version: str = ""
+    os_like: tuple[str, ...] = ()
+    os_name: str = ""
+    kernel: str = ""
+    machine: str = ""  # x86_64, aarch64
+    python: tuple[int, ...] = ()
+    python_path: str = "/usr/bin/python3"
+    hostname: str = ""
+    machine_id: str = ""
+    boot_id: str = ""
+    is_root: bool = False
+    systemd: bool = False
+    selinux: bool = False  # enforcing
+    package_manager: str = ""
+    cpus: int = 0  # threads
+    sockets: int = 0
+    cores: int = 0
+    memory_mib: int = 0
+    gpus: tuple[InspectedGpu, ...] = ()
+    driver: str = ""
+    disks: tuple[InspectedDisk, ...] = ()
+    fabric: tuple[FabricDevice, ...] = ()
+    packages: tuple[tuple[str, str], ...] = ()  # name and version
+    listening: tuple[ListeningPort, ...] = ()
+    cgroup_version: int = 0
+    slurm_conf: str = ""  # its path
+    slurm_conf_head: str = ""  # its first line
+    munge_key: bool = False
+    record: bool = False  # whether a set-up of ours has left its record
+    daemons: tuple[str, ...] = ()  # of Slurm, munge and MariaDB, those that run
+    users: tuple[HostUser, ...] = ()
+    addresses: tuple[str, ...] = ()
+    clock_offset_s: float = 0.0  # the host's clock minus ours
+    problems: tuple[str, ...] = ()
+
+    def version_of(self, package: str) -> str:
+        """Return the version of an installed package, or an empty string."""
+        return dict(self.packages).get(package, "")
+
+    def free_mib(self, folder: str) -> int | None:
+        """Return the free space of the file system that holds a folder; None if that is unknown."""
+        holders = [disk for disk in self.disks if f"{folder}/".startswith(f"{disk.mount.rstrip('/')}/")]
+        return max(holders, key=lambda disk: len(disk.mount)).free_mib if holders else None
+
+
+def program() -> bytes:
+    """Return the program that runs on the host."""
+    return resources.files("dalsegno.setup").joinpath(PROGRAM).read_bytes()
+
+
+def inspect_hosts(
+    runner: HostRunner,
+    hosts: Iterable[str],
+    packages: Sequence[str] = (),
+    *,
+    root: bool = True,
+    now: Callable[[], float] = time.time,
+) -> dict[str, HostFacts | DalsegnoError]:
+    """Inspect many hosts at once. A host that cannot be inspected has its error as its value."""
+    source = program()
+
+    def inspect(host: str) -> HostFacts:
+        done = runner.run(host, ["python3", "-", *packages], stdin=source, root=root, timeout_s=TIMEOUT_S)
+        return parse_inspection(host, done, now())
+
+    return runner.each(hosts, inspect)
+
+
+def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFacts:
+    """Parse the answer of a host. Raise an error if it is not an answer of our program."""
+    answer = _find_answer(done.stdout)
+    if answer is None:
+        raise _no_answer(host, done)
+    read = _AnswerReader(answer)
+    return HostFacts(
+        host=host,
+        os_id=read.text("os_id"),
+        os_version=read.text("os_version"),
+        os_name=read.text("os_name"),
+        kernel=read.text("kernel"),
+        machine=read.text("machine"),
+        hostname=read.text("hostname"),
+        machine_id=read.text("machine_id"),
+        boot_id=read.text("boot_id"),
+        package_manager=read.text("package_manager"),
+        driver=read.text("driver"),
+        slurm_conf=read.text("slurm_conf"),
+        slurm_conf_head=read.text("slurm_conf_head"),
+        systemd=read.flag("systemd"),
+        selinux=read.flag("selinux"),
+        munge_key=read.flag("munge_key"),
+        record=read.flag("record"),
+        cpus=read.number("cpus"),
+        sockets=read.number("sockets"),
+        cores=read.number("cores"),
+        memory_mib=read.number("memory_mib"),
+        cgroup_version=read.number("cgroup_version"),
+        os_like=read.texts("os_like"),
+        daemons=read.texts("daemons"),
+        addresses=read.texts("addresses"),
+        problems=read.texts("problems"),
+        python_path=read.text("python_path") or "/usr/bin/python3",
+        python=tuple(_number(each) for each in read.entries("python")[:3]),
+        is_root=answer.get("uid") == 0,
+        gpus=read.objects("gpus", lambda each: InspectedGpu(each.text("name"), each.number("memory_mib"))),
+        disks=read.objects("disks", _disk),
+        fabric=read.objects("fabric", lambda each: FabricDevice(*map(each.text, _FABRIC))),
+        packages=tuple(sorted((_text(name), _text(version)) for name, version in read.mapping("packages").items())),
+        listening=read.objects("listening", lambda each: ListeningPort(each.number("port"), each.text("program"))),
+        users=read.objects("users", lambda each: HostUser(each.text("name"), each.number("uid"), each.number("gid"))),
+        clock_offset_s=read.time("time", answered_at) - answered_at,
+    )
+
+
+_FABRIC = ("device", "driver", "layer", "port_state", "rate")
+
+
+class _AnswerReader:
+    """Reads values of the expected type from an answer. A missing or wrong one is empty."""
+
+    def __init__(self, answer: Mapping[str, Any]) -> None:
+        self._answer = answer
+
+    def text(self, name: str) -> str:
+        return _text(self._answer.get(name))
+
+    def flag(self, name: str) -> bool:
+        return self._answer.get(name) is True
+
+    def number(self, name: str) -> int:
+        return _number(self._answer.get(name))
+
+    def optional_number(self, name: str) -> int | None:
+        return _number(self._answer[name]) if name in self._answer else None
+
+    def time(self, name: str, otherwise: float) -> float:
+        value = self._answer.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:  # or NaN
+            return otherwise
+        return float(value)
+
+    def entries(self, name: str) -> list[Any]:
+        value = self._answer.get(name)
+        return value[:MAX_ENTRIES] if isinstance(value, list) else []
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(text for each in self.entries(name) if (text := _text(each)))
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self._answer.get(name)
+        return dict(list(value.items())[:MAX_ENTRIES]) if isinstance(value, dict) else {}
+
+    def objects(self, name: str, make: Callable[[_AnswerReader], T]) -> tuple[T, ...]:
+        return tuple(make(_AnswerReader(each)) for each in self.entries(name) if isinstance(each, dict))
+
+
+def _disk(each: _AnswerReader) -> InspectedDisk:
+    sizes = (each.optional_number("size_mib"), each.optional_number("free_mib"))
+    return InspectedDisk(each.text("mount"), each.text("type"), each.text("source"), *sizes)
+
+
+def _text(value: object) -> str:
+    return one_line(value[:MAX_TEXT]) if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER else 0
+
+
+def _find_answer(stdout: str) -> dict[str, Any] | None:
+    """Return the last line that is our answer. The start files of a shell may print lines of their own before it."""
+    for line in reversed(stdout.splitlines()[-50:]):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and found.get("dalsegno") == MARK:
+            return found
+    return None
+
+
+def _no_answer(host: str, done: Completed) -> DalsegnoError:
+    if done.exit_code == NOT_INSTALLED:
+        hint = "install it there: `apt-get install python3` or `dnf install python3`"
+        return TargetError(f"{host}: `python3` is not installed", hint=hint)
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["nothing"]
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    what = f"{host}: the inspection ended with code {done.exit_code} and printed: {_text(said[0])}"
+    return TargetError(what, hint=f"Python {oldest} or later must run there: try `python3 --version` on the host")

@@ -1,0 +1,171 @@
+"""The tools of the programs that run on a cluster's machines: commands, whole files, and a record of every change.
+
+Like `applier.py`, this uses the standard library only, and Python 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import hashlib
+import json
+import os
+import pwd
+import shlex
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+SETUP = "/var/lib/dalsegno/setup"
+CODE = "/opt/dalsegno"
+BEGIN, END = "# begin of Dal Segno", "# end of Dal Segno"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENV = {"PATH": PATH, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+Json = dict[str, Any]
+
+
+class Refused(Exception):
+    """A request that cannot be carried out, with a hint."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what, self.hint = what, hint
+
+
+def emit(**message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def run(argv: list[str], timeout_s: float = 120.0) -> tuple[int, str]:
+    """Run a command; return its exit code and its output, with stderr in it."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=ENV, timeout=timeout_s, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return 127, f"{argv[0]} is not installed"
+    except subprocess.TimeoutExpired:
+        return 124, f"no answer within {timeout_s:.0f} s"
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def tail(text: str, lines: int = 12) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-lines:])
+
+
+def checked(argv: list[str], hint: str = "", timeout_s: float = 120.0) -> str:
+    code, output = run(argv, timeout_s)
+    if code != 0:
+        raise Refused(f"`{shlex.join(argv)}` ended with code {code}:\n{tail(output)}", hint)
+    return output
+
+
+def write(path: str, data: bytes, mode: int = 0o600, owner: tuple[int, int] = (0, 0)) -> None:
+    """Write a file so that it appears at once, with its owner and mode."""
+    handle, temp = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".dalsegno-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            if os.geteuid() == 0:
+                os.fchown(file.fileno(), *owner)
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temp)
+        raise
+
+
+def read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def ids(item: Json) -> tuple[int, int]:
+    """Return the uid and gid of an item's owner."""
+    try:
+        return pwd.getpwnam(item["owner"]).pw_uid, grp.getgrnam(item["group"]).gr_gid
+    except KeyError as error:
+        raise Refused(f"{item['path']} must belong to {item['owner']}:{item['group']}: {error.args[0]}") from None
+
+
+class Record:
+    """What this program has changed on the machine, in a file that is written before each change."""
+
+    def __init__(self, root: str) -> None:
+        self.folder = root.rstrip("/") + SETUP
+        found = read(f"{self.folder}/record.json")
+        self.data: Json = json.loads(found) if found else {}
+        self.kept = json.dumps(self.data)
+
+    def part(self, name: str) -> Json:
+        part: Json = self.data.setdefault(name, {})
+        return part
+
+    def save(self) -> None:
+        if json.dumps(self.data) == self.kept:
+            return
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        write(f"{self.folder}/record.json", json.dumps(self.data, indent=1).encode())
+        self.kept = json.dumps(self.data)
+
+    def back_up(self, path: str, kind: str) -> None:
+        """Note what is at `path`, and keep a copy of a file, unless this was done before."""
+        part = self.part(kind)
+        if path in part:
+            return
+        entry: Json = {}
+        if os.path.islink(path):
+            entry = {"link": os.readlink(path)}
+        elif os.path.isfile(path):
+            found = os.stat(path)
+            copy = os.path.join(self.folder, "backup", hashlib.sha256(path.encode()).hexdigest()[:16])
+            os.makedirs(os.path.dirname(copy), mode=0o700, exist_ok=True)
+            write(copy, read(path) or b"")
+            entry = {"copy": copy, "mode": found.st_mode & 0o7777, "uid": found.st_uid, "gid": found.st_gid}
+        elif os.path.lexists(path):
+            raise Refused(f"{path} is not a file", "move it away, then run `dalsegno up` again")
+        part[path] = entry
+        self.save()
+
+    def restore(self, path: str, kind: str) -> str:
+        """Put back what was at `path`; return where a file that was edited meanwhile is kept, or ""."""
+        entry, edited = self.part(kind)[path], ""
+        present = None if os.path.islink(path) else read(path)
+        if present is not None and entry.get("digest") not in (None, digest(present)):
+            edited = f"{path}.dalsegno-saved"
+            os.replace(path, edited)
+        if "copy" in entry:
+            write(path, read(entry["copy"]) or b"", entry["mode"], (entry["uid"], entry["gid"]))
+        elif os.path.lexists(path):
+            os.unlink(path)
+        if "link" in entry:
+            os.symlink(entry["link"], path)
+        del self.part(kind)[path]
+        self.save()
+        return edited
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def split_block(text: str) -> tuple[str, str]:
+    """Split a file into our block, without its markers, and the rest."""
+    block: list[str] = []
+    rest: list[str] = []
+    inside = False
+    for line in text.splitlines(keepends=True):
+        if line.startswith((BEGIN, END)):
+            inside = line.startswith(BEGIN)
+        else:
+            (block if inside else rest).append(line)
+    return "".join(block), "".join(rest)

@@ -1,0 +1,134 @@
+"""What one machine of a cluster must hold, as a value: packages, accounts, folders, files, services and commands.
+
+A target computes a `NodePlan` for each machine. `setup/applier.py` makes a machine match its plan. Neither knows how
+the plan reaches the machine: over ssh, or inside a bootstrap script.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dalsegno.spec.facts import facts_from_json, facts_to_json
+
+
+@dataclass(frozen=True)
+class PlannedUser:
+    """An account that must exist. An existing account with another uid is an error; other fields are left alone."""
+
+    name: str
+    uid: int | None = None
+    groups: tuple[str, ...] = ()
+    home: str = ""  # "": the system's default
+    shell: str = "/bin/bash"
+    ssh_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlannedFolder:
+    """A folder with its owner and mode. If the plan created it, the removal deletes it with everything in it."""
+
+    path: str
+    mode: int = 0o755
+    owner: str = "root"
+    group: str = "root"
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file with its owner and mode. With `block`, the content is a marked part of a file that others write too."""
+
+    path: str
+    content: str
+    mode: int = 0o644
+    owner: str = "root"
+    group: str = "root"
+    block: bool = False
+    secret: bool = False  # its content must not be shown
+
+
+@dataclass(frozen=True)
+class PlannedLink:
+    """A symbolic link."""
+
+    path: str
+    to: str
+
+
+@dataclass(frozen=True)
+class PlannedCommand:
+    """A command that runs once: if the path `creates` does not exist, or if `unless` fails.
+
+    It runs before all services, or after the service named by `after` is ready.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    creates: str = ""
+    unless: tuple[str, ...] = ()
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedService:
+    """A daemon. A new `revision` restarts it.
+
+    Under systemd, `unit` names a unit of the distribution; without one, the applier writes a unit that runs `argv`. On
+    a machine without systemd, Dal Segno's own init runs `argv`. `ready` is a command that succeeds when it answers.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    log: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    revision: str = ""
+    unit: str = ""
+    ready: tuple[str, ...] = ()
+    keep: bool = False  # restart it if it dies
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """The plan of one machine. `bundle` is the key of the code that /opt/dalsegno must hold; "" if none."""
+
+    cluster: str
+    cluster_id: str
+    host: str
+    packages: tuple[str, ...] = ()
+    users: tuple[PlannedUser, ...] = ()
+    folders: tuple[PlannedFolder, ...] = ()
+    files: tuple[PlannedFile, ...] = ()
+    links: tuple[PlannedLink, ...] = ()
+    bundle: str = ""
+    python: str = "/usr/bin/python3"
+    commands: tuple[PlannedCommand, ...] = ()
+    services: tuple[PlannedService, ...] = ()
+
+    def file(self, path: str) -> PlannedFile:
+        """Return the planned file with this path."""
+        return next(each for each in self.files if each.path == path)
+
+
+def plan_to_json(plan: NodePlan) -> dict[str, Any]:
+    """Return the whole plan, with the secrets in it."""
+    return facts_to_json(plan)
+
+
+def plan_from_json(data: Mapping[str, Any]) -> NodePlan:
+    return facts_from_json(NodePlan, data)
+
+
+def outline(plan: NodePlan) -> dict[str, Any]:
+    """Return the plan with digests in place of contents. It is enough to compare a machine with the plan, and it holds
+    no secret."""
+    bare = facts_to_json(replace(plan, files=tuple(replace(each, content="") for each in plan.files)))
+    for each, file in zip(bare["files"], plan.files, strict=True):
+        del each["content"]
+        each["digest"] = content_digest(file.content)
+    return bare
+
+
+def content_digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -1,0 +1,67 @@
+"""How a host is reached over SSH, and why it could not be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from dalsegno.errors import TargetError
+
+AT_ONCE = 16
+CONNECT_TIMEOUT_S = 20.0  # with the login; sshd may wait some seconds for DNS
+KEEPALIVE_S = 5.0  # a host that is silent for three of these is cut off
+
+
+@dataclass(frozen=True)
+class SshAddress:
+    """How to reach one host. What is empty comes from the user's own ssh configuration."""
+
+    name: str
+    address: str
+    user: str = ""
+    port: int | None = None
+    key: str = ""
+    jump: str = ""
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """What applies to all connections. `known_hosts` replaces the files of the user's ssh configuration."""
+
+    limit: int = AT_ONCE
+    known_hosts: Path | None = None
+    sudo_password: str = ""
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    keepalive_s: float = KEEPALIVE_S
+
+    def __repr__(self) -> str:
+        return "SshSettings(…)"  # the password must not reach a log
+
+
+class SshFault(Enum):
+    """Why a host did not do what it was asked."""
+
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+    LOGIN_REFUSED = "login refused"
+    HOST_KEY_UNKNOWN = "host key unknown"
+    HOST_KEY_CHANGED = "host key changed"
+    NO_SUDO = "no sudo"
+    CUT = "connection lost"
+    TOO_MUCH_OUTPUT = "too much output"
+    SETTINGS = "settings"
+    PROTOCOL = "protocol"
+
+
+class SshError(TargetError):
+    """A host could not be reached, or a command could not be run on it. `fault` is for decisions, the text for people.
+
+    `output` has the last lines that the host sent before the fault, if there were any.
+    """
+
+    def __init__(self, host: str, fault: SshFault, what: str, *, hint: str, output: str = "") -> None:
+        super().__init__(f"{host}: {what}", hint=hint)
+        self.host = host
+        self.fault = fault
+        self.output = output

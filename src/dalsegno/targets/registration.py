@@ -1,0 +1,58 @@
+"""Nodes that come back into service: which of them Slurm knows again, and which may be resumed. Shared by targets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dalsegno.errors import TargetError
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import NodeInfo, NodeState
+from dalsegno.slurm.parse.messages import is_absence
+from dalsegno.slurm.render import SPARE_REASON
+from dalsegno.system.hanging_calls import slowness
+
+REGISTER_S = 120.0
+REMOVAL_REASON = "dalsegno:remove"
+BOOT_REASON = "dalsegno:boot"
+
+
+def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str], set_down: set[str]) -> set[str]:
+    """Resume nodes that have no more reason to be out of service, and return the nodes that have not registered.
+
+    `set_down`: nodes that this `up` has set down; resumed nodes are removed from the set. While a job still ends
+    on such a node, Slurm 24.11 shows the node as MIXED. A node that was just resumed counts as missing until a later
+    call finds it in service: Slurm may still have it as responding from before its host was booted again.
+    """
+    nodes = [node for node in slurm.nodes() if node.name in wanted]
+    back = {node.name for node in nodes if _is_back(node) or (node.name in set_down and node.responding)}
+    resumed = back | {node.name for node in nodes if node.name in in_service and _is_spare(node)}
+    for name in sorted(resumed):
+        slurm.resume(name)
+    set_down -= resumed
+    return wanted - {node.name for node in nodes if is_registered(node) and node.name not in resumed}
+
+
+def is_registered(node: NodeInfo) -> bool:
+    return node.state not in (NodeState.UNKNOWN, NodeState.FUTURE) and node.responding
+
+
+def _is_back(node: NodeInfo) -> bool:
+    """Return whether the node responds, and is out of service only because it was off or was about to be removed."""
+    away = node.down and (is_absence(node.reason) or node.reason.startswith(BOOT_REASON))
+    return node.responding and (away or (node.draining and node.reason.startswith(REMOVAL_REASON)))
+
+
+def _is_spare(node: NodeInfo) -> bool:
+    return node.draining and node.reason.startswith(SPARE_REASON)
+
+
+def wait_for(done: Callable[[], bool], error: Callable[[], TargetError]) -> None:
+    """Wait until `done` holds; raise `error` if that takes too long."""
+    until = time.monotonic() + REGISTER_S * slowness()
+    pause_s = 0.01
+    while not done():
+        if time.monotonic() > until:
+            raise error()
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.3, 0.25)

@@ -1,0 +1,402 @@
+"""The plan of each host: what the head, the login nodes and the compute nodes must hold. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dalsegno.errors import TargetError
+from dalsegno.health.settings import FILE as HEALTH
+from dalsegno.health.settings import settings_text
+from dalsegno.setup.inspect import HostFacts
+from dalsegno.setup.node_plan import (
+    NodePlan,
+    PlannedCommand,
+    PlannedFile,
+    PlannedFolder,
+    PlannedLink,
+    PlannedService,
+    PlannedUser,
+    content_digest,
+)
+from dalsegno.slurm.layout import Cgroups, DaemonHost, DatabaseStorage, Dbd, Layout, NodePlace, Paths, Timeouts
+from dalsegno.slurm.render import (
+    render_cgroup_conf,
+    render_gres_conf,
+    render_slurm_conf,
+    render_slurmdbd_conf,
+    render_topology_conf,
+    restart_lines,
+)
+from dalsegno.slurm.versions import Version
+from dalsegno.spec.facts import Cluster, Node, facts_to_json
+from dalsegno.system.hosts import revision
+from dalsegno.targets.accounting import DATABASE_SQL
+from dalsegno.targets.folder import IDENTITY
+from dalsegno.targets.ssh.folder import ClusterSecrets, SshRole, SshStage, SshState, head_folder, state_text
+from dalsegno.targets.ssh.services import LOGS, ServiceSite, compute_services, head_commands, head_services, munge
+
+ETC = "/etc/slurm"
+RESERVED_MIB = 512  # for the system and our own daemons, on a host whose size is not in the file
+# Releases of Slurm in the distributions, for hosts where it is not installed yet.
+DISTRIBUTION_SLURM = {
+    ("debian", "12"): Version(22, 5, 8),
+    ("debian", "13"): Version(24, 11, 5),
+    ("ubuntu", "22.04"): Version(21, 8, 5),
+    ("ubuntu", "24.04"): Version(23, 11, 4),
+}
+DEBIAN, RED_HAT = ("debian", "ubuntu"), ("rhel", "rocky", "almalinux", "centos", "ol", "fedora", "amzn")
+
+
+@dataclass(frozen=True)
+class ClusterOnHosts:
+    """A cluster and everything that its plans depend on. `facts` are the machines, `addresses` where they are."""
+
+    cluster: Cluster
+    facts: Mapping[str, HostFacts]
+    secrets: ClusterSecrets
+    cluster_id: str
+    code: str  # key of our code
+    operator: str = ""
+
+    @cached_property
+    def addresses(self) -> dict[str, str]:
+        return {host.name: host.address for host in self.cluster.ssh.hosts}
+
+    @cached_property
+    def sized(self) -> Cluster:
+        """The cluster without the nodes whose machine was never seen, and with the sizes of the machines."""
+        nodes = tuple(sized_node(node, self.facts[node.name]) for node in self.cluster.nodes if node.name in self.facts)
+        known = {node.name for node in nodes}
+        partitions = tuple(
+            replace(part, nodes=tuple(name for name in part.nodes if name in known)) for part in self.cluster.partitions
+        )
+        return replace(self.cluster, nodes=nodes, partitions=tuple(part for part in partitions if part.nodes))
+
+    @cached_property
+    def slurm(self) -> Version:
+        return slurm_version(self.facts[self.cluster.head])
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout that Slurm's files are rendered from. A machine may have another host name than in the file."""
+        cluster, name = self.sized, self.cluster.name
+        head = DaemonHost(self.facts[cluster.head].hostname, self.addresses[cluster.head])
+        database = DatabaseStorage("slurm", socket=str(head_folder(name).database_socket))
+        tracked = tracks_with_cgroups([self.facts[node.name] for node in cluster.nodes])
+        return Layout(
+            paths=replace(
+                Paths.system(),
+                state_save_dir=f"/var/lib/slurm/slurmctld/{name}",
+                slurmd_spool_dir=f"/var/lib/slurm/slurmd/{name}",
+            ),
+            controllers=(head,),
+            places=self._places,
+            dbd=Dbd(head, database) if cluster.slurm.accounting else None,
+            spec=f"{name}'s cluster file",
+            slurm_user="slurm",
+            proctrack="cgroup" if tracked else "linuxproc",
+            task_plugin="task/cgroup" if tracked and self._constrains else "task/none",
+            timeouts=Timeouts(credential_s=30),
+            submit_hosts={
+                self.facts[host].hostname: self.addresses[host]
+                for host in (cluster.head, *cluster.logins)
+                if host in self.facts
+            },
+        )
+
+    @property
+    def _places(self) -> dict[str, NodePlace]:
+        """The machine of each node. If one has another host name than in the file, all of them are written."""
+        own = {node.name: self.facts[node.name].hostname for node in self.sized.nodes}
+        written = any(name != hostname for name, hostname in own.items())
+        return {name: NodePlace(self.addresses[name], own[name] if written else "") for name in own}
+
+    @property
+    def _constrains(self) -> bool:
+        """Whether jobs are held to their cores, memory and devices: under systemd and cgroup v2."""
+        return all(_has_delegation(self.facts[node.name]) for node in self.sized.nodes)
+
+    def slurm_files(self, host: str) -> dict[str, str]:
+        """Return Slurm's files on a host, by their names in /etc/slurm. Only cgroup.conf differs between hosts."""
+        cluster, facts = self.sized, self.facts[host]
+        plugin = f"cgroup/v{facts.cgroup_version}" if _can_track(facts) else "none" if facts.cgroup_version == 2 else ""
+        held = ("cores", "memory", "devices") if self._constrains else ()
+        layout = replace(self.layout, cgroups=Cgroups(plugin=plugin, constrain=held))
+        files = {
+            "slurm.conf": render_slurm_conf(cluster, layout, self.slurm),
+            "gres.conf": render_gres_conf(cluster, layout, self.slurm),
+            "cgroup.conf": render_cgroup_conf(cluster, layout, self.slurm),
+            HEALTH: settings_text(cluster.health),
+            IDENTITY: f"{self.cluster_id}\n",
+        }
+        if cluster.slurm.topology:
+            files["topology.conf"] = render_topology_conf(cluster, layout, self.slurm)
+        return files
+
+    def site(self, host: str) -> ServiceSite:
+        files = self.slurm_files(host)
+        parts = [*restart_lines(files["slurm.conf"]), *(files.get(f"{name}.conf", "") for name in _STRUCTURE)]
+        return ServiceSite(
+            self.sized,
+            head_folder(self.cluster.name),
+            self.addresses[self.cluster.head],
+            self.facts[host].python_path,
+            f"/opt/dalsegno/{self.code}",
+            revision(*parts),
+            content_digest(self.secrets.munge_key),
+        )
+
+
+_STRUCTURE = ("gres", "cgroup", "topology")  # a change of these files needs a restart of Slurm's daemons
+
+
+def sized_node(node: Node, facts: HostFacts) -> Node:
+    """Return the node with the machine's size, where the file gives none."""
+    return replace(
+        node,
+        cpus=node.cpus or facts.cpus,
+        memory_mib=node.memory_mib or max(1, facts.memory_mib - RESERVED_MIB),
+        gpus=node.gpus or len(facts.gpus),
+    )
+
+
+def _has_delegation(facts: HostFacts) -> bool:
+    return facts.systemd and facts.cgroup_version == 2
+
+
+def _can_track(facts: HostFacts) -> bool:
+    return facts.cgroup_version == 1 or _has_delegation(facts)
+
+
+def tracks_with_cgroups(hosts: Iterable[HostFacts]) -> bool:
+    """Return whether Slurm can track the processes of jobs with cgroups on all these machines.
+
+    With cgroup v2, slurmd needs systemd, or folders that only a host of our own making has.
+    """
+    return all(_can_track(facts) for facts in hosts)
+
+
+def slurm_version(facts: HostFacts) -> Version:
+    """Return the release of Slurm on a machine: the installed one, or the one of the distribution."""
+    for name in ("slurmctld", "slurmd", "slurm-client", "slurm"):
+        if facts.version_of(name):
+            return Version.parse(facts.version_of(name))
+    known = DISTRIBUTION_SLURM.get((facts.os_id, facts.os_version))
+    if known is None:
+        raise TargetError(
+            f"the release of Slurm for {facts.os_id} {facts.os_version} is not known",
+            hint="install Slurm's packages on the machine first, then run `dalsegno up` again",
+        )
+    return known
+
+
+def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
+    """Return the plan of one host."""
+    cluster = on.sized
+    site, role = on.site(host), _Role.of(on, host)
+    return NodePlan(
+        cluster.name,
+        on.cluster_id,
+        host,
+        packages=(*role.packages, *cluster.ssh.packages),
+        users=_users(on),
+        folders=(*_folders(on, host), *role.folders),
+        files=(*_common_files(on, host), *role.files),
+        links=(
+            PlannedLink(str(site.folder.etc), ETC),
+            PlannedLink("/opt/dalsegno/current", on.code),
+        ),
+        bundle=on.code,
+        python=on.facts[host].python_path,
+        commands=role.commands,
+        services=role.services,
+    )
+
+
+@dataclass(frozen=True)
+class _Role:
+    """What a host has beyond that which all hosts have."""
+
+    packages: tuple[str, ...] = ()
+    folders: tuple[PlannedFolder, ...] = ()
+    files: tuple[PlannedFile, ...] = ()
+    commands: tuple[PlannedCommand, ...] = ()
+    services: tuple[PlannedService, ...] = ()
+
+    @classmethod
+    def of(cls, on: ClusterOnHosts, host: str) -> _Role:
+        if host == on.cluster.head:
+            return _head(on)
+        if any(node.name == host for node in on.sized.nodes):
+            return _compute(on, host)
+        return cls(packages_for(on.facts[host], ("client",)), services=(munge(on.site(host)),))
+
+
+def _head(on: ClusterOnHosts) -> _Role:
+    cluster, host, folder = on.sized, on.cluster.head, head_folder(on.cluster.name)
+    site, slurm = on.site(host), ("slurm", "slurm")
+    dbd_conf = render_slurmdbd_conf(cluster, on.layout, on.slurm) if cluster.slurm.accounting else ""
+    state = SshState(
+        SshStage.UP, on.cluster_id, cluster.head, slurm_version=str(on.slurm), role=SshRole.HEAD, operator=on.operator
+    )
+    files = [
+        PlannedFile(str(folder.state), state_text(state)),
+        PlannedFile(str(folder.applied), json.dumps(facts_to_json(cluster), indent=1)),
+        PlannedFile(str(folder.metrics_token), on.secrets.metrics_token, 0o600, secret=True),
+        *(
+            PlannedFile(str(folder.agent_secret(node.name)), on.secrets.agents[node.name], 0o600, secret=True)
+            for node in cluster.nodes
+        ),
+    ]
+    folders = [
+        PlannedFolder(f"/var/lib/slurm/slurmctld/{cluster.name}", 0o700, *slurm),
+        PlannedFolder(str(folder.run)),
+    ]
+    if cluster.slurm.accounting:
+        socket = f"MYSQL_UNIX_PORT={folder.database_socket}\n"
+        files += [
+            PlannedFile(f"{ETC}/slurmdbd.conf", dbd_conf, 0o600, *slurm),
+            PlannedFile(str(folder.root / "database.sql"), DATABASE_SQL),
+            PlannedFile(f"{_defaults(on.facts[host])}/slurmdbd", socket),
+        ]
+        folders.append(PlannedFolder(str(folder.database), 0o700, *slurm))
+    kinds = ("client", "controller", *(["accounting"] if cluster.slurm.accounting else []))
+    return _Role(
+        packages_for(on.facts[host], kinds),
+        tuple(folders),
+        tuple(files),
+        tuple(head_commands(site)),
+        tuple(head_services(site, dbd_conf)),
+    )
+
+
+def _compute(on: ClusterOnHosts, host: str) -> _Role:
+    folder, secret = head_folder(on.cluster.name), on.secrets.agents[host]
+    spool = PlannedFolder(f"/var/lib/slurm/slurmd/{on.cluster.name}", 0o755)
+    watched = on.cluster.health.mode != "off"
+    files = (PlannedFile(str(folder.agent_secret(host)), secret, 0o600, secret=True),) if watched else ()
+    return _Role(
+        packages_for(on.facts[host], ("client", "node")),
+        (spool,),
+        files,
+        services=tuple(compute_services(on.site(host), host, content_digest(secret))),
+    )
+
+
+def _folders(on: ClusterOnHosts, host: str) -> list[PlannedFolder]:
+    folder, own = head_folder(on.cluster.name), ("munge", "munge")
+    return [
+        PlannedFolder(ETC),
+        PlannedFolder("/etc/munge", 0o700, *own),
+        PlannedFolder("/var/lib/munge", 0o711, *own),
+        PlannedFolder("/var/log/munge", 0o700, *own),
+        *([] if on.facts[host].systemd else [PlannedFolder("/run/munge", 0o755, *own)]),
+        PlannedFolder("/var/log/slurm", 0o755, "slurm", "slurm"),
+        PlannedFolder("/var/lib/slurm", 0o755, "slurm", "slurm"),
+        PlannedFolder(LOGS),
+        PlannedFolder(str(folder.root)),
+        PlannedFolder(str(folder.secret), 0o700),
+        PlannedFolder(str(folder.secret / "agents"), 0o700),
+    ]
+
+
+def _common_files(on: ClusterOnHosts, host: str) -> list[PlannedFile]:
+    slurm = [PlannedFile(f"{ETC}/{name}", text) for name, text in on.slurm_files(host).items()]
+    return [
+        *slurm,
+        PlannedFile("/etc/munge/munge.key", on.secrets.munge_key, 0o400, "munge", "munge", secret=True),
+        PlannedFile("/etc/hosts", hosts_lines(on), block=True),
+        PlannedFile("/usr/local/bin/dalsegno", own_command(on.facts[host].python_path), 0o755),
+    ]
+
+
+def hosts_lines(on: ClusterOnHosts) -> str:
+    """Return the lines that /etc/hosts gets: every machine with an address, under its name in the cluster and its own.
+
+    A machine that is reached by a name has no line: that name is resolved already.
+    """
+    lines = []
+    for name, address in on.addresses.items():
+        if _is_address(address):
+            own = on.facts[name].hostname if name in on.facts else name
+            lines.append(f"{address} {' '.join(dict.fromkeys((name, own)))}\n")
+    return "".join(lines)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def own_command(python: str) -> str:
+    """Return the command `dalsegno` of the hosts."""
+    return (
+        f"#!{python} -I\n# Written by Dal Segno.\nimport sys\n\n"
+        'sys.path[:0] = ["/opt/dalsegno/current"]\n'
+        "from dalsegno.cli.main import main\n\nmain()\n"
+    )
+
+
+def _users(on: ClusterOnHosts) -> tuple[PlannedUser, ...]:
+    """Return the accounts of the cluster file. One uid holds on all hosts: jobs run with it everywhere."""
+    uids = assign_uids(on.cluster, on.facts.values())
+    return tuple(PlannedUser(user.name, uids[user.name], user.groups) for user in on.cluster.users)
+
+
+FIRST_UID = 10001
+
+
+def assign_uids(cluster: Cluster, facts: Iterable[HostFacts]) -> dict[str, int]:
+    """Return the uid of each user: the one in the file, the one that a host already has, or the next free one."""
+    known: dict[str, int] = {}
+    for each in facts:
+        known = {**{user.name: user.uid for user in each.users}, **known}
+    given = {user.name: user.uid for user in cluster.users if user.uid is not None}
+    taken = {*known.values(), *given.values()}
+    found: dict[str, int] = {}
+    for user in cluster.users:
+        uid = given.get(user.name, known.get(user.name))
+        if uid is None:
+            uid = next(number for number in range(FIRST_UID, 60000) if number not in taken)
+            taken.add(uid)
+        found[user.name] = uid
+    return found
+
+
+def _defaults(facts: HostFacts) -> str:
+    return "/etc/default" if facts.os_id in DEBIAN else "/etc/sysconfig"
+
+
+PACKAGES = {
+    "client": (("munge", "slurm-client", "slurm-wlm-basic-plugins"), ("munge", "slurm")),
+    "node": (("slurmd",), ("slurm-slurmd",)),
+    "controller": (("slurmctld",), ("slurm-slurmctld",)),
+    "accounting": (
+        ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"),
+        ("slurm-slurmdbd", "mariadb-server"),
+    ),
+}
+
+
+def all_packages() -> tuple[str, ...]:
+    """Return the packages of all parts and distributions: whether a host has them is asked before anything else."""
+    found = [name for families in PACKAGES.values() for names in families for name in names]
+    return tuple(dict.fromkeys(found))
+
+
+def packages_for(facts: HostFacts, kinds: Iterable[str]) -> tuple[str, ...]:
+    """Return the distribution's packages for the parts that a host has."""
+    if facts.os_id not in (*DEBIAN, *RED_HAT):
+        raise TargetError(
+            f"{facts.os_id or 'unknown'} {facts.os_version} is not supported",
+            hint="use Debian 12 or 13, Ubuntu 22.04 or 24.04, or a distribution of the RHEL family",
+        )
+    index = 0 if facts.os_id in DEBIAN else 1
+    return tuple(name for kind in kinds for name in PACKAGES[kind][index])

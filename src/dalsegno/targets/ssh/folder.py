@@ -1,0 +1,155 @@
+"""The state folders of a cluster on ssh hosts: one on the operator's machine, and one on the head."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.setup.inspect import HostFacts
+from dalsegno.spec.facts import SshAccess, facts_from_json, facts_to_json
+from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
+from dalsegno.targets.folder import ClusterFolder, read_facts
+
+HEAD_HOME = Path("/var/lib/dalsegno")
+
+
+@dataclass(frozen=True)
+class SshFolder(ClusterFolder):
+    """The paths of a cluster on ssh hosts, on the operator's machine and on the head."""
+
+    @property
+    def secret(self) -> Path:
+        """A folder of mode 0700 with the munge key and the secrets of node agents."""
+        return self.root / "secret"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.secret / "munge.key"
+
+    def agent_secret(self, node: str) -> Path:
+        return self.secret / "agents" / node
+
+    @property
+    def metrics_token(self) -> Path:
+        return self.secret / "metrics-token"
+
+    @property
+    def seen(self) -> Path:
+        """The facts of each host, as they were last seen. A host that does not answer keeps its place in Slurm."""
+        return self.root / "hosts.json"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "db"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.database / "db.sock"
+
+
+def head_folder(cluster: str) -> SshFolder:
+    """Return the cluster's state folder on its head."""
+    return SshFolder(HEAD_HOME / "clusters" / cluster)
+
+
+class SshStage(Enum):
+    """How far the last `up` or `down` got."""
+
+    MAKING = "making"
+    UP = "up"
+    REMOVING = "removing"
+
+
+class SshRole(Enum):
+    """The machine whose state folder this is."""
+
+    OPERATOR = "operator"
+    HEAD = "head"
+
+
+@dataclass(frozen=True)
+class SshState:
+    """The state file. `ssh` has all machines that may hold something of the cluster; `failed` those that the last
+    `up` could not complete."""
+
+    phase: SshStage
+    cluster_id: str
+    head: str
+    ssh: SshAccess = field(default_factory=SshAccess)
+    failed: tuple[str, ...] = ()
+    slurm_version: str = ""
+    role: SshRole = SshRole.OPERATOR
+    operator: str = ""  # user and machine that created the cluster
+    target: str = "ssh"
+
+
+def read_ssh_state(folder: ClusterFolder) -> SshState | None:
+    return read_facts(SshState, folder.state)
+
+
+def write_ssh_state(folder: ClusterFolder, state: SshState) -> None:
+    make_folder(folder.root)
+    write_atomic(folder.state, state_text(state))
+
+
+def state_text(state: SshState) -> str:
+    return json.dumps(facts_to_json(state), indent=1)
+
+
+@dataclass(frozen=True)
+class ClusterSecrets:
+    """What only the cluster's machines may know."""
+
+    munge_key: str
+    metrics_token: str
+    agents: Mapping[str, str] = field(default_factory=dict)  # node -> the secret of its agent
+
+    def __repr__(self) -> str:
+        return "ClusterSecrets(…)"
+
+
+def read_secrets(folder: SshFolder, nodes: Iterable[str]) -> ClusterSecrets:
+    """Return the secrets in the folder. Those that are missing are new, and not written yet."""
+
+    def kept(path: Path, size: int) -> str:
+        return (read_text(path) or "").strip() or secrets.token_hex(size)
+
+    return ClusterSecrets(
+        kept(folder.munge_key, 64),
+        kept(folder.metrics_token, 32),
+        {node: kept(folder.agent_secret(node), 32) for node in nodes},
+    )
+
+
+def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
+    make_folder(folder.secret, 0o700)
+    make_folder(folder.secret / "agents", 0o700)
+    write_atomic(folder.munge_key, held.munge_key, 0o600)
+    write_atomic(folder.metrics_token, held.metrics_token, 0o600)
+    for node, secret in held.agents.items():
+        write_atomic(folder.agent_secret(node), secret, 0o600)
+
+
+def read_seen(folder: SshFolder) -> dict[str, HostFacts]:
+    """Return the facts of the hosts as they were last seen."""
+    value = read_json(folder.seen)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise damaged(folder.seen, "not a JSON object")
+    found = {}
+    for name, facts in value.items():
+        try:
+            found[name] = facts_from_json(HostFacts, facts)  # type: ignore[arg-type]  # checked by the function
+        except (DalsegnoError, TypeError, AttributeError):
+            continue  # written by another version: the host is asked again anyway
+    return found
+
+
+def write_seen(folder: SshFolder, seen: Mapping[str, HostFacts]) -> None:
+    write_atomic(folder.seen, json.dumps({name: facts_to_json(facts) for name, facts in seen.items()}, indent=1))

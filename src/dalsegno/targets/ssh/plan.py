@@ -1,0 +1,282 @@
+"""The plan of a cluster on ssh hosts: what changes on each host, and which hosts cannot be changed. Pure."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
+from dalsegno.setup.inspect import HostFacts
+from dalsegno.setup.node_plan import NodePlan
+from dalsegno.spec.facts import Cluster
+from dalsegno.targets.base import counted, named
+from dalsegno.targets.ssh.desired import DEBIAN, ETC, RED_HAT, sized_node, slurm_version
+from dalsegno.targets.ssh.folder import ClusterSecrets
+
+OLDEST_PYTHON = (3, 10)
+SLURM_DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
+NEEDED_MIB = 400  # for packages, our code and logs
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class SshPlan:
+    """The changes that `up` will make on each host."""
+
+    cluster: Cluster
+    plans: Mapping[str, NodePlan]
+    changes: Mapping[str, tuple[MachineChange, ...]]
+    facts: Mapping[str, HostFacts]
+    cluster_id: str
+    secrets: ClusterSecrets
+    fresh: bool = False
+    unfinished: bool = False  # an earlier `up` was interrupted, or failed on some hosts
+    faults: Mapping[str, DalsegnoError] = field(default_factory=dict)  # hosts that cannot be changed now, and why
+    remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
+    wait_for: tuple[str, ...] = ()  # jobs on nodes that leave
+    people: bool = False  # accounts, users and QOS change in Slurm
+    reservations: bool = False
+    old_reservations: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        moved = any(self.changes.values()) or self.remove_hosts or self.people or self.reservations
+        return not (moved or self.fresh or self.unfinished or self.faults)
+
+    @property
+    def only_user(self) -> str:
+        return ""
+
+    @property
+    def import_images(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def reconfigures(self) -> bool:
+        """Whether slurmctld must read its files again: they change, and it is not restarted anyway."""
+        return self.writes(f"{ETC}/slurm.conf") and not self._does(ChangeKind.SERVICE, "slurmctld")
+
+    def writes(self, path: str) -> bool:
+        return self._does(ChangeKind.FILE, path)
+
+    def _does(self, kind: ChangeKind, name: str) -> bool:
+        head = self.changes.get(self.cluster.head, ())
+        return any(change.kind is kind and change.name == name for change in head)
+
+    def sentences(self) -> list[str]:
+        faults = [f"leaves out {error.what}" for error in self.faults.values()]
+        if self.empty:
+            return ["nothing to do: the cluster is as the file says"]
+        if self.fresh:
+            return [_creation(self), *_per_host(self), *faults]
+        lines = [
+            (self.unfinished, "finishes what an earlier `up` began"),
+            (self.remove_hosts, f"drains and removes {named('host', self.remove_hosts)}"),
+            (self.people, "updates accounts, users and QOS"),
+            (self.reservations, "updates reservations"),
+            (self.reconfigures, "changes Slurm's settings in place (scontrol reconfigure)"),
+        ]
+        said = [line for condition, line in lines if condition]
+        waits = f"waits for {named('job', self.wait_for)} to end first; ends no job" if self.wait_for else "ends no job"
+        return [*said, *_per_host(self), *faults, waits]
+
+    def details(self) -> list[str]:
+        """Return what was found on each host, and every file that is replaced."""
+        lines = []
+        for host, facts in self.facts.items():
+            lines.append(f"{host}: {describe_host(facts)}")
+            replaced = [each.name for each in self.changes.get(host, ()) if each.action is ChangeAction.REPLACE]
+            if replaced:
+                lines.append(f"{host}: keeps its own {', '.join(replaced)}, and `dalsegno down` restores them")
+        return lines
+
+
+def describe_host(facts: HostFacts) -> str:
+    """Return a host's system and hardware in one line."""
+    gpus = f", {len(facts.gpus)} x {facts.gpus[0].name}" if facts.gpus else ""
+    fabric = f", fabric {', '.join(each.device for each in facts.fabric)}" if facts.fabric else ""
+    systemd = "systemd" if facts.systemd else "no systemd"
+    return (
+        f"{facts.os_id} {facts.os_version}, {counted(facts.cpus, 'CPU')}, {facts.memory_mib >> 10} GiB{gpus}{fabric}, "
+        f"{systemd}, cgroup v{facts.cgroup_version}"
+    )
+
+
+def _creation(plan: SshPlan) -> str:
+    nodes = [node for node in plan.cluster.nodes if not node.spare]
+    spares = len(plan.cluster.nodes) - len(nodes)
+    with_spares = f" and {counted(spares, 'spare')}" if spares else ""
+    accounting = "with" if plan.cluster.slurm.accounting else "without"
+    partitions = counted(len(plan.cluster.partitions), "partition")
+    size = f"{counted(len(nodes), 'node')}{with_spares} in {partitions}"
+    return f"creates {plan.cluster.name}: {size}, {accounting} accounting"
+
+
+def _per_host(plan: SshPlan) -> list[str]:
+    """Return a sentence for each change, with the hosts that have it in common."""
+    hosts: dict[str, list[str]] = {}
+    for host, changes in plan.changes.items():
+        for line in summarize(changes):
+            hosts.setdefault(line, []).append(host)
+    return [f"{_listed(names)}: {line}" for line, names in hosts.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def summarize(changes: Iterable[MachineChange]) -> list[str]:
+    """Return the consequences of a host's changes."""
+    changes = list(changes)
+
+    def those(kind: ChangeKind, *actions: ChangeAction) -> list[str]:
+        return [each.name for each in changes if each.kind is kind and (not actions or each.action in actions)]
+
+    packages = those(ChangeKind.PACKAGE)
+    written = those(ChangeKind.FILE, ChangeAction.CREATE, ChangeAction.CHANGE)
+    replaced = those(ChangeKind.FILE, ChangeAction.REPLACE)
+    lines = [
+        (packages, f"installs {named('package', packages)}"),
+        (those(ChangeKind.CODE), "installs Dal Segno"),
+        (those(ChangeKind.USER), f"adds {named('user', those(ChangeKind.USER))}"),
+        (written, f"writes {named('file', written)}"),
+        (replaced, f"replaces {named('file', replaced)}, which `down` restores"),
+        (those(ChangeKind.FILE, ChangeAction.RESTORE), "restores files that are no longer needed"),
+        *(
+            (found, f"{verb} {', '.join(found)}")
+            for action, verb in _VERBS.items()
+            if (found := those(ChangeKind.SERVICE, action)) is not None
+        ),
+    ]
+    return [line for condition, line in lines if condition]
+
+
+_VERBS = {ChangeAction.START: "starts", ChangeAction.RESTART: "restarts", ChangeAction.STOP: "stops"}
+
+
+def refuse_unbuilt(cluster: Cluster) -> None:
+    """Raise for parts of the cluster file that nothing sets up on ssh hosts yet, so that nobody relies on them."""
+    parts = {
+        "`storage`": bool(cluster.storage),
+        "`slurm.backup_controller`": cluster.slurm.backup_controller,
+        "`slurm.rest`": cluster.slurm.rest,
+        "`containers`": bool(cluster.containers.enabled),
+        "`monitoring.prometheus`": cluster.monitoring.prometheus,
+    }
+    if found := [name for name, used in parts.items() if used]:
+        raise TargetError(
+            f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} not built yet for `target: ssh`",
+            hint="remove it from the cluster file; a file system that all hosts mount already can be used as it is",
+        )
+
+
+@dataclass(frozen=True)
+class CodeFit:
+    """The Python and the processor that our code and its dependencies, which the hosts get from here, are made for."""
+
+    python: tuple[int, ...]
+    machine: str
+
+    @classmethod
+    def here(cls) -> CodeFit:
+        return cls(sys.version_info[:2], platform.machine())
+
+
+def check_hosts(
+    cluster: Cluster, facts: Mapping[str, HostFacts], code: CodeFit | None = None
+) -> dict[str, DalsegnoError]:
+    """Return the hosts that cannot be used, and why. Raise if two hosts have one name: Slurm could not tell them
+    apart."""
+    code = code or CodeFit.here()
+    counts = Counter(each.hostname for each in facts.values())
+    for name, count in counts.items():
+        if count > 1:
+            hosts = [host for host, each in facts.items() if each.hostname == name]
+            raise TargetError(
+                f"{' and '.join(hosts)} both call themselves `{name}`",
+                hint="give each machine a host name of its own (`hostnamectl set-hostname NAME`), or check that "
+                "`ssh: hosts:` does not name one machine twice",
+            )
+    nodes = {node.name: node for node in cluster.nodes}
+    faults: dict[str, DalsegnoError] = {}
+    for host, each in facts.items():
+        fault = _unfit(host, each) or _misfit(host, each, code)
+        if fault is None and host in nodes:
+            fault = _too_small(host, each, cluster)
+        if fault is not None:
+            faults[host] = fault
+    return faults
+
+
+def _unfit(host: str, facts: HostFacts) -> DalsegnoError | None:
+    if facts.os_id not in (*DEBIAN, *RED_HAT):
+        return TargetError(
+            f"{host}: {facts.os_id or 'its system'} {facts.os_version} is not supported",
+            hint="use Debian 12 or 13, Ubuntu 22.04 or 24.04, or a distribution of the RHEL family",
+        )
+    if facts.python[:2] < OLDEST_PYTHON:
+        version = ".".join(map(str, facts.python))
+        return TargetError(f"{host}: Python {version} is too old", hint="Dal Segno needs Python 3.10 or later there")
+    for folder in ("/var", "/opt"):
+        free = facts.free_mib(folder)
+        if free is not None and free < NEEDED_MIB:
+            return TargetError(
+                f"{host}: {folder} has {free} MiB left, and {NEEDED_MIB} MiB are needed",
+                hint="free some space on that machine, then run `dalsegno up` again",
+            )
+    return None
+
+
+def _misfit(host: str, facts: HostFacts, code: CodeFit) -> DalsegnoError | None:
+    if facts.python[:2] == code.python[:2] and facts.machine == code.machine:
+        return None
+    there, here = (".".join(map(str, version[:2])) for version in (facts.python, code.python))
+    return TargetError(
+        f"{host}: it has Python {there} on {facts.machine}, this machine has Python {here} on {code.machine}",
+        hint=f"run `dalsegno` with Python {there} on {facts.machine}: the hosts get its packages from here",
+    )
+
+
+def _too_small(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError | None:
+    node = sized_node(next(each for each in cluster.nodes if each.name == host), facts)
+    for noun, wanted, found in (
+        ("CPUs", node.cpus, facts.cpus),
+        ("MiB of memory", node.memory_mib, facts.memory_mib),
+        ("GPUs", node.gpus, len(facts.gpus)),
+    ):
+        if wanted > found:
+            return TargetError(
+                f"{host}: the file says {wanted} {noun}, the machine has {found}",
+                hint="correct the partition's size in the cluster file, or leave it out: the machine's own is used",
+            )
+    return None
+
+
+def foreign_slurm(host: str, facts: HostFacts) -> DalsegnoError | None:
+    """Return an error if another Slurm is on the machine. Call it only for a machine that holds no cluster of ours."""
+    daemons = [name for name in facts.daemons if name in SLURM_DAEMONS]
+    if not facts.slurm_conf and not daemons:
+        return None
+    running = f" and runs {', '.join(daemons)}" if daemons else ""
+    found = f"has {facts.slurm_conf}" if facts.slurm_conf else "has no slurm.conf"
+    return TargetError(
+        f"{host}: another Slurm is set up there: it {found}{running}",
+        hint="Dal Segno does not replace it; remove that Slurm's slurm.conf and daemons first, or choose another host",
+    )
+
+
+def check_releases(cluster: Cluster, facts: Mapping[str, HostFacts]) -> None:
+    """Raise if the hosts have different releases of Slurm."""
+    releases = {host: slurm_version(each).release for host, each in facts.items()}
+    wanted = releases[cluster.head]
+    for host, release in releases.items():
+        if release != wanted:
+            raise TargetError(
+                f"{host} has Slurm {release}, and the head has {wanted}",
+                hint="use the same release of the same distribution on all hosts",
+            )

@@ -1,0 +1,133 @@
+"""The daemons of the head, the login nodes and the compute nodes, with the distribution's paths and users. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dalsegno.setup.node_plan import PlannedCommand, PlannedService
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.children import MARK
+from dalsegno.system.hosts import revision
+from dalsegno.targets.accounting import mariadbd_options
+from dalsegno.targets.ssh.folder import SshFolder
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+AGENTS_PORT, OBSERVER_PORT = 6820, 6821
+LOGS = "/var/log/dalsegno"
+MUNGE_ANSWERS = ("/bin/sh", "-c", "munge -n | unmunge")
+SLURMCTLD_ANSWERS = ("/bin/sh", "-c", "scontrol ping | grep -q 'is UP'")
+SLURMDBD_ANSWERS = ("sacctmgr", "-n", "list", "cluster")
+
+
+@dataclass(frozen=True)
+class ServiceSite:
+    """What the services of one host depend on. `code` is the folder of our code there, `structure` a hash of Slurm's
+    settings whose change needs a restart."""
+
+    cluster: Cluster
+    folder: SshFolder  # on the head
+    head_address: str
+    python: str
+    code: str
+    structure: str
+    key_digest: str
+
+
+def munge(site: ServiceSite) -> PlannedService:
+    user = ("/usr/bin/setpriv", "--reuid=munge", "--regid=munge", "--init-groups")
+    return _system("munge", (*user, "/usr/sbin/munged", "--foreground"), "munge", MUNGE_ANSWERS, [site.key_digest])
+
+
+def head_services(site: ServiceSite, dbd_conf: str) -> list[PlannedService]:
+    """Return the services of the head, in the order in which they start."""
+    cluster, folder = site.cluster, site.folder
+    database = [_mariadb(site), _slurmdbd(site, dbd_conf)] if cluster.slurm.accounting else []
+    slurmctld = _system("slurmctld", ("/usr/sbin/slurmctld", "-D"), "slurmctld", SLURMCTLD_ANSWERS, [site.structure])
+    agents = f"{site.head_address}:{AGENTS_PORT}"
+    answers = ("/usr/bin/test", "-S", str(folder.controller_socket))
+    controller = _own(site, "controller", [str(folder.root), "--agents", agents], ready=answers)
+    observer = [_own(site, "observer", _observer_arguments(site))] if cluster.monitoring.enabled else []
+    return [munge(site), *database, slurmctld, controller, *observer]
+
+
+def _observer_arguments(site: ServiceSite) -> list[str]:
+    monitoring = site.cluster.monitoring
+    arguments = [str(site.folder.root), "--listen", f"{site.head_address}:{OBSERVER_PORT}"]
+    arguments += ["--compat", monitoring.compat, "--interval", str(monitoring.interval_s)]
+    return [*arguments, *(["--open-metrics"] if monitoring.open_metrics else [])]
+
+
+def compute_services(site: ServiceSite, node: str, secret_digest: str) -> list[PlannedService]:
+    """Return the services of a compute node. If health checks are off, there is no node agent."""
+    slurmd = _system("slurmd", ("/usr/sbin/slurmd", "-D"), "slurmd", (), [site.structure])
+    if site.cluster.health.mode == "off":
+        return [munge(site), slurmd]
+    secret, boot = str(site.folder.agent_secret(node)), "/proc/sys/kernel/random/boot_id"
+    controller = f"{site.head_address}:{AGENTS_PORT}"
+    arguments = ["--node", node, "--controller", controller, "--secret", secret, "--boot-id", boot]
+    return [munge(site), slurmd, _own(site, "node-agent", arguments, depends=[secret_digest])]
+
+
+def _mariadb(site: ServiceSite) -> PlannedService:
+    """Return a database server of the cluster's own. It runs as user slurm, and only that user can reach its socket."""
+    folder = site.folder
+    argv = ("/usr/sbin/mariadbd", *mariadbd_options("slurm", folder.database, folder.root / "database.sql"))
+    ready = ("mariadb-admin", "--no-defaults", f"--socket={folder.database_socket}", "ping")
+    return _system("mariadb", argv, "", ready, [], keep=True)
+
+
+def _slurmdbd(site: ServiceSite, conf: str) -> PlannedService:
+    env = {"MYSQL_UNIX_PORT": str(site.folder.database_socket)}
+    return _system("slurmdbd", ("/usr/sbin/slurmdbd", "-D"), "slurmdbd", SLURMDBD_ANSWERS, [conf], env)
+
+
+def head_commands(site: ServiceSite) -> list[PlannedCommand]:
+    """Return what must be done once for accounting: the database, and the cluster's name in it."""
+    if not site.cluster.slurm.accounting:
+        return []
+    data, name = str(site.folder.database / "data"), site.cluster.name
+    install = (
+        "mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=slurm", "--skip-test-db",
+        "--auth-root-authentication-method=normal",
+    )  # fmt: skip
+    known = f"sacctmgr -n list cluster {name} format=cluster | grep -q ."
+    return [
+        PlannedCommand("creating the accounting database", install, creates=f"{data}/mysql"),
+        PlannedCommand(
+            "registering the cluster with slurmdbd",
+            ("sacctmgr", "-i", "add", "cluster", name),
+            unless=("/bin/sh", "-c", known),
+            after="slurmdbd",
+        ),
+    ]
+
+
+def _system(
+    name: str,
+    argv: Sequence[str],
+    unit: str,
+    ready: Sequence[str],
+    depends: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    keep: bool = False,
+) -> PlannedService:
+    full = {"PATH": PATH, "LC_ALL": "C.UTF-8", **(env or {})}
+    stamp = revision(tuple(argv), sorted(full.items()), *depends)
+    log = f"{LOGS}/{name}.log"
+    return PlannedService(name, tuple(argv), log, full, stamp, f"{unit}.service" if unit else "", tuple(ready), keep)
+
+
+def own_env(folder: SshFolder) -> dict[str, str]:
+    """Return the environment of our own daemons."""
+    return {"PATH": PATH, "LC_ALL": "C.UTF-8", MARK: str(folder.root), "SLURM_CONF": str(folder.slurm_conf)}
+
+
+def _own(
+    site: ServiceSite, name: str, arguments: Sequence[str], ready: Sequence[str] = (), depends: Sequence[str] = ()
+) -> PlannedService:
+    argv = (site.python, "-I", f"{site.code}/dalsegno/programs.py", name, *arguments)
+    env = own_env(site.folder)
+    stamp = revision(argv, sorted(env.items()), *depends)
+    return PlannedService(name, argv, f"{LOGS}/{name}.log", env, stamp, "", tuple(ready), keep=True)

@@ -1,0 +1,343 @@
+"""The operator's side of a cluster on ssh hosts: plan, apply, report and remove, over connections to every host."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
+from dalsegno.hostlist import closest
+from dalsegno.setup.delivery import Answer, applier_argv, compare_request, find_bundle, read_answer, status_request
+from dalsegno.setup.inspect import HostFacts, inspect_hosts
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.spec.facts import Cluster, SshAccess, SshHost
+from dalsegno.system.files import read_text, remove_tree, write_atomic
+from dalsegno.system.processes import Completed
+from dalsegno.system.ssh import HostRunner, SshConnections, read_password_file
+from dalsegno.targets.base import (
+    ClusterPhase,
+    ClusterStatus,
+    ClusterSummary,
+    DaemonLog,
+    DaemonStatus,
+    NodeTimes,
+    Plan,
+    Removal,
+    RootUse,
+    Say,
+    ShellEntry,
+)
+from dalsegno.targets.folder import read_applied
+from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
+from dalsegno.targets.ssh.desired import ClusterOnHosts, all_packages, host_plan
+from dalsegno.targets.ssh.folder import (
+    SshFolder,
+    SshStage,
+    SshState,
+    head_folder,
+    read_secrets,
+    read_seen,
+    read_ssh_state,
+    write_ssh_state,
+)
+from dalsegno.targets.ssh.plan import SshPlan, check_hosts, check_releases, foreign_slurm, refuse_unbuilt
+from dalsegno.targets.ssh.services import PATH
+from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
+from dalsegno.targets.ssh.status import gone, phase_of, read_status
+
+Connect = Callable[[SshAccess], contextlib.AbstractContextManager[HostRunner]]
+COMPARE_S = 120.0
+
+
+def connect(ssh: SshAccess) -> SshConnections:
+    """Return connections to the hosts."""
+    known_hosts = Path(ssh.known_hosts) if ssh.known_hosts else None
+    password = read_password_file(Path(ssh.sudo_password_file)) if ssh.sudo_password_file else ""
+    return SshConnections([address_of(host) for host in ssh.hosts], known_hosts=known_hosts, sudo_password=password)
+
+
+class SshTarget:
+    """The cluster in one state folder of the operator's machine."""
+
+    def __init__(self, folder: Path, connect: Connect = connect) -> None:
+        self.folder = SshFolder(folder)
+        self._connect = connect
+
+    @property
+    def kind(self) -> str:
+        return "ssh"
+
+    def root_use(self, cluster: Cluster) -> RootUse | None:
+        return None
+
+    def plan(self, cluster: Cluster) -> SshPlan:
+        """Inspect every host, compute its plan, and let it report the differences."""
+        state, before = self._state(), read_applied(self.folder)
+        refuse_unbuilt(cluster)
+        _refuse_impossible(before, cluster)
+        with self._connect(cluster.ssh) as hosts:
+            seen = inspect_hosts(hosts, cluster.ssh.names, all_packages())
+            faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
+            facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
+            faults |= check_hosts(cluster, facts)
+            cluster_id = self._cluster_id()
+            foreign = {host: foreign_slurm(host, each) for host, each in facts.items() if not each.record}
+            faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
+            _raise_for_head(cluster, faults)
+            facts = {host: each for host, each in facts.items() if host not in faults}
+            check_releases(cluster, facts)
+            remembered = read_seen(self.folder) if before else {}
+            wanted = set(cluster.ssh.names)
+            held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
+            held_secrets = read_secrets(self.folder, [node.name for node in cluster.nodes])
+            on = ClusterOnHosts(
+                cluster,
+                {**held, **facts},
+                held_secrets,
+                cluster_id,
+                find_bundle().key,
+                f"{getpass.getuser()}@{socket.gethostname()}",
+            )
+            plans = {host: host_plan(on, host) for host in facts}
+            compared = hosts.each(plans, lambda host: _ask(hosts, host, compare_request(plans[host]), facts[host]))
+        faults |= {host: each for host, each in compared.items() if isinstance(each, DalsegnoError)}
+        _raise_for_head(cluster, faults)
+        old = state.ssh.names if state else ()
+        leaving = tuple(host for host in old if host not in wanted)
+        return SshPlan(
+            on.cluster,
+            {host: plan for host, plan in plans.items() if host not in faults},
+            {host: each.changes for host, each in compared.items() if not isinstance(each, DalsegnoError)},
+            facts,
+            cluster_id,
+            held_secrets,
+            fresh=state is None,
+            unfinished=state is not None and (state.phase is not SshStage.UP or bool(state.failed)),
+            faults=faults,
+            remove_hosts=leaving,
+            people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
+            reservations=(before.reservations if before else ()) != cluster.reservations,
+            old_reservations=tuple(each.name for each in before.reservations) if before else (),
+        )
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        if not isinstance(plan, SshPlan):
+            raise TypeError(f"not a plan of the ssh target: {plan!r}")
+        if plan.empty:
+            return
+        old = self._state()
+        known = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
+        ssh = replace(plan.cluster.ssh, hosts=tuple(known.values()))
+        head = plan.plans[plan.cluster.head]
+        state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh)
+        write_ssh_state(self.folder, state)  # first: from here on `down` and `status` find the cluster
+        write_atomic(self._identity, plan.cluster_id)
+        with self._connect(state.ssh) as hosts:
+            work = ApplyOnHosts(hosts, self._slurm(hosts, head.host), self.folder, state, say)
+            work.apply(plan)
+
+    def import_images(self, plan: Plan, say: Say) -> None:
+        """Nothing is imported: images are imported on the head."""
+
+    def removal(self) -> Removal:
+        state = self._state()
+        with contextlib.suppress(DalsegnoError):
+            if state is not None:
+                with self._connect(state.ssh) as hosts:
+                    jobs = self._slurm(hosts, state.head).jobs()
+                    return Removal(tuple(job for job in jobs if not job.state.ended))
+        return Removal()
+
+    def destroy(self, say: Say) -> bool:
+        state = read_ssh_state(self.folder)
+        if state is None:
+            found = self.folder.root.exists()
+            remove_tree(self.folder.root)
+            return found
+        write_ssh_state(self.folder, replace(state, phase=SshStage.REMOVING))
+        with self._connect(state.ssh) as hosts:
+            remove_from_hosts(hosts, self._slurm(hosts, state.head), self.folder, state, say)
+        remove_tree(self.folder.root)
+        return True
+
+    def status(self) -> ClusterStatus:
+        state = read_ssh_state(self.folder)
+        if state is None:
+            return gone(self.folder)
+        with self._connect(state.ssh) as hosts:
+            names = state.ssh.names
+            found = hosts.each(names, lambda host: _ask(hosts, host, status_request()))
+            silent = [each.what for each in found.values() if isinstance(each, DalsegnoError)]
+            daemons = [
+                DaemonStatus(host, name, running)
+                for host, each in found.items()
+                if not isinstance(each, DalsegnoError) and each.cluster_id == state.cluster_id
+                for name, running in each.services.items()
+            ]
+            works = any(each.name == "slurmctld" and each.running for each in daemons)
+            slurm = self._slurm(hosts, state.head) if works else None
+            return read_status(state, self.folder.name, read_applied(self.folder), slurm, daemons, silent)
+
+    def summary(self) -> ClusterSummary:
+        try:
+            state, applied = read_ssh_state(self.folder), read_applied(self.folder)
+        except DalsegnoError:
+            return ClusterSummary("ssh", ClusterPhase.DAMAGED, 0)
+        phase = phase_of(state, applied, state.failed) if state else ClusterPhase.GONE
+        return ClusterSummary("ssh", phase, len(applied.nodes) if applied else 0)
+
+    def daemon_logs(self) -> list[DaemonLog]:
+        return []  # the logs are on the hosts
+
+    def owner(self) -> int | None:
+        try:
+            return self.folder.root.stat().st_uid
+        except OSError:
+            return None
+
+    @property
+    def slurm(self) -> SlurmClient:
+        """A client that runs Slurm's commands on the head. Each command opens a connection."""
+        state = self._known()
+        return SlurmClient(_OneCommand(self._connect, state), {"PATH": PATH}, timeout_s=60)
+
+    def slurm_as(self, user: str) -> SlurmClient:
+        state = self._known()
+        prefix = ["setpriv", f"--reuid={user}", "--init-groups", f"--regid={user}", "--"]
+        return SlurmClient(_OneCommand(self._connect, state), {"PATH": PATH}, prefix=prefix, timeout_s=60)
+
+    def slurm_runs(self) -> bool:
+        return self._state() is not None
+
+    @property
+    def controller_socket(self) -> Path:
+        return self.folder.controller_socket  # on the operator's machine, there is none
+
+    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        raise TargetError(
+            f"{self.folder.name} is on other machines; its Slurm cannot be used from this shell",
+            hint="`dalsegno shell` opens a shell on its login or head node",
+        )
+
+    def shell(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        host: str | None = None,
+        user: str | None = None,
+    ) -> ShellEntry:
+        state, applied = self._known(), read_applied(self.folder)
+        chosen = self._host(state, host or (applied.logins[0] if applied and applied.logins else state.head))
+        inner = list(command)
+        if user:
+            inner = as_root(chosen, ["runuser", "-u", user, "--", *(inner or ["/bin/bash", "-l"])])
+        terminal = not command or sys.stdin.isatty()
+        return ShellEntry(ssh_argv(chosen, inner, terminal=terminal, known_hosts=state.ssh.known_hosts), dict(env))
+
+    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
+        state = self._known()
+        host, known_hosts = self._host(state, node), state.ssh.known_hosts
+        argv = ssh_argv(host, as_root(host, command), terminal=False, known_hosts=known_hosts)
+        return ShellEntry(argv, dict(env))
+
+    def forward(self, arguments: Sequence[str]) -> ShellEntry:
+        """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
+        state = self._known()
+        host, argv = self._host(state, state.head), ["/usr/local/bin/dalsegno", *arguments]
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        return ShellEntry(ssh_argv(host, argv, terminal=terminal, known_hosts=state.ssh.known_hosts), dict(os.environ))
+
+    def job_images(self) -> str:
+        return ""
+
+    @property
+    def node_times(self) -> NodeTimes:
+        return NodeTimes(boot_s=900.0, gone_s=30.0)
+
+    def _slurm(self, hosts: HostRunner, head: str) -> SlurmClient:
+        env = {"PATH": PATH, "SLURM_CONF": str(head_folder(self.folder.name).slurm_conf)}
+        return SlurmClient(HeadRunner(hosts, head), env, timeout_s=60)
+
+    def _state(self) -> SshState | None:
+        """Return the state to continue from; None after an interrupted `down`, whose hosts are clean or repaired."""
+        return read_ssh_state(self.folder)
+
+    def _known(self) -> SshState:
+        state = self._state()
+        if state is None:
+            raise NotThere(f"there is no cluster `{self.folder.name}`", hint="`dalsegno up` creates it")
+        return state
+
+    def _host(self, state: SshState, name: str) -> SshHost:
+        known = {host.name: host for host in state.ssh.hosts}
+        if name not in known:
+            close = closest(name, known)
+            hint = f"did you mean `{close}`? " if close else ""
+            raise NotThere(f"there is no host `{name}`", hint=f"{hint}hosts: {', '.join(list(known)[:12])}")
+        return known[name]
+
+    @property
+    def _identity(self) -> Path:
+        return self.folder.root / "cluster-id"
+
+    def _cluster_id(self) -> str:
+        return (read_text(self._identity) or "").strip() or secrets.token_hex(8)
+
+
+class _OneCommand:
+    """A runner on the head that connects for each command."""
+
+    def __init__(self, connect: Connect, state: SshState) -> None:
+        self._connect, self._state = connect, state
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        with self._connect(self._state.ssh) as hosts:
+            return HeadRunner(hosts, self._state.head).run(argv, stdin=stdin, env=env, timeout_s=timeout_s)
+
+
+def _ask(hosts: HostRunner, host: str, request: bytes, facts: HostFacts | None = None) -> Answer:
+    argv = applier_argv(facts.python_path) if facts else applier_argv()
+    done = hosts.run(host, argv, stdin=request, root=True, timeout_s=COMPARE_S)
+    return read_answer(host, done.stdout or done.stderr)
+
+
+def _raise_for_head(cluster: Cluster, faults: Mapping[str, DalsegnoError]) -> None:
+    if cluster.head in faults:
+        raise faults[cluster.head]
+
+
+def _people(cluster: Cluster) -> object:
+    return (cluster.accounts, cluster.users, cluster.slurm.qos)
+
+
+def _refuse_impossible(before: Cluster | None, wanted: Cluster) -> None:
+    if before is None:
+        return
+    if before.slurm.accounting != wanted.slurm.accounting:
+        word = "on" if wanted.slurm.accounting else "off"
+        raise TargetError(
+            f"accounting cannot be switched {word} while the cluster is up: job ids would be used twice",
+            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
+        )
+    if before.head != wanted.head:
+        raise TargetError(
+            f"the head cannot move from `{before.head}` to `{wanted.head}` while the cluster is up",
+            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
+        )

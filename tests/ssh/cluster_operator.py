@@ -1,0 +1,68 @@
+"""The operator of a cluster on virtual hosts: `dalsegno` on this machine, with a home and a cluster file of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.ssh.hosts import HostRack
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Runs `dalsegno` for one cluster file."""
+
+    folder: Path
+    rack: HostRack
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "cluster.yaml"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "home/clusters/lab"
+
+    def write(self, nodes: str = "n[1-2]", more: str = "slurm: {accounting: false}\n", user: str = "root") -> None:
+        """Write the cluster file. The first host is the head; the others are those that `nodes` names."""
+        hosts = ", ".join(f"{host.name}: {host.address}" for host in self.rack.hosts if _is_in(host.name, nodes))
+        self.file.write_text(
+            f"name: lab\ntarget: ssh\npartitions: [{{name: train, nodes: '{nodes}'}}]\n{more}"
+            f"ssh:\n  user: {user}\n  key: {self.rack.key}\n  known_hosts: {self.rack.known_hosts}\n"
+            f"  hosts: {{{hosts}}}\n"
+        )
+
+    def dalsegno(self, *words: str, code: int | None = 0, stdin: str = "") -> Done:
+        env = {**os.environ, "PYTHONPATH": str(SOURCE), "DALSEGNO_HOME": str(self.folder / "home"), "NO_COLOR": "1"}
+        for name in ("SLURM_CONF", "DALSEGNO_CLUSTER", "DALSEGNO_CONTROLLER"):
+            env.pop(name, None)
+        done = subprocess.run(
+            [sys.executable, "-m", "dalsegno", *words], cwd=self.folder, env=env, input=stdin,
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def up(self, code: int | None = 0) -> Done:
+        return self.dalsegno("up", str(self.file), code=code)
+
+    def on_head(self, *argv: str) -> str:
+        return self.rack.hosts[0].run(*argv)
+
+
+def _is_in(name: str, nodes: str) -> bool:
+    from dalsegno.hostlist import expand
+
+    return name == "head" or name in expand(nodes)

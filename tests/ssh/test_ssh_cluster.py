@@ -1,0 +1,127 @@
+"""A whole cluster on virtual hosts that are reached over ssh: created, used, changed, repaired and removed.
+
+The tests share three hosts and run in order. The last one removes the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ssh.cluster_operator import Operator
+from tests.ssh.hosts import reason_to_skip, running_hosts
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+FOREIGN = "# written by hand\n"
+ACCOUNTING = "users: [{name: ada}]\nhealth: {mode: observe}\n"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """Three hosts with a cluster, created through the command line."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("lab")
+    with running_hosts(3, folder / "hosts", names=["head", "n1", "n2"]) as rack:
+        operator = Operator(folder, rack)
+        rack["n1"].run("sh", "-c", f"mkdir -p /etc/slurm; printf '{FOREIGN}' > /etc/slurm/gres.conf")
+        operator.write(more=ACCOUNTING)
+        operator.up()
+        yield operator
+
+
+def pids(lab: Operator, *daemons: str) -> dict[str, str]:
+    return {host.name: host.run("sh", "-c", f"pidof {' '.join(daemons)} || true") for host in lab.rack.hosts}
+
+
+def test_jobs_run_on_all_nodes_as_a_user_of_the_file(lab):
+    as_ada = ["runuser", "-u", "ada", "--"]
+    assert lab.on_head(*as_ada, "srun", "-N2", "hostname").split() == ["n1", "n2"]
+    uids = {host.run("id", "-u", "ada") for host in lab.rack.hosts}
+    assert len(uids) == 1
+    ran = eventually(lambda: lab.on_head("sacct", "-aXno", "user,state").split())
+    assert ran == ["ada", "COMPLETED"]
+
+
+def test_status_of_the_operator_shows_all_daemons(lab):
+    status = json.loads(lab.dalsegno("status", "--json").out)
+    assert status["phase"] == "up", status["problems"]
+    running = {(each["host"], each["name"]) for each in status["daemons"] if each["running"]}
+    assert {("head", "slurmctld"), ("head", "slurmdbd"), ("n1", "slurmd"), ("n2", "node-agent")} <= running
+    assert {node["name"]: node["state"] for node in status["nodes"]} == {"n1": "idle", "n2": "idle"}
+
+
+def test_second_up_changes_nothing(lab):
+    before = pids(lab, "slurmctld", "slurmd", "munged")
+    assert "nothing to do" in lab.up().err
+    assert pids(lab, "slurmctld", "slurmd", "munged") == before
+
+
+def test_other_commands_run_on_the_head(lab):
+    def reporting() -> bool:
+        found = json.loads(lab.dalsegno("nodes", "--json").out)
+        return {each["node"] for each in found["nodes"] if each["agent"] == "connected"} == {"n1", "n2"}
+
+    assert eventually(reporting)
+    assert lab.dalsegno("run", "--no-such-option", code=None).code == 2
+    assert lab.dalsegno("shell", "--", "hostname").out == "head\n"
+    assert lab.dalsegno("shell", "--node", "n2", "--", "hostname").out == "n2\n"
+
+
+def test_changed_file_applies_only_the_difference(lab):
+    before = pids(lab, "slurmctld", "slurmd", "munged")
+    text = lab.file.read_text()
+    lab.file.write_text(text.replace("nodes: 'n[1-2]'", "nodes: 'n[1-2]', time_limit: 2h"))
+    shown = lab.dalsegno("plan", str(lab.file)).out
+    assert "changes Slurm's settings in place" in shown
+    assert "restarts" not in shown
+    lab.up()
+    assert pids(lab, "slurmctld", "slurmd", "munged") == before
+    assert "2:00:00" in lab.on_head("sinfo", "-ho", "%l")
+
+
+def test_unreachable_host_is_reported_and_repaired_by_the_next_up(lab):
+    lab.rack.cut("n2")
+    text = lab.file.read_text()
+    lab.file.write_text(text.replace("time_limit: 2h", "time_limit: 3h"))
+    done = lab.up(code=1)
+    assert "n2" in done.err
+    assert "All other hosts were set up" in done.err
+    assert "3:00:00" in lab.on_head("sinfo", "-ho", "%l")
+    lab.rack.join("n2")
+    assert "nothing to do" not in lab.up().err
+    assert "3:00:00" in lab.rack["n2"].run("sh", "-c", "grep -o MaxTime=[0-9]* /etc/slurm/slurm.conf; sinfo -ho %l")
+    assert "nothing to do" in lab.up().err
+
+
+def test_killed_daemon_is_started_again(lab):
+    lab.rack["n1"].run("sh", "-c", "kill -9 $(pidof slurmd)")
+    assert eventually(lambda: "starts slurmd" in lab.dalsegno("plan", str(lab.file)).out)
+    lab.up()
+    assert lab.on_head("srun", "-w", "n1", "hostname") == "n1\n"
+
+
+def test_node_that_leaves_the_file_is_cleaned(lab):
+    lab.write(nodes="n1", more=ACCOUNTING)
+    lab.up()
+    assert lab.on_head("sinfo", "-hNo", "%N").split() == ["n1"]
+    assert lab.rack["n2"].run("sh", "-c", "ls /etc/slurm; pidof slurmd munged || true") == ""
+    lab.write(more=ACCOUNTING)
+    lab.up()
+    assert lab.on_head("srun", "-N2", "hostname").split() == ["n1", "n2"]
+
+
+def test_down_restores_every_host(lab):
+    assert lab.dalsegno("down", "--yes").err.rstrip().endswith("nothing of it is left")
+    assert lab.rack["n1"].run("cat", "/etc/slurm/gres.conf") == FOREIGN
+    for host in lab.rack.hosts:
+        left = host.run(
+            "sh", "-c", "ls /opt /var/lib/dalsegno/clusters; pidof slurmctld slurmd munged mariadbd || true"
+        )
+        assert left.split() == ["/opt:", "/var/lib/dalsegno/clusters:"], left
+        assert "Dal Segno" not in host.run("cat", "/etc/hosts")
+    assert not Path(lab.state).exists()

@@ -1,0 +1,242 @@
+"""The plans of a cluster on ssh hosts: what each host gets, what is refused, and what `plan` says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dalsegno.errors import TargetError
+from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
+from dalsegno.setup.inspect import HostFacts, HostUser, InspectedDisk, InspectedGpu
+from dalsegno.setup.node_plan import NodePlan
+from dalsegno.spec.facts import Cluster, Node, Partition, Slurm, SshAccess, SshHost, Storage, User
+from dalsegno.targets.ssh.desired import ClusterOnHosts, assign_uids, host_plan
+from dalsegno.targets.ssh.folder import ClusterSecrets
+from dalsegno.targets.ssh.plan import (
+    CodeFit,
+    SshPlan,
+    check_hosts,
+    check_releases,
+    foreign_slurm,
+    refuse_unbuilt,
+    summarize,
+)
+
+FACTS = HostFacts(
+    "head",
+    os_id="debian",
+    os_version="12",
+    machine="x86_64",
+    python=(3, 11, 2),
+    hostname="head",
+    systemd=True,
+    cpus=32,
+    memory_mib=128_000,
+    cgroup_version=2,
+    disks=(InspectedDisk("/", "ext4", free_mib=50_000),),
+)
+GPUS = (InspectedGpu("NVIDIA H100 80GB HBM3", 81_559),) * 8
+HOSTS = {
+    "head": FACTS,
+    "login-1": replace(FACTS, host="login-1", hostname="login-1"),
+    "gpu-1": replace(FACTS, host="gpu-1", hostname="gpu-1", cpus=192, memory_mib=2_000_000, gpus=GPUS),
+    "gpu-2": replace(FACTS, host="gpu-2", hostname="c0-rack7", cpus=192, memory_mib=2_000_000, gpus=GPUS),
+}
+CLUSTER = Cluster(
+    "lab",
+    "ssh",
+    nodes=(Node("gpu-1", 0, 0, gpu_type="h100"), Node("gpu-2", 0, 0, gpu_type="h100")),
+    partitions=(Partition("train", ("gpu-1", "gpu-2"), default=True),),
+    logins=("login-1",),
+    users=(User("ada", ("default",), "default"),),
+    ssh=SshAccess(
+        tuple(SshHost(name, f"10.0.0.{number}") for number, name in enumerate(HOSTS, start=1)),
+        packages=("htop",),
+    ),
+)
+SECRETS = ClusterSecrets("key of munge", "token", {"gpu-1": "secret of gpu-1", "gpu-2": "secret of gpu-2"})
+CODE = CodeFit((3, 11), "x86_64")
+ON = ClusterOnHosts(CLUSTER, HOSTS, SECRETS, "c0ffee", "0.1-abc", "ops@desk")
+
+
+def names(plan: NodePlan) -> list[str]:
+    return [service.name for service in plan.services]
+
+
+def test_each_host_runs_its_own_daemons():
+    assert names(host_plan(ON, "head")) == ["munge", "mariadb", "slurmdbd", "slurmctld", "controller", "observer"]
+    assert names(host_plan(ON, "gpu-1")) == ["munge", "slurmd", "node-agent"]
+    assert names(host_plan(ON, "login-1")) == ["munge"]
+
+
+def test_slurm_conf_is_the_same_on_all_hosts(golden):
+    texts = {host_plan(ON, host).file("/etc/slurm/slurm.conf").content for host in HOSTS}
+    assert len(texts) == 1
+    golden("ssh/slurm.conf", texts.pop())
+
+
+def test_files_of_each_host(golden):
+    lines = []
+    for host in HOSTS:
+        plan = host_plan(ON, host)
+        lines.append(f"{host}: {' '.join(plan.packages)}\n")
+        lines += [f"  {file.mode:04o} {file.owner}:{file.group} {file.path}\n" for file in plan.files]
+        lines += [f"  {folder.mode:04o} {folder.owner}:{folder.group} {folder.path}/\n" for folder in plan.folders]
+        lines += [f"  {link.path} -> {link.to}\n" for link in plan.links]
+        lines += [f"  once: {command.name}\n" for command in plan.commands]
+    golden("ssh/hosts.txt", "".join(lines))
+
+
+def test_secrets_go_only_where_they_are_needed():
+    head, node, login = (str(host_plan(ON, host)) for host in ("head", "gpu-1", "login-1"))
+    assert "secret of gpu-1" in head
+    assert "secret of gpu-2" in head
+    assert "secret of gpu-1" in node
+    assert "secret of gpu-2" not in node
+    assert "secret of gpu" not in login
+    assert "token" in head
+    assert all(file.secret for file in host_plan(ON, "head").files if "secret" in file.content)
+
+
+def test_new_settings_restart_slurm_and_others_do_not():
+    def revisions(cluster: Cluster) -> dict[str, str]:
+        plan = host_plan(replace(ON, cluster=cluster), "head")
+        return {service.name: service.revision for service in plan.services}
+
+    before = revisions(CLUSTER)
+    part = replace(CLUSTER.partitions[0], time_limit_min=60)
+    assert revisions(replace(CLUSTER, partitions=(part,))) == before
+    strict = revisions(replace(CLUSTER, slurm=replace(CLUSTER.slurm, enforce=("limits",))))
+    assert {name for name in before if strict[name] != before[name]} == {"slurmctld"}
+
+
+def test_new_code_restarts_only_our_own_daemons():
+    before, after = (host_plan(replace(ON, code=code), "head").services for code in ("0.1-abc", "0.1-def"))
+    changed = [old.name for old, new in zip(before, after, strict=True) if old.revision != new.revision]
+    assert changed == ["controller", "observer"]
+
+
+def test_node_whose_machine_was_never_seen_is_left_out():
+    seen = {name: facts for name, facts in HOSTS.items() if name != "gpu-2"}
+    conf = host_plan(replace(ON, facts=seen), "head").file("/etc/slurm/slurm.conf").content
+    assert "NodeName=gpu-1 " in conf
+    assert "gpu-2" not in conf
+    assert "Nodes=gpu-1 " in conf
+
+
+def test_cgroup_v2_without_systemd_is_not_used():
+    bare = {name: replace(facts, systemd=False) for name, facts in HOSTS.items()}
+    plan = host_plan(replace(ON, facts=bare), "gpu-1")
+    assert "ProctrackType=proctrack/linuxproc" in plan.file("/etc/slurm/slurm.conf").content
+    assert any(folder.path == "/run/munge" for folder in plan.folders)
+
+
+def test_users_have_one_uid_on_all_hosts():
+    cluster = replace(CLUSTER, users=(User("ada", (), ""), User("bob", (), ""), User("cem", (), "", uid=4000)))
+    first = replace(FACTS, users=(HostUser("root", 0, 0), HostUser("bob", 1007, 1007)))
+    second = replace(FACTS, users=(HostUser("somebody", 10001, 10001),))
+    assert assign_uids(cluster, [first, second]) == {"ada": 10002, "bob": 1007, "cem": 4000}
+
+
+def test_two_hosts_with_one_name_are_refused():
+    twins = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], hostname="gpu-1")}
+    with pytest.raises(TargetError, match="gpu-1 and gpu-2 both call themselves `gpu-1`"):
+        check_hosts(CLUSTER, twins, CODE)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"os_id": "arch"}, "gpu-1: arch 12 is not supported"),
+        ({"python": (3, 9, 2)}, "gpu-1: Python 3.9.2 is too old"),
+        (
+            {"python": (3, 13, 1)},
+            "gpu-1: it has Python 3.13 on x86_64, this machine has Python 3.11 on x86_64",
+        ),
+        ({"disks": (InspectedDisk("/", "ext4", free_mib=90),)}, "gpu-1: /var has 90 MiB left, and 400 MiB are needed"),
+    ],
+)
+def test_unfit_host_is_left_out_with_the_reason(change, fault):
+    faults = check_hosts(CLUSTER, {**HOSTS, "gpu-1": replace(HOSTS["gpu-1"], **change)}, CODE)
+    assert {host: error.what for host, error in faults.items()} == {"gpu-1": fault}
+    assert faults["gpu-1"].hint
+
+
+def test_node_that_is_smaller_than_the_file_says_is_left_out():
+    large = replace(CLUSTER, nodes=(replace(CLUSTER.nodes[0], cpus=256), replace(CLUSTER.nodes[1], gpus=16)))
+    found = {host: error.what for host, error in check_hosts(large, HOSTS, CODE).items()}
+    assert found == {
+        "gpu-1": "gpu-1: the file says 256 CPUs, the machine has 192",
+        "gpu-2": "gpu-2: the file says 16 GPUs, the machine has 8",
+    }
+
+
+def test_host_with_another_slurm_is_refused():
+    assert foreign_slurm("gpu-1", replace(FACTS, daemons=("munged", "sshd"))) is None
+    found = foreign_slurm("gpu-1", replace(FACTS, slurm_conf="/etc/slurm/slurm.conf", daemons=("slurmd", "sshd")))
+    assert found is not None
+    assert found.what == "gpu-1: another Slurm is set up there: it has /etc/slurm/slurm.conf and runs slurmd"
+
+
+def test_releases_of_slurm_must_agree():
+    check_releases(CLUSTER, HOSTS)
+    mixed = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], os_version="13")}
+    with pytest.raises(TargetError, match=r"gpu-2 has Slurm 24\.11, and the head has 22\.05"):
+        check_releases(CLUSTER, mixed)
+
+
+def change(kind: ChangeKind, name: str, action: ChangeAction) -> MachineChange:
+    return MachineChange(kind, name, action)
+
+
+def test_plan_says_what_happens_to_which_host():
+    plan = SshPlan(
+        CLUSTER,
+        {},
+        {
+            "head": (change(ChangeKind.FILE, "/etc/slurm/slurm.conf", ChangeAction.CHANGE),),
+            "gpu-1": (
+                change(ChangeKind.FILE, "/etc/slurm/slurm.conf", ChangeAction.CHANGE),
+                change(ChangeKind.SERVICE, "slurmd", ChangeAction.START),
+            ),
+        },
+        HOSTS,
+        "c0ffee",
+        SECRETS,
+        faults={"gpu-2": TargetError("gpu-2: no route to host", hint="check the cable")},
+    )
+    assert plan.sentences() == [
+        "changes Slurm's settings in place (scontrol reconfigure)",
+        "head, gpu-1: writes 1 file (/etc/slurm/slurm.conf)",
+        "gpu-1: starts slurmd",
+        "leaves out gpu-2: no route to host",
+        "ends no job",
+    ]
+    assert not plan.empty
+
+
+def test_replaced_files_are_named_with_their_return():
+    replaced = change(ChangeKind.FILE, "/etc/munge/munge.key", ChangeAction.REPLACE)
+    assert summarize([replaced]) == ["replaces 1 file (/etc/munge/munge.key), which `down` restores"]
+
+
+def test_plan_without_changes_is_empty():
+    plan = SshPlan(CLUSTER, {}, {"head": ()}, HOSTS, "c0ffee", SECRETS)
+    assert plan.empty
+    assert plan.sentences() == ["nothing to do: the cluster is as the file says"]
+
+
+def test_parts_that_are_not_built_are_refused():
+    refuse_unbuilt(CLUSTER)
+    asked = replace(CLUSTER, slurm=Slurm(rest=True), storage=(Storage("home", "/home", "nfs"),))
+    with pytest.raises(TargetError, match=r"`storage` and `slurm\.rest` are not built yet for `target: ssh`"):
+        refuse_unbuilt(asked)
+
+
+def test_accounting_can_be_left_out():
+    plain = replace(ON, cluster=replace(CLUSTER, slurm=Slurm(accounting=False)))
+    plan = host_plan(plain, "head")
+    assert "slurmdbd" not in names(plan)
+    assert plan.commands == ()
+    assert "mariadb-server" not in plan.packages
