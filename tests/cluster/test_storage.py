@@ -14,6 +14,7 @@ from dalsegno.runs.status import read_status
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
+from tests.cluster.test_containers import make_image
 from tests.waiting import eventually
 
 pytestmark = [
@@ -117,6 +118,14 @@ def test_job_has_a_scratch_folder_on_each_node_until_its_end(stored: Cli, mounts
     eventually(lambda: not [path for folder in folders for path in folder.glob(".dalsegno/trash/*")])
 
 
+def test_container_has_the_scratch_folder_too(stored: Cli, mounts: Path):
+    (stored.home / "image").mkdir()
+    image = make_image(stored.home / "image")
+    script = f"srun -N1 --container-image={image} sh -c 'echo x > $TMPDIR/y; cat $DALSEGNO_SCRATCH/y'"
+    answer = stored.run("shell", "-u", "ada", "--", "sh", "-c", script)
+    assert (answer.code, answer.out, answer.err) == (0, "x\n", "")
+
+
 def test_scratch_of_one_user_is_closed_to_others_and_junk_does_not_drain_the_node(stored: Cli, mounts: Path):
     junk = "mkdir -p a/b; ln -s /etc a/link; for i in $(seq 2000); do : > a/b/$i; done; chmod 000 a"
     as_user(stored, "bob", f"srun -w train-1 sh -c 'cd $TMPDIR; {junk}; echo ok'")
@@ -172,4 +181,5 @@ def test_run_and_checkpoints_on_storage_survive_a_power_cut(stored: Cli, mounts:
     (folder,) = (Folder(stored.home / "clusters/one").storage / "homes/ada").rglob(f"runs/{run}")
     eventually(lambda: (status := read_status(RunFolder(folder).status)) and status.exit_code == 0, FEW_S)
     eventually(lambda: on(stored, "train-1", "mountpoint", "-q", f"{mounts}/fsx").code == 0, FEW_S)
-    assert on(stored, "train-1", "ls", f"{mounts}/scratch").out == "", "a replaced machine has an empty disk"
+    left = on(stored, "train-1", "ls", f"{mounts}/scratch")
+    assert (left.code, left.out) == (0, ""), "a replaced machine has an empty disk"

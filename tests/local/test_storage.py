@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import TargetError
-from dalsegno.spec.facts import Cluster, Slurm, Storage, User
+from dalsegno.spec.facts import Cluster, Containers, Slurm, Storage, User
 from dalsegno.system.hosts import PACKAGES
 from dalsegno.targets.base import Removal
 from dalsegno.targets.local.folder import Folder
@@ -100,6 +100,12 @@ def test_scratch_sets_slurms_programs_and_calls_those_of_the_cluster_file():
     assert "/etc/slurm/health-prolog || exit $?" in files["bin/slurm-prolog"].text
     assert "--boot-id /state/clusters/demo/hosts/%n/boot-id" in files["bin/slurm-prolog"].text
     assert files["bin/slurm-epilog"].mode == 0o755
+
+
+def test_containers_see_the_scratch_disk_and_the_task_prolog():
+    there = with_storage(SCRATCH, containers=Containers(enabled=True))
+    line = want(there).files["etc/plugstack.conf"].text.splitlines()[-1]
+    assert line.endswith(" show=/scratch show=/state/clusters/demo/bin/slurm-task-prolog")
 
 
 def test_cluster_file_keeps_its_prolog_without_scratch():

@@ -18,7 +18,7 @@ from dalsegno.inject import hanging_fs
 from dalsegno.programs import launcher
 from dalsegno.spec.facts import Storage
 from dalsegno.storage.check import check_storage
-from dalsegno.storage.probe import ProbeAnswer, find_mount
+from dalsegno.storage.probe import ProbeAnswer, find_mount, lists_export
 from dalsegno.storage.verdict import StorageFault, StorageReport, judge_storage
 from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
 from tests.storage import slow_fs
@@ -203,6 +203,20 @@ def test_each_node_has_one_fault_only():
     answers = {"a": FINE, "b": None, "c": replace(FINE, read_only=True, error="Read-only file system", token=False)}
     report = judge_storage(FSX, answers, "ann")
     assert faults(report) == {StorageFault.SILENT: ("b",), StorageFault.READ_ONLY: ("c",)}
+
+
+@pytest.mark.parametrize(
+    ("folder", "there"), [("/export/home", True), ("/export/home/ann", True), ("/export/home2", False), ("/x", False)]
+)
+def test_exports_of_a_server_are_read(folder: str, there: bool):
+    assert lists_export("/export/home 192.0.2.0/24\n/export/data (everyone)\n", folder) is there
+
+
+def test_folder_that_the_server_does_not_export_is_named():
+    absent = ProbeAnswer("ext4", "/dev/sda1", "/", not_exported=True, free_bytes=1 << 40)
+    report = judge_storage(FSX, {"a": FINE, "b": absent}, "ann")
+    assert faults(report) == {StorageFault.NOT_EXPORTED: ("b",)}
+    assert report.findings[0].text == "nothing is mounted at /fsx: server filer does not export /x"
 
 
 def test_nearly_full_storage_is_a_warning():

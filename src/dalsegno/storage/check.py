@@ -56,7 +56,8 @@ def _ask_all(storage: Storage, nodes: Sequence[str], user: str, ask: NodeProgram
     for _ in range(MAX_WRITERS):
         if not untried:
             break
-        order = ProbeOrder(storage.mount, secrets.token_hex(8), ProbeRole.READER, user, measure and not best)
+        export = storage.source if storage.type == "nfs" else ""
+        order = ProbeOrder(storage.mount, secrets.token_hex(8), ProbeRole.READER, user, measure and not best, export)
         answers = _one_round(ask, untried[0], nodes, order)
         speeds = best or answers
         if not best or len(_seers(answers)) > len(_seers(best)):

@@ -20,11 +20,12 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from dalsegno.system.hanging_calls import fork
+from dalsegno.system.hanging_calls import NoAnswer, ask, fork
 
 PREFIX = ".dalsegno-check-"
 BLOCK = b"\x5a\xa5" * (1 << 19)  # 1 MiB that does not compress to nothing
 MAX_BYTES, MAX_S = 256 << 20, 3.0  # the amount and the time of each measurement
+SHOWMOUNT_S = 5.0
 MAX_FILES, FILES_S = 500, 2.0
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 FIND_S = 3.0  # a network file system may show a new file late
@@ -49,6 +50,7 @@ class ProbeOrder:
     role: ProbeRole
     user: str
     measure: bool = True
+    export: str = ""  # `server:/folder` of NFS, which is asked if nothing is mounted
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "role": self.role.value})
@@ -67,6 +69,7 @@ class ProbeAnswer:
     source: str = ""
     mount_point: str = ""  # where that file system is mounted
     mounted: bool = False  # whether that is the path itself
+    not_exported: bool = False  # nothing is mounted, and the NFS server says that it does not export the folder
     read_only: bool = False
     free_bytes: int = 0
     inode: int = 0  # of the token; 0 if it was not found
@@ -129,12 +132,30 @@ def look(order: ProbeOrder) -> ProbeAnswer:
         "free_bytes": about.f_bavail * about.f_frsize,
         "read_only": read_only or bool(about.f_flag & os.ST_RDONLY),
     }  # fmt: skip
+    if order.export and point != path:
+        known["not_exported"] = _is_not_exported(order.export)
     try:
         folder = _writable_folder(order)
         known |= _use(folder, order)
     except OSError as error:
         known |= _seen_token(order) | {"error": error.strerror or str(error)}
     return ProbeAnswer(**known)
+
+
+def _is_not_exported(export: str) -> bool:
+    """Return whether the server answers and its list lacks the folder. Servers with NFS 4 only do not answer."""
+    server, _, folder = export.partition(":")
+    try:
+        done = ask(("showmount", "--no-headers", "--exports", server), timeout_s=SHOWMOUNT_S)
+    except NoAnswer:
+        return False
+    return done.exit_code == 0 and not lists_export(done.stdout, folder)
+
+
+def lists_export(showmount: str, folder: str) -> bool:
+    """Return whether the output of `showmount --no-headers --exports` has a folder, or one that contains it."""
+    exported = [line.split()[0] for line in showmount.splitlines() if line.startswith("/")]
+    return any(folder == path or path == "/" or folder.startswith(f"{path}/") for path in exported)
 
 
 def _folders(order: ProbeOrder) -> list[str]:

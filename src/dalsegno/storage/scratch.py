@@ -72,7 +72,7 @@ def _epilog(cluster: Cluster, scratch: Storage, launcher: Sequence[str], theirs:
 
 def _task_prolog(cluster: Cluster, scratch: Storage, theirs: str) -> str:
     """Return the task prolog, whose output sets variables of the task. It runs as the user, inside a container if the
-    task has one, where the folder may not exist."""
+    task has one."""
     first = f"{quote(theirs)} || exit $?\n" if theirs else ""
     names = "".join(f'    echo "export {name}=$scratch"\n' for name in VARIABLES)
     return (

@@ -20,6 +20,7 @@ class StorageFault(Enum):
 
     SILENT = "silent"  # the node did not answer in time, or its file system hangs
     MISSING = "missing"
+    NOT_EXPORTED = "not exported"
     NOT_MOUNTED = "not mounted"
     READ_ONLY = "read-only"
     NOT_WRITABLE = "not writable"
@@ -60,7 +61,7 @@ def judge_storage(storage: Storage, answers: Mapping[str, ProbeAnswer | None], u
     """Return the report of a storage. Each node is named only in its first fault: the others follow from it."""
     left = dict(answers)
     found: list[StorageFinding] = []
-    for fault in (_silent, _missing, _not_mounted, _read_only, _not_writable, _other_files):
+    for fault in (_silent, _missing, _not_exported, _not_mounted, _read_only, _not_writable, _other_files):
         new = list(fault(storage, left, user))
         found += new
         left = {node: answer for node, answer in left.items() if all(node not in each.nodes for each in new)}
@@ -84,6 +85,14 @@ def _missing(storage: Storage, answers: Answers, user: str) -> Iterable[StorageF
         yield StorageFinding(
             storage.name, StorageFault.MISSING, tuple(nodes), f"there is no folder {storage.mount}", hint
         )
+
+
+def _not_exported(storage: Storage, answers: Answers, user: str) -> Iterable[StorageFinding]:
+    if nodes := [node for node, answer in answers.items() if answer and answer.not_exported]:
+        server, _, folder = storage.source.partition(":")
+        text = f"nothing is mounted at {storage.mount}: server {server} does not export {folder}"
+        hint = f"add {folder} to /etc/exports of {server}, then run `exportfs -ra` there"
+        yield StorageFinding(storage.name, StorageFault.NOT_EXPORTED, tuple(nodes), text, hint)
 
 
 def _not_mounted(storage: Storage, answers: Answers, user: str) -> Iterable[StorageFinding]:

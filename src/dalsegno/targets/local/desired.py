@@ -51,6 +51,7 @@ from dalsegno.targets.local.storage import (
     node_binds,
     program_files,
     shared_binds,
+    shown_in_containers,
     slurm_programs,
     without_own_programs,
 )
@@ -143,7 +144,8 @@ def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, mac
         "images": jobs_images(cluster, folder),
         "show": str(folder.devices) if placement.gpus_simulated else "",
     }
-    arguments = tuple(f"{name}={value}" for name, value in told.items() if value)
+    shown = tuple(f"show={path}" for path in shown_in_containers(cluster, folder, placement))
+    arguments = (*(f"{name}={value}" for name, value in told.items() if value), *shown)
     return Spank(str(folder.etc / "plugstack.conf"), str(built / PLUGIN), arguments)
 
 

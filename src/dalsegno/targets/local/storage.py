@@ -80,6 +80,13 @@ def program_files(cluster: Cluster, folder: Folder, placement: Placement) -> dic
     return {f"bin/{name}": text for name, text in scripts.items()}
 
 
+def shown_in_containers(cluster: Cluster, folder: Folder, placement: Placement) -> tuple[str, ...]:
+    """Return the paths that containers of jobs see: the scratch disk, and the task prolog, which Slurm starts inside
+    the container."""
+    scratch = scratch_of(cluster)
+    return (scratch.mount, str(folder.bin / TASK_PROLOG)) if scratch and placement.hosts != LOOPBACK else ()
+
+
 def without_own_programs(cluster: Cluster, placement: Placement) -> Cluster:
     """Return the cluster without the raw settings that our programs call, if it has scratch."""
     if scratch_of(cluster) is None or placement.hosts == LOOPBACK:
