@@ -149,7 +149,7 @@ def _everything() -> tuple[Cluster, Layout]:
         task_plugin="task/cgroup,task/affinity",
         own_address_only=True,
         tree_width=64,
-        programs=Programs("/opt/ds/prolog", "/opt/ds/epilog", "/opt/ds/health check", 60, "/bin/true"),
+        programs=Programs("/opt/ds/prolog", "/opt/ds/epilog", "", "/opt/ds/health check", 60, "/bin/true"),
         timeouts=Timeouts(message_s=20, kill_wait_s=10, min_job_age_s=600, credential_s=30),
     )
     return cluster, layout
