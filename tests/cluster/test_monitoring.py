@@ -23,9 +23,8 @@ from dalsegno.observe.panels import dashboard_json
 from dalsegno.observe.prometheus_client import PrometheusClient, ScrapeState
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Cli, at_home, taken_down
-from tests.cluster.published_metrics import DCGM_12239, NODE_1860, SLURM_4323, SUM_4323
 from tests.cluster.runs import LONG_S, Run
-from tests.observe.metric_names import expand
+from tests.observe.published import PUBLISHED, PublishedDashboard, expect_data
 from tests.waiting import eventually
 
 FILE = """
@@ -165,10 +164,19 @@ def with_values(query: str) -> str:
     return query
 
 
-def test_published_dashboards_find_their_metrics(watched: Watched):
-    own = {"slurm": SLURM_4323, "gpu": DCGM_12239, "node": {f'{name}{{instance="train-1"}}' for name in NODE_1860}}
-    total = " + ".join(sorted(expand(SUM_4323)))  # one label set for all, or the sum is empty
-    wait_for_all(watched.has, [total, *(name for names in own.values() for name in sorted(names))])
+@pytest.mark.parametrize("dashboard", PUBLISHED, ids=lambda each: str(each.id))
+def test_every_query_of_a_published_dashboard_returns_data(watched: Watched, dashboard: PublishedDashboard):
+    chosen = {"$job": "node", "$nodename": "train-1", "$node": "train-1"}
+    for name, (query, label) in dashboard.choices(chosen).items():  # what its menus offer
+        offered = {sample.labels.get(label) for sample in watched.prometheus.query(query)}
+        assert chosen.get(name, "train-1" if label == "instance" else "0") in offered, name
+    values = {"$instance": ".*", "$gpu": ".*", "$__rate_interval": "30s", **chosen}
+    version = watched.prometheus.query("node_exporter_build_info")[0].labels["version"]
+    expected = expect_data(dashboard.queries(values), version)
+    assert expected.some
+    wait_for_all(watched.has, expected.some)
+    returned = {query: why for query, why in expected.none.items() if watched.has(query)}
+    assert not returned, "these are to be taken out of without_data.json"
 
 
 def test_recording_rules_provide_the_names_of_other_exporters(watched: Watched):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.targets.local import LocalTarget
+from dalsegno.train.disk.verify import list_steps
 from tests.cluster.conftest import Cli
-from tests.cluster.runs import LONG_S, Run, kill
+from tests.cluster.runs import LONG_S, Run, comm, kill, node_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -169,6 +171,29 @@ def kill_one(run: Run, kind: str, dice: random.Random) -> bool:
     victims = {"worker": run.workers, "agent": run.agents, "srun": run.sruns}[kind]()
     kill(dice.choice(sorted(victims.values() if isinstance(victims, dict) else victims)))
     return True
+
+
+def test_run_says_that_late_copies_made_it_resume_from_disk(cluster_for_runs: Cli, tmp_path: Path) -> None:
+    cli = cluster_for_runs
+    training = Training(cli, tmp_path, 60, 0.01, "-N", "2", "--spares", "1", until=10)
+    run = training.run
+    run.wait_for(lambda: training.step() > 5 and training.has_copies(), LONG_S)
+    (keeper,) = [pid for pid in run.processes() if comm(pid) == "ds:keeper" and node_of(pid) == run.nodes[1]]
+    os.kill(keeper, signal.SIGSTOP)  # as if it got no CPU: rank 1 is copied no more
+    training.wait_before(45)
+    run.wait_for(lambda: run.safe().floor and any(path.name.endswith("40") for path in list_steps(tmp_path / "ckpt")))
+    training.wait_before(50)
+    run.wait_for(lambda: training.step() == 49)
+    LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache").power_off(run.nodes[1])
+    training.wait_before(60)
+    assert run.wait_for_end(LONG_S) == 0, run.tail()
+    assert training.starts()[2] == ("disk", 40)
+    (note,) = [each["text"] for each in run.journal("note") if each["text"].startswith("resumed from disk")]
+    late = r"step 40: the newest memory snapshot \(step 4\d\) was incomplete: rank 1's copy was not at its buddy"
+    assert re.search(late, note), note
+    assert note in cli.ok("why", run.id)
+    cli.ok("up")
+    run.no_trace()
 
 
 @pytest.mark.long

@@ -87,6 +87,9 @@ def test_resume_from_disk_names_the_copies_that_were_late() -> None:
     older = "rank 1's copy was not at its buddy; the newest complete one was older (step 590)"
     assert explain(memory, 600) == late + older
     assert explain(memory, 590, from_memory=True) == ""
+    assert explain(memory, 700) == (
+        "resumed from disk at step 700: the newest complete memory snapshot was older (step 590)"
+    )
     again = MemoryTable()
     again.update("a", [held(0, 678, 2)], A)
     again.update("b", [])

@@ -191,7 +191,8 @@ class MemoryTable:
             newest = f"the newest memory snapshot (step {missing.place[1]}) was incomplete"
             reasons.append(f"{newest}: {_describe(missing)}")
         if chosen is not None and chosen.place[1] < resumed.step:
-            reasons.append(f"the newest complete one was older (step {chosen.place[1]})")
+            subject = "one" if reasons else "memory snapshot"
+            reasons.append(f"the newest complete {subject} was older (step {chosen.place[1]})")
         elif chosen is not None:
             reasons.append(f"a rank could not load the memory snapshot of step {chosen.place[1]}")
         return f"resumed from disk at step {resumed.step}: {'; '.join(reasons)}" if reasons else ""
