@@ -92,9 +92,10 @@ class ClusterSources:
         from dalsegno.runs.submit.prepare import list_runs, read_plan
         from dalsegno.targets.base import CanForward
 
-        if isinstance(self.target, CanForward):
+        target = self.target
+        if target is not None and isinstance(target, CanForward):
             return []  # they are on the cluster's head
-        here = cluster_id(self.slurm.env if self.slurm else self.target.user_env(os.environ) if self.target else {})
+        here = cluster_id(self.slurm.env if self.slurm else target.user_env(os.environ) if target else {})
         found = []
         for run in list_runs(runs_home())[: 4 * OLD_RUNS]:
             with contextlib.suppress(DalsegnoError, OSError):
