@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -58,12 +60,13 @@ def test_facts_of_a_debian_12_host():
     assert facts.gpus == () and facts.problems == ()
 
 
-def test_facts_of_a_host_with_an_h200():
-    facts = parse((RECORDED / "ubuntu-24.04-h200.json").read_text())
-    assert (facts.os_id, facts.os_version) == ("ubuntu", "24.04")
-    assert facts.gpus == (InspectedGpu("NVIDIA H200", 143771),)
-    assert facts.driver.startswith("5")
-    assert facts.cgroup_version == 2
+def test_gpus_are_read_from_nvidia_smi(tmp_path):
+    recorded = "NVIDIA H200, 143771, 580.159.04"  # driver 580.159 on an H200
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{recorded}'\necho '{recorded}'\n")
+    tool.chmod(0o755)
+    facts = inspect_this_machine({"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert facts.gpus == (InspectedGpu("NVIDIA H200", 143771),) * 2 and facts.driver == "580.159.04"
 
 
 def test_free_space_is_that_of_the_deepest_mount():
@@ -130,11 +133,14 @@ def test_any_answer_gives_facts_of_the_declared_types(values):
         assert isinstance(getattr(facts, field.name), kind), field.name
 
 
-def test_program_answers_on_this_machine_and_changes_nothing():
-    done = subprocess.run(
-        [sys.executable, "-", "bash"], input=program(), capture_output=True, timeout=100, check=True, cwd="/"
-    )
-    facts = parse_inspection("here", answered(done.stdout.decode()), 0)
+def inspect_this_machine(env: Mapping[str, str] = os.environ) -> HostFacts:
+    argv = [sys.executable, "-", "bash"]
+    done = subprocess.run(argv, input=program(), capture_output=True, timeout=100, check=True, cwd="/", env=env)
+    return parse_inspection("here", answered(done.stdout.decode()), 0)
+
+
+def test_program_finds_all_facts_of_this_machine():
+    facts = inspect_this_machine()
     assert facts.problems == () and facts.cpus > 0 and facts.memory_mib > 0
     assert facts.python == sys.version_info[:3]
     assert any(user.name == "root" and user.uid == 0 for user in facts.users)

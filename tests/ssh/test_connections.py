@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import CommandTimedOut, DalsegnoError
-from dalsegno.system.ssh import SshAddress, SshConnections, SshError, SshFault
+from dalsegno.system.ssh import SshAddress, SshConnections, SshError, SshFault, client_argv
 from tests.ssh.hosts import SUDO_PASSWORD, HostRack, make_key, reason_to_skip, running_hosts
 from tests.waiting import eventually
 
@@ -174,8 +175,6 @@ def test_changed_host_key_is_refused(rack, tmp_path):
 
 
 def test_known_key_of_another_type_counts_as_changed(rack, tmp_path):
-    import subprocess
-
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(tmp_path / "ecdsa")], check=True)
     known = tmp_path / "known_hosts"
     known.write_text(f"{rack['host-1'].address} {(tmp_path / 'ecdsa.pub').read_text()}")
@@ -328,3 +327,17 @@ def test_name_that_leads_to_another_host_that_is_known_by_its_address_is_refused
     known.write_text(f"head {keys[rack['host-1'].address]}\n{other} {keys[other]}\n")
     address = SshAddress("host-1", "head", "root", key=str(rack.key))
     assert fault_of(SshConnections([address], known_hosts=known)).fault is SshFault.HOST_KEY_CHANGED
+
+
+def test_ssh_client_for_people_uses_the_same_settings_and_checks(rack, tmp_path):
+    def ask(address: SshAddress, known: Path) -> subprocess.CompletedProcess[str]:
+        argv = client_argv(address, ["echo", "a  b", "$HOME"], known_hosts=known)
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+
+    direct = rack.addresses("admin")[0]
+    through = replace(direct, jump=f"root@{rack['host-2'].address}:22")
+    empty = tmp_path / "known_hosts"
+    empty.touch()
+    assert [ask(each, rack.known_hosts).stdout for each in (direct, through)] == ["a  b $HOME\n"] * 2
+    assert [ask(each, empty).returncode for each in (direct, through)] == [255, 255]
+    assert empty.read_text() == ""

@@ -113,6 +113,15 @@ def test_too_much_output_is_an_error():
     assert len(output.stderr) <= client.MAX_OUTPUT + (1 << 20)
 
 
+def test_too_many_lines_are_an_error():
+    client = pytest.importorskip("dalsegno.system.ssh_client")
+    lines: list[str] = []
+    output = client.CommandOutput(lines.append)
+    with pytest.raises(client.OutputLimitExceeded):
+        output.add(output.stdout, b"\n" * (client.MAX_LINES + 1))
+    assert len(lines) == client.MAX_LINES
+
+
 def test_settings_do_not_show_the_password():
     connections = SshConnections([], sudo_password="correct horse")
     assert "horse" not in repr(vars(connections))

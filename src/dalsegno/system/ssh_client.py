@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import shlex
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 32 << 20  # bytes of both streams of one command
 MAX_LINE = 1 << 20  # a longer line is passed on in pieces
+MAX_LINES = 200_000  # of a command whose lines are passed on
 SESSIONS = 8  # per connection; sshd's own limit is 10
 CHUNK = 1 << 16
-KILL_AFTER_S = 5
+MARGIN_S = 1.0  # after this, the host ends a command by itself, first with SIGTERM
+KILL_AFTER_S = 2
 SUDO_TIMEOUT_S = 30.0
 LAST_LINES = 10
-NOT_INSTALLED = 127
+NOT_INSTALLED, TIMED_OUT = 127, 124
 
 LineSink = Callable[[str], None]
 
@@ -105,9 +108,9 @@ class SshClient:
         timeout_s: float | None,
         sink: LineSink | None,
     ) -> Completed:
-        # With `timeout`, the host ends the command also if the connection is lost meanwhile.
-        bound = ["timeout", "-k", str(KILL_AFTER_S), f"{timeout_s + KILL_AFTER_S:.0f}"] if timeout_s else []
-        output = CommandOutput(sink)
+        # With `timeout`, the host ends the command also if the connection is lost meanwhile. sshd itself does not.
+        bound = ["timeout", "-k", str(KILL_AFTER_S), f"{timeout_s + MARGIN_S:g}"] if timeout_s else []
+        output, started = CommandOutput(sink), time.monotonic()
         try:
             async with opened.sessions:
                 process = await opened.connection.create_process(
@@ -126,13 +129,15 @@ class SshClient:
             hint = "the command hangs, or the host is overloaded" + (f"; its last line was: {last}" if last else "")
             raise CommandTimedOut(argv, timeout_s, host=host, hint=hint) from None
         except OutputLimitExceeded:
-            what = f"`{argv[0]}` printed more than {MAX_OUTPUT >> 20} MiB and was stopped"
+            what = f"`{argv[0]}` was stopped: it printed more than {MAX_OUTPUT >> 20} MiB, or {MAX_LINES:,} lines"
             hint = "run the command on the host and look why it prints so much"
             raise SshError(host, SshFault.TOO_MUCH_OUTPUT, what, hint=hint, output=output.last_lines()) from None
         except self._errors as error:
             raise _cut(host, argv, output, shown(error)) from error
         if process.exit_status is None:
             raise _cut(host, argv, output, "")
+        if timeout_s and process.exit_status == TIMED_OUT and time.monotonic() - started >= timeout_s:
+            raise CommandTimedOut(argv, timeout_s, host=host, hint="the command hangs, or the host is overloaded")
         code = process.exit_status if process.exit_status >= 0 else 128 + _signal_number(process.exit_signal)
         stdout = bytes(output.stdout)
         return Completed(tuple(argv), code, _text(stdout), _text(bytes(output.stderr)), stdout)
@@ -225,6 +230,7 @@ class CommandOutput:
         self.stderr = bytearray()
         self._sink = sink
         self._begun = 0  # start of the last line that is not complete
+        self._lines = 0
 
     def add(self, part: bytearray, data: bytes) -> None:
         part += data
@@ -246,6 +252,9 @@ class CommandOutput:
     def _pass_lines(self, sink: LineSink) -> None:
         while (end := self.stdout.find(b"\n", self._begun)) >= 0:
             for line in _text(bytes(self.stdout[self._begun : end]).rstrip(b"\r")).split("\n"):  # \r draws progress
+                self._lines += 1
+                if self._lines > MAX_LINES:
+                    raise OutputLimitExceeded
                 sink(line)
             self._begun = end + 1
         if len(self.stdout) - self._begun >= MAX_LINE:

@@ -58,6 +58,7 @@ class HostKeyCheck:
     entries: asyncssh.SSHKnownHosts
     known: int = 0
     presented: str = ""  # type and fingerprint
+    verified: bool = False
     lost: bool = False
 
     def find(self, host: str, _: str, port: int | None) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -77,6 +78,8 @@ class SshLogin:
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
         self._asyncssh = load_asyncssh()
+        # ValueError: something in the user's configuration or keys
+        self._errors = (self._asyncssh.Error, OSError, asyncio.TimeoutError, ValueError)
         self._at_once = asyncio.Semaphore(settings.limit)
         self._entries: dict[tuple[Path, ...], asyncssh.SSHKnownHosts] = {}
 
@@ -99,15 +102,27 @@ class SshLogin:
         if files not in self._entries:
             self._entries[files] = _read_known_hosts(self._asyncssh, files)
         check = HostKeyCheck(files, self._entries[files])
-        errors = (self._asyncssh.Error, OSError, asyncio.TimeoutError, ValueError)  # ValueError: configuration, keys
         try:
             async with self._at_once:
-                connection = await self._asyncssh.connect(
-                    address.address, tunnel=tunnel, **_place(address), **self._options(address, check)
-                )
-        except errors as error:
+                return await self._connect(address, tunnel, check), check
+        except self._errors as error:
             raise self._explain(address, error, check) from error
-        return connection, check
+
+    async def _connect(
+        self, address: SshAddress, tunnel: asyncssh.SSHClientConnection | None, check: HostKeyCheck
+    ) -> asyncssh.SSHClientConnection:
+        options = {"tunnel": tunnel, **_place(address), **self._options(address, check)}
+        try:
+            return await self._asyncssh.connect(address.address, **options)  # type: ignore[no-any-return]
+        except self._asyncssh.DisconnectError:
+            if not check.known or check.verified or check.presented:
+                raise
+        # Only the types of key that known_hosts has for the host were offered. If all are, the host presents its key,
+        # which is then refused as changed.
+        check.lost = False
+        return await self._asyncssh.connect(  # type: ignore[no-any-return]
+            address.address, **options, server_host_key_algs="default"
+        )
 
     def _options(self, address: SshAddress, check: HostKeyCheck) -> dict[str, Any]:
         base = self._asyncssh.SSHClient
@@ -116,6 +131,9 @@ class SshLogin:
             def validate_host_public_key(self, host: str, addr: str, port: int, key: Any) -> bool:
                 check.presented = f"{key.get_algorithm()} {key.get_fingerprint()}"
                 return False
+
+            def begin_auth(self, username: str) -> None:
+                check.verified = True
 
             def connection_lost(self, exc: Exception | None) -> None:
                 check.lost = True
@@ -131,6 +149,7 @@ class SshLogin:
             "kbdint_auth": False,
             "ignore_encrypted": True,  # the agent may have the key
             "agent_forwarding": False,
+            "compression_algs": ["none"],  # a hostile host could send a little that unpacks to a lot
             "connect_timeout": self._settings.connect_timeout_s,
             "keepalive_interval": self._settings.keepalive_s,
             "keepalive_count_max": 3,
@@ -146,9 +165,6 @@ class SshLogin:
 
         if isinstance(error, asyncssh.HostKeyNotVerifiable) and check:
             return _host_key_fault(address, error, check)
-        if isinstance(error, asyncssh.KeyExchangeFailed) and check and check.known:
-            what = f"no key exchange with {at}: {shown(error)}"
-            return fault(SshFault.HOST_KEY_CHANGED, what, _changed_hint(address, check))
         if isinstance(error, asyncssh.PermissionDenied):
             key = f"the key `{address.key}`" if address.key else "your key"
             who = f" as user `{address.user}`" if address.user else ""
