@@ -244,7 +244,7 @@ def test_second_request_at_the_same_time_is_refused(tmp_path):
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(TargetError, match="works on this machine"):
-            apply(PLAN, tmp_path)
+            ask(apply_request(PLAN, root=str(tmp_path), wait_s=0.3))
 
 
 def test_answer_that_was_cut_off_is_an_error():

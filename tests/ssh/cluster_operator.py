@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.ssh.hosts import HostRack
 
+SHELL = ("SLURM_CONF", "DALSEGNO_CLUSTER", "DALSEGNO_CONTROLLER")  # of a shell on another cluster
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -45,18 +46,24 @@ class Operator:
         )
 
     def dalsegno(self, *words: str, code: int | None = 0, stdin: str = "") -> Done:
-        env = {**os.environ, "PYTHONPATH": str(SOURCE), "DALSEGNO_HOME": str(self.folder / "home"), "NO_COLOR": "1"}
-        for name in ("SLURM_CONF", "DALSEGNO_CLUSTER", "DALSEGNO_CONTROLLER"):
-            env.pop(name, None)
         done = subprocess.run(
-            [sys.executable, "-m", "dalsegno", *words], cwd=self.folder, env=env, input=stdin,
+            [sys.executable, "-m", "dalsegno", *words], cwd=self.folder, env=self._env(), input=stdin,
             capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return Done(done.returncode, done.stdout, done.stderr)
 
+    def _env(self) -> dict[str, str]:
+        env = {name: value for name, value in os.environ.items() if name not in SHELL}
+        return {**env, "PYTHONPATH": str(SOURCE), "DALSEGNO_HOME": str(self.folder / "home"), "NO_COLOR": "1"}
+
     def up(self, code: int | None = 0) -> Done:
         return self.dalsegno("up", str(self.file), code=code)
+
+    def start_up(self) -> subprocess.Popen[str]:
+        """Start `up`, whose messages can be read while it runs."""
+        argv = [sys.executable, "-m", "dalsegno", "up", str(self.file)]
+        return subprocess.Popen(argv, cwd=self.folder, env=self._env(), stderr=subprocess.PIPE, text=True)
 
     def on_head(self, *argv: str) -> str:
         return self.rack.hosts[0].run(*argv)

@@ -40,7 +40,7 @@ def pids(lab: Operator, *daemons: str) -> dict[str, str]:
 
 def test_jobs_run_on_all_nodes_as_a_user_of_the_file(lab):
     as_ada = ["runuser", "-u", "ada", "--"]
-    assert lab.on_head(*as_ada, "srun", "-N2", "hostname").split() == ["n1", "n2"]
+    assert sorted(lab.on_head(*as_ada, "srun", "-N2", "hostname").split()) == ["n1", "n2"]
     uids = {host.run("id", "-u", "ada") for host in lab.rack.hosts}
     assert len(uids) == 1
     ran = eventually(lambda: lab.on_head("sacct", "-aXno", "user,state").split())
@@ -62,14 +62,35 @@ def test_second_up_changes_nothing(lab):
 
 
 def test_other_commands_run_on_the_head(lab):
-    def reporting() -> bool:
-        found = json.loads(lab.dalsegno("nodes", "--json").out)
-        return {each["node"] for each in found["nodes"] if each["agent"] == "connected"} == {"n1", "n2"}
-
-    assert eventually(reporting)
+    phases = {node["node"]: node["phase"] for node in json.loads(lab.dalsegno("nodes", "--json").out)}
+    assert phases == {"n1": "in service", "n2": "in service"}
     assert lab.dalsegno("run", "--no-such-option", code=None).code == 2
     assert lab.dalsegno("shell", "--", "hostname").out == "head\n"
-    assert lab.dalsegno("shell", "--node", "n2", "--", "hostname").out == "n2\n"
+    assert lab.dalsegno("ssh", "n2", "--", "hostname").out == "n2\n"
+    assert lab.dalsegno("ssh", "n2", "--", "sh", "-c", "exit 7", code=None).code == 7
+
+
+def test_node_agents_report_their_checks(lab):
+    def passed() -> set[str]:
+        shown = json.loads(lab.dalsegno("nodes", "show", "n1", "--json").out)
+        return {check["check"] for check in shown["checks"] if check["verdict"] == "pass"}
+
+    assert "munge" in eventually(lambda: passed() if "munge" in passed() else set())
+
+
+SCRIPT = "#!/bin/sh\nwhile :; do echo rank $RANK generation $DALSEGNO_GENERATION; sleep 0.1; done\n"
+
+
+def test_run_continues_after_a_worker_was_killed(lab):
+    for host in lab.rack.hosts:  # they share no file system
+        host.run("sh", "-c", "cat > /home/ada/train.sh; chmod 755 /home/ada/train.sh", stdin=SCRIPT)
+    as_ada = ["runuser", "-l", "ada", "-c"]
+    run = lab.on_head(*as_ada, "dalsegno run --no-preload --detach -N 2 ./train.sh").strip()
+    assert eventually(lambda: "rank 1 generation 1" in lab.on_head(*as_ada, f"dalsegno logs {run}"), every_s=0.5)
+    lab.rack["n2"].run("pkill", "-9", "-u", "ada", "-f", "train.sh")
+    assert eventually(lambda: "rank 0 generation 2" in lab.on_head(*as_ada, f"dalsegno logs {run}"), every_s=0.5)
+    lab.on_head(*as_ada, f"dalsegno cancel {run}")
+    assert eventually(lambda: lab.on_head("squeue", "-h") == "", every_s=0.5)
 
 
 def test_changed_file_applies_only_the_difference(lab):
@@ -85,14 +106,14 @@ def test_changed_file_applies_only_the_difference(lab):
 
 
 def test_unreachable_host_is_reported_and_repaired_by_the_next_up(lab):
-    lab.rack.cut("n2")
+    lab.rack.kill_sshd("n2")
     text = lab.file.read_text()
     lab.file.write_text(text.replace("time_limit: 2h", "time_limit: 3h"))
     done = lab.up(code=1)
     assert "n2" in done.err
     assert "All other hosts were set up" in done.err
     assert "3:00:00" in lab.on_head("sinfo", "-ho", "%l")
-    lab.rack.join("n2")
+    lab.rack.start_sshd("n2")
     assert "nothing to do" not in lab.up().err
     assert "3:00:00" in lab.rack["n2"].run("sh", "-c", "grep -o MaxTime=[0-9]* /etc/slurm/slurm.conf; sinfo -ho %l")
     assert "nothing to do" in lab.up().err
@@ -110,9 +131,20 @@ def test_node_that_leaves_the_file_is_cleaned(lab):
     lab.up()
     assert lab.on_head("sinfo", "-hNo", "%N").split() == ["n1"]
     assert lab.rack["n2"].run("sh", "-c", "ls /etc/slurm; pidof slurmd munged || true") == ""
+
+
+def test_connection_that_is_cut_half_way_is_continued_by_the_next_up(lab):
     lab.write(more=ACCOUNTING)
+    with lab.start_up() as up:
+        assert up.stderr
+        for line in up.stderr:
+            if "n2: installing Dal Segno" in line:
+                lab.rack.kill_sshd("n2")
+        assert up.wait() == 1
+    assert lab.on_head("srun", "-w", "n1", "hostname") == "n1\n"
+    lab.rack.start_sshd("n2")
     lab.up()
-    assert lab.on_head("srun", "-N2", "hostname").split() == ["n1", "n2"]
+    assert sorted(lab.on_head("srun", "-N2", "hostname").split()) == ["n1", "n2"]
 
 
 def test_down_restores_every_host(lab):

@@ -98,7 +98,7 @@ def _apply(target: Target, plan: Plan, say: Say, name: str) -> None:
 
 
 def _report_phase(target: Target, name: str) -> None:
-    phase = target.status().phase
+    phase = target.summary().phase
     if phase is ClusterPhase.HALF_MADE:
         out.talk(f"{name} is half-made: `dalsegno up` continues from here, `dalsegno down {name}` removes it")
     elif phase is ClusterPhase.CHANGING:

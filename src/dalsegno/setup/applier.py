@@ -20,8 +20,9 @@ import pwd
 import shutil
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from dalsegno.setup.machine_record import (
     BEGIN,
@@ -308,7 +309,7 @@ def answer(request: Json, rest: BinaryIO) -> Json:
         return {"owner": owner, "services": applier.services.status()}
     if request["mode"] == "compare":
         return {"changes": Applier(request["plan"], root).changes(), "owner": Record(root).data.get("id", "")}
-    with lock(root):
+    with lock(root, request.get("wait_s", 0.0)):
         if request["mode"] == "remove":
             found = Record(root).data.get("id", "")
             if found != request["cluster_id"]:
@@ -319,16 +320,26 @@ def answer(request: Json, rest: BinaryIO) -> Json:
 
 
 @contextlib.contextmanager
-def lock(root: str) -> Iterator[None]:
-    """Keep a second request away while this one changes the machine."""
+def lock(root: str, wait_s: float) -> Iterator[None]:
+    """Keep a second request away while this one changes the machine. The program of a connection that was cut off may
+    need some time until it notices."""
     folder = root.rstrip("/") + os.path.dirname(SETUP)
     os.makedirs(folder, exist_ok=True)
     with open(f"{folder}/setup.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused("another `dalsegno up` or `down` works on this machine", "wait until it has ended") from None
+        until = time.monotonic() + wait_s
+        while not taken(file):
+            if time.monotonic() >= until:
+                raise Refused("another `dalsegno up` or `down` works on this machine", "wait until it has ended")
+            time.sleep(0.1)
         yield
+
+
+def taken(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def main(stream: BinaryIO | None = None) -> int:

@@ -22,6 +22,7 @@ import dalsegno
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.node_plan import NodePlan, outline, plan_to_json
 
+LOCK_WAIT_S = 20.0  # for another request on the same machine
 MODULES = ("machine_record", "machine_services", "applier")  # in the order in which they import each other
 # Reads the modules from stdin and starts the applier. The names are those of the package, so that its imports work.
 _BOOT = (
@@ -55,9 +56,10 @@ def compare_request(plan: NodePlan, root: str = "/") -> bytes:
     return _request({"mode": "compare", "plan": outline(plan), "root": root})
 
 
-def apply_request(plan: NodePlan, bundle: bytes = b"", root: str = "/") -> bytes:
+def apply_request(plan: NodePlan, bundle: bytes = b"", root: str = "/", wait_s: float = LOCK_WAIT_S) -> bytes:
     """Return the stdin that makes a machine match a plan. `bundle` is our code, for a machine that lacks it."""
-    return _request({"mode": "apply", "plan": plan_to_json(plan), "root": root, "bundle": len(bundle)}) + bundle
+    request = {"mode": "apply", "plan": plan_to_json(plan), "root": root, "bundle": len(bundle), "wait_s": wait_s}
+    return _request(request) + bundle
 
 
 def status_request() -> bytes:
@@ -66,7 +68,7 @@ def status_request() -> bytes:
 
 def remove_request(cluster_id: str, root: str = "/") -> bytes:
     """Return the stdin that undoes everything, if the machine belongs to this cluster."""
-    return _request({"mode": "remove", "cluster_id": cluster_id, "root": root})
+    return _request({"mode": "remove", "cluster_id": cluster_id, "root": root, "wait_s": LOCK_WAIT_S})
 
 
 def _request(request: Mapping[str, Any]) -> bytes:
