@@ -106,6 +106,13 @@ def test_check_finds_a_node_without_the_mount(stored: Cli, mounts: Path):
     assert json.loads(stored.ok("storage", "check", "--quick", "--json"))["ok"]
 
 
+def test_user_checks_a_path_with_jobs_inside_the_cluster(stored: Cli, mounts: Path):
+    found = json.loads(as_user(stored, "ada", f"dalsegno storage check {mounts}/fsx --quick --json"))
+    assert found["ok"] and found["user"] == "ada" and sorted(found["storage"][0]["nodes"]) == list(NODES)
+    answer = stored.run("shell", "-u", "ada", "--", "dalsegno", "storage", "check", "/usr/share", "--quick")
+    assert answer.code == 1 and "nothing is mounted there" in answer.err
+
+
 def test_job_has_a_scratch_folder_on_each_node_until_its_end(stored: Cli, mounts: Path):
     script = 'stat -c "%n %U %a" $SLURM_TMPDIR; touch $TMPDIR/x; ls $DALSEGNO_SCRATCH'
     out = as_user(stored, "ada", f"srun -N2 --label sh -c '{script}'")

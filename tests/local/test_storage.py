@@ -231,6 +231,17 @@ def test_mount_point_in_use_by_another_cluster_is_kept(folder: Folder, top: Path
 
 
 @needs_root
+def test_last_of_two_clusters_removes_the_mount_point(folder: Folder, top: Path):
+    other = Folder(folder.root.parent / "other")
+    other.root.mkdir()
+    make_mount_points(folder, [f"{top}/a"])
+    make_mount_points(other, [f"{top}/a"])
+    shutil.rmtree(folder.root)  # its `down` left the mount point, which the other one used
+    remove_mount_points(other)
+    assert not (top / "a").exists()
+
+
+@needs_root
 def test_mount_point_with_files_is_kept(folder: Folder, top: Path):
     make_mount_points(folder, [f"{top}/a"])
     (top / "a/file").touch()

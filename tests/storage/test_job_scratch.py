@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,28 @@ def test_reboot_retires_the_folders_of_all_jobs_and_nothing_else(base: Path):
     (base / "job-notes").mkdir()
     create(base, ScratchJob(18, 20001, 20001), "second boot")
     assert sorted(os.listdir(base)) == [".dalsegno", "data", "job-18", "job-notes"]
+
+
+def test_jobs_that_start_together_after_a_boot_all_get_their_folders(base: Path):
+    create(base, JOB, "first boot")
+    for number in range(1000, 1500):  # all of them have to be retired
+        (base / f"job-{number}").mkdir()
+    jobs = [ScratchJob(number, 20001, 20001) for number in range(100, 140)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda job: create(base, job, "second boot"), jobs))
+    assert sorted(path.name for path in base.glob("job-*")) == sorted(job.folder for job in jobs)
+
+
+def test_flags_of_a_file_with_another_link_are_kept(base: Path):
+    create(base, JOB, "boot")
+    (base / "system").touch()
+    os.link(base / "system", base / "job-17/link")
+    if subprocess.run(["chattr", "+i", str(base / "system")], capture_output=True, check=False).returncode:
+        pytest.skip("this file system has no immutable files")
+    retire(base, JOB)
+    empty_trash(base)
+    with pytest.raises(PermissionError):
+        (base / "system").write_text("x")
 
 
 def test_links_are_removed_but_not_followed(base: Path, tmp_path: Path):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.out import cluster_option, json_option
-from dalsegno.errors import DalsegnoError, NotThere, TargetError
+from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
+from dalsegno.hostlist import compress
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
@@ -49,7 +50,7 @@ def _use(storage: Storage) -> str:
 
 @command.command("check")
 @cluster_option
-@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.argument("names", nargs=-1, metavar="[NAME|/PATH]…")
 @click.option("--user", "-u", metavar="USER", help="Use the storage as this user. Default: the first of the cluster.")
 @click.option("--quick", is_flag=True, help="Do not measure how fast it is.")
 @json_option
@@ -59,27 +60,68 @@ def check(name: str | None, names: Sequence[str], user: str | None, quick: bool,
     One node writes a file, and all others must find it, with the same inode number. Then each node writes up to 256 MB
     and creates up to 500 files, for a few seconds at most. Exits 1 if a storage failed. Warnings are not failures.
 
+    With a path instead of a name, it checks what is mounted there on any Slurm cluster, as you, with a small job on
+    each node that has room.
+
     \b
     dalsegno storage check
     dalsegno storage check fsx --user alice
+    dalsegno storage check /shared
     """
     from dalsegno.storage.check import check_storage
+
+    nodes = _nodes_with_paths(name, names, user) if any("/" in each for each in names) else _nodes(name, names, user)
+    with out.progress() as say:
+        reports = check_storage(nodes.storage, nodes.names, nodes.user, nodes.run, measure=not quick, say=say)
+    ok = all(each.ok for each in reports)
+    if json_:
+        out.as_json({"ok": ok, "user": nodes.user, "storage": [_as_json(each) for each in reports]})
+    else:
+        _show(reports)
+    if not ok:
+        raise click.exceptions.Exit(1)
+
+
+class CheckedNodes(NamedTuple):
+    """What is checked: storage, the nodes, the user, and how a program is run on a node."""
+
+    storage: Sequence[Storage]
+    names: Sequence[str]
+    user: str
+    run: NodePrograms
+
+
+def _nodes(name: str | None, names: Sequence[str], user: str | None) -> CheckedNodes:
+    """Return the nodes of a cluster of Dal Segno, which are entered as root."""
     from dalsegno.system.files import user_of
     from dalsegno.system.ownership import caller
 
     place, cluster = _open(name)
     elevate_to_change(place)
-    chosen = _chosen(cluster, names)
     person = user or next((each.name for each in cluster.users), user_of(caller()))
-    nodes = [node.name for node in cluster.nodes]
-    with out.progress() as say:
-        reports = check_storage(chosen, nodes, person, _programs_of(place), measure=not quick, say=say)
-    if json_:
-        out.as_json({"ok": all(each.ok for each in reports), "user": person, "storage": [_as_json(r) for r in reports]})
-    else:
-        _show(reports)
-    if not all(each.ok for each in reports):
-        raise click.exceptions.Exit(1)
+    return CheckedNodes(_chosen(cluster, names), [node.name for node in cluster.nodes], person, _programs_of(place))
+
+
+def _nodes_with_paths(name: str | None, paths: Sequence[str], user: str | None) -> CheckedNodes:
+    """Return the nodes of any Slurm cluster, each asked with a small job of this user."""
+    from dalsegno.cli.containers import slurm_here, steps_on
+    from dalsegno.spec.facts import Storage
+    from dalsegno.system.files import user_of
+
+    if user or not all(path.startswith("/") for path in paths):
+        raise UsageError(
+            "a path is checked as you, and not together with names of storage",
+            hint="leave out `--user`, and give either names or absolute paths",
+        )
+    slurm, found = slurm_here(name)
+    route = steps_on(slurm, found)
+    names = [node.name for node in found if node.name not in route.closed]
+    if closed := [node.name for node in found if node.name in route.closed]:
+        out.talk(f"not asked, because a job would have to wait there: {compress(closed)}")
+    if not names:
+        raise NotThere("no node has room for a small job", hint="`sinfo` shows why; try again later")
+    storage = [Storage(path, path.rstrip("/") or "/", type="existing") for path in paths]
+    return CheckedNodes(storage, names, user_of(os.geteuid()), _runner(route.enter))
 
 
 def _open(name: str | None) -> tuple[ClusterPlace, Cluster]:
@@ -106,17 +148,26 @@ def _chosen(cluster: Cluster, names: Sequence[str]) -> list[Storage]:
 
 
 def _programs_of(place: ClusterPlace) -> NodePrograms:
-    """Return how to run a helper program on a node. A node that hangs is abandoned."""
     from dalsegno.cluster import open_cluster
-    from dalsegno.programs import launcher
-    from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
 
     target = open_cluster(place)
 
+    def enter(node: str, words: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
+        entry = target.on_node(node, words, dict(os.environ), "/")
+        return entry.argv, entry.env
+
+    return _runner(enter)
+
+
+def _runner(enter: Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]) -> NodePrograms:
+    """Return how to run a helper program on a node. A node that hangs is abandoned."""
+    from dalsegno.programs import launcher
+    from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
+
     def run(node: str, program: str, arguments: Sequence[str]) -> str:
-        entry = target.on_node(node, [*launcher(), program, *arguments], dict(os.environ), "/")
+        argv, env = enter(node, [*launcher(), program, *arguments])
         try:
-            return ask(entry.argv, env=entry.env, timeout_s=ANSWER_S * slowness()).checked().stdout
+            return ask(argv, env=env, timeout_s=ANSWER_S * slowness()).checked().stdout
         except NoAnswer as silence:
             hint = "`dalsegno status` shows its state"
             raise DalsegnoError(f"no answer from {node}: {silence}", hint=hint) from silence
@@ -125,8 +176,6 @@ def _programs_of(place: ClusterPlace) -> NodePrograms:
 
 
 def _show(reports: Sequence[StorageReport]) -> None:
-    from dalsegno.hostlist import compress
-
     rows = []
     for report in reports:
         answers = [answer for answer in report.answers.values() if answer]

@@ -231,15 +231,16 @@ def _write_speed(path: str) -> float:
 def _file_rate(path: str) -> float:
     """Return how many files per second can be created and removed."""
     os.mkdir(path, 0o700)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     count, began = 0, time.monotonic()
     try:
         while count < MAX_FILES and time.monotonic() - began < FILES_S:
-            name = f"{path}/{count}"
-            os.close(os.open(name, NEW_FILE, 0o600))
-            os.unlink(name)
+            os.close(os.open(str(count), NEW_FILE, 0o600, dir_fd=folder))
+            os.unlink(str(count), dir_fd=folder)
             count += 1
         return count / max(time.monotonic() - began, 1e-6)
     finally:
+        os.close(folder)
         os.rmdir(path)
 
 

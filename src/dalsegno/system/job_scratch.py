@@ -73,6 +73,7 @@ def _group_of(uid: int) -> int:
 def create(base: Path, job: ScratchJob, boot: str) -> None:
     """Create the folder of a job. If the node has booted since the last job, retire the folders of all jobs before."""
     with _opened(base) as (top, own):
+        fcntl.flock(own, fcntl.LOCK_EX)  # two first jobs after a boot must not retire each other's folders
         if _read(own, BOOT) != boot:
             for name in [entry for entry in os.listdir(top) if JOB.fullmatch(entry)]:
                 _retire(top, own, name)
@@ -225,8 +226,9 @@ def _insist(act: Callable[[], None], name: str, parent: int) -> None:
         act()
     except PermissionError:
         _unlock(parent)
-        kind = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
+        about = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        alone = stat.S_ISREG(about.st_mode) and about.st_nlink == 1  # another link may be a file of the system
+        if alone or stat.S_ISDIR(about.st_mode):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             entry = os.open(name, flags, dir_fd=parent)
             try:

@@ -211,11 +211,17 @@ def make_storage(cluster: Cluster, folder: Folder, placement: Placement) -> None
 
 
 def make_mount_points(folder: Folder, mounts: Sequence[str]) -> None:
-    """Create missing mount points on this machine, which hosts share. They are recorded first, for `down`."""
+    """Create missing mount points on this machine, which hosts share. They are recorded first, for `down`.
+
+    A mount point that `up` of another cluster created is recorded too: the last cluster that goes removes it.
+    """
+    others = {path for each in folder.root.parent.iterdir() for path in _recorded(Folder(each))}
     missing = [path for mount in mounts for path in _missing_parts(Path(mount))]
-    if not missing:
+    shared = [part for mount in mounts for part in map(str, (Path(mount), *Path(mount).parents)) if part in others]
+    recorded = {*_recorded(folder), *map(str, missing), *shared}
+    if recorded == {*_recorded(folder)} and not missing:
         return
-    write_atomic(folder.mount_points, json.dumps(sorted({*_recorded(folder), *map(str, missing)})))
+    write_atomic(folder.mount_points, json.dumps(sorted(recorded)))
     for path in missing:
         try:
             path.mkdir(0o755, exist_ok=True)

@@ -141,7 +141,9 @@ class LocalTarget:
                 hint="add one: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; "
                 "ip link set d0 up; ip link set d1 up",
             )
-        check_storage(cluster, self.folder, placement, read_text(Path("/proc/self/mountinfo")) or "")
+        if cluster.storage:
+            mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
+            check_storage(cluster, self.folder, placement, mounts)
         wanted = desired(switched, self.folder, placement, self.machine, self._people(), log_level)
         seen = observe(self.folder, state, wanted, self.slurm)
         listed = cluster.containers.images
