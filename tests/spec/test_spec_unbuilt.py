@@ -16,8 +16,7 @@ from dalsegno.spec.unbuilt import UNBUILT_FIELDS, UNBUILT_TARGETS
 SOURCE = Path(dalsegno.__file__).parent
 ATTRIBUTE = re.compile(r"\.(\w+)")
 REFUSED = {each.path for each in UNBUILT_FIELDS}
-# Facts that no code reads: the field of the first is refused, and the sizes of the second come from the catalog.
-UNREAD_FACTS = {"User.ssh_keys", "Node.instance"}
+UNREAD_FACTS = {"Node.instance"}  # its sizes come from the catalog
 
 
 def read_names(names: Iterable[str], files: Iterable[Path]) -> set[str]:

@@ -28,6 +28,8 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "ls": "List the clusters on this machine.",
         "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",
+        "user": "Add, change, remove and list users of the cluster.",
+        "group": "Add, change, remove and list Unix groups of the cluster.",
         "down": "Remove the cluster and everything that belongs to it.",
     },
     "Training": {
@@ -67,6 +69,7 @@ COMMANDS = {name: text for commands in GROUPS.values() for name, text in command
 SHARED_MODULES = {  # commands that share a module: command -> module, which defines a function of that name
     "init": "cluster_file", "validate": "cluster_file", "schema": "cluster_file", "plan": "up", "ls": "status",
     "env": "shell", "events": "nodes", "automation": "nodes", "dashboards": "monitor",
+    "group": "user",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # only for types: an ordinary `up` imports no module of fault
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
     from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.slurm.client import SlurmClient
+    from dalsegno.users.roster import Roster
 
 Say = Callable[[str], None]  # reports one line of progress
 
@@ -363,6 +364,34 @@ class CanInject(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PeopleView:
+    """The users and groups of a cluster, with their ids. `directory` is the DN of users in LDAP; "" without LDAP."""
+
+    cluster: Cluster
+    uids: Mapping[str, int]  # of users that exist only in the cluster
+    gids: Mapping[str, int]
+    homes: Path
+    directory: str = ""
+
+
+@runtime_checkable
+class CanManageUsers(Protocol):
+    """A target that can change the users and groups of a running cluster."""
+
+    def people(self) -> PeopleView:
+        """Return the users and groups since the last change."""
+        ...
+
+    def change_people(self, roster: Roster) -> Plan:
+        """Return the plan that gives the cluster these users and groups. Those of its cluster file stay."""
+        ...
+
+    def set_password(self, user: str, password: str) -> None:
+        """Set the password of a user in the cluster's directory. Raise if the cluster has none."""
+        ...
+
+
 @runtime_checkable
 class CanMonitor(Protocol):
     """A target that can run Prometheus, Alertmanager and node_exporter for a cluster."""
@@ -390,6 +419,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanReadLogs: ("read the logs of machines that are off", ""),
     CanMonitor: ("run Prometheus", "`dalsegno monitor config` writes the configuration for your own Prometheus"),
     CanReadMetrics: ("read the metrics of nodes", ""),
+    CanManageUsers: ("change users", "change `users` in the cluster file"),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 
