@@ -22,16 +22,19 @@ CONTAINER_PROGRAMS="gcc:gcc /usr/include/stdio.h:libc6-dev /usr/include/slurm/sp
 MONITOR_PROGRAMS="prometheus:prometheus prometheus-alertmanager:prometheus-alertmanager
     prometheus-node-exporter:prometheus-node-exporter"
 
+# Additional programs for `directory: {kind: ldap}`.
+DIRECTORY_PROGRAMS="slapd:slapd openssl:openssl"
+
 # Only `demo --scene docker` needs these.
 DOCKER_PROGRAMS="dockerd:docker.io"
 
 # Additional programs for ./test: it compiles and runs an MPI program, makes an image of one program, and runs a
-# registry with images of other tools and hosts that are reached over ssh. Chromium opens the web page. Headers have no
-# program to look for, so their packages are listed with the compiler.
+# registry with images of other tools, hosts that are reached over ssh, and an LDAP server. Chromium opens the web page.
+# Headers have no program to look for, so their packages are listed with the compiler.
 SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static
-    docker-registry:docker-registry skopeo:skopeo umoci:umoci openssl:openssl sshd:openssh-server sudo:sudo
-    chromium:chromium
-    $MONITOR_PROGRAMS"
+    docker-registry:docker-registry skopeo:skopeo umoci:umoci sshd:openssh-server sudo:sudo
+    chromium:chromium ldapsearch:ldap-utils
+    $MONITOR_PROGRAMS $DIRECTORY_PROGRAMS"
 
 say() { printf 'dalsegno: %s\n' "$*" >&2; }
 
@@ -43,7 +46,7 @@ fail() { # fail WHAT [HINT-LINE...]
     exit 1
 }
 
-# set_up core|dev [local [containers|offer] [docker] [monitor]]: prepare .venv and, with `local`, the system packages.
+# set_up core|dev [local [containers|offer] [docker] [monitor] [directory]]: prepare .venv and, with `local`, the system packages.
 # With `containers`, the packages for containers are required; with `offer`, they are installed if possible.
 set_up() {
     MISSING='' OFFERED=''
@@ -138,25 +141,32 @@ containers_in_file() { # takes the arguments of the command line; prints yes, no
     echo "$said"
 }
 
-asks_for_prometheus() { # takes the arguments of the command line; true for `monitor up`, and as `monitoring:` says
-    local file line inside='' said='' on='prometheus:[[:space:]]*(true|yes|on)'
-    [ "${1-}" != monitor ] || return 0
-    [ "${1-}" = up ] || return 1
-    for file in "${@:2}" cluster.yaml; do
+says_in_file() { # says_in_file BLOCK PATTERN FILE...: true if the first of these files has a matching line in the block
+    local file line inside='' said=''
+    for file in "${@:3}" cluster.yaml; do
         [ -f "$file" ] || continue
         while IFS= read -r line || [ -n "$line" ]; do
             case $line in
-                monitoring:*) inside=yes ;;
+                "$1":*) inside=yes ;;
                 [![:space:]#]*) inside= ;;
             esac
-            [ -n "$inside" ] && [[ $line =~ ^[^#]*$on ]] && said=yes
+            [ -n "$inside" ] && [[ $line =~ ^[^#]*$2 ]] && said=yes
         done <"$file"
         break
     done
     [ -n "$said" ]
 }
 
-need_local_packages() { # need_local_packages core|dev [containers|offer] [docker] [monitor]
+asks_for_prometheus() { # takes the arguments of the command line; true for `monitor up`, and as `monitoring:` says
+    [ "${1-}" != monitor ] || return 0
+    [ "${1-}" = up ] && says_in_file monitoring 'prometheus:[[:space:]]*(true|yes|on)' "${@:2}"
+}
+
+asks_for_ldap() { # takes the arguments of the command line; true if `directory:` of the cluster file says ldap
+    [ "${1-}" = up ] && says_in_file directory 'kind:[[:space:]"'\'']*ldap' "${@:2}"
+}
+
+need_local_packages() { # need_local_packages core|dev [containers|offer] [docker] [monitor] [directory]
     [ "${OSTYPE#linux}" != "$OSTYPE" ] || return 0
     local pair more offered='' programs=$LOCAL_PROGRAMS PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
     [ "$1" = core ] || programs="$programs $SUITE_PROGRAMS"
@@ -166,6 +176,7 @@ need_local_packages() { # need_local_packages core|dev [containers|offer] [docke
             offer) offered=$CONTAINER_PROGRAMS ;;
             docker) programs="$programs $DOCKER_PROGRAMS" ;;
             monitor) programs="$programs $MONITOR_PROGRAMS" ;;
+            directory) programs="$programs $DIRECTORY_PROGRAMS" ;;
         esac
     done
     for pair in $programs; do has_program "${pair%%:*}" || need "${pair#*:}"; done

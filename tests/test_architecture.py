@@ -147,6 +147,8 @@ MAY_READ_SENTENCES = {
     "inject/methods.py": "ip",
     "targets/local/sweep.py": "the command lines of processes",
     "train/disk/convert.py": "pickle",
+    "users/homes.py": "authorized_keys, where two lines mark the cluster's keys",
+    "users/login_files.py": "PAM files of hosts, where two lines mark our part",
 }
 
 # Words that are shown as they came, or that others define.

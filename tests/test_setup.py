@@ -233,8 +233,25 @@ def test_prometheus_is_installed_only_if_it_is_asked_for(clone: Path, tmp_path: 
         assert ("prometheus-alertmanager" in told.split()) == there
 
 
+def test_slapd_is_installed_only_if_it_is_asked_for(clone: Path, tmp_path: Path):
+    asked = {
+        "directory: {kind: ldap}\n": True,
+        "directory:\n  base: dc=local\n  kind: 'ldap'\n": True,
+        "directory: {kind: files}\n": False,
+        "directory:\n  # kind: ldap\n": False,
+        "": False,
+    }
+    for block, is_asked in asked.items():
+        (clone / "cluster.yaml").write_text(LOCAL_FILE + block)
+        assert (bash(clone, "asks_for_ldap up cluster.yaml", cwd=clone).returncode == 0) == is_asked, block
+    env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
+    for words, there in {"core directory": True, "core monitor": False, "dev": True}.items():
+        told = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
+        assert ("slapd" in told.split()) == there
+
+
 def test_the_packages_match_the_programs_of_the_local_target(clone: Path):
-    pairs = bash(clone, "echo $LOCAL_PROGRAMS $MONITOR_PROGRAMS").stdout.split()
+    pairs = bash(clone, "echo $LOCAL_PROGRAMS $MONITOR_PROGRAMS $DIRECTORY_PROGRAMS").stdout.split()
     assert dict(pair.split(":") for pair in pairs) == DAEMONS
 
 
@@ -256,7 +273,7 @@ def test_only_the_suite_needs_an_mpi(clone: Path, tmp_path: Path):
     for program in DAEMONS:
         (tmp_path / program).symlink_to("/bin/true")
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
-    images = "busybox-static docker-registry skopeo umoci openssl openssh-server sudo chromium"
+    images = "busybox-static docker-registry skopeo umoci openssh-server sudo chromium ldap-utils"
     for who, packages in {"core": "", "dev": f"gcc openmpi-bin libopenmpi-dev libc6-dev {images}"}.items():
         assert bash(clone, f'MISSING=; need_local_packages {who}; echo "$MISSING"', **env).stdout == f"{packages}\n"
 

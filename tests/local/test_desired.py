@@ -33,11 +33,11 @@ from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.local.daemons import START
 from dalsegno.targets.local.desired import Desired, desired, hosts_file, limits_sentence, slurm_layout
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder
-from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
 from dalsegno.targets.local.shell import user_env
 from dalsegno.targets.local.target import LocalTarget
+from dalsegno.users.checks import People
 
 V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
 V2 = CgroupTree(2, "/sys/fs/cgroup", ("/sys/fs/cgroup",), frozenset({"cpuset", "memory"}))
@@ -344,7 +344,9 @@ def test_health_policy_change_is_reported_and_restarts_nothing():
 def test_users_change_without_a_restart():
     crowd = replace(BASE, accounts=(Account("lab"),), users=(User("ada", ("lab",), "lab"),))
     made = plan(crowd, running(BASE))
-    assert made.sentences() == ["updates accounts, users and QOS", "restarts nothing", "ends no job"]
+    assert made.sentences() == [
+        "adds user ada (uid 20001)", "updates accounts, users and QOS", "restarts nothing", "ends no job",
+    ]  # fmt: skip
     assert set(made.write) == {"etc/passwd", "etc/group"}
     assert plan(with_slurm(qos=(Qos("high", 10),)), running(BASE)).accounting
 

@@ -3,8 +3,9 @@
 import pytest
 
 from dalsegno.errors import TargetError
-from dalsegno.spec.facts import User
-from dalsegno.targets.local.people import People, assign_uids, check_people, group_file, passwd_file, shared_accounts
+from dalsegno.spec.facts import Cluster, Group, User
+from dalsegno.targets.local.people import cluster_accounts, group_file, passwd_file, shared_accounts
+from dalsegno.users.checks import People, assign_gids, assign_uids, check_new_groups, check_people
 
 MACHINE = People(
     passwd="root:x:0:0:root:/root:/bin/bash\nada:x:1000:1000::/home/ada:/bin/bash\n",
@@ -12,21 +13,30 @@ MACHINE = People(
 )
 
 
-def user(name: str, uid: int | None = None, *groups: str) -> User:
-    return User(name, accounts=("lab",), default_account="lab", uid=uid, groups=groups)
+def user(name: str, uid: int | None = None, *groups: str, allow: tuple[str, ...] = (), full_name: str = "") -> User:
+    return User(
+        name, ("lab",), default_account="lab", uid=uid, groups=groups, allow_privileged=allow, full_name=full_name
+    )
+
+
+def files(users: list[User], groups: tuple[Group, ...] = (), machine: People = MACHINE) -> tuple[str, str]:
+    """Return the passwd and group files of hosts."""
+    uids = assign_uids(users, machine, {})
+    gids = assign_gids(users, groups, machine, uids, {})
+    cluster = Cluster("one", "local", (), (), users=tuple(users), groups=groups)
+    accounts = cluster_accounts(cluster, machine, uids, gids, "/c/home")
+    return passwd_file(machine, accounts), group_file(machine, users, accounts)
 
 
 def test_a_new_user_gets_a_uid_and_a_home_of_the_cluster():
-    uids = assign_uids([user("bea")], MACHINE, {})
-    assert passwd_file(MACHINE, [user("bea")], uids, "/c/home") == (
-        MACHINE.passwd + "bea:x:20001:20001::/c/home/bea:/bin/bash\n"
-    )
+    passwd, _ = files([user("bea", full_name="Bea Ödegård")])
+    assert passwd == MACHINE.passwd + "bea:x:20001:20001:Bea Ödegård:/c/home/bea:/bin/bash\n"
 
 
 def test_machine_user_keeps_uid_and_home():
     check_people([user("ada")], MACHINE, {})
     assert assign_uids([user("ada")], MACHINE, {}) == {}
-    assert passwd_file(MACHINE, [user("ada")], {}, "/c/home") == MACHINE.passwd
+    assert files([user("ada")])[0] == MACHINE.passwd
     assert shared_accounts([user("ada"), user("bea")], MACHINE) == [
         "user ada is this machine's account of that name (uid 1000)"
     ]
@@ -47,14 +57,61 @@ def test_group_ids_of_the_machine_are_not_used():
 
 
 def test_groups_get_ids_and_members():
-    text = group_file(MACHINE, [user("bea", None, "video", "research")], {"bea": 20001})
+    _, text = files([user("bea", None, "video", "research"), user("ada", None, "video")], (Group("lab", 5000),))
     assert text.splitlines() == [
         "root:x:0:",
         "ada:x:1000:",
         "video:x:44:ada,bea",
         "bea:x:20001:",
+        "lab:x:5000:",
         "research:x:1020001:bea",
     ]
+
+
+def test_group_keeps_its_gid_when_another_group_goes():
+    before = assign_gids([user("bea", None, "one", "two")], (), MACHINE, {"bea": 20001}, {})
+    after = assign_gids([user("bea", None, "two", "three")], (), MACHINE, {"bea": 20001}, before)
+    assert after == {"one": 1020001, "two": 1020002, "three": 1020003}
+
+
+def test_group_privilege_has_the_gid_that_it_has_on_oci():
+    assert assign_gids([user("bea", None, "privilege")], (), MACHINE, {}, {}) == {"privilege": 9876}
+
+
+@pytest.mark.parametrize(
+    ("group", "before", "says"),
+    [
+        (Group("video", 4000), {}, "group `video` has gid 44 on this machine, not 4000"),
+        (Group("ada2", 1000), {}, "gid 1000 of group `ada2` is in use on this machine"),
+        (Group("lab", 5000), {"old": 5000}, "gid 5000 of group `lab` belongs to old in the cluster"),
+        (Group("lab", 20001), {}, "gid 20001 of group `lab` belongs to bea in the cluster"),
+        (Group("lab", 5000), {"lab": 5001}, "the gid of group `lab` cannot change from 5001 to 5000"),
+    ],
+)
+def test_group_with_the_id_of_another_group_is_refused(group: Group, before: dict[str, int], says: str):
+    with pytest.raises(TargetError) as refused:
+        check_new_groups([group], MACHINE, before, {"bea": 20001})
+    assert refused.value.what.startswith(says) and refused.value.hint
+
+
+def test_privileged_group_must_be_allowed_by_its_name():
+    check_people([user("bea", None, "docker", allow=("docker",))], ADMIN, {})
+    with pytest.raises(TargetError, match="group `sudo` would give user `bea` rights over this machine"):
+        check_people([user("bea", None, "docker", "sudo", allow=("docker",))], ADMIN, {})
+    with pytest.raises(TargetError, match="group `privilege`"):
+        check_people([user("bea", None, "privilege")], ADMIN, {})
+    with pytest.raises(TargetError, match="group `pilots`"):  # by its gid
+        check_people([user("bea", None, "pilots")], ADMIN, {}, [Group("pilots", 9876)])
+
+
+def test_uid_of_another_user_is_never_given_again_even_after_removal():
+    with pytest.raises(TargetError, match="uid 20001 of user `cem` belongs to bea, who is or was a user"):
+        check_people([user("cem", 20001)], MACHINE, {"bea": 20001})
+
+
+def test_uid_of_an_existing_user_cannot_change():
+    with pytest.raises(TargetError, match="the uid of user `bea` cannot change from 20001 to 20009"):
+        check_people([user("bea", 20009)], MACHINE, {"bea": 20001})
 
 
 ADMIN = People(
@@ -72,7 +129,7 @@ ADMIN = People(
         (user("nobody"), "`nobody` is a system account of this machine (uid 65534)"),
         (user("eve"), "`eve` is an account of this machine with the rights of sudo"),
         (user("zoe"), "`zoe` is an account of this machine with the rights of root"),
-        (user("ada", 1005), "`ada` has uid 1005 in the cluster file and uid 1000 on this machine"),
+        (user("ada", 1005), "`ada` has uid 1000 on this machine, not 1005"),
         (user("bea", 1000), "uid 1000 of user `bea` belongs to ada on this machine"),
         (user("staff"), "`staff` is a group of this machine"),
         (user("bea", None, "docker"), "group `docker` would give user `bea` rights over this machine"),

@@ -28,6 +28,7 @@ from dalsegno.targets.local.storage import (
     remove_mount_points,
     storage_sentences,
 )
+from dalsegno.users.accounts import PosixUser
 from tests.local.sites import nodes_of
 from tests.local.test_desired import FOLDER, ROOT, USER, cluster, plan, put, running, want
 
@@ -255,7 +256,7 @@ def test_homes_get_their_owner_and_links_are_not_followed(folder: Folder, top: P
     placed = put(there)
     (top / "bob").symlink_to(tmp_path)
     (top / "eve").mkdir()
-    make_homes(there, folder, placed)
+    make_homes(top, [PosixUser(each.name, *[placed.uids[each.name]] * 2) for each in there.users])
     assert (top / "ann").stat().st_uid == placed.uids["ann"]
     assert tmp_path.stat().st_uid == 0, "the link of another user was not followed"
     sentences = foreign_homes(there, folder, placed, there.users)

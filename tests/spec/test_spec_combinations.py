@@ -491,7 +491,6 @@ UNBUILT = {
     "modules: {enabled: true}": "`modules` is not built yet",
     "head: {instance: m5.large}": "`head.instance` is not built yet",
     "login: {count: 1, cpus: 4}": "`login.cpus` is not built yet",
-    "users: [{name: ann, full_name: Ann}]": "`full_name` of user `ann` is not built yet",
 }
 
 

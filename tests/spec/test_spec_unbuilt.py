@@ -16,8 +16,8 @@ from dalsegno.spec.unbuilt import UNBUILT_FIELDS, UNBUILT_TARGETS
 SOURCE = Path(dalsegno.__file__).parent
 ATTRIBUTE = re.compile(r"\.(\w+)")
 REFUSED = {each.path for each in UNBUILT_FIELDS}
-# Facts that no code reads: the field of the first is refused, and the others are for clouds.
-UNREAD_FACTS = {"User.ssh_keys", "Storage.size_mib", "Storage.throughput_mb_per_s_per_tib"}
+# Facts that no code reads: they are for clouds.
+UNREAD_FACTS = {"Storage.size_mib", "Storage.throughput_mb_per_s_per_tib"}
 
 
 def read_names(names: Iterable[str], files: Iterable[Path]) -> set[str]:

@@ -32,6 +32,8 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "ssh": "Open a shell, or run a command, on a node.",
         "env": "Print shell commands that put the cluster's Slurm on your PATH.",
         "storage": "List the storage of the cluster; check it from every node.",
+        "user": "Add, change, remove and list users of the cluster.",
+        "group": "Add, change, remove and list Unix groups of the cluster.",
         "down": "Remove the cluster and everything that belongs to it.",
     },
     "Training": {
@@ -71,6 +73,7 @@ COMMANDS = {name: text for commands in GROUPS.values() for name, text in command
 SHARED_MODULES = {  # commands that share a module: command -> module, which defines a function of that name
     "init": "cluster_file", "validate": "cluster_file", "schema": "cluster_file", "plan": "up", "ls": "status",
     "env": "shell", "events": "nodes", "automation": "nodes", "dashboards": "monitor",
+    "group": "user",
 }  # fmt: skip
 
 

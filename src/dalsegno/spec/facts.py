@@ -14,6 +14,9 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 from dalsegno.errors import DalsegnoError
 
+DEFAULT_ACCOUNT = "users"  # the account of users without one
+BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
+
 
 @dataclass(frozen=True)
 class Node:
@@ -91,7 +94,28 @@ class User:
     default_qos: str = ""
     admin: bool = False
     groups: tuple[str, ...] = ()  # additional Unix groups
+    allow_privileged: tuple[str, ...] = ()  # privileged groups that the user may be in
     ssh_keys: tuple[str, ...] = ()
+    full_name: str = ""
+    max_gpus: int | None = None  # GPUs of all running jobs, in each account
+    added: bool = False  # by `dalsegno user add`; the cluster file does not name the user
+
+
+@dataclass(frozen=True)
+class Group:
+    """A Unix group of the cluster. Its members are the users that name it."""
+
+    name: str
+    gid: int | None = None
+    added: bool = False  # by `dalsegno group add`
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Where accounts are kept: in the user and group files of every host, or in an LDAP server too."""
+
+    ldap: bool = False
+    base: str = "dc=local"
 
 
 @dataclass(frozen=True)
@@ -307,6 +331,8 @@ class Cluster:
     slurm: Slurm = field(default_factory=Slurm)
     accounts: tuple[Account, ...] = ()
     users: tuple[User, ...] = ()
+    groups: tuple[Group, ...] = ()
+    directory: Directory = field(default_factory=Directory)
     reservations: tuple[Reservation, ...] = ()
     storage: tuple[Storage, ...] = ()
     local: Local = field(default_factory=Local)

@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dalsegno.errors import Problem, SpecError
+from dalsegno.errors import Problem, SpecError, UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks import run_checks
 from dalsegno.spec.checks.report import Problems
@@ -26,6 +26,7 @@ _NOUNS = {
     "reservations": "reservation",
     "accounts": "account",
     "users": "user",
+    "groups": "group",
     "storage": "storage",
     "qos": "qos",
     "switches": "switch",
@@ -247,6 +248,21 @@ def load_spec(path: str | os.PathLike[str]) -> ClusterSpec:
     """Load the cluster file at `path`. Raise SpecError with all problems in it."""
     name = os.fspath(path)
     return parse_spec(_read(name), name)
+
+
+_S = TypeVar("_S", bound=Section)
+
+
+def validate_section(kind: type[_S], values: dict[str, Any]) -> _S:
+    """Return a section from the options of a command, which obey the rules of the cluster file. Raise UsageError."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as refused:
+        error = refused.errors(include_url=False)[0]
+        what, hint = _predicate(error)
+        name = error["loc"][0]
+        hint = one_line(hint) or f"docs/cluster-file.md describes what `{name}` takes"
+        raise UsageError(f"`{name}` {one_line(what)}", hint=hint) from None
 
 
 def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:

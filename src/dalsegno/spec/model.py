@@ -158,20 +158,58 @@ class AccountSpec(Section):
     description: Label = Field(default="", description="Description of the account.")
 
 
+def _full_name(value: str) -> str:
+    # A colon would start the next field of /etc/passwd; characters that are not printable include line separators.
+    if ":" in value or not value.isprintable() or len(value) > 200:
+        raise fault(f"cannot be {show(value)}", "write it on one line without `:`, at most 200 letters")
+    return value
+
+
+FullName = Annotated[str, AfterValidator(_full_name)]
+
+
 class UserSpec(Section):
     """A user of the cluster."""
 
     name: Annotated[UserName, AfterValidator(_not_system)] = Field(description="Unix user name.")
     uid: int | None = Field(default=None, ge=1000, le=2**31 - 1, description="Unix user id. Default: a free one.")
-    full_name: Label = Field(default="", description="Full name.")
+    full_name: FullName = Field(default="", description="Full name.")
     groups: Groups = Field(default=[], description="Further Unix groups.")
+    allow_privileged: Groups = Field(
+        default=[], description="Privileged groups, such as `docker`, that `groups` may name. Refused otherwise."
+    )
     ssh_keys: list[SshKey] = Field(default=[], description="SSH public keys for login.")
     accounts: Accounts = Field(default=[], description="Slurm accounts.")
     default_account: AccountName = Field(default="", description="Account of jobs that name none. Default: the first.")
     fair_share: Shares = Field(default=1, description="Fair-share shares within the account.")
     qos: Accounts = Field(default=[], description="QOS that the user may use.")
     default_qos: AccountName = Field(default="", description="QOS of jobs that name none.")
+    max_gpus: int | None = Field(
+        default=None, ge=0, le=10**6, description="GPUs that all running jobs may use, in each account (GrpTRES)."
+    )
     admin: bool = Field(default=False, description="May change the cluster (Slurm's AdminLevel=Admin, sudo).")
+
+
+class GroupSpec(Section):
+    """A Unix group of the cluster. Users name the groups that they are in."""
+
+    name: UserName = Field(description="Name of the group.")
+    gid: int | None = Field(default=None, ge=1000, le=2**31 - 1, description="Unix group id. Default: a free one.")
+
+
+LdapBase = Annotated[
+    str,
+    matching(r"(dc|o|ou)=[A-Za-z0-9_-]{1,63}(,(dc|o|ou)=[A-Za-z0-9_-]{1,63}){0,9}", "write `dc=example,dc=org`"),
+]
+
+
+class DirectorySpec(Section):
+    """The directory of accounts."""
+
+    kind: Literal["files", "ldap"] = Field(
+        default="files", description="`files`: user and group files on every host; `ldap`: in OpenLDAP on the head too."
+    )
+    base: LdapBase = Field(default="dc=local", description="Base DN of the LDAP directory.")
 
 
 Source = Annotated[
@@ -230,6 +268,8 @@ class ClusterSpec(Section):
     containers: ContainersSpec = Field(default_factory=ContainersSpec, description="Container jobs.")
     accounts: list[AccountSpec] = Field(default=[], max_length=10000, description="Slurm accounts.")
     users: list[UserSpec] = Field(default=[], max_length=20000, description="Users of the cluster.")
+    groups: list[GroupSpec] = Field(default=[], max_length=10000, description="Unix groups of the cluster.")
+    directory: DirectorySpec = Field(default_factory=DirectorySpec, description="Where accounts are kept.")
     health: HealthSpec = Field(default_factory=HealthSpec, description="Health checks and the actions allowed.")
     monitoring: MonitoringSpec = Field(default_factory=MonitoringSpec, description="Metrics, web page, alerts.")
     modules: Modules = Field(default_factory=Modules, description="Environment modules.")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dalsegno.spec import facts
-from dalsegno.spec.checks.policy import DEFAULT_ACCOUNT
 from dalsegno.spec.health import CheckSpec
 from dalsegno.spec.layout import login_nodes, members, own_nodes, own_spares, size_of
 from dalsegno.spec.model import ClusterSpec, PartitionSpec, StorageSpec, UserSpec
@@ -106,6 +105,8 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         slurm=resolve_slurm(spec),
         accounts=_accounts(spec),
         users=_users(spec),
+        groups=tuple(facts.Group(group.name, group.gid) for group in spec.groups),
+        directory=facts.Directory(spec.directory.kind == "ldap", spec.directory.base),
         reservations=tuple(_reservation(each) for each in spec.reservations),
         storage=tuple(_storage(each) for each in spec.storage),
         local=_local(spec),
@@ -220,17 +221,18 @@ def _accounts(spec: ClusterSpec) -> tuple[facts.Account, ...]:
         for account in spec.accounts
     ]
     without_account = any(not user.accounts for user in spec.users)
-    if spec.slurm.accounting and without_account and all(each.name != DEFAULT_ACCOUNT for each in found):
-        found.append(facts.Account(DEFAULT_ACCOUNT, description="users without an account of their own"))
+    if spec.slurm.accounting and without_account and all(each.name != facts.DEFAULT_ACCOUNT for each in found):
+        found.append(facts.Account(facts.DEFAULT_ACCOUNT, description="users without an account of their own"))
     return tuple(found)
 
 
 def _users(spec: ClusterSpec) -> tuple[facts.User, ...]:
-    return tuple(_user(user, spec.slurm.accounting) for user in spec.users)
+    return tuple(resolve_user(user, spec.slurm.accounting) for user in spec.users)
 
 
-def _user(user: UserSpec, accounting: bool) -> facts.User:
-    accounts = tuple(user.accounts) or ((DEFAULT_ACCOUNT,) if accounting else ())
+def resolve_user(user: UserSpec, accounting: bool) -> facts.User:
+    """Return the facts about a user."""
+    accounts = tuple(user.accounts) or ((facts.DEFAULT_ACCOUNT,) if accounting else ())
     return facts.User(
         name=user.name,
         accounts=accounts,
@@ -240,8 +242,11 @@ def _user(user: UserSpec, accounting: bool) -> facts.User:
         qos=tuple(user.qos),
         default_qos=user.default_qos,
         admin=user.admin,
-        groups=tuple(user.groups),
-        ssh_keys=tuple(user.ssh_keys),
+        groups=tuple(dict.fromkeys(user.groups)),
+        allow_privileged=tuple(user.allow_privileged),
+        ssh_keys=tuple(dict.fromkeys(user.ssh_keys)),
+        full_name=user.full_name,
+        max_gpus=user.max_gpus,
     )
 
 

@@ -23,8 +23,6 @@ class UnbuiltField:
 _NO_SIZE = "head and login nodes of a local cluster have no size of their own"
 UNBUILT_FIELDS = (
     UnbuiltField("modules", "nothing sets up environment modules"),
-    UnbuiltField("users.ssh_keys", "nothing installs keys on the hosts"),
-    UnbuiltField("users.full_name", "nothing stores it"),
     *(
         UnbuiltField(f"{machine}.{size}", _NO_SIZE, ("local",))
         for machine in ("head", "login")

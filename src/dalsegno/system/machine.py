@@ -17,7 +17,7 @@ DAEMONS = {
     "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server",
     "slurmrestd": "slurmrestd", "ip": "iproute2", "nsenter": "util-linux",
     "prometheus": "prometheus", "prometheus-alertmanager": "prometheus-alertmanager",
-    "prometheus-node-exporter": "prometheus-node-exporter",
+    "prometheus-node-exporter": "prometheus-node-exporter", "slapd": "slapd", "openssl": "openssl",
 }  # fmt: skip
 UNSHARE = ("--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc")
 SEARCH = (*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/local/sbin", "/usr/sbin", "/sbin")

@@ -3,6 +3,7 @@ Slurm itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dalsegno.errors import CommandFailed, TargetError
@@ -16,10 +17,15 @@ def register_cluster(slurm: SlurmClient, name: str) -> None:
     slurm.sacctmgr(["add", "cluster", name])
 
 
-def update_people(slurm: SlurmClient, cluster: Cluster, *, fresh: bool) -> None:
-    """Add and change QOS, accounts and users. Entries removed from the cluster file are kept, with their history."""
+def update_people(slurm: SlurmClient, cluster: Cluster, removed: Sequence[str] = (), *, fresh: bool) -> None:
+    """Add and change QOS, accounts and users. Entries removed from the cluster file are kept, with their history.
+
+    `removed`: users that a command has removed. Slurm keeps the history of their jobs.
+    """
     found = None if fresh else slurm.accounts(cluster.name)
-    slurm.sacctmgr_all(accounting_commands(cluster, found))
+    gone = [name for name in removed if found is not None and name in found.users]
+    deletions = [["delete", "user", "where", f"name={name}"] for name in gone]
+    slurm.sacctmgr_all([*accounting_commands(cluster, found), *deletions])
 
 
 def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str, ...]) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # only for types: an ordinary `up` imports no module of fault
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
     from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.slurm.client import SlurmClient
+    from dalsegno.users.roster import Roster
 
 Say = Callable[[str], None]  # reports one line of progress
 
@@ -36,20 +37,16 @@ class Plan(Protocol):
     @property
     def only_user(self) -> str:
         """The one account that runs all jobs; "" if each user of the cluster file has an account."""
-        ...
 
     @property
     def import_images(self) -> tuple[str, ...]:
         """Container images to import once the cluster is up."""
-        ...
 
     def sentences(self) -> list[str]:
         """Return the consequences, such as "adds 2 nodes", "restarts nothing", "ends no job"."""
-        ...
 
     def details(self) -> list[str]:
         """Return the lines that `dalsegno plan` shows in addition."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -209,62 +206,50 @@ class Target(Protocol):
     @property
     def kind(self) -> str:
         """The name of the target in cluster files."""
-        ...
 
     def root_use(self, cluster: Cluster) -> RootUse | None:
         """Return what a new cluster gets only if root creates it; None if root makes no difference."""
-        ...
 
     def plan(self, cluster: Cluster) -> Plan: ...
 
     def apply(self, plan: Plan, say: Say) -> None:
         """Carry out a plan. If it is interrupted, the next plan continues from there."""
-        ...
 
     def import_images(self, plan: Plan, say: Say) -> None:
         """Import the plan's container images, while the cluster is up and may be used and changed."""
-        ...
 
     def removal(self) -> Removal: ...
 
     def destroy(self, say: Say) -> bool:
         """Remove everything; return False if there was nothing."""
-        ...
 
     def status(self) -> ClusterStatus:
         """Return the state of the cluster, however broken it is."""
-        ...
 
     def summary(self) -> ClusterSummary:
         """Return the state in short, without contacting a daemon."""
-        ...
 
     def daemon_logs(self) -> Sequence[DaemonLog]:
         """Return the logs of the cluster's daemons, running or not."""
-        ...
 
     def owner(self) -> int | None:
         """Return the uid of the user who created the cluster; None if it cannot be read."""
-        ...
 
     @property
     def slurm(self) -> SlurmClient: ...
 
     def slurm_as(self, user: str) -> SlurmClient:
         """Return a client that runs Slurm's commands as a user of the cluster."""
-        ...
 
     def slurm_runs(self) -> bool:
         """Return whether slurmctld can answer. Slurm's own commands wait half a minute for a slurmctld that does not
         run."""
-        ...
 
     @property
     def controller_socket(self) -> Path: ...
 
     def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make a shell with `env` use this cluster."""
-        ...
 
     def shell(
         self,
@@ -276,15 +261,12 @@ class Target(Protocol):
         user: str | None = None,
     ) -> ShellEntry:
         """Return how to start a shell, or one command, on the login node, the head or `host`."""
-        ...
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         """Return how to run one command on a node, in the environment of the node's services."""
-        ...
 
     def job_images(self) -> str:
         """Return the folder where jobs find container images by name; "" if each user has a folder of their own."""
-        ...
 
     @property
     def node_times(self) -> NodeTimes: ...
@@ -325,7 +307,6 @@ class CanSeePower(Protocol):
 
     def is_off(self, node: str) -> bool:
         """Return whether the machine is certainly off and will not come back by itself. Must not block for long."""
-        ...
 
 
 @runtime_checkable
@@ -334,7 +315,6 @@ class CanReadLogs(Protocol):
 
     def read_logs(self, node: str) -> Mapping[str, str]:
         """Return the logs by file name, without waiting for the machine."""
-        ...
 
 
 @runtime_checkable
@@ -343,7 +323,6 @@ class CanSeeDaemons(Protocol):
 
     def dead_daemons(self) -> Sequence[DaemonStatus]:
         """Return the daemons that should run and do not, without asking Slurm."""
-        ...
 
 
 @runtime_checkable
@@ -352,7 +331,6 @@ class CanNameUsers(Protocol):
 
     def user_name(self, uid: int) -> str:
         """Return the name of a user, or a phrase with the uid if nobody knows it."""
-        ...
 
 
 @runtime_checkable
@@ -361,15 +339,37 @@ class CanInject(Protocol):
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> Mapping[str, Any]:
         """Inject a fault and return what was done. A lasting fault is recorded before it begins."""
-        ...
 
     def injected(self) -> Sequence[InjectedFault]:
         """Return all lasting faults that were injected and not undone."""
-        ...
 
     def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
         """Undo the lasting faults of a node, or only `fault`, and return them."""
-        ...
+
+
+@dataclass(frozen=True)
+class PeopleView:
+    """The users and groups of a cluster, with their ids. `directory` is the DN of users in LDAP; "" without LDAP."""
+
+    cluster: Cluster
+    uids: Mapping[str, int]  # of users that exist only in the cluster
+    gids: Mapping[str, int]
+    homes: Path
+    directory: str = ""
+
+
+@runtime_checkable
+class CanManageUsers(Protocol):
+    """A target that can change the users and groups of a running cluster."""
+
+    def people(self) -> PeopleView:
+        """Return the users and groups since the last change."""
+
+    def change_people(self, roster: Roster) -> Plan:
+        """Return the plan that gives the cluster these users and groups. Those of its cluster file stay."""
+
+    def set_password(self, user: str, password: str) -> None:
+        """Set the password of a user in the cluster's directory. Raise if the cluster has none."""
 
 
 @runtime_checkable
@@ -378,15 +378,12 @@ class CanMonitor(Protocol):
 
     def switch_monitor(self, on: bool) -> Plan:
         """Switch them on or off until the cluster file says otherwise; return the plan that does it."""
-        ...
 
     def has_monitor(self) -> bool:
         """Return whether they are on."""
-        ...
 
     def monitor_layout(self) -> MonitorLayout:
         """Return where they listen, or would listen if they were on."""
-        ...
 
 
 @runtime_checkable
@@ -395,7 +392,6 @@ class CanForward(Protocol):
 
     def forward(self, arguments: Sequence[str]) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the cluster's head."""
-        ...
 
 
 def name_user(target: Target | None, uid: int) -> str:
@@ -414,6 +410,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanNameUsers: ("name the users of its hosts", ""),
     CanSeeDaemons: ("see which daemons run", ""),
     CanMonitor: ("run Prometheus", "`dalsegno monitor config` writes the configuration for your own Prometheus"),
+    CanManageUsers: ("change users", "change `users` in the cluster file"),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 

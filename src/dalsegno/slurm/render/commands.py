@@ -115,6 +115,7 @@ def _member(user: User) -> Wanted:
         "Fairshare": str(user.fair_share),
         "QOS": ",".join(sorted(user.qos)),
         "DefaultQOS": user.default_qos,
+        "GrpTRES": tres({"gres/gpu": user.max_gpus}) if user.max_gpus is not None else "",
     }
 
 

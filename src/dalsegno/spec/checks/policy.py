@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.machines import nodes_known
 from dalsegno.spec.checks.report import Problems
+from dalsegno.spec.facts import BUILT_IN_QOS, DEFAULT_ACCOUNT
 from dalsegno.spec.layout import find_cycle, members
 from dalsegno.spec.model import ClusterSpec, UserSpec
 from dalsegno.spec.section import Section
 from dalsegno.spec.slurm import QosSpec, ReservationSpec
-
-BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
 
 
 def known_qos(spec: ClusterSpec) -> list[str]:
@@ -51,9 +50,9 @@ def _preempts(qos: QosSpec, spec: ClusterSpec, report: Problems) -> None:
 
 _HINT = "set `slurm: {accounting: true}`, or leave it out"
 _ENFORCE = "Slurm applies limits only with `slurm: {enforce: [associations, limits, qos]}`"
-_LIMITS = {"max_time", "max_tres_per_user", "max_jobs_per_user", "group_tres"}
+_LIMITS = {"max_time", "max_tres_per_user", "max_jobs_per_user", "group_tres", "max_gpus"}
 _WEIGHTS = ("fair_share", "qos", "half_life", "usage_reset")
-_OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share")
+_OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share", "max_gpus")
 
 
 def check_accounting(spec: ClusterSpec, report: Problems) -> None:
@@ -73,6 +72,7 @@ def _check_limits(spec: ClusterSpec, report: Problems) -> None:
     for section, name in [
         *((qos, f"QOS `{qos.name}`") for qos in spec.slurm.qos),
         *((account, f"account `{account.name}`") for account in spec.accounts),
+        *((user, f"user `{user.name}`") for user in spec.users),
     ]:
         for field in sorted(_LIMITS & section.model_fields_set):
             report.add(
@@ -103,9 +103,6 @@ def _needing(spec: ClusterSpec) -> Iterator[tuple[Section, str, str]]:
     for reservation in spec.reservations:
         if reservation.accounts:
             yield reservation, "accounts", f"`accounts` of reservation `{reservation.name}`"
-
-
-DEFAULT_ACCOUNT = "users"  # the account of users without one in the file
 
 
 def known_accounts(spec: ClusterSpec) -> list[str]:
@@ -151,6 +148,10 @@ def check_people(spec: ClusterSpec, report: Problems) -> None:
         known.accounts(user, "accounts", user.accounts, f"user `{user.name}` is in")
         known.qos(user, "qos", user.qos, f"user `{user.name}` uses")
         _defaults(user, known)
+        for group in user.allow_privileged:
+            if group not in user.groups:
+                what = f"`allow_privileged` of user `{user.name}` names `{group}`, which is not among their groups"
+                report.add(user, "allow_privileged", what, f"add it to `groups` of `{user.name}`", reads=("groups",))
     _check_parents(spec, report)
 
 

@@ -69,16 +69,18 @@ class _Owner:
 
 
 def check_duplicates(spec: ClusterSpec, report: Problems) -> None:
-    """Check for duplicate partitions, nodes, QOS, accounts, users, user ids, storage, reservations, switches."""
+    """Check for duplicate partitions, nodes, QOS, accounts, users, groups, ids, storage, reservations, switches."""
     _names(spec.partitions, "partition", report)
     _names(spec.slurm.qos, "qos", report)
     _names(spec.accounts, "account", report)
     _names(spec.users, "user", report)
+    _names(spec.groups, "group", report)
     _names(spec.storage, "storage", report)
     _names(spec.reservations, "reservation", report)
     if spec.slurm.topology:
         _names(spec.slurm.topology.switches, "switch", report)
     _user_ids(spec, report)
+    _group_ids(spec, report)
     _nodes(spec, report)
 
 
@@ -99,6 +101,17 @@ def _user_ids(spec: ClusterSpec, report: Problems) -> None:
         if user.uid is not None and owner.setdefault(user.uid, user.name) != user.name:
             what = f"users `{owner[user.uid]}` and `{user.name}` have the same uid {user.uid}"
             report.add(user, "uid", what, "give one of them another uid, or leave it out")
+
+
+def _group_ids(spec: ClusterSpec, report: Problems) -> None:
+    users, owner = {user.name for user in spec.users}, dict[int, str]()
+    for group in spec.groups:
+        if group.name in users:
+            what = f"group `{group.name}` has the name of a user, who has a group of that name already"
+            report.add(group, "name", what, "give the group another name")
+        if group.gid is not None and owner.setdefault(group.gid, group.name) != group.name:
+            what = f"groups `{owner[group.gid]}` and `{group.name}` have the same gid {group.gid}"
+            report.add(group, "gid", what, "give one of them another gid, or leave it out")
 
 
 def _nodes(spec: ClusterSpec, report: Problems) -> None:

@@ -34,6 +34,7 @@ from dalsegno.targets.local.daemons import (
 )
 from dalsegno.targets.local.database import fill_database
 from dalsegno.targets.local.desired import File
+from dalsegno.targets.local.directory import make_directory, open_directory
 from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_and_wait, wait_for_nodes
 from dalsegno.targets.local.fault_access import clear_faults, write_hardware
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_state
@@ -43,8 +44,9 @@ from dalsegno.targets.local.network import plug_in, remove_hosts
 from dalsegno.targets.local.nodes import LocalNodes
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
-from dalsegno.targets.local.storage import make_homes, make_storage
+from dalsegno.targets.local.storage import homes_here, make_homes, make_storage
 from dalsegno.targets.local.sweep import end_strays
+from dalsegno.users.slapd import LDAPS_PORT
 
 
 def make_folders(folder: Folder, plan: LocalPlan) -> None:
@@ -169,10 +171,12 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
     make_key(site.folder)
     make_secrets(site.folder, plan)
     make_identity(site.folder)
-    make_homes(plan.cluster, site.folder, plan.placement)
+    make_homes(homes_here(plan.cluster, site.folder), plan.desired.accounts.users.values())
     if plan.cluster.containers.enabled:
         version = site.machine.slurm_version
         place_native(site.runner, site.cache, version, site.folder.native / build_key(version))
+    if plan.cluster.directory.ldap:
+        make_directory(site.runner, site.folder, plan.cluster, plan.placement)
     write_files(site.folder, plan)
     if any(plan.desired.files[name].mounted for name in plan.write):
         _mount_again(site, plan)
@@ -246,6 +250,10 @@ def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> Cluste
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
     start_and_wait(head, up, "munged", lambda: socket_answers(site.folder.munge_socket))
+    if plan.cluster.directory.ldap:
+        up.append("slapd")
+        address = plan.placement.addresses[plan.cluster.head]
+        start_and_wait(head, up, "slapd", lambda: port_answers(address, LDAPS_PORT))
     if plan.cluster.slurm.accounting:
         state = _start_accounting(site, plan, state, up)
     _say_if_started(site, plan, "slurmctld", "starting slurmctld")
@@ -310,7 +318,7 @@ def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
 
 def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
     if plan.accounting:  # slurmdbd accepts limits on GPUs only after slurmctld has reported them
-        update_people(site.slurm, plan.cluster, fresh=plan.fresh)
+        update_people(site.slurm, plan.cluster, plan.remove_members, fresh=plan.fresh)
     changed = plan.reconfigure and not plan.unfinished
     if changed or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
         site.slurm.reconfigure()  # slurmctld may not have known the QOS of a partition when it started
@@ -326,6 +334,8 @@ def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
         _save_partitions(site, plan)
     if plan.reservations:
         update_reservations(site.slurm, plan.cluster, plan.old_reservations)
+    if plan.cluster.directory.ldap and (plan.fresh or plan.unfinished or not plan.people.empty):
+        open_directory(plan.cluster, site.folder, plan.placement).apply(plan.people)
 
 
 def _save_partitions(site: ApplySite, plan: LocalPlan) -> None:

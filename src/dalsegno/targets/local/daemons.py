@@ -22,6 +22,7 @@ from dalsegno.system.hosts import HostPlan, Service, host_process, reload, revis
 from dalsegno.system.machine import MachineFacts, program
 from dalsegno.system.processes import Runner
 from dalsegno.targets.accounting import mariadbd_options
+from dalsegno.targets.local.directory import directory_files, slapd_command
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.monitoring import monitor_services
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, OBSERVER, OBSERVER_PORT, ROOM, Placement
@@ -61,6 +62,7 @@ class Services:
     ) -> None:
         self.cluster, self.folder, self.machine, self.structure = cluster, folder, machine, structure
         self.log_env = {LEVEL: log_level} if log_level not in ("", "info") else {}
+        self.placement = placement
         head = placement.addresses[cluster.head]
         self.agents_address = f"{head}:{placement.ports.get(AGENTS, AGENTS_PORT)}"
         self.observer_address = f"{head}:{placement.ports.get(OBSERVER, OBSERVER_PORT)}"
@@ -71,7 +73,8 @@ class Services:
         database = [self.mariadbd(), self.slurmdbd()] if self.cluster.slurm.accounting else []
         observers = [self.observer()] if self.cluster.monitoring.enabled else []
         monitor = [*observers, *(self.monitor.head() if self.monitor else [])]
-        return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller(), *monitor]
+        directory = [self.slapd()] if self.cluster.directory.ldap else []
+        return [self.munged(), *directory, *database, self.slurmctld(self.cluster.head), self.controller(), *monitor]
 
     def compute(self, node: str, host: str) -> list[Service]:
         """Return the services of a node. If health checks are off, there is no node agent."""
@@ -98,6 +101,14 @@ class Services:
         secret = self.folder.secret
         options = mariadbd_options(self.machine.user, secret, self.folder.etc / "database.sql", data="db")
         return self._service("mariadbd", options)
+
+    def slapd(self) -> Service:
+        """Return the server of the LDAP directory. Its settings are read only when it starts."""
+        argv, settings = (
+            slapd_command(self.cluster, self.folder, self.placement),
+            directory_files(self.cluster, self.folder),
+        )
+        return self._service("slapd", argv[1:], depends=sorted(settings.values()))
 
     def slurmdbd(self) -> Service:
         return self._service("slurmdbd", ["-D"], {"MYSQL_UNIX_PORT": str(self.folder.database_socket)})

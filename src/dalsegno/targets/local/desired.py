@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
@@ -30,8 +30,9 @@ from dalsegno.system.hosts import HostPlan, Service, revision
 from dalsegno.system.machine import MachineFacts
 from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.local.daemons import Services
+from dalsegno.targets.local.directory import directory_files
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.people import People, group_file, passwd_file
+from dalsegno.targets.local.people import cluster_accounts, group_file, passwd_file
 from dalsegno.targets.local.placement import (
     BACKUP,
     LOOPBACK,
@@ -55,6 +56,8 @@ from dalsegno.targets.local.storage import (
     slurm_programs,
     without_own_programs,
 )
+from dalsegno.users.accounts import AccountSet
+from dalsegno.users.checks import People
 
 CREDENTIAL_S = 30  # Slurm delays a requeued job while its old credential is valid
 
@@ -284,10 +287,11 @@ class File:
 
 @dataclass(frozen=True)
 class Desired:
-    """The desired state: files by their path below the state folder, and a plan for each host."""
+    """The desired state: files by their path below the state folder, a plan for each host, and the accounts."""
 
     files: Mapping[str, File]
     hosts: Mapping[str, HostPlan]
+    accounts: AccountSet = field(default_factory=AccountSet)
 
 
 def desired(
@@ -301,13 +305,17 @@ def desired(
     """Return the desired state of the cluster. `people` are the machine's users. Virtual hosts have the cluster's users
     too."""
     files = _slurm_files(cluster, folder, placement, machine)
-    files |= _host_files(cluster, folder, placement, people, machine)
+    homes = homes_inside(cluster, folder, placement)
+    accounts = cluster_accounts(cluster, people, placement.uids, placement.gids, homes)
+    files |= _host_files(cluster, folder, placement, people, accounts, machine)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))
     services = Services(cluster, folder, placement, machine, structure, log_level)
     if services.monitor:
         files |= {f"monitor/{name}": File(text, 0o600) for name, text in services.monitor.files.items()}
+    if cluster.directory.ldap:
+        files |= {f"ldap/{name}": File(text) for name, text in directory_files(cluster, folder).items()}
     plans = host_plans(cluster, folder, placement, machine, services)
-    return Desired(files, {plan.name: plan for plan in plans})
+    return Desired(files, {plan.name: plan for plan in plans}, accounts)
 
 
 def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> dict[str, File]:
@@ -339,7 +347,12 @@ def _structure(files: Mapping[str, File]) -> list[str]:
 
 
 def _host_files(
-    cluster: Cluster, folder: Folder, placement: Placement, people: People, machine: MachineFacts
+    cluster: Cluster,
+    folder: Folder,
+    placement: Placement,
+    people: People,
+    accounts: AccountSet,
+    machine: MachineFacts,
 ) -> dict[str, File]:
     files = {
         f"hosts/{node.name}/telemetry.json": File(telemetry_text(told), stamp=told.stamp)
@@ -355,9 +368,8 @@ def _host_files(
         files["bin/nvidia-smi"] = File(stand_in, 0o755)
     if placement.hosts != LOOPBACK:
         files["etc/hosts"] = File(hosts_file(cluster, placement, machine), mounted=True)
-        homes = homes_inside(cluster, folder, placement)
-        files["etc/passwd"] = File(passwd_file(people, cluster.users, placement.uids, homes), mounted=True)
-        files["etc/group"] = File(group_file(people, cluster.users, placement.uids), mounted=True)
+        files["etc/passwd"] = File(passwd_file(people, accounts), mounted=True)
+        files["etc/group"] = File(group_file(people, cluster.users, accounts), mounted=True)
     return files
 
 

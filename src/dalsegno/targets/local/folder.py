@@ -149,6 +149,21 @@ class Folder(ClusterFolder):
         return self.root / "monitor.json"
 
     @property
+    def ldap(self) -> Path:
+        """A folder with the settings and data of slapd, which only slapd and the owner of the cluster can enter."""
+        return self.root / "ldap"
+
+    @property
+    def ldap_password(self) -> Path:
+        """The file with the password of the directory's administrator."""
+        return self.secret / "ldap-password"
+
+    @property
+    def ldap_ca(self) -> Path:
+        """The certificate of the CA that signed the directory's certificate; every host may read it."""
+        return self.etc / "ldap-ca.pem"
+
+    @property
     def room_socket(self) -> Path:
         """The socket of the machine room."""
         return self.secret / "room.sock"

@@ -3,6 +3,7 @@ reported by their hosts, and nodes and jobs as reported by Slurm."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +23,19 @@ from dalsegno.targets.base import (
     DaemonLog,
     DaemonStatus,
     NodeStatus,
+    Removal,
     job_status,
 )
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.desired import Desired
+from dalsegno.targets.local.directory import open_directory
 from dalsegno.targets.local.fault_access import faults_of
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, read_state
 from dalsegno.targets.local.nodes import NODE_SERVICES
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.targets.local.plan import Observed, RunningJob
+from dalsegno.targets.local.storage import lost_homes, lost_storage
+from dalsegno.users.accounts import AccountSet
 
 
 def observe(folder: Folder, state: ClusterState | None, wanted: Desired, slurm: SlurmClient) -> Observed:
@@ -62,6 +67,31 @@ def controller_runs(folder: Folder) -> bool:
     """Return whether slurmctld and munged run. Slurm's commands wait half a minute for a daemon that does not run."""
     running = {name for path in host_folders(folder) for name, fact in service_facts(path).items() if fact.running}
     return {"slurmctld", "munged"} <= running
+
+
+def find_removal(folder: Folder, slurm: SlurmClient) -> Removal:
+    """Return what `down` would end or delete. What cannot be read from a damaged cluster is left out."""
+    applied = None
+    with contextlib.suppress(DalsegnoError):
+        applied = read_applied(folder)
+    return Removal(_living_jobs(folder, slurm), lost_homes(applied, folder), lost_storage(applied, folder))
+
+
+def _living_jobs(folder: Folder, slurm: SlurmClient) -> tuple[JobInfo, ...]:
+    with contextlib.suppress(DalsegnoError):
+        if controller_runs(folder):
+            return tuple(job for job in slurm.jobs() if not job.state.ended)
+    return ()
+
+
+def read_directory(folder: Folder, state: ClusterState | None, wanted: Cluster) -> AccountSet:
+    """Return the accounts in the cluster's LDAP directory; none if its server does not run yet."""
+    if state is None or not wanted.directory.ldap:
+        return AccountSet()
+    head = service_facts(folder.host(wanted.head)).get("slapd")
+    if head is None or not head.running:
+        return AccountSet()
+    return open_directory(wanted, folder, state.placement).read()
 
 
 def host_folders(folder: Folder) -> list[Path]:

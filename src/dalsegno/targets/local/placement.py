@@ -12,7 +12,8 @@ from dalsegno.errors import TargetError
 from dalsegno.health.telemetry import Telemetry, healthy
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.machine import MachineFacts
-from dalsegno.targets.local.people import People, assign_uids, check_people
+from dalsegno.users.accounts import AccountSet
+from dalsegno.users.checks import People, assign_gids, assign_uids, check_new_groups, check_people
 
 VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
@@ -41,6 +42,7 @@ class Placement:
     gpu_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gpus_simulated: bool = True
     uids: Mapping[str, int] = field(default_factory=dict)  # uids of users that exist only in this cluster
+    gids: Mapping[str, int] = field(default_factory=dict)  # gids of groups that exist only in this cluster
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Free:
     links: frozenset[str] = frozenset()  # names of links in use
     port_run: Callable[[int, set[int]], int | None] = lambda count, taken: FIRST_PORT
     people: People = field(default_factory=People)  # the machine's own users and groups
+    directory: AccountSet = field(default_factory=AccountSet)  # accounts in the cluster's LDAP directory
 
 
 def head_hosts(cluster: Cluster) -> list[str]:
@@ -112,9 +115,18 @@ def place(
         _place_virtual(cluster, folder_id, base, free) if hosts == VIRTUAL else _place_loopback(cluster, base, free)
     )
     if hosts == VIRTUAL:
-        check_people(cluster.users, free.people, placed.uids)
-    uids = assign_uids(cluster.users, free.people, placed.uids) if hosts == VIRTUAL else {}
-    return replace(_place_gpus(cluster, machine, placed, devices), uids=uids)
+        placed = _place_people(cluster, placed, free)
+    return _place_gpus(cluster, machine, placed, devices)
+
+
+def _place_people(cluster: Cluster, base: Placement, free: Free) -> Placement:
+    """Assign ids to users and groups. Raise if one of them would be an account of somebody else."""
+    check_people(cluster.users, free.people, base.uids, cluster.groups)
+    in_use = free.directory.ids
+    uids = assign_uids(cluster.users, free.people, base.uids, in_use)
+    check_new_groups(cluster.groups, free.people, base.gids, uids)
+    gids = assign_gids(cluster.users, cluster.groups, free.people, uids, base.gids, in_use)
+    return replace(base, uids=uids, gids=gids)
 
 
 def _place_virtual(cluster: Cluster, folder_id: str, base: Placement, free: Free) -> Placement:
@@ -165,6 +177,11 @@ def _choose_link(folder_id: str, free: Free) -> str:
 
 
 def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
+    if cluster.directory.ldap:
+        raise TargetError(
+            "accounts in LDAP need virtual hosts: without them, all jobs run as one user",
+            hint="use sudo, or leave `directory` out",
+        )
     if cluster.slurm.backup_controller:
         raise TargetError(
             "a backup controller needs a host of its own, and there are no virtual hosts here",

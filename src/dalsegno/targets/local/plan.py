@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import TargetError
 from dalsegno.health.settings import FILE as HEALTH
@@ -13,6 +13,7 @@ from dalsegno.targets.base import counted, named
 from dalsegno.targets.local.desired import Desired, File
 from dalsegno.targets.local.folder import ApplyStage, ClusterState
 from dalsegno.targets.local.placement import Placement
+from dalsegno.users.accounts import AccountPlan, AccountSet, plan_accounts
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Observed:
     unbound: tuple[str, ...] = ()  # hosts that have lost their own user, group or hosts file, or their storage
     binds: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)  # host -> its bind mounts
     images: frozenset[str] = frozenset()  # imported images
+    accounts: AccountSet = field(default_factory=AccountSet)  # those that the cluster has had since the last `up`
+    directory: AccountSet = field(default_factory=AccountSet)  # those in its LDAP directory
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ class LocalPlan:
     restart: tuple[tuple[str, str], ...] = ()
     stop: tuple[tuple[str, str], ...] = ()
     reconfigure: bool = False
+    people: AccountPlan = field(default_factory=AccountPlan)
     accounting: bool = False
+    remove_members: tuple[str, ...] = ()  # users whose associations in Slurm are removed
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
     wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: unknown
@@ -87,6 +92,7 @@ class LocalPlan:
             self.fresh or self.unfinished or self.bind or self.remount
             or self.remove_hosts or self.remove_partitions or self.boot or self.clear_faults or self.write or self.start
             or self.restart or self.stop or self.accounting or self.reservations or self.remove_nodes
+            or not self.people.empty
         )  # fmt: skip
 
     def sentences(self) -> list[str]:
@@ -139,7 +145,11 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         reconfigure=not fresh
         and ("etc/slurm.conf" in write or unfinished)
         and not any(name == "slurmctld" for _, name in restart),
+        people=plan_accounts(
+            desired.accounts, seen.directory if wanted.directory.ldap else seen.accounts, seen.accounts
+        ),
         accounting=wanted.slurm.accounting and (before is None or _people(before) != _people(wanted)),
+        remove_members=_removed_by_command(before, wanted),
         reservations=(before.reservations if before else ()) != wanted.reservations,
         old_reservations=_reservation_names(before, wanted),
         wait_for=_jobs_on_removed(seen.jobs, gone_nodes, gone_partitions),
@@ -202,7 +212,18 @@ def _jobs_on_removed(
 
 
 def _people(cluster: Cluster) -> object:
-    return (cluster.accounts, cluster.users, cluster.slurm.qos)
+    """Return what Slurm's database knows about people."""
+    members = [
+        replace(user, uid=None, groups=(), allow_privileged=(), ssh_keys=(), full_name="", added=False)
+        for user in cluster.users
+    ]
+    return (cluster.accounts, members, cluster.slurm.qos)
+
+
+def _removed_by_command(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
+    """Return the users that `dalsegno user rm` removes. Users that leave the file stay in Slurm's database."""
+    names = {user.name for user in wanted.users}
+    return tuple(user.name for user in before.users if user.added and user.name not in names) if before else ()
 
 
 def _services(desired: Desired, seen: Observed) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
@@ -238,6 +259,11 @@ def _refuse_impossible(before: Cluster, wanted: Cluster) -> None:
             f"accounting cannot be switched {word} while the cluster is up: job ids would be used twice",
             hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
         )
+    if before.directory.ldap and wanted.directory.ldap and before.directory.base != wanted.directory.base:
+        raise TargetError(
+            f"the base of the directory cannot change from {before.directory.base} while the cluster is up",
+            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
+        )
     if before.head != wanted.head:
         raise TargetError(
             f"the head cannot be renamed from `{before.head}` to `{wanted.head}` while the cluster is up",
@@ -267,6 +293,7 @@ def _changes(plan: LocalPlan) -> list[str]:
     ended = [f"{name} on {host}" for host, name in plan.stop]
     people = "etc/passwd" in plan.write or "etc/group" in plan.write
     lines = [
+        *((True, line) for line in plan.people.sentences()),
         (plan.unfinished, "finishes what an earlier `up` began"),
         (plan.add_nodes, f"adds {named('node', plan.add_nodes)}"),
         (plan.remove_nodes, f"drains and removes {named('node', plan.remove_nodes)}"),
@@ -275,7 +302,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (back, f"boots {named('host', back)}"),
         (plan.clear_faults, f"undoes the faults injected into {named('host', plan.clear_faults)}"),
         (plan.bind, f"mounts the cluster's own files on {named('host', plan.bind)} again"),
-        (people and not plan.accounting, "updates the users and groups that hosts know"),
+        (people and plan.people.empty and not plan.accounting, "updates the users and groups that hosts know"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
         (ended, f"stops {', '.join(ended[:4])}{' …' if len(ended) > 4 else ''}"),
         (plan.containers, "switches containers on (`srun --container-image`)"),

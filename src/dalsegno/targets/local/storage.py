@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.ownership import part_of_others
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import LOOPBACK, Placement
+from dalsegno.users.accounts import PosixUser
+from dalsegno.users.homes import install_keys, make_home
 
 SHARED_MODE = 0o1777  # as /tmp: every user may create files, nobody removes those of others
 
@@ -269,32 +271,18 @@ def _mounted_anywhere() -> set[str]:
     return points
 
 
-def make_homes(cluster: Cluster, folder: Folder, placement: Placement) -> None:
-    """Create home folders for users that exist only inside the cluster.
+def make_homes(homes: Path, users: Iterable[PosixUser]) -> None:
+    """Create home folders for users that exist only inside the cluster, and install the keys that may log in.
 
-    The folder that holds them may belong to a user, so each home gets its owner through a descriptor.
+    A folder of that name that belongs to somebody else is left alone: `plan` has a sentence about it.
     """
-    homes = homes_here(cluster, folder)
-    top = os.open(homes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name, uid in placement.uids.items():
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=top)
-                _give(name, top, uid)
+        for user in users:
+            make_home(homes, user.name, user.uid, user.gid)
+            if (homes / user.name).lstat().st_uid == user.uid:
+                install_keys(homes, user.name, user.uid, user.gid, user.ssh_keys)
     except OSError as error:
         raise explain(error, homes) from error
-    finally:
-        os.close(top)
-
-
-def _give(name: str, top: int, uid: int) -> None:
-    home = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
-    try:
-        if os.fstat(home).st_uid == os.geteuid() and not os.listdir(home):  # else others were faster than we were
-            os.fchown(home, uid, uid)
-            os.fchmod(home, 0o755)
-    finally:
-        os.close(home)
 
 
 def foreign_homes(cluster: Cluster, folder: Folder, placement: Placement, users: Sequence[User]) -> list[str]:

@@ -11,18 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.log import check_level
 from dalsegno.observe.alertmanager import with_webhook_urls
 from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.cgroups import ends_with_session
 from dalsegno.system.files import closed_to_others, find_user, read_text, user_of, write_atomic
 from dalsegno.system.hosts import PACKAGES, runs_inside_host
-from dalsegno.system.machine import DAEMONS, MachineFacts, collect_facts, missing_packages
+from dalsegno.system.machine import MachineFacts, collect_facts
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
 from dalsegno.targets.base import (
@@ -31,6 +29,7 @@ from dalsegno.targets.base import (
     DaemonLog,
     DaemonStatus,
     NodeTimes,
+    PeopleView,
     Plan,
     Removal,
     RootUse,
@@ -41,6 +40,7 @@ from dalsegno.targets.folder import read_applied
 from dalsegno.targets.local.apply import ApplySite, apply
 from dalsegno.targets.local.daemons import NODE_PATH, node_env, slurm_env
 from dalsegno.targets.local.desired import desired, images_folder, jobs_images, limits_sentence
+from dalsegno.targets.local.directory import open_directory
 from dalsegno.targets.local.fault_access import LocalAccess, clear_faults, only_in_hardware
 from dalsegno.targets.local.folder import (
     ApplyStage,
@@ -52,52 +52,34 @@ from dalsegno.targets.local.folder import (
 )
 from dalsegno.targets.local.images import import_all, present
 from dalsegno.targets.local.machine_room import HostControlClient
-from dalsegno.targets.local.monitoring import (
-    PROGRAMS,
-    check_secret_files,
-    has_prometheus,
-    monitor_layout,
-    write_monitor_switch,
-)
+from dalsegno.targets.local.monitoring import has_prometheus, monitor_layout, write_monitor_switch
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.observe import (
     controller_runs,
     dead_daemons,
+    find_removal,
     observe,
     read_daemon_logs,
+    read_directory,
     read_status,
     read_summary,
 )
-from dalsegno.targets.local.people import People, shared_accounts
+from dalsegno.targets.local.people import cluster_accounts, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
+from dalsegno.targets.local.requirements import check_packages, resolve_containers
 from dalsegno.targets.local.shell import enter, entry_command, person_name, person_uid, user_env
-from dalsegno.targets.local.storage import check_storage, foreign_homes, lost_homes, lost_storage, storage_sentences
+from dalsegno.targets.local.storage import check_storage, foreign_homes, homes_inside, storage_sentences
 from dalsegno.targets.local.sweep import sweep
+from dalsegno.users.checks import People
+from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
 if TYPE_CHECKING:
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
 
 
-def find_removal(folder: Folder, slurm: SlurmClient) -> Removal:
-    """Return what `down` would end or delete. What cannot be read from a damaged cluster is left out."""
-    applied = None
-    with contextlib.suppress(DalsegnoError):
-        applied = read_applied(folder)
-    return Removal(_jobs(folder, slurm), lost_homes(applied, folder), lost_storage(applied, folder))
-
-
-def _jobs(folder: Folder, slurm: SlurmClient) -> tuple[JobInfo, ...]:
-    with contextlib.suppress(DalsegnoError):
-        if controller_runs(folder):
-            return tuple(job for job in slurm.jobs() if not job.state.ended)
-    return ()
-
-
 STATUS_S = 5.0
 TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back within 3 s had a link problem
-ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
-ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
 
 class LocalTarget:
@@ -123,18 +105,22 @@ class LocalTarget:
         return RootUse("virtual hosts", "processes on loopback ports" if cluster.local.hosts == "auto" else "")
 
     def plan(self, cluster: Cluster) -> LocalPlan:
-        return self._plan(cluster, has_prometheus(cluster, self.folder))
+        applied = read_applied(self.folder)
+        merged = with_roster(cluster, roster_of(applied)) if applied and self._state() else cluster
+        return self._plan(merged, has_prometheus(cluster, self.folder))
 
     def _plan(self, cluster: Cluster, prometheus: bool) -> LocalPlan:
         log_level = check_level(os.environ)
         self.folder.check([node.name for node in cluster.nodes])
-        self._check_packages(cluster, prometheus)
-        cluster, no_containers = self._resolve_containers(cluster)
+        check_packages(cluster, self.machine, prometheus)
+        cluster, no_containers = resolve_containers(cluster, self.runner, self.cache, self.machine, self.folder)
         monitoring = with_webhook_urls(cluster.monitoring) if prometheus else cluster.monitoring
         switched = replace(cluster, monitoring=replace(monitoring, prometheus=prometheus))
         state = self._state()
         before = state.placement if state else None
-        placement = place(switched, self.machine, self.folder.id, before, self._free(), str(self.folder.devices))
+        directory = read_directory(self.folder, state, switched)
+        free = replace(self._free(), directory=directory)
+        placement = place(switched, self.machine, self.folder.id, before, free, str(self.folder.devices))
         if placement.hosts == LOOPBACK and not has_address():
             raise TargetError(
                 "this machine has no network address but 127.0.0.1, and Slurm does not start without one",
@@ -148,30 +134,16 @@ class LocalTarget:
         seen = observe(self.folder, state, wanted, self.slurm)
         listed = cluster.containers.images
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
-        plan = make_plan(cluster, placement, wanted, replace(seen, images=images))
+        if seen.applied and before:
+            homes = homes_inside(seen.applied, self.folder, before)
+            former = cluster_accounts(seen.applied, self._people(), before.uids, before.gids, homes)
+            seen = replace(seen, accounts=former)
+        plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory))
         stored = storage_sentences(cluster, self.folder, placement) if plan.fresh else ()
         left_out = (*plan.left_out, *stored, *self._surprises(cluster, placement))
         limits = limits_sentence(cluster, placement, self.machine)
         only_user = self.machine.user if placement.hosts == LOOPBACK else ""
         return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers, only_user=only_user)
-
-    def _resolve_containers(self, cluster: Cluster) -> tuple[Cluster, str]:
-        """Switch containers on or off. If the cluster file does not set this, they are on if this machine can run them.
-
-        Return the cluster, and why this machine cannot run containers ("" if they are on, or off in the file).
-        """
-        if cluster.containers.enabled is False:
-            return cluster, ""
-        if cluster.containers.enabled:
-            if lacking := native.missing_packages():
-                raise TargetError(
-                    f"containers need packages that this machine lacks: {' '.join(lacking)}",
-                    hint="`./dalsegno setup` installs them, or: "
-                    f"sudo apt-get install --no-install-recommends {' '.join(lacking)}",
-                )
-            return cluster, ""
-        why = native.prepare_native(self.runner, self.cache, self.machine.slurm_version, str(self.folder.root))
-        return replace(cluster, containers=replace(cluster.containers, enabled=not why)), why
 
     def _surprises(self, cluster: Cluster, placement: Placement) -> list[str]:
         """Return sentences about what the user may not expect, such as missing virtual hosts, or cluster users who
@@ -325,6 +297,33 @@ class LocalTarget:
         undone = [node for node in plan.clear_faults if moves and not only_in_hardware(self.folder, node)]
         return replace(plan, clear_faults=tuple(undone), monitor_switch=on)
 
+    def people(self) -> PeopleView:
+        applied, state = read_applied(self.folder), self._state()
+        if applied is None or state is None:
+            raise TargetError(f"there is no complete cluster {self.folder.name}", hint="`dalsegno up` creates it")
+        directory = f"ou=People,{applied.directory.base}" if applied.directory.ldap else ""
+        placement = state.placement
+        return PeopleView(applied, placement.uids, placement.gids, self.folder.homes, directory)
+
+    def change_people(self, roster: Roster) -> LocalPlan:
+        applied, state = self.people().cluster, self._state()
+        if state is not None and state.placement.hosts == LOOPBACK:
+            raise TargetError(
+                "users of their own need virtual hosts: on loopback ports, all jobs run as one user",
+                hint="create the cluster as root, on a machine that permits virtual hosts",
+            )
+        plan = self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
+        return replace(plan, clear_faults=())  # a change of users must not end an experiment
+
+    def set_password(self, user: str, password: str) -> None:
+        cluster, state = self.people().cluster, self._state()
+        if not cluster.directory.ldap or state is None:
+            raise TargetError(
+                "accounts of this cluster have no passwords",
+                hint="log in with an SSH key, or set `directory: {kind: ldap}` in the cluster file",
+            )
+        open_directory(cluster, self.folder, state.placement).set_password(user, password)
+
     def monitor_layout(self) -> MonitorLayout:
         nodes = open_nodes(self.runner, self.folder, read_only=True)
         return monitor_layout(nodes.cluster, self.folder, nodes.placement)
@@ -406,26 +405,6 @@ class LocalTarget:
         """Return the state to continue from; None after an interrupted `down`."""
         state = read_state(self.folder)
         return None if state is not None and state.phase is ApplyStage.REMOVING else state
-
-    def _check_packages(self, cluster: Cluster, prometheus: bool) -> None:
-        programs = [
-            *ALWAYS,
-            *(ACCOUNTING if cluster.slurm.accounting else ()),
-            *(["slurmrestd"] if cluster.slurm.rest else []),
-        ]
-        if prometheus:
-            programs += PROGRAMS.values()
-            check_secret_files(cluster)
-        if self.machine.is_root:
-            programs += ["ip", "nsenter"]
-        missing = missing_packages(tuple(programs))
-        if missing:
-            lacking = ", ".join(name for name in programs if DAEMONS[name] in missing)
-            raise TargetError(
-                f"this machine lacks {lacking}",
-                hint="`./dalsegno setup` installs them, or: "
-                f"sudo apt-get install --no-install-recommends {' '.join(missing)}",
-            )
 
     def _free(self) -> Free:
         if not self.machine.is_root:

@@ -1,0 +1,64 @@
+"""What this machine must have for a cluster: the programs of its daemons, and those for containers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dalsegno.containers import native
+from dalsegno.errors import TargetError
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.machine import DAEMONS, MachineFacts, missing_packages
+from dalsegno.system.processes import Runner
+from dalsegno.targets.local import directory, monitoring
+from dalsegno.targets.local.folder import Folder
+from dalsegno.users.ldap_directory import check_ldap3
+
+ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
+ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
+
+
+def check_packages(cluster: Cluster, machine: MachineFacts, prometheus: bool) -> None:
+    """Raise if a program is missing that this cluster needs, or if others can read a file with a secret."""
+    programs = [
+        *ALWAYS,
+        *(ACCOUNTING if cluster.slurm.accounting else ()),
+        *(["slurmrestd"] if cluster.slurm.rest else []),
+        *(directory.PROGRAMS if cluster.directory.ldap else ()),
+    ]
+    if cluster.directory.ldap:
+        check_ldap3()
+    if prometheus:
+        programs += monitoring.PROGRAMS.values()
+        monitoring.check_secret_files(cluster)
+    if machine.is_root:
+        programs += ["ip", "nsenter"]
+    missing = missing_packages(tuple(programs))
+    if missing:
+        lacking = ", ".join(name for name in programs if DAEMONS[name] in missing)
+        raise TargetError(
+            f"this machine lacks {lacking}",
+            hint="`./dalsegno setup` installs them, or: "
+            f"sudo apt-get install --no-install-recommends {' '.join(missing)}",
+        )
+
+
+def resolve_containers(
+    cluster: Cluster, runner: Runner, cache: Path, machine: MachineFacts, folder: Folder
+) -> tuple[Cluster, str]:
+    """Switch containers on or off. If the cluster file does not say, they are on if this machine can run them.
+
+    Return the cluster, and why this machine cannot run containers ("" if they are on, or off in the file).
+    """
+    if cluster.containers.enabled is False:
+        return cluster, ""
+    if cluster.containers.enabled:
+        if lacking := native.missing_packages():
+            raise TargetError(
+                f"containers need packages that this machine lacks: {' '.join(lacking)}",
+                hint="`./dalsegno setup` installs them, or: "
+                f"sudo apt-get install --no-install-recommends {' '.join(lacking)}",
+            )
+        return cluster, ""
+    why = native.prepare_native(runner, cache, machine.slurm_version, str(folder.root))
+    return replace(cluster, containers=replace(cluster.containers, enabled=not why)), why

@@ -1,0 +1,170 @@
+"""Home folders and the keys in them. Root works there by descriptor: the owner of a home may change it meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+
+HOME_MODE = 0o700
+KEYS = "authorized_keys"
+FIRST_LINE = "# Keys of the cluster, kept by Dal Segno. Add your own keys outside of these two lines."
+LAST_LINE = "# End of the cluster's keys."
+MAX_BYTES = 1 << 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def make_home(homes: Path, name: str, uid: int, gid: int) -> bool:
+    """Create the home of a user, which nobody else can enter. Return False if it exists already.
+
+    The folder gets its owner before its name, so that nobody ever finds it with another owner.
+    """
+    parent = os.open(homes, _FOLDER)
+    try:
+        if _exists(name, parent):
+            return False
+        part = f".new.{os.urandom(8).hex()}"
+        os.mkdir(part, HOME_MODE, dir_fd=parent)
+        try:
+            home = os.open(part, _FOLDER, dir_fd=parent)
+            try:
+                os.fchmod(home, HOME_MODE)  # whatever the umask is
+                _give(home, uid, gid)
+            finally:
+                os.close(home)
+            os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError:
+            os.rmdir(part, dir_fd=parent)
+            raise
+        return True
+    finally:
+        os.close(parent)
+
+
+def _exists(name: str, parent: int) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _give(handle: int, uid: int, gid: int) -> None:
+    if os.geteuid() == 0:
+        os.fchown(handle, uid, gid)
+
+
+def install_keys(homes: Path, name: str, uid: int, gid: int, keys: Sequence[str]) -> bool:
+    """Make these keys the cluster's keys in a user's authorized_keys. Return whether the file was changed.
+
+    Other lines of the file belong to the user and are kept. Without keys, no file is created.
+    """
+    try:
+        return _install(homes, name, uid, gid, keys)
+    except OSError as error:
+        raise DalsegnoError(
+            f"the SSH keys of {name} cannot be installed: {error.strerror or error}",
+            where=str(homes / name / ".ssh" / KEYS),
+            hint=f"{name} must own the folder .ssh and the file in it, and neither may be a link",
+        ) from error
+
+
+def _install(homes: Path, name: str, uid: int, gid: int, keys: Sequence[str]) -> bool:
+    parent = os.open(homes, _FOLDER)
+    try:
+        home = _own_folder(name, parent, uid)
+    finally:
+        os.close(parent)
+    try:
+        if not keys and not _exists(".ssh", home):
+            return False
+        if not _exists(".ssh", home):
+            _make_ssh_folder(home, uid, gid)
+        folder = _own_folder(".ssh", home, uid)
+    finally:
+        os.close(home)
+    try:
+        found = _read(folder, uid)
+        text = with_keys(found, keys)
+        if text == found:
+            return False
+        _write(folder, text, uid, gid)
+        return True
+    finally:
+        os.close(folder)
+
+
+def _make_ssh_folder(home: int, uid: int, gid: int) -> None:
+    os.mkdir(".ssh", HOME_MODE, dir_fd=home)
+    made = os.open(".ssh", _FOLDER, dir_fd=home)
+    try:
+        if os.listdir(made):  # the user has put another folder there, which may hold files of others
+            raise PermissionError(".ssh was replaced")
+        _give(made, uid, gid)
+    finally:
+        os.close(made)
+
+
+def _own_folder(name: str, parent: int, uid: int) -> int:
+    folder = os.open(name, _FOLDER, dir_fd=parent)
+    if os.fstat(folder).st_uid != uid:
+        os.close(folder)
+        raise PermissionError(f"{name} belongs to another user")
+    return folder
+
+
+def _read(folder: int, uid: int) -> str:
+    try:
+        handle = os.open(KEYS, _FILE, dir_fd=folder)
+    except FileNotFoundError:
+        return ""
+    with open(handle, "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid:
+            raise PermissionError(f"{KEYS} is not a file of its owner")
+        if about.st_size > MAX_BYTES:
+            raise PermissionError(f"{KEYS} is longer than {MAX_BYTES >> 20} MiB")
+        return file.read(MAX_BYTES).decode(errors="surrogateescape")
+
+
+def _write(folder: int, text: str, uid: int, gid: int) -> None:
+    part = f".{KEYS}.{os.urandom(8).hex()}"
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        with open(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text.encode(errors="surrogateescape"))
+            file.flush()
+            _give(file.fileno(), uid, gid)
+            os.fsync(file.fileno())
+        os.replace(part, KEYS, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        os.unlink(part, dir_fd=folder)
+        raise
+
+
+def with_keys(text: str, keys: Sequence[str]) -> str:
+    """Return the text of authorized_keys with these keys in the cluster's part of it; without keys, without the part.
+
+    If the last line of the part is missing, every line counts as the user's own.
+    """
+    lines = text.removesuffix("\n").split("\n") if text else []
+    if not keys and FIRST_LINE not in lines:
+        return text
+    own: list[str] = []
+    inside = False
+    for line in lines:
+        if line == FIRST_LINE:
+            inside = True
+        elif line == LAST_LINE:
+            inside = False
+        elif not inside:
+            own.append(line)
+    if FIRST_LINE in lines and LAST_LINE not in lines:
+        own = [line for line in lines if line != FIRST_LINE]
+    block = [FIRST_LINE, *keys, LAST_LINE] if keys else []
+    return "".join(f"{line}\n" for line in [*block, *own])
