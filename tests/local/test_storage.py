@@ -177,6 +177,14 @@ def test_mount_point_that_would_break_the_hosts_is_refused(mount: str, why: str)
         check(Storage("a", mount))
 
 
+def test_source_below_a_mount_point_is_refused():
+    inside = Storage("a", "/usr/share", source="/usr/share/doc")
+    with pytest.raises(TargetError, match="`a` mounted at /usr/share would hide /usr/share/doc"):
+        check(inside)
+    with pytest.raises(TargetError, match="`b` mounted at /usr/share would hide /usr/share/doc"):
+        check(Storage("c", "/c", source="/usr/share/doc"), Storage("b", "/usr/share", source="/usr/lib"))
+
+
 @needs_root
 def test_mount_point_that_users_can_replace_is_refused(tmp_path: Path):
     open_to_all = Path(tempfile.mkdtemp(dir="/var/tmp"))

@@ -184,12 +184,14 @@ def _check_mount_point(storage: Storage, folder: Folder, cluster: Cluster) -> No
 
 
 def _needed(folder: Folder, cluster: Cluster) -> Iterator[Path]:
-    """Yield what the hosts read by its path: the state folder, Dal Segno, Python, and images."""
+    """Yield what the hosts read by its path: the state folder, Dal Segno, Python, images, and sources of storage."""
     yield from (folder.root, Path(PACKAGES))
     for path in (sys.executable, sys.prefix, sys.base_prefix):
         yield from (Path(path), Path(os.path.realpath(path)))
     if cluster.containers.folder:
         yield Path(cluster.containers.folder)
+    # A host looks for the source of a lost mount again, and must find it.
+    yield from (source_of(storage, folder) for storage in cluster.storage if storage.type != "scratch")
 
 
 # Changes
