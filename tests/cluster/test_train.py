@@ -173,6 +173,7 @@ def kill_one(run: Run, kind: str, dice: random.Random) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_run_says_that_late_copies_made_it_resume_from_disk(cluster_for_runs: Cli, tmp_path: Path) -> None:
     cli = cluster_for_runs
     training = Training(cli, tmp_path, 60, 0.01, "-N", "2", "--spares", "1", until=10)

@@ -72,3 +72,7 @@ def test_faults_of_the_undisturbed_run_are_reported():
         "it restarted 1 time, first because of n1: rank 3 failed: CheckpointError"
     )
     assert describe_run_failures([*formed, again]) == "it restarted 1 time"
+
+
+def test_requests_of_people_are_no_marks():
+    assert list(marks_of_controller([event(1, EventKind.REQUEST, EventStage.DONE)])) == []

@@ -262,9 +262,13 @@ _LABELS = {
 
 
 def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[DrillMark]:
-    """Yield the controller's events as marks. An action that has begun or failed is labelled with its kind."""
+    """Yield the controller's events as marks. An action that has begun or failed is labelled with its kind.
+
+    What people requested is left out: the drill has its own marks of the faults that it injects.
+    """
     for event in map(read_event, events):
-        yield DrillMark(event.at, _label(event), event.node, event.text)
+        if event.kind is not EventKind.REQUEST:
+            yield DrillMark(event.at, _label(event), event.node, event.text)
 
 
 def _label(event: Event) -> str:
