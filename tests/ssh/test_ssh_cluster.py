@@ -16,6 +16,7 @@ from tests.ssh.hosts import reason_to_skip, running_hosts
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+LOGIN = "admin"  # may use sudo without a password
 FOREIGN = "# written by hand\n"
 ACCOUNTING = "users: [{name: ada}]\nhealth: {mode: observe}\n"
 
@@ -29,7 +30,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     with running_hosts(3, folder / "hosts", names=["head", "n1", "n2"]) as rack:
         operator = Operator(folder, rack)
         rack["n1"].run("sh", "-c", f"mkdir -p /etc/slurm; printf '{FOREIGN}' > /etc/slurm/gres.conf")
-        operator.write(more=ACCOUNTING)
+        operator.write(more=ACCOUNTING, user=LOGIN)
         operator.up()
         yield operator
 
@@ -70,12 +71,22 @@ def test_other_commands_run_on_the_head(lab):
     assert lab.dalsegno("ssh", "n2", "--", "sh", "-c", "exit 7", code=None).code == 7
 
 
-def test_node_agents_report_their_checks(lab):
-    def passed() -> set[str]:
-        shown = json.loads(lab.dalsegno("nodes", "show", "n1", "--json").out)
-        return {check["check"] for check in shown["checks"] if check["verdict"] == "pass"}
+ASK_AGENTS = """
+import json, sys
+from pathlib import Path
+sys.path[:0] = ["/opt/dalsegno/current"]
+from dalsegno.recovery.client import ask
+print(json.dumps(ask(Path("/var/lib/dalsegno/clusters/lab/run/controller.sock"), {"agents": True}, 5.0)))
+"""
 
-    assert "munge" in eventually(lambda: passed() if "munge" in passed() else set())
+
+def test_node_agents_report_their_checks_to_the_controller(lab):
+    def checks() -> dict[str, int]:
+        answer = json.loads(lab.on_head("/usr/bin/python3", "-c", ASK_AGENTS))
+        return {agent["node"]: agent["checks"] for agent in answer["agents"]}
+
+    found = eventually(lambda: told if all((told := checks()).values()) else {})
+    assert set(found) == {"n1", "n2"}
 
 
 SCRIPT = "#!/bin/sh\nwhile :; do echo rank $RANK generation $DALSEGNO_GENERATION; sleep 0.1; done\n"
@@ -127,14 +138,14 @@ def test_killed_daemon_is_started_again(lab):
 
 
 def test_node_that_leaves_the_file_is_cleaned(lab):
-    lab.write(nodes="n1", more=ACCOUNTING)
+    lab.write(nodes="n1", more=ACCOUNTING, user=LOGIN)
     lab.up()
     assert lab.on_head("sinfo", "-hNo", "%N").split() == ["n1"]
     assert lab.rack["n2"].run("sh", "-c", "ls /etc/slurm; pidof slurmd munged || true") == ""
 
 
 def test_connection_that_is_cut_half_way_is_continued_by_the_next_up(lab):
-    lab.write(more=ACCOUNTING)
+    lab.write(more=ACCOUNTING, user=LOGIN)
     with lab.start_up() as up:
         assert up.stderr
         for line in up.stderr:

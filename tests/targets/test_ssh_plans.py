@@ -8,7 +8,7 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
-from dalsegno.setup.inspect import HostFacts, HostUser, InspectedDisk, InspectedGpu
+from dalsegno.setup.inspect import HostFacts, HostUser, InspectedDisk, InspectedGpu, ListeningPort
 from dalsegno.setup.node_plan import NodePlan
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm, SshAccess, SshHost, Storage, User
 from dalsegno.targets.ssh.desired import ClusterOnHosts, assign_uids, host_plan
@@ -18,7 +18,7 @@ from dalsegno.targets.ssh.plan import (
     SshPlan,
     check_hosts,
     check_releases,
-    foreign_slurm,
+    foreign_programs,
     refuse_unbuilt,
     summarize,
 )
@@ -150,6 +150,7 @@ def test_two_hosts_with_one_name_are_refused():
     [
         ({"os_id": "arch"}, "gpu-1: arch 12 is not supported"),
         ({"python": (3, 9, 2)}, "gpu-1: Python 3.9.2 is too old"),
+        ({"clock_offset_s": -400.4}, "gpu-1: its clock differs by 400 s from the clock here"),
         (
             {"python": (3, 13, 1)},
             "gpu-1: it has Python 3.13 on x86_64, this machine has Python 3.11 on x86_64",
@@ -173,10 +174,19 @@ def test_node_that_is_smaller_than_the_file_says_is_left_out():
 
 
 def test_host_with_another_slurm_is_refused():
-    assert foreign_slurm("gpu-1", replace(FACTS, daemons=("munged", "sshd"))) is None
-    found = foreign_slurm("gpu-1", replace(FACTS, slurm_conf="/etc/slurm/slurm.conf", daemons=("slurmd", "sshd")))
+    assert foreign_programs("gpu-1", replace(FACTS, daemons=("munged", "sshd")), [6818]) is None
+    theirs = replace(FACTS, slurm_conf="/etc/slurm/slurm.conf", daemons=("slurmd", "sshd"))
+    found = foreign_programs("gpu-1", theirs, [6818])
     assert found is not None
     assert found.what == "gpu-1: another Slurm is set up there: it has /etc/slurm/slurm.conf and runs slurmd"
+
+
+def test_host_whose_port_is_taken_is_refused():
+    listening = (ListeningPort(22, "sshd"), ListeningPort(6820, "nginx"))
+    assert foreign_programs("gpu-1", replace(FACTS, listening=listening), [6818]) is None
+    found = foreign_programs("head", replace(FACTS, listening=listening), [6817, 6820])
+    assert found is not None
+    assert found.what == "head: port 6820 is used by nginx"
 
 
 def test_releases_of_slurm_must_agree():

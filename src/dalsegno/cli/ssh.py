@@ -26,7 +26,8 @@ def command(name: str | None, node: str, command_: tuple[str, ...]) -> None:
 
     place = find_place(name)
     elevate_to_change(place)
-    entry = open_cluster(place).shell(list(command_), dict(os.environ), os.getcwd(), host=node)
+    words = list(command_[1:] if command_[:1] == ("--",) else command_)  # click keeps a `--` that follows NODE
+    entry = open_cluster(place).shell(words, dict(os.environ), os.getcwd(), host=node)
     for line in entry.warnings:
         out.warn(line)
     if entry.uid is not None:

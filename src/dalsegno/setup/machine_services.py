@@ -90,8 +90,10 @@ class MachineServices:
     def restore(self) -> None:
         """Start again what ran before this cluster came, once its own files are back."""
         for name, entry in self.kept.items():
+            if entry.get("was_enabled"):
+                run(["systemctl", "enable", "--quiet", entry["unit"]])
             if entry.get("was_active"):
-                run(["systemctl", "enable", "--now", entry["unit"]])
+                run(["systemctl", "start", entry["unit"]])
                 emit(step=f"started {name} as before")
 
     def status(self) -> Json:

@@ -66,12 +66,12 @@ class ApplyOnHosts:
         if head in failed:
             raise failed[head]
         self._finish(plan, failed)
-        failed |= self._remove(plan.remove_hosts)
+        self._remove(plan.remove_hosts)
         write_applied(self.folder, plan.cluster)
-        gone = [host for host in plan.remove_hosts if host not in failed]
-        state = replace(self.state, phase=SshStage.UP, ssh=without(self.state.ssh, gone), failed=tuple(failed))
+        ssh = without(self.state.ssh, plan.remove_hosts)
+        state = replace(self.state, phase=SshStage.UP, ssh=ssh, failed=tuple(failed))
         write_ssh_state(self.folder, replace(state, slurm_version=str(self.slurm.version())))
-        _raise_for(failed, len(self.state.ssh.hosts), "set up")
+        _raise_for(failed, len(self.state.ssh.hosts))
 
     def _change(self, plan: SshPlan, host: str) -> Answer:
         needs_code = any(change.kind is ChangeKind.CODE for change in plan.changes[host])
@@ -139,9 +139,12 @@ class ApplyOnHosts:
             ),
         )
 
-    def _remove(self, leaving: tuple[str, ...]) -> dict[str, DalsegnoError]:
+    def _remove(self, leaving: tuple[str, ...]) -> None:
+        """Clean hosts that have left the cluster. One that does not answer is not needed any more, and may be gone."""
         done = self.hosts.each(leaving, lambda host: remove_from(self.hosts, host, self.state.cluster_id, self.say))
-        return {host: each for host, each in done.items() if isinstance(each, DalsegnoError)}
+        for each in done.values():
+            if isinstance(each, DalsegnoError):
+                self.say(f"not cleaned: {each.what}")
 
 
 def remove_from(hosts: HostRunner, host: str, cluster_id: str, say: Say) -> Answer:
@@ -168,7 +171,12 @@ def remove_from_hosts(hosts: HostRunner, slurm: SlurmClient, folder: SshFolder, 
     failed = {host: each for host, each in done.items() if isinstance(each, DalsegnoError)}
     done_with = [name for name in names if name not in failed]
     write_ssh_state(folder, replace(state, phase=SshStage.REMOVING, ssh=without(state.ssh, done_with)))
-    _raise_for(failed, len(names), "removed from", again="down")
+    if failed:
+        reports = "\n".join(f"  {error.what}" for error in failed.values())
+        raise TargetError(
+            f"{named('host', failed)} could not be cleaned\n{reports}",
+            hint=f"run `dalsegno down` again; if these machines are gone for good: rm -r {folder.root}",
+        )
 
 
 def without(ssh: SshAccess, names: Collection[str]) -> SshAccess:
@@ -184,16 +192,16 @@ def _end_jobs(slurm: SlurmClient) -> None:
         time.sleep(0.2)
 
 
-def _raise_for(failed: Mapping[str, DalsegnoError], hosts: int, what: str, again: str = "up") -> None:
+def _raise_for(failed: Mapping[str, DalsegnoError], hosts: int) -> None:
     """Raise one error for all hosts that failed, with the last output of each."""
     if not failed:
         return
     if len(failed) == 1:
         error = next(iter(failed.values()))
-        hint = f"{error.hint}; then `dalsegno {again}` again" if error.hint else f"`dalsegno {again}` again"
-        raise TargetError(f"{error.what}\nAll other hosts were {what}.", hint=hint)
+        hint = f"{error.hint}; then `dalsegno up` again" if error.hint else "`dalsegno up` again"
+        raise TargetError(f"{error.what}\nAll other hosts were set up.", hint=hint)
     reports = "\n".join(f"  {error.what}" + (f" ({error.hint})" if error.hint else "") for error in failed.values())
     raise TargetError(
-        f"{len(failed)} of {hosts} hosts were not {what}: {named('host', failed)}\n{reports}",
-        hint=f"fix what is named above, then run `dalsegno {again}` again: the other hosts are done",
+        f"{len(failed)} of {hosts} hosts were not set up: {named('host', failed)}\n{reports}",
+        hint="fix what is named above, then run `dalsegno up` again: the other hosts are done",
     )

@@ -19,6 +19,7 @@ from dalsegno.targets.ssh.folder import ClusterSecrets
 
 OLDEST_PYTHON = (3, 10)
 SLURM_DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
+CLOCK_S = 60.0  # munge accepts 300 s between two machines
 NEEDED_MIB = 400  # for packages, our code and logs
 _SHOWN = 4
 
@@ -222,6 +223,11 @@ def _unfit(host: str, facts: HostFacts) -> DalsegnoError | None:
     if facts.python[:2] < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
         return TargetError(f"{host}: Python {version} is too old", hint="Dal Segno needs Python 3.10 or later there")
+    if abs(facts.clock_offset_s) > CLOCK_S:
+        return TargetError(
+            f"{host}: its clock differs by {abs(facts.clock_offset_s):.0f} s from the clock here",
+            hint="start a time service such as chrony on that machine: munge refuses credentials from another time",
+        )
     for folder in ("/var", "/opt"):
         free = facts.free_mib(folder)
         if free is not None and free < NEEDED_MIB:
@@ -257,8 +263,20 @@ def _too_small(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError |
     return None
 
 
-def foreign_slurm(host: str, facts: HostFacts) -> DalsegnoError | None:
-    """Return an error if another Slurm is on the machine. Call it only for a machine that holds no cluster of ours."""
+def foreign_programs(host: str, facts: HostFacts, ports: Iterable[int]) -> DalsegnoError | None:
+    """Return an error if another Slurm is on the machine, or if another program has one of our ports. Call it only for
+    a machine that holds no cluster of ours."""
+    found = _foreign_slurm(host, facts)
+    taken = next((each for each in facts.listening if each.port in ports), None)
+    if found or taken is None:
+        return found
+    return TargetError(
+        f"{host}: port {taken.port} is used by {taken.program or 'another program'}",
+        hint="stop that program, or choose another host",
+    )
+
+
+def _foreign_slurm(host: str, facts: HostFacts) -> DalsegnoError | None:
     daemons = [name for name in facts.daemons if name in SLURM_DAEMONS]
     if not facts.slurm_conf and not daemons:
         return None

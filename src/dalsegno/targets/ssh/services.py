@@ -14,6 +14,8 @@ from dalsegno.targets.ssh.folder import SshFolder
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENTS_PORT, OBSERVER_PORT = 6820, 6821
+HEAD_PORTS = (6817, 6819, AGENTS_PORT, OBSERVER_PORT)  # slurmctld, slurmdbd, controller, observer
+NODE_PORTS = (6818,)  # slurmd
 LOGS = "/var/log/dalsegno"
 MUNGE_ANSWERS = ("/bin/sh", "-c", "munge -n | unmunge")
 SLURMCTLD_ANSWERS = ("/bin/sh", "-c", "scontrol ping | grep -q 'is UP'")

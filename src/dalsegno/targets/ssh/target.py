@@ -47,8 +47,8 @@ from dalsegno.targets.ssh.folder import (
     read_ssh_state,
     write_ssh_state,
 )
-from dalsegno.targets.ssh.plan import SshPlan, check_hosts, check_releases, foreign_slurm, refuse_unbuilt
-from dalsegno.targets.ssh.services import PATH
+from dalsegno.targets.ssh.plan import SshPlan, check_hosts, check_releases, foreign_programs, refuse_unbuilt
+from dalsegno.targets.ssh.services import HEAD_PORTS, NODE_PORTS, PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
 
@@ -88,7 +88,11 @@ class SshTarget:
             facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
             faults |= check_hosts(cluster, facts)
             cluster_id = self._cluster_id()
-            foreign = {host: foreign_slurm(host, each) for host, each in facts.items() if not each.record}
+            foreign = {
+                host: foreign_programs(host, each, HEAD_PORTS if host == cluster.head else NODE_PORTS)
+                for host, each in facts.items()
+                if not each.record
+            }
             faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
             _raise_for_head(cluster, faults)
             facts = {host: each for host, each in facts.items() if host not in faults}
@@ -105,6 +109,8 @@ class SshTarget:
                 find_bundle().key,
                 f"{getpass.getuser()}@{socket.gethostname()}",
             )
+            if not on.sized.nodes:
+                raise next(iter(faults.values()))
             plans = {host: host_plan(on, host) for host in facts}
             compared = hosts.each(plans, lambda host: _ask(hosts, host, compare_request(plans[host]), facts[host]))
         faults |= {host: each for host, each in compared.items() if isinstance(each, DalsegnoError)}

@@ -1,0 +1,52 @@
+"""Hosts that cannot be used: `plan` says why, and changes nothing on any host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.ssh.cluster_operator import Operator
+from tests.ssh.hosts import reason_to_skip, running_hosts
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """Three hosts without a cluster."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("bare")
+    with running_hosts(3, folder / "hosts", names=["head", "n1", "n2"], disk_mib=700) as rack:
+        operator = Operator(folder, rack)
+        operator.write()
+        yield operator
+
+
+def test_unfit_hosts_are_left_out_with_the_reason(bare):
+    bare.rack["n1"].run("sh", "-c", "mkdir -p /etc/slurm; echo ClusterName=theirs > /etc/slurm/slurm.conf")
+    bare.rack["n2"].run("sh", "-c", "head -c 400M /dev/zero > /var/filler")
+    shown = bare.dalsegno("plan", str(bare.file)).out
+    assert "leaves out n1: another Slurm is set up there: it has /etc/slurm/slurm.conf" in shown
+    assert "leaves out n2: /var has" in shown
+    assert bare.rack["n1"].run("cat", "/etc/slurm/slurm.conf") == "ClusterName=theirs\n"
+    assert all(host.run("sh", "-c", "ls /var/lib/dalsegno /opt 2>/dev/null || true") == "" for host in bare.rack.hosts)
+    assert not bare.state.exists()
+    bare.rack["n1"].run("rm", "/etc/slurm/slurm.conf")
+    bare.rack["n2"].run("rm", "/var/filler")
+
+
+def test_head_with_another_slurm_stops_everything(bare):
+    bare.rack["head"].run("sh", "-c", "mkdir -p /etc/slurm; echo ClusterName=theirs > /etc/slurm/slurm.conf")
+    done = bare.dalsegno("up", str(bare.file), code=1)
+    assert "head: another Slurm is set up there" in done.err
+    assert not bare.state.exists()
+    bare.rack["head"].run("rm", "/etc/slurm/slurm.conf")
+
+
+def test_two_hosts_with_one_name_are_refused(bare):
+    bare.rack["n2"].run("hostname", "n1")
+    done = bare.dalsegno("up", str(bare.file), code=1)
+    assert "n1 and n2 both call themselves `n1`" in done.err
+    bare.rack["n2"].run("hostname", "n2")
