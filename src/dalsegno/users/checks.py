@@ -112,6 +112,17 @@ def _check_account(user: User, account: PasswdEntry, machine: People, before: Ma
         raise TargetError(f"{name} is an account of this machine with the rights of {', '.join(powers)}", hint=same)
 
 
+def check_added(users: Sequence[User], machine: People) -> None:
+    """Raise if a command would make an account of the machine a user of the cluster without naming its uid."""
+    for user in users:
+        account = machine.account(user.name)
+        if user.added and user.uid is None and account is not None:
+            raise TargetError(
+                f"`{user.name}` is an account of this machine (uid {account.uid})",
+                hint=f"choose another name, or give the uid {account.uid} if it is the same person",
+            )
+
+
 def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:
     before = uids.get(user.name)
     other = next((name for name, uid in uids.items() if uid == user.uid and name != user.name), None)

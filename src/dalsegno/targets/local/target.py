@@ -70,7 +70,7 @@ from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.requirements import check_packages, resolve_containers
 from dalsegno.targets.local.shell import enter, entry_command, person_uid, user_env
 from dalsegno.targets.local.sweep import sweep
-from dalsegno.users.checks import People
+from dalsegno.users.checks import People, check_added
 from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
 if TYPE_CHECKING:
@@ -303,6 +303,7 @@ class LocalTarget:
                 "users of their own need virtual hosts: on loopback ports, all jobs run as one user",
                 hint="create the cluster as root, on a machine that permits virtual hosts",
             )
+        check_added(roster.users, self._people())
         plan = self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
         return replace(plan, clear_faults=())  # a change of users must not end an experiment
 
