@@ -165,6 +165,7 @@ def test_command_names_the_uid_of_an_account_that_it_takes_over():
         check_added([replace(user("ada"), added=True)], MACHINE)
     assert "give the uid 1000" in refused.value.hint
     check_added([replace(user("ada", 1000), added=True), user("ada"), replace(user("bea"), added=True)], MACHINE)
+    check_added([replace(user("root"), added=True)], MACHINE)  # `check_people` refuses it, and says why
 
 
 def test_two_users_do_not_share_a_uid():
