@@ -227,6 +227,16 @@ def test_added_user_logs_in_with_the_key(cluster: Cli) -> None:
     cluster.ok("user", "rm", "sam", "--remove-home")
 
 
+def test_directory_that_stopped_is_started_again_with_its_accounts(cluster: Cli) -> None:
+    pid = folder(cluster).ldap / "db/slapd.pid"
+    cluster.ok("shell", "--node", "head", "--", "sh", "-c", f"kill -9 $(cat {pid})")
+    eventually(lambda: "starts slapd on head" in cluster.ok("plan", cluster.file(LDAP)))
+    assert "user" not in cluster.ok("plan", cluster.file(LDAP))
+    cluster.ok("up", cluster.file(LDAP))
+    assert set(in_directory(cluster)) == {"ada"}
+    assert "nothing to do" in cluster.ok("plan", cluster.file(LDAP))
+
+
 def test_directory_keeps_its_secrets(cluster: Cli) -> None:
     for path in (folder(cluster).ldap, folder(cluster).ldap_password, folder(cluster).secret / "ldap-ca.key"):
         assert path.stat().st_mode & 0o007 == 0

@@ -70,6 +70,7 @@ from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.requirements import check_packages, resolve_containers
 from dalsegno.targets.local.shell import enter, entry_command, person_uid, user_env
 from dalsegno.targets.local.sweep import sweep
+from dalsegno.users.accounts import AccountSet
 from dalsegno.users.checks import People, check_added
 from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
@@ -119,7 +120,7 @@ class LocalTarget:
         state = self._state()
         before = state.placement if state else None
         directory = read_directory(self.folder, state, switched)
-        free = replace(self._free(), directory=directory)
+        free = replace(self._free(), directory=directory or AccountSet())
         placement = place(switched, self.machine, self.folder.id, before, free, str(self.folder.devices))
         if placement.hosts == LOOPBACK and not has_address():
             raise TargetError(
@@ -131,10 +132,12 @@ class LocalTarget:
         seen = observe(self.folder, state, wanted, self.slurm)
         listed = cluster.containers.images
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
-        if seen.applied and before:
-            former = cluster_accounts(seen.applied, self._people(), before.uids, before.gids, str(self.folder.homes))
-            seen = replace(seen, accounts=former)
-        plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory))
+        if (applied := seen.applied) and before:
+            homes = str(self.folder.homes)
+            seen = replace(seen, accounts=cluster_accounts(applied, self._people(), before.uids, before.gids, homes))
+            if directory is None and applied.directory.ldap:
+                directory = seen.accounts  # its server has stopped, and has kept them
+        plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory or AccountSet()))
         left_out = (*plan.left_out, *self._surprises(cluster, placement))
         limits = limits_sentence(cluster, placement, self.machine)
         only_user = self.machine.user if placement.hosts == LOOPBACK else ""
