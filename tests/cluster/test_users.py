@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ target: local
 partitions:
   - {{name: train, nodes: 2, cpus: 4, memory: 2G, gpus: 4, gpu_type: h100}}
 slurm: {{enforce: [associations, limits, qos], qos: [{{name: high}}]}}
-accounts: [{{name: lab}}]
+accounts: [{{name: lab}}, {{name: other}}]
 users:
   - {{name: ada, full_name: "Ada O'Neil (PI)", ssh_keys: ["{KEY}"], accounts: [lab]}}
 groups: [{{name: team, gid: 5005}}]
@@ -60,6 +61,12 @@ def in_directory(cli: Cli) -> dict[str, tuple[int, str]]:
     return {user.name: (user.uid, user.full_name) for user in users.values()}
 
 
+def associations(cli: Cli, user: str) -> list[str]:
+    """Return the accounts of a user in Slurm's database, with their limits and QOS."""
+    fields = "format=Account,GrpTRES,QOS"
+    return cli.ok("shell", "--", "sacctmgr", "-nP", "show", "assoc", f"user={user}", fields).split()
+
+
 def as_user(cli: Cli, user: str, *command: str) -> str:
     return cli.ok("shell", "--user", user, "--", *command)
 
@@ -86,8 +93,7 @@ def test_added_user_works_and_cannot_reach_others(cluster: Cli) -> None:
     # She runs jobs as herself, on every node.
     assert as_user(cluster, "bea", "srun", "-N2", "id", "-un").split() == ["bea", "bea"]
     assert as_user(cluster, "bea", "srun", "id", "-Gn").split() == ["bea", "team"]
-    limits = cluster.ok("shell", "--", "sacctmgr", "-nP", "show", "assoc", "user=bea", "format=Account,GrpTRES,QOS")
-    assert limits.split() == ["lab|gres/gpu=2|high"]
+    assert associations(cluster, "bea") == ["lab|gres/gpu=2|high"]
     # She can neither read another user's files nor cancel another's jobs.
     as_user(cluster, "ada", "sh", "-c", "echo mine > ~/secret; chmod 644 ~/secret")
     secret = str(folder(cluster).homes / "ada/secret")
@@ -123,6 +129,8 @@ def test_user_is_changed_and_the_second_change_does_nothing(cluster: Cli) -> Non
     assert as_user(cluster, "bea", "id", "-Gn").split() == ["bea"]
     assert KEY not in (folder(cluster).homes / "bea/.ssh/authorized_keys").read_text()
     assert "nothing to do" in cluster.run(*change).err
+    cluster.ok("user", "edit", "bea", "--account", "other")
+    assert associations(cluster, "bea") == ["other||high"]
 
 
 @pytest.mark.parametrize(
@@ -156,11 +164,76 @@ def test_removed_user_keeps_home_and_uid(cluster: Cli) -> None:
     assert "removes user bea" in said and f"kept {home}" in said
     assert (home / "file").read_text() == "kept\n" and set(in_directory(cluster)) == {"ada"}
     assert "has no user `bea`" in cluster.run("shell", "--user", "bea", "--", "true").err
-    assert cluster.ok("shell", "--", "sacctmgr", "-nP", "show", "assoc", "user=bea", "format=Account").split() == []
+    assert associations(cluster, "bea") == []
     cluster.ok("user", "add", "zoe")
     assert in_directory(cluster)["zoe"][0] == 20003  # not bea's uid
     cluster.ok("user", "rm", "zoe", "--remove-home")
     assert not (folder(cluster).homes / "zoe").exists()
+    assert "nothing to do" in cluster.ok("plan", cluster.file(LDAP))
+
+
+SSHD = """
+Port 2222
+HostKey {folder}/host_key
+PidFile none
+PasswordAuthentication no
+UsePAM no
+"""
+
+
+@pytest.mark.skipif(program("sshd") is None, reason="sshd is not installed: `./test` installs it")
+def test_added_user_logs_in_with_the_key(cluster: Cli) -> None:
+    place = cluster.home / "ssh"
+    place.mkdir(mode=0o700)
+    for name in ("host_key", "sam", "other"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(place / name)], check=True)
+    (place / "sshd.conf").write_text(SSHD.format(folder=place))
+    cluster.ok("user", "add", "sam", "--ssh-key", str(place / "sam.pub"))
+    state = read_state(folder(cluster))
+    assert state is not None
+    start = f"mkdir -p /run/sshd && exec {program('sshd')} -D -e -f {place}/sshd.conf"
+    server = cluster.start("shell", "--node", "head", "--", "sh", "-c", start)
+
+    def login(key: str, user: str) -> subprocess.CompletedProcess[str]:
+        options = [
+            "-oBatchMode=yes",
+            "-oStrictHostKeyChecking=no",
+            f"-oUserKnownHostsFile={place}/known",
+            "-oIdentityAgent=none",
+        ]
+        argv = [
+            "ssh",
+            "-F",
+            "none",
+            *options,
+            "-i",
+            str(place / key),
+            "-p",
+            "2222",
+            f"{user}@{state.placement.addresses['head']}",
+        ]
+        return subprocess.run([*argv, "id -un; pwd"], capture_output=True, text=True, timeout=30, check=False)
+
+    try:
+        eventually(lambda: login("sam", "sam").returncode == 0)
+        assert login("sam", "sam").stdout.split() == ["sam", str(folder(cluster).homes / "sam")]
+        assert "Permission denied" in login("other", "sam").stderr
+        assert "Permission denied" in login("sam", "ada").stderr
+        cluster.ok("user", "edit", "sam", "--ssh-key", "")
+        assert "Permission denied" in login("sam", "sam").stderr
+    finally:
+        server.terminate()
+        server.wait(20)
+    cluster.ok("user", "rm", "sam", "--remove-home")
+
+
+def test_directory_that_stopped_is_started_again_with_its_accounts(cluster: Cli) -> None:
+    pid = folder(cluster).ldap / "db/slapd.pid"
+    cluster.ok("shell", "--node", "head", "--", "sh", "-c", f"kill -9 $(cat {pid})")
+    eventually(lambda: "starts slapd on head" in cluster.ok("plan", cluster.file(LDAP)))
+    assert "user" not in cluster.ok("plan", cluster.file(LDAP))
+    cluster.ok("up", cluster.file(LDAP))
+    assert set(in_directory(cluster)) == {"ada"}
     assert "nothing to do" in cluster.ok("plan", cluster.file(LDAP))
 
 

@@ -1,11 +1,13 @@
 """Users of the cluster beside those of the machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster, Group, User
 from dalsegno.targets.local.people import cluster_accounts, group_file, passwd_file, shared_accounts
-from dalsegno.users.checks import People, assign_gids, assign_uids, check_new_groups, check_people
+from dalsegno.users.checks import People, assign_gids, assign_uids, check_added, check_new_groups, check_people
 
 MACHINE = People(
     passwd="root:x:0:0:root:/root:/bin/bash\nada:x:1000:1000::/home/ada:/bin/bash\n",
@@ -40,6 +42,9 @@ def test_machine_user_keeps_uid_and_home():
     assert shared_accounts([user("ada"), user("bea")], MACHINE) == [
         "user ada is this machine's account of that name (uid 1000)"
     ]
+    assert shared_accounts([user("ada", full_name="Ada")], MACHINE)[0].endswith(
+        "full name and SSH keys are not changed"
+    )
 
 
 def test_requested_uid_is_assigned_once():
@@ -153,6 +158,14 @@ def test_later_machine_account_does_not_replace_a_cluster_user():
         check_people([user("bea")], later, {"bea": 20001})
     with pytest.raises(TargetError, match="`bob` is a user of the cluster with uid 20005, and an account"):
         check_people([user("bob")], later, {"bob": 20005})
+
+
+def test_command_names_the_uid_of_an_account_that_it_takes_over():
+    with pytest.raises(TargetError, match=r"`ada` is an account of this machine \(uid 1000\)") as refused:
+        check_added([replace(user("ada"), added=True)], MACHINE)
+    assert "give the uid 1000" in refused.value.hint
+    check_added([replace(user("ada", 1000), added=True), user("ada"), replace(user("bea"), added=True)], MACHINE)
+    check_added([replace(user("root"), added=True)], MACHINE)  # `check_people` refuses it, and says why
 
 
 def test_two_users_do_not_share_a_uid():

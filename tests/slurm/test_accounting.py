@@ -10,6 +10,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.slurm.client import failures, script
 from dalsegno.slurm.facts import AccountsInfo
 from dalsegno.slurm.render import accounting_commands, reservation_commands
+from dalsegno.slurm.render.commands import deletion_commands
 from dalsegno.spec.facts import Account, Cluster, Qos, Reservation, Slurm, User
 from tests.slurm.clusters import CLUSTERS
 
@@ -80,6 +81,32 @@ def test_user_can_join_a_second_account() -> None:
     assert commands_for(users=(User("ann", ("a", "b"), "b"),), found=found) == [
         "add user ann Account=b Fairshare=1",
         "modify user where name=ann set DefaultAccount=b",
+    ]
+
+
+def test_limit_on_gpus_of_a_user_is_set_changed_and_lifted() -> None:
+    user = User("ann", ("lab",), "lab", max_gpus=0)
+    assert commands_for(users=(user,)) == ["add user ann Account=lab DefaultAccount=lab Fairshare=1 GrpTRES=gres/gpu=0"]
+    found = AccountsInfo(
+        members={("ann", "lab"): {"Fairshare": "1", "GrpTRES": "gres/gpu=0"}},
+        users={"ann": {"DefaultAccount": "lab", "AdminLevel": "None"}},
+    )
+    assert commands_for(users=(user,), found=found) == []
+    modify = "modify user where name=ann account=lab set GrpTRES=gres/gpu="
+    assert commands_for(users=(replace(user, max_gpus=8),), found=found) == [f"{modify}8"]
+    assert commands_for(users=(replace(user, max_gpus=None),), found=found) == [f"{modify}-1"]
+
+
+def test_only_associations_that_a_command_ended_are_deleted() -> None:
+    found = AccountsInfo(
+        members={("ann", "lab"): {}, ("ann", "old"): {}, ("bob", "old"): {}, ("eve", "old"): {}},
+        users={"ann": {}, "bob": {}, "eve": {}},
+    )
+    users = (User("ann", ("lab",), "lab", added=True), User("bob", ("lab",), "lab"))
+    cluster = replace(EMPTY, users=users)
+    assert [" ".join(command) for command in deletion_commands(cluster, ["eve", "unknown"], found)] == [
+        "delete user where name=eve",
+        "delete user where name=ann account=old",
     ]
 
 

@@ -354,6 +354,26 @@ BLOCKS = {
         "users `ann` and `bob` have the same uid 2000",
         "give one of them another uid, or leave it out",
     ),
+    "users: [{name: ann, max_gpus: 4}]": (
+        "`max_gpus` of user `ann` is a limit, but `slurm.enforce` does not include limits",
+        "Slurm applies limits only with `slurm: {enforce: [associations, limits, qos]}`",
+    ),
+    "users: [{name: ann, groups: [lab], allow_privileged: [sudo]}]": (
+        "`allow_privileged` of user `ann` names `sudo`, which is not among their groups",
+        "add it to `groups` of `ann`",
+    ),
+    "users: [{name: ann, full_name: 'a:b'}]": (
+        "`full_name` of user `ann` cannot be `a:b`",
+        "write it on one line without `:`, at most 200 letters",
+    ),
+    "groups: [{name: lab, gid: 5000}, {name: team, gid: 5000}]": (
+        "groups `lab` and `team` have the same gid 5000",
+        "give one of them another gid, or leave it out",
+    ),
+    "groups: [{name: lab}, {name: lab}]": (
+        "group `lab` is defined twice, first on line 5",
+        "give one of them another name",
+    ),
     "users: [{name: ann}, {name: ann}]": (
         "user `ann` is defined twice, first on line 5",
         "give one of them another name",

@@ -199,7 +199,7 @@ def test_special_characters_in_every_field_are_stored_as_they_are(slapd: Slapd, 
     slapd.directory.apply(AccountPlan(remove_users=(user,)))
 
 
-@settings(max_examples=500 if LONG else 25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=500 if LONG else 15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=NAMES)
 def test_special_characters_in_a_name_never_reach_another_entry(slapd: Slapd, name: str):
     """Names such as these are refused earlier. Even if one came through, it would be a name and nothing else."""

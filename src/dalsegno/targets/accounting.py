@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dalsegno.errors import CommandFailed, TargetError
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.render.commands import accounting_commands, reservation_commands
+from dalsegno.slurm.render.commands import accounting_commands, deletion_commands, reservation_commands
 from dalsegno.spec.facts import Cluster
 
 
@@ -20,11 +20,10 @@ def register_cluster(slurm: SlurmClient, name: str) -> None:
 def update_people(slurm: SlurmClient, cluster: Cluster, removed: Sequence[str] = (), *, fresh: bool) -> None:
     """Add and change QOS, accounts and users. Entries removed from the cluster file are kept, with their history.
 
-    `removed`: users that a command has removed. Slurm keeps the history of their jobs.
+    `removed`: users that a command has removed.
     """
     found = None if fresh else slurm.accounts(cluster.name)
-    gone = [name for name in removed if found is not None and name in found.users]
-    deletions = [["delete", "user", "where", f"name={name}"] for name in gone]
+    deletions = deletion_commands(cluster, removed, found) if found else []
     slurm.sacctmgr_all([*accounting_commands(cluster, found), *deletions])
 
 

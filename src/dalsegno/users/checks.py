@@ -70,6 +70,10 @@ def _column(text: str, index: int) -> list[str]:
     return [fields[index] for line in text.splitlines() if len(fields := line.split(":")) > index]
 
 
+def _is_system(account: PasswdEntry) -> bool:
+    return account.uid < FIRST_PERSON or account.uid == NOBODY
+
+
 def check_people(
     users: Sequence[User], machine: People, before: Mapping[str, int], groups: Sequence[Group] = ()
 ) -> None:
@@ -98,7 +102,7 @@ def _check_account(user: User, account: PasswdEntry, machine: People, before: Ma
     account unless its uid is given.
     """
     name, other = f"`{user.name}`", "choose another name"
-    if account.uid < FIRST_PERSON or account.uid == NOBODY:
+    if _is_system(account):
         raise TargetError(f"{name} is a system account of this machine (uid {account.uid})", hint=other)
     if user.name in before:
         raise TargetError(
@@ -110,6 +114,20 @@ def _check_account(user: User, account: PasswdEntry, machine: People, before: Ma
         raise TargetError(f"{name} has uid {account.uid} on this machine, not {user.uid}", hint=same)
     if user.uid is None and (powers := machine.privileges(account)):
         raise TargetError(f"{name} is an account of this machine with the rights of {', '.join(powers)}", hint=same)
+
+
+def check_added(users: Sequence[User], machine: People) -> None:
+    """Raise if a command would make an account of the machine a user of the cluster without naming its uid.
+
+    `check_people` refuses system accounts, whose uid cannot be named.
+    """
+    for user in users:
+        account = machine.account(user.name)
+        if user.added and user.uid is None and account is not None and not _is_system(account):
+            raise TargetError(
+                f"`{user.name}` is an account of this machine (uid {account.uid})",
+                hint=f"choose another name, or give the uid {account.uid} if it is the same person",
+            )
 
 
 def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:

@@ -30,6 +30,22 @@ def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> 
     ]
 
 
+def deletion_commands(cluster: Cluster, removed: Iterable[str], found: AccountsInfo) -> list[Command]:
+    """Return the arguments of the `sacctmgr` commands that delete associations. Slurm keeps the history of their jobs.
+
+    These are all associations of users that a command has removed, and those of users that a command has taken out of
+    an account. Run `accounting_commands` first: a user's default account cannot be deleted.
+    """
+    gone = [["delete", "user", "where", f"name={name}"] for name in removed if name in found.users]
+    accounts = {user.name: user.accounts for user in cluster.users if user.added}
+    left = [
+        ["delete", "user", "where", f"name={name}", f"account={account}"]
+        for name, account in found.members
+        if name in accounts and account not in accounts[name]
+    ]
+    return gone + left
+
+
 def _qos_commands(wanted: Iterable[Qos], found: AccountsInfo) -> list[Command]:
     """Return commands for QOS. All names are added first, because a QOS may preempt one that follows it."""
     new = [qos.name for qos in wanted if qos.name not in found.qos]

@@ -84,13 +84,13 @@ def _living_jobs(folder: Folder, slurm: SlurmClient) -> tuple[JobInfo, ...]:
     return ()
 
 
-def read_directory(folder: Folder, state: ClusterState | None, wanted: Cluster) -> AccountSet:
-    """Return the accounts in the cluster's LDAP directory; none if its server does not run yet."""
+def read_directory(folder: Folder, state: ClusterState | None, wanted: Cluster) -> AccountSet | None:
+    """Return the accounts in the cluster's LDAP directory; None if its server does not run."""
     if state is None or not wanted.directory.ldap:
-        return AccountSet()
-    head = service_facts(folder.host(wanted.head)).get("slapd")
-    if head is None or not head.running:
-        return AccountSet()
+        return None
+    server = service_facts(folder.host(wanted.head)).get("slapd")
+    if server is None or not server.running:
+        return None
     return open_directory(wanted, folder, state.placement).read()
 
 

@@ -11,8 +11,13 @@ from dalsegno.users.checks import People
 
 def shared_accounts(users: Sequence[User], machine: People) -> list[str]:
     """Return a sentence for each user of the cluster who already has an account on this machine."""
-    found = [account for user in users if (account := machine.account(user.name))]
-    return [f"user {each.name} is this machine's account of that name (uid {each.uid})" for each in found]
+    found = [(user, account) for user in users if (account := machine.account(user.name))]
+    kept = "; its full name and SSH keys are not changed"
+    return [
+        f"user {user.name} is this machine's account of that name (uid {account.uid})"
+        f"{kept if user.full_name or user.ssh_keys else ''}"
+        for user, account in found
+    ]
 
 
 def cluster_accounts(

@@ -72,7 +72,10 @@ def _person(folder: Folder, user: str) -> _Person:
     lines = (read_text(folder.etc / "passwd") or "").splitlines()
     fields = next((fields for line in lines if (fields := line.split(":"))[0] == user), None)
     if fields is None or len(fields) < 7:
-        raise UsageError(f"{folder.name} has no user `{user}`", hint="`users:` in the cluster file adds one")
+        raise UsageError(
+            f"{folder.name} has no user `{user}`",
+            hint="`dalsegno user add NAME` adds one, or `users:` in the cluster file",
+        )
     return _Person(fields[2], fields[3], fields[5], fields[6] or "/bin/sh")
 
 

@@ -71,7 +71,8 @@ from dalsegno.targets.local.requirements import check_packages, resolve_containe
 from dalsegno.targets.local.shell import enter, entry_command, person_name, person_uid, user_env
 from dalsegno.targets.local.storage import check_storage, foreign_homes, homes_inside, storage_sentences
 from dalsegno.targets.local.sweep import sweep
-from dalsegno.users.checks import People
+from dalsegno.users.accounts import AccountSet
+from dalsegno.users.checks import People, check_added
 from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class LocalTarget:
         state = self._state()
         before = state.placement if state else None
         directory = read_directory(self.folder, state, switched)
-        free = replace(self._free(), directory=directory)
+        free = replace(self._free(), directory=directory or AccountSet())
         placement = place(switched, self.machine, self.folder.id, before, free, str(self.folder.devices))
         if placement.hosts == LOOPBACK and not has_address():
             raise TargetError(
@@ -134,11 +135,12 @@ class LocalTarget:
         seen = observe(self.folder, state, wanted, self.slurm)
         listed = cluster.containers.images
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
-        if seen.applied and before:
-            homes = homes_inside(seen.applied, self.folder, before)
-            former = cluster_accounts(seen.applied, self._people(), before.uids, before.gids, homes)
-            seen = replace(seen, accounts=former)
-        plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory))
+        if (applied := seen.applied) and before:
+            homes = homes_inside(applied, self.folder, before)
+            seen = replace(seen, accounts=cluster_accounts(applied, self._people(), before.uids, before.gids, homes))
+            if directory is None and applied.directory.ldap:
+                directory = seen.accounts  # its server has stopped, and has kept them
+        plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory or AccountSet()))
         stored = storage_sentences(cluster, self.folder, placement) if plan.fresh else ()
         left_out = (*plan.left_out, *stored, *self._surprises(cluster, placement))
         limits = limits_sentence(cluster, placement, self.machine)
@@ -312,6 +314,7 @@ class LocalTarget:
                 "users of their own need virtual hosts: on loopback ports, all jobs run as one user",
                 hint="create the cluster as root, on a machine that permits virtual hosts",
             )
+        check_added(roster.users, self._people())
         plan = self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
         return replace(plan, clear_faults=())  # a change of users must not end an experiment
 
