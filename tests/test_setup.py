@@ -16,6 +16,8 @@ import pytest
 
 from dalsegno.system.machine import DAEMONS
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 REPO = Path(__file__).parent.parent
 NOBODY = 65534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="installing packages needs root")

@@ -44,6 +44,8 @@ for name in ("fcntl", "pwd", "grp", "spwd", "termios", "tty", "pty", "resource",
     sys.modules[name] = None  # to import it fails
 platform.system = lambda: "Windows"
 import dalsegno.cli.main, dalsegno.spec.load, dalsegno.spec.resolve
+
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 failed = ""
 for name in dalsegno.cli.main.COMMANDS:
     try:
