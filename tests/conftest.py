@@ -21,7 +21,7 @@ LONG = bool(os.environ.get("DALSEGNO_LONG"))  # more examples for hypothesis
 
 # No deadline, because other tests run at the same time. The same examples every time, so that a failure is due to a
 # change; only the long profile tries new ones.
-settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("long" if LONG else "suite")
 

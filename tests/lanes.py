@@ -5,13 +5,16 @@ process per lane. Files share nothing but the machine, and most cluster tests wa
 waits`, tests with that marker get a lane of their own: they mostly wait, for example for Slurm's time-limit check once
 a minute. All files that use the fixture `shared` run in one lane, so that its cluster is created once. With `--memory`,
 the folders of tests are in memory if there is enough of it: they hold many small files, which are slow to sync on disk.
+With `--halves`, two processes collect half of the folders each, at the same time, and each forks its own lanes.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +26,10 @@ import pytest
 IN_COMMON = "shared"
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 1 << 30
+TESTS = Path(__file__).parent
+# About half of the unit tests, by the time they take. Only these import torch.
+FIRST_HALF = ("bench", "node_agent", "runs", "security", "submit", "train")
+ALL_ON_CLUSTER = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.cluster", re.MULTILINE)
 # These take a minute or more, so they start first.
 LONGEST = ("test_run_faults.py", "test_train.py", "test_gpt.py", "test_blocks_on_cluster.py")
 
@@ -31,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lanes", type=int, default=0, help="number of processes that run test files in parallel")
     parser.addoption("--beside", default="", metavar="MARK", help="run tests with this marker in a lane of their own")
     parser.addoption("--memory", action="store_true", help="create the folders of tests in memory")
+    parser.addoption("--half", type=int, choices=(1, 2), help="collect only this half of the folders")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +46,21 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.set_threshold(20_000)  # collecting tests and parsing files creates many objects and no garbage
     if config.option.memory and is_usable(MEMORY):
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)  # only `tmp_path`; programs that tests start still use /tmp
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip the other half, and files that show without being imported that no test in them is selected."""
+    which, half = config.option.markexpr, config.option.half
+    if collection_path.parent == TESTS:
+        if half and (collection_path.name in FIRST_HALF) != (half == 1):
+            return True
+        if collection_path.name == "cluster":
+            return which.startswith("not cluster") or None
+    if TESTS / "cluster" in collection_path.parents or not collection_path.name.startswith("test_"):
+        return None
+    if which.startswith("not cluster"):
+        return ALL_ON_CLUSTER.search(collection_path.read_text()) is not None or None
+    return (which.startswith("cluster") and "mark.cluster" not in collection_path.read_text()) or None
 
 
 def is_usable(folder: Path) -> bool:
@@ -135,8 +158,22 @@ def ended(pid: int) -> int:
             continue
 
 
+def in_halves(argv: Sequence[str]) -> int:
+    """Run pytest for both halves at once. The output of the second is shown after the first has ended."""
+    with tempfile.TemporaryFile("w+") as later:
+        first = subprocess.Popen([*argv, "--half=1"])
+        second = subprocess.Popen([*argv, "--half=2"], stdout=later, stderr=subprocess.STDOUT)
+        codes = [ended(process.pid) for process in (first, second)]
+        later.seek(0)
+        shutil.copyfileobj(later, sys.stdout)
+    return int(any(codes))
+
+
 if __name__ == "__main__":
     which, *words = sys.argv[1:]
     if "--memory" in words:
         words += ["-o", "tmp_path_retention_policy=failed"]  # folders of passed tests are removed, to free the memory
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", "-p", "tests.lanes", "--lanes=2", "-m", which, *words])
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.lanes", "--lanes=2", "-m", which]
+    if "--halves" in words:
+        sys.exit(in_halves([*argv, *(word for word in words if word != "--halves")]))
+    os.execv(sys.executable, [*argv, *words])

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.hostlist import MAX_NODES, HostlistError, closest, compress, expand
@@ -115,14 +115,12 @@ def scontrol_show(what: str, hosts: str, conf: str) -> list[str]:
 
 
 @given(lists=st.lists(short_lists(), min_size=5, max_size=40))
-@settings(max_examples=40, deadline=None)
 def test_slurm_expands_to_the_same_names(slurm_conf: str, lists: list[str]) -> None:
     text = ",".join(lists)
     assert expand(text) == scontrol_show("hostnames", text, slurm_conf)
 
 
 @given(names=st.lists(NAMES, min_size=5, max_size=60))
-@settings(max_examples=40, deadline=None)
 def test_slurm_compresses_to_the_same_list(slurm_conf: str, names: list[str]) -> None:
     assert compress(names) == scontrol_show("hostlist", ",".join(names), slurm_conf)[0]
 

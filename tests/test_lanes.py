@@ -6,10 +6,12 @@ import sys
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.lanes import taken
+from tests.lanes import pytest_ignore_collect, taken
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +28,30 @@ def test_each_file_is_run_by_one_lane(tmp_path: Path):
     first, second = ([each for each in lane if each] for lane in zip(*in_turn, strict=True))
     assert sorted([*first, *second], key=items.index) == items
     assert first and second and not {item.path for item in first} & {item.path for item in second}
+
+
+def ignored(path: Path, which: str, half: int | None = None) -> bool:
+    config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=which, half=half))
+    return bool(pytest_ignore_collect(path, config))
+
+
+def test_each_folder_is_in_one_half():
+    folders = [path for path in (ROOT / "tests").iterdir() if path.name != "cluster"]
+    halves = [[path for path in folders if not ignored(path, "", half)] for half in (1, 2)]
+    assert all(halves) and sorted(halves[0] + halves[1]) == sorted(folders)
+
+
+def test_only_files_without_a_selected_test_are_skipped(tmp_path: Path):
+    texts = {
+        "all": "pytestmark = [\n    pytest.mark.cluster,\n]\n",
+        "some": "@pytest.mark.cluster\ndef test_it(): ...\n",
+        "none": "def test_it(): ...\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"test_{name}.py").write_text(text)
+    for which, skipped in {"not cluster and not long": {"all"}, "cluster and alone": {"none"}, "": set()}.items():
+        assert {name for name in texts if ignored(tmp_path / f"test_{name}.py", which)} == skipped
+    assert ignored(ROOT / "tests/cluster", "not cluster") and not ignored(ROOT / "tests/cluster", "cluster")
 
 
 @pytest.mark.parametrize(("word", "code"), [("True", 0), ("False", 1)])

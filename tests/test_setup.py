@@ -16,6 +16,8 @@ import pytest
 
 from dalsegno.system.machine import DAEMONS
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 REPO = Path(__file__).parent.parent
 NOBODY = 65534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="installing packages needs root")
@@ -38,6 +40,16 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def clone(bare: Path) -> Iterator[Path]:
     """A copy of the repository at a path with a space, with a ready .venv, readable for other users."""
+    yield from make_clone(bare)
+
+
+@pytest.fixture(scope="module")
+def unchanged(bare: Path) -> Iterator[Path]:
+    """Such a copy for all tests that leave it as it is."""
+    yield from make_clone(bare)
+
+
+def make_clone(bare: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         clone = Path(os.path.realpath(folder)) / "a clone"
@@ -66,28 +78,28 @@ def run(argv: list[str], env: dict[str, str], cwd: Path | None = None, user: int
 # The wrapper
 
 
-def test_a_later_call_starts_the_command_line_at_once(clone: Path):
-    done = run([str(clone / "dalsegno"), "--help"], {})
+def test_a_later_call_starts_the_command_line_at_once(unchanged: Path):
+    done = run([str(unchanged / "dalsegno"), "--help"], {})
     assert done.stdout.startswith("Usage: dalsegno ")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_module_in_the_current_folder_is_not_imported(clone: Path, tmp_path: Path):
+def test_a_module_in_the_current_folder_is_not_imported(unchanged: Path, tmp_path: Path):
     (tmp_path / "click.py").write_text("raise SystemExit('imported from the current folder')")
-    assert run([str(clone / "dalsegno"), "--version"], {}, cwd=tmp_path).returncode == 0
+    assert run([str(unchanged / "dalsegno"), "--version"], {}, cwd=tmp_path).returncode == 0
 
 
-def test_a_link_to_the_wrapper_works(clone: Path, tmp_path: Path):
-    (tmp_path / "ds").symlink_to(clone / "dalsegno")
+def test_a_link_to_the_wrapper_works(unchanged: Path, tmp_path: Path):
+    (tmp_path / "ds").symlink_to(unchanged / "dalsegno")
     assert run([str(tmp_path / "ds"), "--version"], {}).returncode == 0
 
 
 # The stamp
 
 
-def test_the_environment_is_ready_when_it_has_a_stamp(clone: Path):
-    assert bash(clone, "venv_ready core").returncode == 0
-    assert bash(clone, "venv_ready dev").returncode == 1, "the dependencies of the tests have a separate stamp"
+def test_the_environment_is_ready_when_it_has_a_stamp(unchanged: Path):
+    assert bash(unchanged, "venv_ready core").returncode == 0
+    assert bash(unchanged, "venv_ready dev").returncode == 1, "the dependencies of the tests have a separate stamp"
 
 
 def test_a_changed_pyproject_needs_a_new_set_up(clone: Path):
@@ -116,13 +128,13 @@ def test_a_truncated_stamp_is_ignored(clone: Path):
 # Python
 
 
-def test_the_named_interpreter_is_used(clone: Path):
-    done = bash(clone, 'find_python && echo "$PYTHON"', DALSEGNO_PYTHON=sys.executable)
+def test_the_named_interpreter_is_used(unchanged: Path):
+    done = bash(unchanged, 'find_python && echo "$PYTHON"', DALSEGNO_PYTHON=sys.executable)
     assert done.stdout.strip() == sys.executable
 
 
-def test_an_old_python_is_refused_with_what_to_install(clone: Path):
-    done = bash(clone, "find_python || no_python", DALSEGNO_PYTHON="/bin/false")
+def test_an_old_python_is_refused_with_what_to_install(unchanged: Path):
+    done = bash(unchanged, "find_python || no_python", DALSEGNO_PYTHON="/bin/false")
     assert done.returncode == 1
     assert "needs Python 3.10 or newer, and /bin/false is not" in done.stderr
     assert "apt-get install python3 python3-venv" in done.stderr
@@ -200,15 +212,15 @@ def test_a_cluster_starts_without_container_tools_that_cannot_be_installed(clone
 
 
 @NOT_LINUX
-def test_docker_is_installed_only_for_the_scene_with_docker(clone: Path, tmp_path: Path):
+def test_docker_is_installed_only_for_the_scene_with_docker(unchanged: Path, tmp_path: Path):
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
     for words in ("demo --scene docker", "demo --scene=docker"):
-        assert bash(clone, f"asks_for_docker {words}").returncode == 0
+        assert bash(unchanged, f"asks_for_docker {words}").returncode == 0
     for words in ("demo", "demo --report docker.html", "up docker.yaml"):
-        assert bash(clone, f"asks_for_docker {words}").returncode == 1
-    assert bash(clone, "trains_with_torch demo --scene docker").returncode == 1
+        assert bash(unchanged, f"asks_for_docker {words}").returncode == 1
+    assert bash(unchanged, "trains_with_torch demo --scene docker").returncode == 1
     for words, there in {"core containers docker": True, "core containers": False, "dev containers": False}.items():
-        told = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
+        told = bash(unchanged, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
         assert ("docker.io" in told.split()) == there
 
 
@@ -250,13 +262,13 @@ def test_slapd_is_installed_only_if_it_is_asked_for(clone: Path, tmp_path: Path)
         assert ("slapd" in told.split()) == there
 
 
-def test_the_packages_match_the_programs_of_the_local_target(clone: Path):
-    pairs = bash(clone, "echo $LOCAL_PROGRAMS $MONITOR_PROGRAMS $DIRECTORY_PROGRAMS").stdout.split()
+def test_the_packages_match_the_programs_of_the_local_target(unchanged: Path):
+    pairs = bash(unchanged, "echo $LOCAL_PROGRAMS $MONITOR_PROGRAMS $DIRECTORY_PROGRAMS").stdout.split()
     assert dict(pair.split(":") for pair in pairs) == DAEMONS
 
 
 @NOT_LINUX
-def test_packages_of_an_interrupted_set_up_are_installed_again(clone: Path, tmp_path: Path):
+def test_packages_of_an_interrupted_set_up_are_installed_again(unchanged: Path, tmp_path: Path):
     note = tmp_path / "var/lib/dalsegno-setup/packages"
     note.parent.mkdir(parents=True)
     note.write_text("munge\nslurmd\n")
@@ -265,17 +277,17 @@ def test_packages_of_an_interrupted_set_up_are_installed_again(clone: Path, tmp_
     for program in DAEMONS:
         (everything / program).symlink_to("/bin/true")
     env = {"DALSEGNO_PROBE_PATH": str(everything), "DALSEGNO_SYSROOT": str(tmp_path)}
-    assert bash(clone, 'MISSING=; need_local_packages core; echo "$MISSING"', **env).stdout == "munge slurmd\n"
+    assert bash(unchanged, 'MISSING=; need_local_packages core; echo "$MISSING"', **env).stdout == "munge slurmd\n"
 
 
 @NOT_LINUX
-def test_only_the_suite_needs_an_mpi(clone: Path, tmp_path: Path):
+def test_only_the_suite_needs_an_mpi(unchanged: Path, tmp_path: Path):
     for program in DAEMONS:
         (tmp_path / program).symlink_to("/bin/true")
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
     images = "busybox-static docker-registry skopeo umoci openssh-server sudo chromium ldap-utils"
     for who, packages in {"core": "", "dev": f"gcc openmpi-bin libopenmpi-dev libc6-dev {images}"}.items():
-        assert bash(clone, f'MISSING=; need_local_packages {who}; echo "$MISSING"', **env).stdout == f"{packages}\n"
+        assert bash(unchanged, f'MISSING=; need_local_packages {who}; echo "$MISSING"', **env).stdout == f"{packages}\n"
 
 
 SSH_FILE = "name: far\ntarget: ssh  # my own hosts\n"
@@ -301,12 +313,12 @@ LOCAL_FILE = "name: near\ntarget: local\nssh: {}\n"
     ],
 )
 def test_only_commands_that_create_a_local_cluster_need_slurm(
-    clone: Path, tmp_path: Path, needed: bool, args: str, file: str
+    unchanged: Path, tmp_path: Path, needed: bool, args: str, file: str
 ):
     (tmp_path / "far.yaml").write_text(SSH_FILE)
     if file:
         (tmp_path / "cluster.yaml").write_text(file)
-    assert (bash(clone, f"makes_local_cluster {args}", cwd=tmp_path).returncode == 0) == needed
+    assert (bash(unchanged, f"makes_local_cluster {args}", cwd=tmp_path).returncode == 0) == needed
 
 
 # Services
@@ -392,7 +404,12 @@ def test_services_are_denied_only_while_apt_works(sysroot: Path):
 
 @AS_ROOT
 @pytest.mark.parametrize(
-    ("apt", "code"), [("exit 100", 1), ("kill -TERM $PPID", 143), ("kill -INT $PPID; kill -INT $$", 130)]
+    ("apt", "code"),
+    [
+        ("exit 100", 1),
+        pytest.param("kill -TERM $PPID", 143, marks=pytest.mark.long),
+        ("kill -INT $PPID; kill -INT $$", 130),
+    ],
 )
 def test_the_next_call_finishes_a_failed_or_interrupted_install(sysroot: Path, apt: str, code: int):
     assert install(sysroot, apt).returncode == code

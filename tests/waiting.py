@@ -13,13 +13,14 @@ PATIENCE_S = 60.0
 
 
 def eventually(true: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
-    """Call until the result is true, and return it.
+    """Call until the result is true, and return it. A call that takes longer than `every_s` is made less often.
 
     A missing file, a missing key or a partly written line counts as not true yet. A failed assertion in the callable
     ends the wait: it states something that cannot become true any more.
     """
     until = time.monotonic() + timeout_s
     while True:
+        began = time.monotonic()
         try:
             if seen := true():
                 return seen
@@ -27,4 +28,4 @@ def eventually(true: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: fl
         except (LookupError, OSError, ValueError) as error:
             last = f"{type(error).__name__}: {error}"
         assert time.monotonic() < until, f"did not happen in {timeout_s:g} s; it was last {last}"
-        time.sleep(every_s)
+        time.sleep(max(every_s, min(1.0, 2 * (time.monotonic() - began))))

@@ -29,6 +29,8 @@ from dalsegno.cli.follow import follower_of
 from dalsegno.cli.main import main
 from dalsegno.cluster import SlurmHere
 from dalsegno.runs.folder import RunFolder
+
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 sys.exit(follower_of(RunFolder(Path(sys.argv[1])), SlurmHere({})).follow())
 """
 

@@ -44,6 +44,14 @@ for name in ("fcntl", "pwd", "grp", "spwd", "termios", "tty", "pty", "resource",
     sys.modules[name] = None  # to import it fails
 platform.system = lambda: "Windows"
 import dalsegno.cli.main, dalsegno.spec.load, dalsegno.spec.resolve
+
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+failed = ""
+for name in dalsegno.cli.main.COMMANDS:
+    try:
+        assert dalsegno.cli.main.cli.get_command(click.Context(dalsegno.cli.main.cli), name)
+    except Exception as error:
+        failed += f"{name}: {error!r}\\n"
 for line in sys.stdin:
     cwd, *words = json.loads(line)
     pid = fork()
@@ -54,8 +62,7 @@ for line in sys.stdin:
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o600), number)
         sys.argv = ["dalsegno", *words]
         if words == ["import every command"]:
-            cli = dalsegno.cli.main.cli
-            for name in dalsegno.cli.main.COMMANDS: assert cli.get_command(click.Context(cli), name)
+            sys.exit(failed or 0)
         else:
             dalsegno.cli.main.main()
         sys.exit()

@@ -48,7 +48,7 @@ users:
   - {name: cem, accounts: [cem], qos: [normal, low, medium, high]}
 """
 
-# Six nodes for the runs of one test module, not shared because its tests break them.
+# For the runs of one test module, not shared because its tests break its nodes.
 FOR_RUNS = """
 name: one
 target: local
@@ -227,8 +227,8 @@ def shared(cache: Path) -> Iterator[Cli]:
 
 
 @pytest.fixture(scope="module")
-def cluster_for_runs(cache: Path) -> Iterator[Cli]:
-    """Return six virtual hosts for the runs of one module (see `runs.py`). Each test leaves all of them up."""
+def cluster_for_runs(request: pytest.FixtureRequest, cache: Path) -> Iterator[Cli]:
+    """Return virtual hosts for the runs of one module (see `runs.py`): six, or its `NODES`. Tests leave them up."""
     with taken_down(at_home(cache)) as cli:
-        cli.ok("up", cli.file(FOR_RUNS))
+        cli.ok("up", cli.file(FOR_RUNS.replace("nodes: 6", f"nodes: {getattr(request.module, 'NODES', 6)}")))
         yield cli

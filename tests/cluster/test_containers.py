@@ -143,7 +143,7 @@ def rootless() -> Iterator[Contained]:
         yield Contained(cli, image)
 
 
-@pytest.fixture(params=["root", "ada", "eve", "rootless"])
+@pytest.fixture(params=["ada", "rootless", *(pytest.param(name, marks=pytest.mark.long) for name in ("root", "eve"))])
 def someone(request: pytest.FixtureRequest) -> Contained:
     """A user on some cluster; all get the same results. Ada uses an image of root, eve her own."""
     if request.param == "rootless":

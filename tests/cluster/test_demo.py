@@ -11,7 +11,8 @@ import pytest
 from tests.cluster.conftest import at_home, taken_down
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.waits, pytest.mark.timeout(600)]
+# test_train.py, test_recovery.py and test_researchers.py show its parts.
+pytestmark = [pytest.mark.waits, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_training_survives_and_the_cluster_is_repaired(cache: Path):

@@ -36,7 +36,7 @@ def test_two_nodes_train_and_save(shared: Cli, launcher: str) -> None:
     eventually(lambda: shared.ok("shell", "--", "squeue", "-h", "-j", job, "-t", "all", "-o", "%T") == "COMPLETED\n")
 
 
-@pytest.mark.parametrize("script", ["ddp.py", "gpt.py"])
+@pytest.mark.parametrize("script", [pytest.param("ddp.py", marks=pytest.mark.long), "gpt.py"])
 def test_dalsegno_run_trains_the_examples_on_two_nodes(shared: Cli, script: str) -> None:
     folder = shared.home / script
     words = ["2", "1"] if script == "ddp.py" else [*TINY_GPT[1:], "--fsdp", "--steps", "20"]

@@ -13,7 +13,7 @@ import pytest
 
 from dalsegno.runs.status import RunPhase
 from tests.cluster.conftest import Cli
-from tests.cluster.runs import Run
+from tests.cluster.runs import QUICK, Run
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -29,14 +29,14 @@ slurm: {accounting: false}
 health: {mode: observe}  # what is broken here stays so
 """
 WAITS = "import time\nprint('begins', flush=True)\ntime.sleep(1000)\n"
-QUICK = ("--framework", "jax", "--preload", "json", "-N", "2")  # forked workers as with torch, without its imports
+TWO = (*QUICK, "-N", "2")
 
 
 @pytest.fixture
 def run(cli: Cli) -> Run:
     """Return a run that trains on two nodes."""
     cli.ok("up", cli.file(CLUSTER))
-    run = Run.start(cli, cli.home / "work", *QUICK, script=WAITS, args=())
+    run = Run.start(cli, cli.home / "work", *TWO, script=WAITS, args=())
     run.wait_for(lambda: run.status.phase is RunPhase.RUNNING and run.log(1))
     return run
 
@@ -103,7 +103,7 @@ def test_run_and_cancel_fail_fast_without_head_and_record_the_request(run: Run):
     assert f"it is the job of run {run.id}" in run.cli.ok("why", str(run.status.jobs[0]))
     assert "nothing is done about it" in run.cli.run("inject", "power-off", "head").err
     began = time.monotonic()
-    refused = run.cli.run("run", *QUICK, "train.py", cwd=run.work)
+    refused = run.cli.run("run", *TWO, "train.py", cwd=run.work)
     assert (refused.code, "slurmctld of one does not answer" in refused.err) == (1, True), refused.err
     noted = run.cli.run("cancel", run.id)
     assert (noted.code, "has not ended yet, but the request is recorded" in noted.err) == (1, True), noted.err

@@ -17,7 +17,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase
 from dalsegno.system.children import arguments, find
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
-from tests.cluster.runs import LONG_S, Run, footprint
+from tests.cluster.runs import LONG_S, QUICK, Run, footprint
 from tests.cluster.test_run_kinds import Person
 from tests.waiting import eventually
 
@@ -34,7 +34,6 @@ users:
 slurm: {accounting: false, preemption: {by: partition}, extra: {KillWait: 10}}
 health: {mode: observe}  # what is broken here stays so
 """
-QUICK = ("--framework", "jax", "--preload", "json")  # forked workers as with torch, without its imports
 
 LIVES = """
 import os, time
@@ -222,7 +221,9 @@ def test_cancelled_run_leaves_nothing_on_any_node(tiers: Cli, work: Path, how: s
     assert in_slurms_books(tiers, run.journal("granted")[0]["job"])[0] == "JobState=CANCELLED"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long)]
+)
 def test_interrupted_drill_ends_its_run_and_leaves_no_folder(tiers: Cli, number: int, code: int):
     pytest.importorskip("torch")
     before, runs = footprint(tiers), tiers.home / "runs"

@@ -1,6 +1,7 @@
 """Tests of faults in one run: each costs as little as possible, and harmless ones cost nothing.
 
-The tests on `run` use the same run, in order. Each leaves it with four nodes in training.
+The tests on `run` use the same run, in order. Each leaves it with four nodes in training. `./test --long` repeats all
+of them with torch; test_train.py and test_headline_figures.py always use it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
-from tests.cluster.runs import LONG_S, Run, kill, now
+from tests.cluster.runs import DDP, IN_STEP, LONG_S, QUICK, Run, kill, now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -25,10 +26,24 @@ DETECTED_S = 20.0
 STEPPED_S = 60.0
 
 
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="module", params=["sockets", pytest.param("torch", marks=pytest.mark.long)])
+def start(request: pytest.FixtureRequest, cluster_for_runs: Cli) -> Start:
+    """Return a function that starts a run with this name and options."""
+    own, script = ((), DDP) if request.param == "torch" else (QUICK, IN_STEP)
+    folder = cluster_for_runs.home / request.param
+
+    def start(name: str, *options: str) -> Run:
+        return Run.start(cluster_for_runs, folder / name, *own, *options, "-J", name, script=script)
+
+    return start
+
+
 @pytest.fixture(scope="module")
-def long_run(cluster_for_runs: Cli) -> Run:
-    folder = cluster_for_runs.home / "long"
-    return Run.start(cluster_for_runs, folder, "-N", "4", "--spares", "2", "--max-restarts", "20", "-J", "long")
+def long_run(start: Start) -> Run:
+    return start("long", "-N", "4", "--spares", "2", "--max-restarts", "20")
 
 
 @pytest.fixture
@@ -84,7 +99,7 @@ def nothing_restarts(run: Run) -> Iterator[None]:
     assert (run.generation, run.workers(), len(run.journal("lost"))) == (generation, workers, lost), run.tail()
 
 
-def test_ddp_trains_across_four_hosts(run: Run):
+def test_ranks_train_across_four_hosts(run: Run):
     assert len(set(run.nodes)) == 4 and run.generation == 1
     assert all("nodes 4 of 4\n" in run.log(rank) for rank in range(4))
     assert set(run.workers()) == {0, 1, 2, 3}
@@ -244,8 +259,11 @@ def test_run_ends_with_success_after_all_faults_and_leaves_nothing(with_a_spare:
     run.no_trace()
 
 
-def test_one_node_job_joins_a_run_without_spare_even_during_its_start(cluster_for_runs: Cli):
-    run = Run.start(cluster_for_runs, cluster_for_runs.home / "alone", "-N", "2", "-J", "alone")
+def test_one_node_job_joins_a_run_without_spare_even_during_its_start(start: Start, cluster_for_runs: Cli):
+    module = cluster_for_runs.home / "slow/slow_to_import.py"
+    module.parent.mkdir(exist_ok=True)
+    module.write_text("import time\ntime.sleep(3)\n")
+    run = start("alone", "-N", "2", "--preload", module.stem, "--env", f"PYTHONPATH={module.parent}")
     run.wait_for(lambda: len(run.warm_parents()) == 2, LONG_S)
     first = sorted(run.agents())
     power_off(run.cli, first[1])  # its warm parent is still importing
@@ -261,9 +279,8 @@ def test_one_node_job_joins_a_run_without_spare_even_during_its_start(cluster_fo
     run.no_trace()
 
 
-def test_elastic_run_continues_smaller_and_grows_back(cluster_for_runs: Cli):
-    folder = cluster_for_runs.home / "elastic"
-    run = Run.start(cluster_for_runs, folder, "-N", "2:4", "--exclude", "train-5,train-6", "-J", "elastic")
+def test_elastic_run_continues_smaller_and_grows_back(start: Start):
+    run = start("elastic", "-N", "2:4", "--exclude", "train-5,train-6")
     run.wait_for_step(timeout_s=LONG_S)
     run.wait_for(lambda: len(run.nodes) == 4, LONG_S)
     run.wait_for_step(after=now())
@@ -281,8 +298,8 @@ def test_elastic_run_continues_smaller_and_grows_back(cluster_for_runs: Cli):
     run.no_trace()
 
 
-def test_run_with_damaged_state_restarts_in_another_job(cluster_for_runs: Cli):
-    run = Run.start(cluster_for_runs, cluster_for_runs.home / "damaged", "-N", "2", "-J", "damaged")
+def test_run_with_damaged_state_restarts_in_another_job(start: Start):
+    run = start("damaged", "-N", "2")
     run.wait_for_step(timeout_s=LONG_S)
     at, (job,), coordinator = now(), run.status.jobs, run.coordinator()
     assert coordinator is not None

@@ -280,7 +280,7 @@ subprocess.run(["sh", "-c", f"env -i setsid sh -c 'env -i setsid sleep {seconds}
 )
 
 
-@pytest.mark.parametrize("how", ["cancel", "scancel", "worker-kill"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("scancel", marks=pytest.mark.long), "worker-kill"])
 def test_no_process_escapes_without_root(user: Rootless, how: str):
     """proctrack/linuxproc does not track processes in a new session; the agents do."""
     seconds = str(70_000 + os.getpid() + len(how))

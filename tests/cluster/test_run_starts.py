@@ -7,16 +7,17 @@ import pytest
 from dalsegno.runs.comment import nodes_left
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
-from tests.cluster.runs import LONG_S, Run, footprint, now
+from tests.cluster.runs import IN_STEP, LONG_S, QUICK, Run, footprint, now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+NODES = 4  # of `cluster_for_runs`
 
 
 def start_without(cli: Cli, off: str, name: str, *options: str) -> Run:
     """Start a run after this node has lost its power."""
     before = footprint(cli)
     cli.ok("inject", "power-off", off)
-    run = Run.start(cli, cli.home / name, *options, "--exclude", "train-5,train-6", "-J", name)
+    run = Run.start(cli, cli.home / name, *QUICK, *options, "-J", name, script=IN_STEP)
     run.before = before  # with that node
     return run
 
@@ -71,7 +72,8 @@ def test_run_with_a_missing_node_reports_it_and_uses_it_later(cluster_for_runs: 
 
 
 def test_run_leaves_a_node_that_the_controller_wants_to_repair(cluster_for_runs: Cli):
-    run = Run.start(cluster_for_runs, cluster_for_runs.home / "mended", "-N", "2", "--spares", "1", "-J", "mended")
+    folder = cluster_for_runs.home / "left"
+    run = Run.start(cluster_for_runs, folder, *QUICK, "-N", "2", "--spares", "1", "-J", "left", script=IN_STEP)
     run.wait_for_step(timeout_s=LONG_S)
     run.wait_for(lambda: len(run.spares) == 1, LONG_S)
     node, spare = run.nodes[1], run.spares[0]

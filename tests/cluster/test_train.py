@@ -21,8 +21,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 pytest.importorskip("torch")
 
 FAULTS = ["worker"] * 7 + ["agent", "srun", "power", "power"]
-if not os.environ.get("DALSEGNO_LONG"):
+SHAPE = ("-N", "4")
+NODES = 6  # of `cluster_for_runs`
+if not os.environ.get("DALSEGNO_LONG"):  # as many ranks, but half of the imports
     FAULTS = ["worker", "agent", "power"]
+    SHAPE = ("-N", "2", "--nproc-per-node", "2")
+    NODES = 3
 EACH = 17  # steps for each fault
 STEPS = EACH * len(FAULTS) + 13
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "7"))
@@ -81,8 +85,8 @@ class Training:
         self.losses_file = work / "losses"
         self.wait_before(until)
         args = (str(work / "ckpt"), str(self.losses_file), str(steps), str(pause_s))
-        nodes = () if "-N" in options else ("-N", "4")
-        self.run = Run.start(cli, work, *nodes, *options, script=EXACT, args=args)
+        shape = () if "-N" in options else SHAPE
+        self.run = Run.start(cli, work, *shape, *options, script=EXACT, args=args)
 
     def losses(self) -> list[tuple[int, int, int, str]]:
         """Return generation, rank, step and loss of every line."""

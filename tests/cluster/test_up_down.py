@@ -37,8 +37,14 @@ def test_up_makes_all_nodes_idle_and_up_again_does_nothing(cli: Cli):
     assert cli.status("one")["phase"] == "up"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("when", ["booting", "starting accounting", "starting slurmctld", "slurmd", "waiting"])
+@pytest.mark.parametrize(
+    ("when", "how"),
+    [
+        pytest.param(when, how, marks=[pytest.mark.long] * (number % 2 != (how is signal.SIGINT)))
+        for number, when in enumerate(["booting", "starting accounting", "starting slurmctld", "slurmd", "waiting"])
+        for how in (signal.SIGKILL, signal.SIGINT)
+    ],
+)
 def test_up_interrupted_at_any_step_is_finished_by_up(cli: Cli, when: str, how: signal.Signals):
     cli.file(small(2, accounting=True))
     interrupt(cli, when, how)
@@ -48,7 +54,9 @@ def test_up_interrupted_at_any_step_is_finished_by_up(cli: Cli, when: str, how: 
     assert cli.ok("shell", "--", "srun", "-N2", "hostname").split().__len__() == 2
 
 
-@pytest.mark.parametrize("when", ["preparing", "booting", "starting accounting", "slurmd"])
+@pytest.mark.parametrize(
+    "when", ["preparing", pytest.param("booting", marks=pytest.mark.long), "starting accounting", "slurmd"]
+)
 def test_down_removes_what_a_killed_up_left(cli: Cli, when: str):
     cli.file(small(2, accounting=True))
     interrupt(cli, when, signal.SIGKILL)

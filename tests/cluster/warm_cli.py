@@ -1,8 +1,8 @@
 """A server process that has imported the command line and forks a child for each command.
 
-Most cluster tests poll a state several times a second. Starting Python takes 0.15 s of CPU each time, far more than
-the command itself. The commands in `WARM`, which tests poll with, are therefore forked from this process. All others
-are started as users start them.
+Cluster tests run thousands of commands. Starting Python and importing the libraries takes 0.15 to 0.5 s of CPU each
+time, often more than the command itself. The commands in `WARM` are therefore forked from this process. All others are
+started as users start them, as are all commands of the pages in docs/ and of users other than root.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ from pathlib import Path
 from dalsegno.wire.peer import uid_of
 
 CLONE = Path(__file__).parents[2]
-WARM = frozenset({"shell", "status", "runs", "nodes", "events", "logs", "why", "ls"})
-LAZY_IMPORTS = ("cluster", "targets.local", "recovery.client", "runs.submit.prepare")  # by commands
+WARM = {
+    "cancel", "down", "events", "health", "inject", "logs", "ls", "nodes", "plan",
+    "run", "runs", "shell", "status", "up", "validate", "why",
+}  # fmt: skip
+LAZY_IMPORTS = (  # by commands
+    "cluster", "inject.faults", "recovery.client", "recovery.run_records", "runs.status", "runs.submit.prepare",
+    "spec.load", "spec.resolve", "targets.local",
+)  # fmt: skip
 MAX_REQUEST_BYTES = 1 << 20
 
 

@@ -1,7 +1,7 @@
 """Merging layers."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.containers.manifest import DamagedImage
@@ -176,7 +176,6 @@ def sensible(layers: list[list[TarEntry]]) -> list[list[TarEntry]]:
     return kept
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.lists(st.lists(WORDS, max_size=6), max_size=4))
 def test_merge_matches_a_model_of_the_specification(words: list[list[tuple[str, str, str]]]):
     layers = sensible(

@@ -4,7 +4,7 @@ import io
 import tarfile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.containers import tar
@@ -38,7 +38,6 @@ def in_chunks(data: bytes, size: int) -> Stream:
     return Stream(data[at : at + size] for at in range(0, len(data), size))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(MEMBERS, max_size=5), st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]), st.integers(1, 5000))
 def test_headers_are_parsed_as_by_tarfile(members: list[Member], tar_format: int, chunk: int):
     data = packed(members, tar_format)
@@ -61,7 +60,6 @@ ENTRIES = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(ENTRIES)
 def test_written_headers_are_read_back_unchanged(entry: TarEntry):
     data = tar.header(entry, entry.path, entry.link)
@@ -96,7 +94,6 @@ def test_only_padding_of_the_last_block_may_be_missing(length: int):
         list(read_entries(Stream([ONE[: 1536 + 699]])))
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=20), st.integers(0, len(ONE) - 1))
 def test_any_damage_is_reported_as_a_damaged_image_or_ignored(noise: bytes, at: int):
     data = ONE[:at] + noise + ONE[at + len(noise) :]

@@ -74,6 +74,7 @@ def test_commands_that_need_torch_print_what_the_page_shows(page: Path, tmp_path
     assert run_page(page, tmp_path, env) == []
 
 
+@pytest.mark.cluster  # a process for each command
 @pytest.mark.parametrize("page", without_cluster(torch=False), ids=lambda page: page.name)
 def test_commands_that_need_no_cluster_print_what_the_page_shows(page: Path, tmp_path: Path):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_HOME": str(tmp_path / "home")}

@@ -18,7 +18,11 @@ pytestmark = [
 ]
 
 
-LONG = ("ddp-ladder.md",)  # tests/ladder and tests/bench run the same commands
+LONG = {  # pages that start torch many times, and where their commands run every time
+    "ddp-ladder.md": "tests/ladder and tests/bench",
+    "runs.md": "README.md, and tests/cluster/test_run_*.py",
+    "training.md": "tests/train/test_checkpointer.py, and tests/examples",
+}
 
 
 def _marked(page: Path) -> object:

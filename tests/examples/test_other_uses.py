@@ -68,7 +68,9 @@ def _saved(folder: Path) -> int:
     return int(os.readlink(latest).partition("-")[2]) if latest.is_symlink() else -1
 
 
-@pytest.mark.parametrize("stop_after", [3, PER_EPOCH, EPOCHS * PER_EPOCH])
+@pytest.mark.parametrize(
+    "stop_after", [3, *(pytest.param(each, marks=pytest.mark.long) for each in (PER_EPOCH, EPOCHS * PER_EPOCH))]
+)
 def test_interrupted_cell_resumes_when_it_is_run_again(tmp_path: Path, stop_after: int) -> None:
     whole = cell(tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -77,6 +79,7 @@ def test_interrupted_cell_resumes_when_it_is_run_again(tmp_path: Path, stop_afte
     assert cell(tmp_path / "whole") == []
 
 
+@pytest.mark.long
 def test_checkpoint_of_a_compiled_model_resumes_without_compilation(tmp_path: Path) -> None:
     whole = cell(tmp_path / "whole")
     with pytest.raises(Interrupted):

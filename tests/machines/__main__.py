@@ -36,7 +36,7 @@ HANDFUL = (
     "tests/cluster/test_up_down.py::test_up_makes_all_nodes_idle_and_up_again_does_nothing",
     "tests/cluster/test_up_down.py::test_dead_host_is_reported_and_booted_by_up",
     "tests/cluster/test_recovery.py::test_host_without_power_is_replaced_validated_and_returned",
-    "tests/cluster/test_run_faults.py::test_ddp_trains_across_four_hosts",
+    "tests/cluster/test_run_faults.py::test_ranks_train_across_four_hosts[torch]",
     "tests/cluster/test_run_faults.py::test_killed_worker_costs_one_restart_and_keeps_ranks",
     "tests/cluster/test_containers.py::test_tasks_run_in_the_image_with_their_ranks_gpus_and_environment",
 )

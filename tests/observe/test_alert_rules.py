@@ -14,6 +14,8 @@ from dalsegno.observe.alert_rules import ALERTS, AlertRule
 from dalsegno.observe.prometheus import alert_groups, yaml_text
 from tests.observe.alert_cases import CASES, GPU, RECENT, Series, fault
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in the package prometheus")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.observe.collector import Collector
@@ -196,7 +196,6 @@ HOSTILE = st.text(
 
 
 @given(st.lists(st.tuples(HOSTILE, HOSTILE), min_size=1, max_size=4), st.sampled_from(SlurmDialect))
-@settings(max_examples=60, deadline=None)
 def test_hostile_account_or_reason_neither_breaks_a_scrape_nor_forges_a_label(texts, dialect):
     rows = [
         queue_row(id=at, state="PENDING", nodes="", reason=reason, account=account)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.errors import DalsegnoError
@@ -84,7 +84,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(saved=all_saved)
-@settings(max_examples=60, deadline=None)
 def test_saved_state_survives_the_round_trip(path: Path, saved: Saved):
     write_saved(path, saved)
     assert read_saved(path, FRESH) == saved

@@ -44,7 +44,7 @@ def convert(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.cluster  # processes with torch: too slow for the unit part
-@pytest.mark.parametrize("target", ["plain.pt", "plain.safetensors"])
+@pytest.mark.parametrize("target", ["plain.pt", pytest.param("plain.safetensors", marks=pytest.mark.long)])
 def test_convert_runs_no_code_in_a_checkpoint(tmp_path: Path, loaded: Path, target: str) -> None:
     source = poisoned(tmp_path / "theirs", loaded)
     done = convert(str(source), str(tmp_path / target))

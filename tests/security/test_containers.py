@@ -416,7 +416,7 @@ def test_named_container_is_usable_while_its_last_step_ends(eve: Contained):
         ending.join()
 
 
-@pytest.mark.parametrize("which", ["dalsegno-container", "mksquashfs"])
+@pytest.mark.parametrize("which", [pytest.param("dalsegno-container", marks=pytest.mark.long), "mksquashfs"])
 def test_user_who_stops_saving_does_not_block_the_node(eve: Contained, work: Path, which: str):
     """The saving process has eve's rights, so she can stop it. Cancelling the job must end it nevertheless."""
     eve.lines(f"head -c 300000000 /dev/urandom >{work}/ballast")

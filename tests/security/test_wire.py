@@ -333,7 +333,7 @@ def test_the_proof_of_another_version_or_role_is_refused(coordinator: Coordinato
 
 # Random input
 
-NOISE = 400 if os.environ.get("DALSEGNO_LONG") else 15
+NOISE = 400 if os.environ.get("DALSEGNO_LONG") else 8
 
 
 @pytest.mark.parametrize("seed", range(NOISE))

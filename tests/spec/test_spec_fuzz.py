@@ -4,7 +4,6 @@ import string
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.conftest import LONG
 
 from dalsegno.errors import SpecError
 from dalsegno.spec.load import parse_spec
@@ -46,7 +45,7 @@ users:
 health: {mode: off, checks: {zombies: off}}
 """
 FILES = [FULL, *(starter(target) for target in TARGETS)]
-QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 def read(text):
@@ -60,13 +59,13 @@ def read(text):
     return cluster
 
 
-@QUICK
+@SLOW
 @given(st.text(max_size=200))
 def test_any_text_gives_a_cluster_or_a_spec_error(text):
     read(text)
 
 
-@QUICK
+@SLOW
 @given(st.text(alphabet=string.ascii_lowercase[:6] + ":-[]{}&*!|>'\"#%@,? \n\t0~<", max_size=80))
 @example("a: &a [*a")
 @example("? ? ?")
@@ -76,7 +75,7 @@ def test_any_yaml_gives_a_cluster_or_a_spec_error(text):
     read(text)
 
 
-@settings(QUICK, max_examples=120)
+@SLOW
 @given(st.data())
 def test_file_with_changed_characters_gives_a_cluster_or_a_spec_error(data):
     text = data.draw(st.sampled_from(FILES))
@@ -100,7 +99,7 @@ VALUES = st.recursive(
 KEYS = st.sampled_from(list(ClusterSpec.model_fields))
 
 
-@settings(QUICK, max_examples=120 if LONG else 60)
+@SLOW
 @given(st.data())
 def test_file_with_a_replaced_value_gives_a_cluster_or_a_spec_error(data):
     import yaml

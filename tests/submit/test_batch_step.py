@@ -13,6 +13,8 @@ import pytest
 from dalsegno.runs.coordinator.program import CRASHED, MAX_SHORT_LIVES, supervise
 from tests.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
 
 

@@ -169,7 +169,15 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.cluster  # processes with torch: too slow for the unit part
-@pytest.mark.parametrize("loop", [WHILE, WITH, HUGGING_FACE, LIGHTNING], ids=["while", "with", "hf", "lightning"])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(WHILE, id="while"),
+        pytest.param(WITH, id="with", marks=pytest.mark.long),
+        pytest.param(HUGGING_FACE, id="hf"),
+        pytest.param(LIGHTNING, id="lightning", marks=pytest.mark.long),
+    ],
+)
 def test_custom_loop_stops_at_a_signal_and_resumes_with_the_same_numbers(
     tmp_path: Path, loop: str, at_once: str
 ) -> None:

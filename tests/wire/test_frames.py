@@ -6,7 +6,7 @@ import socket
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.wire.frames import MAX_BYTES, MAX_DEPTH, BadFrame, FileReader, Message, Reader, encode, pack, parse, send
@@ -16,7 +16,6 @@ from dalsegno.wire.frames import MAX_BYTES, MAX_DEPTH, BadFrame, FileReader, Mes
     st.lists(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=20)), max_size=5),
     st.integers(1, 7),
 )
-@settings(max_examples=50, deadline=None)
 def test_messages_are_parsed_from_pieces_of_any_size(messages: list[Message], size: int):
     data = b"".join(pack(message) for message in messages)
     reader = Reader()

@@ -70,8 +70,16 @@ def dump(torchrun: Launcher, program: list[str], name: str, words: list[str], **
     ("words", "env"),
     [
         (["--standalone", "--nproc-per-node", "2"], {}),
-        (["--master-port", "29517", "--max-restarts", "3", "--role", "trainer"], {"OMP_NUM_THREADS": "3"}),
-        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job"], {"PET_NPROC_PER_NODE": "2"}),
+        pytest.param(
+            ["--master-port", "29517", "--max-restarts", "3", "--role", "trainer"],
+            {"OMP_NUM_THREADS": "3"},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job"],
+            {"PET_NPROC_PER_NODE": "2"},
+            marks=pytest.mark.long,
+        ),
         (
             ["--nproc-per-node", "2", "--virtual-local-rank", "--signals-to-handle", "SIGTERM,SIGUSR2"],
             {"CUDA_VISIBLE_DEVICES": "4,5", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
@@ -114,6 +122,7 @@ def lines(text: str) -> list[str]:
     return sorted(text.splitlines())
 
 
+@pytest.mark.long  # the next one starts two of them
 def test_example_single_node_multi_worker(torchrun: Launcher) -> None:
     done = torchrun.run("--standalone", "--nnodes=1", "--nproc-per-node=2", torchrun.script(DDP))
     assert (done.returncode, lines(done.stdout)) == (0, WELL), done.stderr

@@ -24,7 +24,7 @@ from tests.train.disk.states import commit, filled, names, save, share_of, write
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 LONG = bool(os.environ.get("DALSEGNO_LONG"))
-ROUNDS = 400 if LONG else 40
+ROUNDS = 400 if LONG else 20
 STRIDE = 1 if LONG else 4
 WORLD = 2
 TOUCHING = (

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from dalsegno.train.memory.files import safe_name
 from dalsegno.train.memory.safe_steps import SafeSteps, write_safe
 from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
@@ -14,6 +16,8 @@ from tests.train.keeper.nodes import RUN, Node
 from tests.train.keeper.relay import flip_at, held_back, relay
 from tests.train.memory.states import filled, same
 from tests.waiting import eventually
+
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 
 
 def pair(node: NewNode, **more: object) -> tuple[Node, Node]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from dalsegno.train.keeper.holdings import listen
 from dalsegno.train.keeper.transfer import HolderOrder
 from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
@@ -15,6 +17,8 @@ from tests.train.keeper.nodes import Node
 from tests.train.keeper.relay import cut_after, flip_at, relay
 from tests.train.keeper.test_copies import set_safe
 from tests.train.memory.states import filled, same
+
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 
 
 def three(node: NewNode, state: TrainingState) -> tuple[Node, Node, Node]:

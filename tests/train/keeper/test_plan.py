@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.train.keeper.holdings import StoredSnapshot
@@ -174,7 +174,6 @@ class Model:
         return set.intersection(*({one.step for one in records if one} for records in slots))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), max_size=120))
 def test_nodes_do_not_deadlock_and_the_safe_step_is_always_present(ranks: int, events: list[tuple[int, int]]) -> None:
     model, steps = Model(ranks), [0] * ranks

@@ -49,7 +49,7 @@ def test_head_describes_its_part(any_state: TrainingState) -> None:
     assert parse_head(own.head) == Contents(tuple(blob for blob, _ in own.blobs), own.pieces)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(states)
 def test_any_state_is_restored_bit_by_bit(any_state: TrainingState) -> None:
     with TemporaryDirectory(prefix="dalsegno-test-", dir=SHM) as folder:
