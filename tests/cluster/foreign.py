@@ -111,8 +111,9 @@ class ForeignCluster:
         self.slurmd[node].wait()
 
     def as_root(self, *argv: str) -> str:
-        done = subprocess.run([*self.inside, *argv], capture_output=True, text=True, timeout=60, check=False)
-        return done.stdout
+        """Return what a command of an administrator prints, whether it succeeds or not."""
+        argv = tuple(self._root_argv(*argv))
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stdout
 
     def _root_argv(self, *argv: str) -> list[str]:
         path = f"{self.home}/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -145,7 +145,7 @@ def test_watcher_says_what_it_would_do_and_acts_only_when_armed(cluster: Foreign
     cluster.ok_as_root("dalsegno", "adopt", "-o", f"{admin}/cluster.yaml", "--force")
     watcher = cluster.start_as_root("dalsegno", "adopt", "watch", f"{admin}/cluster.yaml")
     try:
-        eventually(lambda: "in service" in cluster.ok_as_root("dalsegno", "nodes"))
+        eventually(lambda: "in service" in cluster.as_root("dalsegno", "nodes"))
         cluster.lose("c1")
         eventually(lambda: "would set it down" in cluster.ok_as_root("dalsegno", "events"), LONG_S)
         assert "dalsegno" not in cluster.as_root("scontrol", "show", "node", "c1"), "it only observes"
