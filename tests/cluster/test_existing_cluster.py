@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -29,6 +30,23 @@ import os, sys, time
 print("generation", os.environ["DALSEGNO_GENERATION"], flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
+"""
+TRAIN_WITH_TORCH = """
+import os, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print("generation", os.environ["DALSEGNO_GENERATION"], flush=True)
+done = torch.zeros(1)
+while not done[0]:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    done[0] = os.path.exists("stop")
+    dist.broadcast(done, 0)
+    time.sleep(0.05)
+print("sum", int(total[0]), flush=True)
+dist.destroy_process_group()
 """
 LONG_S = 90.0
 
@@ -88,6 +106,30 @@ def test_run_survives_a_lost_worker_and_a_lost_node(cluster: ForeignCluster):
     (cluster.home / "stop").unlink()
 
 
+@pytest.mark.long
+def test_training_with_torch_survives_a_lost_node(cluster: ForeignCluster):
+    """The command of the page, `dalsegno run --nodes 2 train.py`, with PyTorch in the user's environment."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        pytest.skip("needs torch")
+    (site,) = cluster.home.glob("venv/lib/python3*/site-packages")
+    (site / "torch.pth").write_text(f"{Path(torch.origin).parents[1]}\n")
+    if cluster.user("python3", "-c", "import torch").code:
+        pytest.skip("the user cannot read this installation of torch")
+    (cluster.home / "train.py").write_text(TRAIN_WITH_TORCH)
+    name = cluster.ok("dalsegno", "run", "--detach", "--nodes", "2", "train.py").strip()
+    run = RunFolder(cluster.home / ".local/state/dalsegno/runs" / name)
+    wait_for_generation(run, 1)
+    first, second = nodes_of(run)
+    cluster.lose(second)
+    wait_for_generation(run, 2)
+    (cluster.home / "stop").touch()
+    eventually(lambda: status(run).over, LONG_S)
+    (cluster.home / "stop").unlink()
+    assert status(run).exit_code == 0, tail(run)
+    assert nodes_of(run)[0] == first and "sum 2" in run.log(2, 0).read_text()
+
+
 def test_reading_commands_work_without_a_controller(cluster: ForeignCluster):
     metrics = cluster.ok("dalsegno", "exporter", "--once")
     assert "slurm_nodes_idle 3" in metrics
@@ -138,6 +180,7 @@ def test_user_has_no_files_of_ours_outside_her_home(cluster: ForeignCluster):
     assert owned == [], USER
 
 
+@pytest.mark.long
 def test_watcher_says_what_it_would_do_and_acts_only_when_armed(cluster: ForeignCluster):
     """An operator watches. The user reads the watcher's events, and none of it changes a node before it is armed."""
     admin = cluster.root / "admin"
