@@ -58,6 +58,20 @@ NOT_RUN = {
     "sudo benchmarks/gpu_cluster.py": "needs an NVIDIA GPU",
     "sudo benchmarks/gpu_cluster.py --write": "needs an NVIDIA GPU, and writes into the repository",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
+    **dict.fromkeys(
+        (
+            "python3 -m venv ~/dalsegno",
+            "~/dalsegno/bin/pip install dalsegno",
+            "~/dalsegno/bin/dalsegno run --nodes 2 train.py",
+            "dalsegno adopt",
+            "dalsegno adopt -o -",
+            "dalsegno adopt --json",
+            "dalsegno adopt watch",
+            "dalsegno adopt arm debug",
+            "dalsegno adopt disarm debug",
+        ),
+        "needs a cluster of others; tests/cluster/test_existing_cluster.py",
+    ),
 }
 
 

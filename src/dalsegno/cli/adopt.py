@@ -204,7 +204,8 @@ def watch(file: str) -> None:
 def arm(partition: str, file: str) -> None:
     """Let `adopt watch` act in PARTITION: write it to `armed` of the cluster file FILE (default: cluster.yaml).
 
-    A node is acted on if all its partitions are armed. A running watcher reads the file again at once.
+    A node is acted on if all its partitions are armed. A running watcher reads the file again
+    within seconds.
     """
     _set_armed(file, lambda armed: [*armed, partition])
     out.talk(f"{partition} is armed; a node is acted on if all its partitions are")

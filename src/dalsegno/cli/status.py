@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,19 +30,28 @@ def command(name: str | None, json_: bool) -> None:
 
     The first line is the verdict: what is wrong, what is being done about it, and whether training is affected.
     """
-    from dalsegno.cluster import find_place, open_cluster
     from dalsegno.overview.verdict import assess, describe, verdict_message
     from dalsegno.spec.facts import facts_to_json
 
-    place = find_place(name)
-    target = open_cluster(place)
-    overview = _look(ClusterSources(place.name, target, None, target.controller_socket))
+    overview = _look(_open_sources(name))
     verdict = assess(overview)
     if json_:
         out.as_json({**facts_to_json(overview.status), "verdict": verdict_message(verdict)})
         return
     out.data(describe(verdict))
     _show(overview.status)
+
+
+def _open_sources(name: str | None) -> ClusterSources:
+    """Open the named cluster or Dal Segno's only one, else the machine's own Slurm, which Dal Segno did not create."""
+    from dalsegno.cli.cluster_sources import open_sources
+    from dalsegno.cluster import find_place, foreign_slurm, open_cluster, places
+
+    if not (name or os.environ.get("DALSEGNO_CLUSTER") or places()) and foreign_slurm() is not None:
+        return open_sources(None)
+    place = find_place(name)
+    target = open_cluster(place)
+    return ClusterSources(place.name, target, None, target.controller_socket)
 
 
 def _look(sources: ClusterSources) -> Overview:

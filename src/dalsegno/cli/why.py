@@ -207,9 +207,10 @@ def _ask(slurm: SlurmHere, request: dict[str, Any]) -> dict[str, Any] | None:
     """Return the controller's answer; {} if there is no controller, None if it does not answer."""
     from dalsegno.recovery.client import ask
 
-    if slurm.controller is None:
+    socket = slurm.controller or slurm.watcher
+    if socket is None:
         return {}
     try:
-        return ask(slurm.controller, request, CONTROLLER_S)
+        return ask(socket, request, CONTROLLER_S)
     except DalsegnoError:
         return None
