@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """Three hosts without a cluster."""
+    """Four hosts without a cluster."""
     if reason := reason_to_skip():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("bare")
-    with running_hosts(3, folder / "hosts", names=["head", "n1", "n2"], disk_mib=700) as rack:
+    with running_hosts(4, folder / "hosts", names=["head", "n1", "n2", "n3"], disk_mib=700) as rack:
         operator = Operator(folder, rack)
-        operator.write()
+        operator.write(nodes="n[1-3]")
         yield operator
 
 
