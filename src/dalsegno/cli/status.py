@@ -12,7 +12,7 @@ from dalsegno.cli import out
 from dalsegno.cli.cluster_sources import ClusterSources
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import ClusterStatus, DaemonStatus, NodeStatus, counted
+from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeStatus, counted
 
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
@@ -35,6 +35,9 @@ def command(name: str | None, json_: bool) -> None:
 
     place = find_place(name)
     target = open_cluster(place)
+    if isinstance(target, CanForward):  # the controller, which the verdict needs, is on another machine
+        _report(target.status(), json_)
+        return
     overview = _look(ClusterSources(place.name, target, None, target.controller_socket))
     verdict = assess(overview)
     if json_:
@@ -42,6 +45,15 @@ def command(name: str | None, json_: bool) -> None:
         return
     out.data(describe(verdict))
     _show(overview.status)
+
+
+def _report(status: ClusterStatus, json_: bool) -> None:
+    from dalsegno.spec.facts import facts_to_json
+
+    if json_:
+        out.as_json(facts_to_json(status))
+    else:
+        _show(status)
 
 
 def _look(sources: ClusterSources) -> Overview:
