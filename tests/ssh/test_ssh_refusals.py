@@ -20,6 +20,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     folder = tmp_path_factory.mktemp("bare")
     with running_hosts(4, folder / "hosts", names=["head", "n1", "n2", "n3"], disk_mib=700) as rack:
         operator = Operator(folder, rack)
+        operator.clear_hosts()
         operator.write(nodes="n[1-3]")
         yield operator
 
