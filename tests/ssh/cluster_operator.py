@@ -36,6 +36,11 @@ class Operator:
     def state(self) -> Path:
         return self.folder / "home/clusters/lab"
 
+    def clear_hosts(self) -> None:
+        """Hide the clusters of this machine from the hosts, which start with its /var."""
+        for host in self.rack.hosts:
+            host.run("rm", "-rf", "/var/lib/dalsegno")
+
     def write(self, nodes: str = "n[1-2]", more: str = "slurm: {accounting: false}\n", user: str = "root") -> None:
         """Write the cluster file. The first host is the head; the others are those that `nodes` names."""
         hosts = ", ".join(f"{host.name}: {host.address}" for host in self.rack.hosts if _is_in(host.name, nodes))

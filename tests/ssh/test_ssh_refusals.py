@@ -14,13 +14,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """Three hosts without a cluster."""
+    """Four hosts without a cluster."""
     if reason := reason_to_skip():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("bare")
-    with running_hosts(3, folder / "hosts", names=["head", "n1", "n2"], disk_mib=700) as rack:
+    with running_hosts(4, folder / "hosts", names=["head", "n1", "n2", "n3"], disk_mib=700) as rack:
         operator = Operator(folder, rack)
-        operator.write()
+        operator.clear_hosts()
+        operator.write(nodes="n[1-3]")
         yield operator
 
 
@@ -31,7 +32,8 @@ def test_unfit_hosts_are_left_out_with_the_reason(bare):
     assert "leaves out n1: another Slurm is set up there: it has /etc/slurm/slurm.conf" in shown
     assert "leaves out n2: /var has" in shown
     assert bare.rack["n1"].run("cat", "/etc/slurm/slurm.conf") == "ClusterName=theirs\n"
-    assert all(host.run("sh", "-c", "ls /var/lib/dalsegno /opt 2>/dev/null || true") == "" for host in bare.rack.hosts)
+    left = [host.run("sh", "-c", "ls -d /var/lib/dalsegno /opt/* 2>/dev/null || true") for host in bare.rack.hosts]
+    assert left == [""] * 4
     assert not bare.state.exists()
     bare.rack["n1"].run("rm", "/etc/slurm/slurm.conf")
     bare.rack["n2"].run("rm", "/var/filler")

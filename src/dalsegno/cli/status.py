@@ -13,7 +13,7 @@ from dalsegno.cli import out
 from dalsegno.cli.cluster_sources import ClusterSources
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import ClusterStatus, DaemonStatus, NodeStatus, counted
+from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeStatus, counted
 
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
@@ -33,7 +33,12 @@ def command(name: str | None, json_: bool) -> None:
     from dalsegno.overview.verdict import assess, describe, verdict_message
     from dalsegno.spec.facts import facts_to_json
 
-    overview = _look(_open_sources(name))
+    sources = _open_sources(name)
+    target = sources.target
+    if target is not None and isinstance(target, CanForward):  # its controller, which the verdict needs, is elsewhere
+        _report(target.status(), json_)
+        return
+    overview = _look(sources)
     verdict = assess(overview)
     if json_:
         out.as_json({**facts_to_json(overview.status), "verdict": verdict_message(verdict)})
@@ -52,6 +57,15 @@ def _open_sources(name: str | None) -> ClusterSources:
     place = find_place(name)
     target = open_cluster(place)
     return ClusterSources(place.name, target, None, target.controller_socket)
+
+
+def _report(status: ClusterStatus, json_: bool) -> None:
+    from dalsegno.spec.facts import facts_to_json
+
+    if json_:
+        out.as_json(facts_to_json(status))
+    else:
+        _show(status)
 
 
 def _look(sources: ClusterSources) -> Overview:
