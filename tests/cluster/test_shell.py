@@ -133,6 +133,13 @@ def test_shell_opens_on_login_node_and_root_can_choose_host_and_user(shared: Cli
     assert answer.code == 2 and "train-1" in answer.err
 
 
+def test_ssh_enters_a_node_and_keeps_the_exit_code(shared: Cli):
+    assert shared.ok("ssh", "train-2", "hostname").strip() == "train-2"
+    assert shared.run("ssh", "train-2", "--", "sh", "-c", "exit 7").code == 7
+    answer = shared.run("ssh", "train-99", "true")
+    assert answer.code == 2 and "train-99" in answer.err
+
+
 def test_salloc_creates_and_releases_an_allocation(shared: Cli):
     out = shared.ok("shell", "--", "salloc", "-J", "salloc", "-w", "train-[1-2]", "srun", "hostname")
     assert sorted(out.split()) == ["train-1", "train-2"]

@@ -57,6 +57,7 @@ NOT_RUN = {
     "sudo benchmarks/recovery.py --write": "takes half an hour, and writes into the repository",
     "sudo benchmarks/gpu_cluster.py": "needs an NVIDIA GPU",
     "sudo benchmarks/gpu_cluster.py --write": "needs an NVIDIA GPU, and writes into the repository",
+    "sudo .venv/bin/python -m benchmarks.ssh --hosts 32": "takes a minute",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
     **dict.fromkeys(
         (
