@@ -57,6 +57,8 @@ def test_keys_are_read_from_a_file(tmp_path: Path):
     [
         ({"name": "Bea"}, "`name` cannot be `Bea`"),
         ({"name": "root"}, "`name` cannot be `root`"),
+        ({"name": "daemon"}, "`name` cannot be `daemon`"),
+        ({"name": "bea", "uid": 0}, "`uid` must be at least 1000"),
         ({"name": "*)(uid=*"}, "`name` cannot be `*)(uid=*`"),
         ({"name": "bea", "full_name": "a\u2028b"}, "`full_name` cannot be `a?b`"),
         ({"name": "bea", "full_name": "a:b"}, "`full_name` cannot be `a:b`"),

@@ -397,7 +397,8 @@ def test_users_qos_and_reservations_change_without_a_restart(site: Site):
     site.comes_to(job, "RUNNING")
     before, changed = service_pids(site), change(POLICY)
     assert site.cli.ok("plan", site.cli.file(changed, "one.yaml")).splitlines() == [
-        "updates accounts, users and QOS", "updates reservations", "restarts nothing", "ends no job",
+        "adds user cem (uid 20003)", "updates accounts, users and QOS", "updates reservations", "restarts nothing",
+        "ends no job",
     ]  # fmt: skip
     site.cli.ok("up", "one.yaml")
     try:

@@ -137,18 +137,11 @@ def test_user_is_changed_and_the_second_change_does_nothing(cluster: Cli) -> Non
     ("options", "says"),
     [
         (["bea"], "there is a user `bea` already"),
-        (["Bea"], "`name` cannot be `Bea`"),
         (["x,ou=People"], "`name` cannot be `x,ou=People`"),
-        (["daemon"], "`name` cannot be `daemon`"),
         (["games"], "`games` is a system account of this machine"),
-        (["zoe", "--uid", "0"], "`uid` must be at least 1000"),
         (["zoe", "--uid", "65534"], "uid 65534 of user `zoe` belongs to nobody on this machine"),
         (["zoe", "--uid", "20001"], "uid 20001 of user `zoe` belongs to ada, who is or was a user of the cluster"),
-        (["zoe", "--group", "sudo"], "group `sudo` would give user `zoe` rights over this machine"),
         (["zoe", "--group", "9876"], "group `privilege` would give user `zoe` rights over this machine"),
-        (["zoe", "--full-name", "a:0:0"], "`full_name` cannot be `a:0:0`"),
-        (["zoe", "--account", "lap"], "there is no account `lap`"),
-        (["zoe", "--ssh-key", "/etc/hostname"], "is not an SSH public key"),
     ],
 )
 def test_refused_user_changes_nothing(cluster: Cli, options: list[str], says: str) -> None:
