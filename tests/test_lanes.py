@@ -1,5 +1,6 @@
 """Tests of the lanes: every test runs once, and a failure in any lane fails the suite."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.lanes import pytest_ignore_collect, taken
+from tests.lanes import ALL_ON_CLUSTER, pytest_ignore_collect, taken
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,6 +53,13 @@ def test_only_files_without_a_selected_test_are_skipped(tmp_path: Path):
     for which, skipped in {"not cluster and not long": {"all"}, "cluster and alone": {"none"}, "": set()}.items():
         assert {name for name in texts if ignored(tmp_path / f"test_{name}.py", which)} == skipped
     assert ignored(ROOT / "tests/cluster", "not cluster") and not ignored(ROOT / "tests/cluster", "cluster")
+
+
+def test_files_that_seem_to_be_all_on_the_cluster_are_so():
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if ALL_ON_CLUSTER.search(text := path.read_text()):
+            names = [ast.unparse(each.targets[0]) for each in ast.parse(text).body if isinstance(each, ast.Assign)]
+            assert "pytestmark" in names, f"{path}: the line is in another text"
 
 
 @pytest.mark.parametrize(("word", "code"), [("True", 0), ("False", 1)])

@@ -20,6 +20,7 @@ from dalsegno.runs.logs import Line
 from tests.cli.runs import end, make_run, members, say, tell
 from tests.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 SOURCE = Path(__file__).parents[2] / "src"
 # Follows as `run` does after submission. Slurm is never queried, because the coordinator's status is recent.
 FOLLOW = """
@@ -29,8 +30,6 @@ from dalsegno.cli.follow import follower_of
 from dalsegno.cli.main import main
 from dalsegno.cluster import SlurmHere
 from dalsegno.runs.folder import RunFolder
-
-pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 sys.exit(follower_of(RunFolder(Path(sys.argv[1])), SlurmHere({})).follow())
 """
 

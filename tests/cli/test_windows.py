@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import CommandResult
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 SOURCE = Path(__file__).parents[2] / "src"
 FILE = "name: small\ntarget: local\npartitions: [{name: train, nodes: 2}]\n"
 AS_ON_WINDOWS = """
@@ -44,8 +45,6 @@ for name in ("fcntl", "pwd", "grp", "spwd", "termios", "tty", "pty", "resource",
     sys.modules[name] = None  # to import it fails
 platform.system = lambda: "Windows"
 import dalsegno.cli.main, dalsegno.spec.load, dalsegno.spec.resolve
-
-pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 failed = ""
 for name in dalsegno.cli.main.COMMANDS:
     try:

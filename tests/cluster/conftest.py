@@ -18,7 +18,7 @@ import pytest
 
 from dalsegno.system.cgroups import SYSTEMD_RUNS
 from dalsegno.system.hanging_calls import slowness
-from tests.cluster.warm_cli import WARM, WarmCli
+from tests.cluster.warm_cli import READING, WARM, WarmCli
 from tests.waiting import eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -96,7 +96,8 @@ class Cli:
         return {**os.environ, "PATH": path, **{name: str(value) for name, value in own.items()}}
 
     def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
-        if args and args[0] in WARM and self.uid == os.geteuid():
+        forked = WARM if type(self).argv is Cli.argv else READING
+        if args and args[0] in forked and self.uid == os.geteuid():
             done = WARM_CLI.run(args, self.env, cwd or self.home, timeout_s * slowness())
             return Answer(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(

@@ -157,6 +157,7 @@ def test_agent_stopped_for_three_seconds_restarts_nothing(run: Run):
         run.wait_for_step(after=now() + 1)
 
 
+@pytest.mark.long  # in the ordinary suite, other tests keep all cores busy
 def test_busy_cores_restart_nothing(run: Run):
     with nothing_restarts(run):
         at = now()

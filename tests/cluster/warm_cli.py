@@ -2,7 +2,8 @@
 
 Cluster tests run thousands of commands. Starting Python and importing the libraries takes 0.15 to 0.5 s of CPU each
 time, often more than the command itself. The commands in `WARM` are therefore forked from this process. All others are
-started as users start them, as are all commands of the pages in docs/ and of users other than root.
+started as users start them, as are all commands of the pages in docs/ and of users other than root. A test that starts
+`dalsegno` in another way, such as without a capability, has only the commands in `READING` forked.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ from pathlib import Path
 from dalsegno.wire.peer import uid_of
 
 CLONE = Path(__file__).parents[2]
-WARM = {
-    "cancel", "down", "events", "health", "inject", "logs", "ls", "nodes", "plan",
-    "run", "runs", "shell", "status", "up", "validate", "why",
-}  # fmt: skip
+READING = {"shell", "status", "runs", "nodes", "events", "logs", "why", "ls"}
+WARM = READING | {"cancel", "down", "health", "inject", "plan", "run", "up", "validate"}
 LAZY_IMPORTS = (  # by commands
     "cluster", "inject.faults", "recovery.client", "recovery.run_records", "runs.status", "runs.submit.prepare",
     "spec.load", "spec.resolve", "targets.local",

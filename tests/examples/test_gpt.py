@@ -29,7 +29,8 @@ def first_loss(run: subprocess.CompletedProcess[str]) -> float:
     return float(loss)
 
 
-@pytest.mark.parametrize("kind", ["--fsdp", pytest.param("", marks=pytest.mark.long)])
+@pytest.mark.long  # tests/cluster/test_examples.py runs it on two nodes
+@pytest.mark.parametrize("kind", ["--fsdp", ""])
 def test_twenty_steps_on_two_ranks_end_with_a_sample(launcher: Launcher, kind: str) -> None:
     run = launcher.run(*PAIR, *TINY_GPT, "--steps", "20", *kind.split())
     assert_well(run)

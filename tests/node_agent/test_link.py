@@ -22,6 +22,7 @@ from dalsegno.system.children import descendants, start_ticks
 from dalsegno.wire.liveness import Presence
 from tests.recovery.played_agents import Scene, secret_of
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 ROOT = Path(__file__).parents[2]
 RUN = """
 import os, sys

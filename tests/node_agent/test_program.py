@@ -26,6 +26,8 @@ from dalsegno.system.children import MARK, descendants, marked
 from dalsegno.wire.liveness import Presence
 from tests.recovery.played_agents import NODES, Scene, secret_of
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 HEAVY = {
     "pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email",
     "ssl", "xml", "tempfile", "multiprocessing", "concurrent", "unittest",

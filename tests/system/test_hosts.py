@@ -25,6 +25,8 @@ from dalsegno.system.hosts import (
 )
 from dalsegno.system.processes import LocalRunner
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 
 def service(name: str, folder: Path, *argv: str, revision: str = "1", hold: bool = False) -> Service:
     return Service(name, argv, {MARK: str(folder), "PATH": os.defpath}, str(folder / f"{name}.log"), revision, hold)

@@ -174,7 +174,7 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         pytest.param(WHILE, id="while"),
         pytest.param(WITH, id="with", marks=pytest.mark.long),
-        pytest.param(HUGGING_FACE, id="hf"),
+        pytest.param(HUGGING_FACE, id="hf", marks=pytest.mark.long),
         pytest.param(LIGHTNING, id="lightning", marks=pytest.mark.long),
     ],
 )

@@ -16,6 +16,8 @@ from dalsegno.errors import DalsegnoError
 from tests.cli.live.screen import PtyProgram
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 CLONE = Path(__file__).parents[3]
 VERDICT = "1 of 5 nodes is being replaced; training is not affected"
 

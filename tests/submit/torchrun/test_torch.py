@@ -122,13 +122,13 @@ def lines(text: str) -> list[str]:
     return sorted(text.splitlines())
 
 
-@pytest.mark.long  # the next one starts two of them
 def test_example_single_node_multi_worker(torchrun: Launcher) -> None:
     done = torchrun.run("--standalone", "--nnodes=1", "--nproc-per-node=2", torchrun.script(DDP))
     assert (done.returncode, lines(done.stdout)) == (0, WELL), done.stderr
     assert torchrun.left() == []
 
 
+@pytest.mark.long
 def test_example_stacked_single_node_multi_worker(torchrun: Launcher) -> None:
     torchrun.script(DDP)
     words = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nnodes=1", "--nproc-per-node=2", "train.py"]

@@ -26,6 +26,8 @@ from tests.train.keeper.relay import flip_at
 from tests.train.keeper.test_copies import pair
 from tests.train.memory.states import filled
 
+pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
+
 
 def test_keeper_with_another_secret_can_neither_send_nor_fetch(node: NewNode) -> None:
     one, other = pair(node)
