@@ -18,7 +18,7 @@ from dalsegno.inject import hanging_fs
 from dalsegno.programs import launcher
 from dalsegno.spec.facts import Storage
 from dalsegno.storage.check import check_storage
-from dalsegno.storage.probe import ProbeAnswer, find_mount, lists_export
+from dalsegno.storage.probe import ProbeAnswer, ProbeOrder, ProbeRole, find_mount, lists_export
 from dalsegno.storage.verdict import StorageFault, StorageReport, judge_storage
 from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
 from tests.storage import slow_fs
@@ -108,6 +108,17 @@ def test_folder_of_the_users_own_is_enough(folder: Path):
     (folder / "shared/nobody").mkdir(0o700)
     os.chown(folder / "shared/nobody", 65534, 65534)
     assert Nodes(folder, {"a": BIND, "b": BIND}).check().ok
+
+
+@needs_root
+def test_root_follows_no_link_of_its_name(folder: Path):
+    """Every user may create such a link in a shared folder."""
+    (folder / "victim").mkdir()
+    (folder / "shared" / "root").symlink_to(folder / "victim")
+    nodes = Nodes(folder, {"a": BIND})
+    order = ProbeOrder(str(nodes.point), "c0ffee", ProbeRole.WRITER, "root", measure=False)
+    assert ProbeAnswer.from_json(nodes("a", "storage-probe", [order.to_json()])).token
+    assert os.listdir(folder / "victim") == [] and ".dalsegno-check-c0ffee" in os.listdir(folder / "shared")
 
 
 @needs_root

@@ -40,19 +40,21 @@ def test_fake_raises_an_error_and_keeps_the_others():
 
 def test_shell_on_a_host_asks_before_it_accepts_a_key():
     argv = client_argv(SshAddress("a", "10.0.0.1"), terminal=True)
-    assert argv == ["ssh", "-o", "StrictHostKeyChecking=ask", "--", "10.0.0.1"]
+    assert argv == ["ssh", "-a", "-x", "-o", "StrictHostKeyChecking=ask", "--", "10.0.0.1"]
 
 
 def test_command_without_terminal_never_accepts_an_unknown_key():
     argv = client_argv(SshAddress("a", "10.0.0.1", "ann"), ["echo", "a b"], known_hosts=Path("/k%h"))
-    trust = ["-o", "StrictHostKeyChecking=yes", "-o", "UserKnownHostsFile=/k%%h"]
+    trust = ["-a", "-x", "-o", "StrictHostKeyChecking=yes", "-o", "UserKnownHostsFile=/k%%h"]
     assert argv == ["ssh", *trust, "-l", "ann", "--", "10.0.0.1", "echo 'a b'"]
 
 
 def test_jump_host_gets_the_same_key_and_the_same_check():
     argv = client_argv(ADDRESS, ["true"], terminal=True)
     proxy = next(word for word in argv if word.startswith("ProxyCommand="))
-    assert proxy == ("ProxyCommand=ssh -o StrictHostKeyChecking=ask -i /keys/a -p 2200 -W '[%h]:%p' -- me@bastion")
+    assert proxy == (
+        "ProxyCommand=ssh -a -x -o StrictHostKeyChecking=ask -i /keys/a -p 2200 -W '[%h]:%p' -- me@bastion"
+    )
     assert argv[-4:] == ["-t", "--", "10.0.0.1", "true"]
 
 

@@ -179,6 +179,7 @@ def watch(file: str) -> None:
     from dalsegno.spec.load import load_spec
     from dalsegno.system.files import locked, make_folder
 
+    _refuse_file_of_others(Path(file))
     start_logging("watcher")
     slurm, name = find_slurm(), load_spec(file).name
     folder = watcher_folder(name)
@@ -196,6 +197,19 @@ def watch(file: str) -> None:
             pass  # the usual end of a watcher
         finally:
             watcher.close()
+
+
+def _refuse_file_of_others(file: Path) -> None:
+    """Raise if root would watch with a file that another user can change, and so choose what is drained."""
+    from dalsegno.system.ownership import part_of_others, trusted_owners
+
+    theirs = part_of_others(file, trusted_owners()) if os.geteuid() == 0 else ""
+    if theirs:
+        raise DalsegnoError(
+            f"other users can change {theirs}, and so which nodes are drained",
+            where=str(file),
+            hint="copy the file to a folder that only root can change, such as /etc/dalsegno",
+        )
 
 
 @command.command()

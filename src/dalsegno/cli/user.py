@@ -15,6 +15,8 @@ from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dalsegno.spec.facts import User
     from dalsegno.targets.base import PeopleView, Target
     from dalsegno.users.roster import Roster
@@ -63,6 +65,7 @@ def add(user: str, name: str | None, uid: int | None, password: bool, **options:
     """Add a user."""
     from dalsegno.users.roster import add_user
 
+    _open(name)  # before standard input is read: through sudo, this command starts again
     given = {**_given(options), **({"uid": uid} if uid is not None else {})}
     secret = _ask_password() if password else ""
     target = _change(name, lambda roster, view: add_user(roster, _user({"name": user, **given}, view), view.cluster))
@@ -77,6 +80,7 @@ def edit(user: str, name: str | None, password: bool, **options: Any) -> None:
     """Change a user that `user add` has added. A list, such as --group, replaces the old one; '' clears it."""
     from dalsegno.users.roster import edit_user
 
+    _open(name)  # before standard input is read: through sudo, this command starts again
     given = _given(options)
     secret = _ask_password() if password else ""
 
@@ -104,6 +108,8 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     view = require(target, CanManageUsers).people()
     _refuse_jobs(target, user)
     home = view.homes / user
+    if remove_home:
+        check_home(home, view.uids.get(user))
     if remove_home and not yes and sys.stdin.isatty() and not click.confirm(f"delete {home} and all its files?"):
         raise SystemExit(1)
     _change(name, lambda roster, _: remove_user(roster, user))
@@ -112,6 +118,18 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
         out.talk(f"deleted {home}")
     elif home.exists():
         out.talk(f"kept {home}")
+
+
+def check_home(home: Path, uid: int | None) -> None:
+    """Raise if a home folder, which may be on storage that others use too, belongs to somebody else."""
+    try:
+        owner = home.lstat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != uid:
+        raise TargetError(
+            f"{home} belongs to uid {owner}, not to the user, and is not deleted", hint="leave out `--remove-home`"
+        )
 
 
 @command.command()

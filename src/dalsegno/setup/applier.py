@@ -37,7 +37,9 @@ from dalsegno.setup.machine_record import (
     digest,
     emit,
     ids,
+    make_folder,
     read,
+    read_file,
     run,
     split_block,
     write,
@@ -194,20 +196,25 @@ class Applier:
         if not os.path.isdir(path):
             self.record.part("folders")[path] = {}
             self.record.save()
-            os.makedirs(path, exist_ok=True)
-        os.chmod(path, item["mode"])
-        if not self.root:
-            os.chown(path, *ids(item))
+        owner = None if self.root else ids(item)
+        folder = make_folder(path)
+        try:
+            os.fchmod(folder, item["mode"])
+            if owner is not None:
+                os.fchown(folder, *owner)
+        finally:
+            os.close(folder)
 
     def file_differs(self, item: Json) -> str:
         path = self.place(item["path"])
-        present = None if os.path.islink(path) else read(path)
-        if present is not None and item["block"]:
-            present = split_block(present.decode(errors="surrogateescape"))[0].encode(errors="surrogateescape")
-            return "" if digest(present) == self.wanted(item) else "change"
+        present = read_file(path)
         if present is None:
             return "replace" if os.path.lexists(path) else "create"
-        same = digest(present) == self.wanted(item) and self.has_owner(item, os.stat(path))
+        data, found = present
+        if item["block"]:
+            block = split_block(data.decode(errors="surrogateescape"))[0].encode(errors="surrogateescape")
+            return "" if digest(block) == self.wanted(item) else "change"
+        same = digest(data) == self.wanted(item) and self.has_owner(item, found)
         return "" if same else "change" if path in self.record.part("files") else "replace"
 
     @staticmethod
@@ -325,7 +332,10 @@ def lock(root: str, wait_s: float) -> Iterator[None]:
     need some time until it notices."""
     folder = root.rstrip("/") + os.path.dirname(SETUP)
     os.makedirs(folder, exist_ok=True)
-    with open(f"{folder}/setup.lock", "w") as file:
+    # Mode 0600: a user who can open the file could hold the lock, and so prevent every later request.
+    handle = os.open(f"{folder}/setup.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(handle, "r+") as file:
+        os.fchmod(handle, 0o600)  # an earlier release created it for all to read
         until = time.monotonic() + wait_s
         while not taken(file):
             if time.monotonic() >= until:

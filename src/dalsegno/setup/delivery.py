@@ -125,29 +125,34 @@ class Answer:
 
 def read_step(line: str) -> str:
     """Return the step that a line of the applier's output reports; "" if it is another line."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return ""
+    message = _read_line(line)
     return str(message.get("step", "")) if isinstance(message, dict) else ""
 
 
 def read_answer(host: str, output: str) -> Answer:
     """Parse the applier's output. Raise TargetError if it refused, or if it was cut off before its answer."""
     for line in reversed(output.splitlines()):
-        try:
-            message = json.loads(line)
-        except ValueError:
-            continue
+        message = _read_line(line)
         if isinstance(message, dict) and "error" in message:
             raise TargetError(f"{host}: {message['error']}", hint=str(message.get("hint") or _AGAIN))
         if isinstance(message, dict) and isinstance(message.get("result"), dict):
-            return _answer(message["result"])
+            try:
+                return _answer(message["result"])
+            except (KeyError, TypeError, ValueError, AttributeError):  # a hostile host must not stop the others
+                raise TargetError(f"{host}: the set-up gave an answer that makes no sense", hint=_DISTRUST) from None
     last = output.strip().splitlines()[-3:]
     shown = "".join(f"\n  {line}" for line in last)
     raise TargetError(f"{host}: the set-up ended without an answer{shown}", hint=_AGAIN)
 
 
+def _read_line(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+_DISTRUST = "do not trust that machine before you know why: only a changed program answers like this"
 _AGAIN = "run `dalsegno up` again; it continues from there"
 
 

@@ -6,12 +6,14 @@ Like `applier.py`, this uses the standard library only, and Python 3.9.
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import hashlib
 import json
 import os
 import pwd
 import shlex
+import stat
 import subprocess
 import sys
 import tempfile
@@ -89,6 +91,60 @@ def read(path: str) -> bytes | None:
         return None
 
 
+def read_file(path: str) -> tuple[bytes, os.stat_result] | None:
+    """Read a regular file, and return its status too. Return None for anything else, such as a link or a pipe.
+
+    The folder may belong to a daemon's user, who can replace the file at any time.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return None
+        raise
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(), found
+    finally:
+        os.close(handle)
+
+
+MAX_LINKS = 40  # the kernel's own limit
+
+
+def make_folder(path: str) -> int:
+    """Create a folder and those above it, and return it opened.
+
+    Every folder is opened from the one above it. A link is followed only if nobody but root can have put it there: a
+    daemon's user, who owns one of these folders, could otherwise choose which folder root changes.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    folder, links = os.open("/", flags), 0
+    todo = [part for part in reversed(path.split("/")) if part]
+    try:
+        while todo:
+            part = todo.pop()
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=folder)
+            if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
+                about, links = os.fstat(folder), links + 1
+                if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022 or links > MAX_LINKS:
+                    raise Refused(f"a link leads to {path}, and others than root can change it", "remove that link")
+                target = os.readlink(part, dir_fd=folder)
+                todo += [each for each in reversed(target.split("/")) if each]
+                part = "/" if target.startswith("/") else "."
+            below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        return folder
+    except BaseException:
+        os.close(folder)
+        raise
+
+
 def ids(item: Json) -> tuple[int, int]:
     """Return the uid and gid of an item's owner."""
     try:
@@ -125,11 +181,11 @@ class Record:
         entry: Json = {}
         if os.path.islink(path):
             entry = {"link": os.readlink(path)}
-        elif os.path.isfile(path):
-            found = os.stat(path)
+        elif (present := read_file(path)) is not None:
+            data, found = present
             copy = os.path.join(self.folder, "backup", hashlib.sha256(path.encode()).hexdigest()[:16])
             os.makedirs(os.path.dirname(copy), mode=0o700, exist_ok=True)
-            write(copy, read(path) or b"")
+            write(copy, data)
             entry = {"copy": copy, "mode": found.st_mode & 0o7777, "uid": found.st_uid, "gid": found.st_gid}
         elif os.path.lexists(path):
             raise Refused(f"{path} is not a file", "move it away, then run `dalsegno up` again")
@@ -139,8 +195,8 @@ class Record:
     def restore(self, path: str, kind: str) -> str:
         """Put back what was at `path`; return where a file that was edited meanwhile is kept, or ""."""
         entry, edited = self.part(kind)[path], ""
-        present = None if os.path.islink(path) else read(path)
-        if present is not None and entry.get("digest") not in (None, digest(present)):
+        present = read_file(path)
+        if present is not None and entry.get("digest") not in (None, digest(present[0])):
             edited = f"{path}.dalsegno-saved"
             os.replace(path, edited)
         if "copy" in entry:

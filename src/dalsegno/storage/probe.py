@@ -43,7 +43,7 @@ class ProbeRole(Enum):
 @dataclass(frozen=True)
 class ProbeOrder:
     """What a node is asked to do. The folder with the user's name below the mount point is tried first, then the mount
-    point itself."""
+    point itself. Root tries only that."""
 
     mount: str
     token: str
@@ -159,7 +159,8 @@ def lists_export(showmount: str, folder: str) -> bool:
 
 
 def _folders(order: ProbeOrder) -> list[str]:
-    return [os.path.join(order.mount, order.user), order.mount]
+    """Return where to write. Root does not use a folder of its name: any user may have put a link there."""
+    return [order.mount] if os.geteuid() == 0 else [os.path.join(order.mount, order.user), order.mount]
 
 
 def _writable_folder(order: ProbeOrder) -> str:

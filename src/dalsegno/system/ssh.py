@@ -250,7 +250,7 @@ def client_argv(
 
     A jump host gets the same key as the host, which `ssh -J` would not do.
     """
-    trust = ["-o", f"StrictHostKeyChecking={'ask' if terminal else 'yes'}"]
+    trust = ["-a", "-x", "-o", f"StrictHostKeyChecking={'ask' if terminal else 'yes'}"]  # forward no agent, no display
     if known_hosts:
         trust += ["-o", f"UserKnownHostsFile={_literal(str(known_hosts))}"]
     key = ["-i", _literal(os.path.expanduser(address.key))] if address.key else []

@@ -16,10 +16,11 @@ FIRST_UID = 20001  # above the uids that distributions assign, below the range o
 FIRST_GID = FIRST_UID + 1_000_000
 FIRST_PERSON, NOBODY = 1000, 65534  # uids below 1000, and 65534, are system accounts
 OCI_PRIVILEGE, OCI_PRIVILEGE_GID = "privilege", 9876  # whose members may run containers on OCI's HPC stack
-# Members of these groups are as powerful as root on the machine, or may read files that only root should read.
+# Members of these groups are as powerful as root on the machine, or may read files of root or of the cluster's
+# daemons. Group `staff` may write to /usr/local on Debian; slapd's group reads the key of its certificate.
 PRIVILEGED = frozenset({
     "root", "wheel", "sudo", "admin", "docker", "podman", "lxd", "incus", "libvirt", "disk", "shadow", "kmem", "mem",
-    "adm", "systemd-journal", OCI_PRIVILEGE,
+    "adm", "systemd-journal", "staff", "ssl-cert", "slurm", "munge", "mysql", "openldap", "ldap", OCI_PRIVILEGE,
 })  # fmt: skip
 
 
@@ -71,7 +72,11 @@ def _column(text: str, index: int) -> list[str]:
 
 
 def _is_system(account: PasswdEntry) -> bool:
-    return account.uid < FIRST_PERSON or account.uid == NOBODY
+    return is_system_uid(account.uid)
+
+
+def is_system_uid(uid: int) -> bool:
+    return uid < FIRST_PERSON or uid == NOBODY
 
 
 def check_people(
@@ -88,7 +93,7 @@ def check_people(
             _check_account(user, account, machine, before)
         else:
             _check_new(user, before, machine)
-        _check_groups(user, gids)
+        check_groups(user, gids)
     fixed = [user.uid for user in users if user.uid is not None]
     if twice := {uid for uid in fixed if fixed.count(uid) > 1}:
         names = " and ".join(f"`{user.name}`" for user in users if user.uid in twice)
@@ -152,7 +157,8 @@ def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:
         raise TargetError(f"uid {uid} of user `{user.name}` belongs to {owner} on this machine", hint=hint)
 
 
-def _check_groups(user: User, gids: Mapping[str, int | None]) -> None:
+def check_groups(user: User, gids: Mapping[str, int | None]) -> None:
+    """Raise if a user is in a privileged group that is not allowed by name. `gids` are those of known groups."""
     for group in user.groups:
         privileged = group in PRIVILEGED or gids.get(group) in (0, OCI_PRIVILEGE_GID)
         if privileged and group not in user.allow_privileged:

@@ -69,7 +69,7 @@ from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Fr
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.requirements import check_packages, resolve_containers
 from dalsegno.targets.local.shell import enter, entry_command, person_name, person_uid, user_env
-from dalsegno.targets.local.storage import check_storage, foreign_homes, homes_inside, storage_sentences
+from dalsegno.targets.local.storage import check_storage, foreign_homes, homes_here, homes_inside, storage_sentences
 from dalsegno.targets.local.sweep import sweep
 from dalsegno.users.accounts import AccountSet
 from dalsegno.users.checks import People, check_added
@@ -305,7 +305,7 @@ class LocalTarget:
             raise TargetError(f"there is no complete cluster {self.folder.name}", hint="`dalsegno up` creates it")
         directory = f"ou=People,{applied.directory.base}" if applied.directory.ldap else ""
         placement = state.placement
-        return PeopleView(applied, placement.uids, placement.gids, self.folder.homes, directory)
+        return PeopleView(applied, placement.uids, placement.gids, homes_here(applied, self.folder), directory)
 
     def change_people(self, roster: Roster) -> LocalPlan:
         applied, state = self.people().cluster, self._state()

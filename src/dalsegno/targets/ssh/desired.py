@@ -322,7 +322,7 @@ def hosts_lines(on: ClusterOnHosts) -> str:
     lines = []
     for name, address in on.addresses.items():
         if _is_address(address):
-            own = on.facts[name].hostname if name in on.facts else name
+            own = on.facts[name].hostname.partition(".")[0] if name in on.facts else name  # no name of another domain
             lines.append(f"{address} {' '.join(dict.fromkeys((name, own)))}\n")
     return "".join(lines)
 

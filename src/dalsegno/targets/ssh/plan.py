@@ -13,9 +13,11 @@ from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.setup.node_plan import NodePlan
 from dalsegno.spec.facts import Cluster
+from dalsegno.spec.values import is_node_name
 from dalsegno.targets.base import counted, named
 from dalsegno.targets.ssh.desired import DEBIAN, ETC, RED_HAT, sized_node, slurm_version
 from dalsegno.targets.ssh.folder import ClusterSecrets
+from dalsegno.users.checks import check_groups, is_system_uid
 
 OLDEST_PYTHON = (3, 10)
 SLURM_DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
@@ -206,7 +208,8 @@ def check_hosts(
     nodes = {node.name: node for node in cluster.nodes}
     faults: dict[str, DalsegnoError] = {}
     for host, each in facts.items():
-        fault = _unfit(host, each) or _misfit(host, each, code)
+        fault = _false_name(host, each, cluster) or _unfit(host, each) or _misfit(host, each, code)
+        fault = fault or _system_account(host, each, cluster)
         if fault is None and host in nodes:
             fault = _too_small(host, each, cluster)
         if fault is not None:
@@ -236,6 +239,36 @@ def _unfit(host: str, facts: HostFacts) -> DalsegnoError | None:
                 hint="free some space on that machine, then run `dalsegno up` again",
             )
     return None
+
+
+def _false_name(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError | None:
+    """Return an error for a name that would be more than a name in slurm.conf and in /etc/hosts of all machines."""
+    short = facts.hostname.partition(".")[0]
+    others = {name for name in cluster.ssh.names if name != host}
+    if is_node_name(facts.hostname) and is_node_name(short) and not {facts.hostname, short} & others:
+        return None
+    return TargetError(
+        f"{host}: it calls itself `{facts.hostname}`, which is not a host name, or is the name of another host",
+        hint="give the machine a host name of its own: `hostnamectl set-hostname NAME`",
+    )
+
+
+def _system_account(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError | None:
+    """Return an error if a user of the cluster is a system account there: the other hosts would get its uid."""
+    wanted = {user.name for user in cluster.users}
+    found = next((each for each in facts.users if each.name in wanted and is_system_uid(each.uid)), None)
+    if found is None:
+        return None
+    return TargetError(
+        f"{host}: `{found.name}` is a system account there (uid {found.uid})",
+        hint="choose another name for that user of the cluster",
+    )
+
+
+def refuse_privileges(cluster: Cluster) -> None:
+    """Raise if a user would get rights over the machines by a group that the cluster file does not allow by name."""
+    for user in cluster.users:
+        check_groups(user, {group.name: group.gid for group in cluster.groups})
 
 
 def _misfit(host: str, facts: HostFacts, code: CodeFit) -> DalsegnoError | None:

@@ -47,7 +47,14 @@ from dalsegno.targets.ssh.folder import (
     read_ssh_state,
     write_ssh_state,
 )
-from dalsegno.targets.ssh.plan import SshPlan, check_hosts, check_releases, foreign_programs, refuse_unbuilt
+from dalsegno.targets.ssh.plan import (
+    SshPlan,
+    check_hosts,
+    check_releases,
+    foreign_programs,
+    refuse_privileges,
+    refuse_unbuilt,
+)
 from dalsegno.targets.ssh.services import HEAD_PORTS, NODE_PORTS, PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
@@ -81,6 +88,7 @@ class SshTarget:
         """Inspect every host, compute its plan, and let it report the differences."""
         state, before = self._state(), read_applied(self.folder)
         refuse_unbuilt(cluster)
+        refuse_privileges(cluster)
         _refuse_impossible(before, cluster)
         with self._connect(cluster.ssh) as hosts:
             seen = inspect_hosts(hosts, cluster.ssh.names, all_packages())
