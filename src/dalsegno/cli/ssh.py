@@ -24,10 +24,10 @@ def command(name: str | None, node: str, command_: tuple[str, ...]) -> None:
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.system.execute import become, run_for_another
 
-    words = command_[1:] if command_[:1] == ("--",) else command_  # click keeps a `--` that follows NODE
     place = find_place(name)
     elevate_to_change(place)
-    entry = open_cluster(place).shell(list(words), dict(os.environ), os.getcwd(), host=node)
+    words = list(command_[1:] if command_[:1] == ("--",) else command_)  # click keeps a `--` that follows NODE
+    entry = open_cluster(place).shell(words, dict(os.environ), os.getcwd(), host=node)
     for line in entry.warnings:
         out.warn(line)
     if entry.uid is not None:
