@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the pictures of the web page in docs/images, from a made-up cluster in a real Chromium.
 
-    .venv/bin/python docs/screenshots.py
+.venv/bin/python docs/screenshots.py
 """
 
 from __future__ import annotations
