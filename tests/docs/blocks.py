@@ -19,7 +19,7 @@ DALSEGNO = re.compile(r"(?:\./)?dalsegno (\w+)")
 CHEAP = {"init", "validate", "schema", "ckpt", "image"}
 # Lines that no test can run, with the reason.
 NOT_RUN = {
-    "./dalsegno demo": "tests/cluster runs the same scene",
+    "./dalsegno demo": "`./test --long` runs it: tests/cluster/test_demo.py",
     "./dalsegno COMMAND": "not a command, but the form of all commands",
     "./dalsegno setup": "changes the machine; tests/test_setup.py",
     "./dalsegno setup --dev": "changes the machine; tests/test_setup.py",

@@ -66,6 +66,7 @@ def without_cluster(torch: bool) -> list[Path]:
 
 
 @pytest.mark.cluster  # it needs no cluster, but several processes that import torch
+@pytest.mark.long  # tests/train/disk/test_ckpt_command.py runs these commands
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", without_cluster(torch=True), ids=lambda page: page.name)
 def test_commands_that_need_torch_print_what_the_page_shows(page: Path, tmp_path: Path):

@@ -136,6 +136,7 @@ def test_example_stacked_single_node_multi_worker(torchrun: Launcher) -> None:
     assert [(each.returncode, lines(each.stdout)) for each in stacked] == [(0, WELL), (0, WELL)]
 
 
+@pytest.mark.long  # tests/cluster/test_torchrun.py kills a worker
 def test_example_fault_tolerant(torchrun: Launcher, port: int) -> None:
     torchrun.script(DDP)
     words = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=7", "--rdzv-backend=c10d",
