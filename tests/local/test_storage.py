@@ -156,6 +156,17 @@ def test_source_that_does_not_exist_is_refused():
         check(HOME)
 
 
+@needs_root
+def test_homes_are_not_created_in_a_folder_that_a_user_can_replace(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    (tmp_path / "theirs/homes").mkdir(parents=True)
+    home = replace(HOME, source=str(tmp_path / "theirs/homes"))
+    check(home)
+    os.chown(tmp_path / "theirs", 54321, 54321)
+    with pytest.raises(TargetError, match=r"users can replace .*theirs, where root would create the home folders"):
+        check(home)
+
+
 def test_existing_storage_must_be_mounted_on_this_machine():
     here = Storage("a", "/usr", type="existing")
     with pytest.raises(TargetError, match="nothing is mounted at /usr on this machine"):

@@ -21,6 +21,7 @@ from dalsegno.setup.inspect import HostUser
 from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedFolder
 from dalsegno.spec.facts import User
 from dalsegno.targets.ssh.desired import hosts_lines
+from dalsegno.targets.ssh.folder import ClusterSecrets, SshFolder, read_secrets, write_secrets
 from dalsegno.targets.ssh.plan import check_hosts, refuse_privileges
 from tests.targets.test_ssh_plans import CLUSTER, CODE, HOSTS, ON
 
@@ -177,3 +178,11 @@ def test_privileged_group_must_be_allowed_by_name(group: str):
     with pytest.raises(TargetError, match=f"group `{group}` would give user `alice` rights"):
         refuse_privileges(replace(CLUSTER, users=(User("alice", (), "", groups=(group,)),)))
     refuse_privileges(replace(CLUSTER, users=(User("alice", (), "", groups=(group,), allow_privileged=(group,)),)))
+
+
+def test_new_machine_with_the_name_of_one_that_left_gets_a_new_secret(tmp_path: Path):
+    folder = SshFolder(tmp_path / "lab")
+    write_secrets(folder, ClusterSecrets("key", "token", {"gpu-1": "one", "gpu-2": "two"}))
+    write_secrets(folder, read_secrets(folder, ["gpu-1"]))
+    again = read_secrets(folder, ["gpu-1", "gpu-2"])
+    assert again.munge_key == "key" and again.agents["gpu-1"] == "one" and again.agents["gpu-2"] != "two"

@@ -235,7 +235,7 @@ def test_nearly_full_storage_is_a_warning():
     assert report.ok and [each.fault for each in report.findings] == [StorageFault.FULL]
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", '{"inode": "x"}', "Traceback"])
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"inode": "x"}', '{"inode": Infinity}', "Traceback"])
 def test_answers_that_are_none_are_refused(text: str):
     with pytest.raises(ValueError):
         ProbeAnswer.from_json(text)

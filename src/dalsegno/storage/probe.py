@@ -87,7 +87,7 @@ class ProbeAnswer:
         known = {name: type(default) for name, default in asdict(cls()).items()}
         try:
             return cls(**{name: kind(value[name]) for name, kind in known.items() if name in value})
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"not an answer of the probe: {error}") from error
 
 

@@ -19,7 +19,7 @@ from dalsegno.storage.probe import find_mount
 from dalsegno.storage.scratch import EPILOG, PROLOG, TASK_PROLOG, scratch_of, scratch_scripts, without_programs
 from dalsegno.system.files import explain, make_folder, read_json, write_atomic
 from dalsegno.system.hosts import PACKAGES
-from dalsegno.system.ownership import part_of_others
+from dalsegno.system.ownership import part_of_others, trusted_owners
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.users.accounts import PosixUser
@@ -145,6 +145,8 @@ def check_storage(cluster: Cluster, folder: Folder, placement: Placement, mounti
                 f"the folder {storage.source} of storage `{storage.name}` does not exist",
                 hint=f"create it, or leave out `source`: `up` then creates a folder for `{storage.name}`",
             )
+        if storage.home and os.geteuid() == 0:
+            _check_homes(storage, source_of(storage, folder))
         if placement.hosts != LOOPBACK and str(source_of(storage, folder)) != storage.mount:
             _check_mount_point(storage, folder, cluster)
 
@@ -155,6 +157,15 @@ def _check_existing(storage: Storage, mountinfo: str) -> None:
         raise TargetError(
             f"nothing is mounted at {storage.mount} on this machine (storage `{storage.name}`)",
             hint=f"mount it first, or use `type: folder` with `source: {storage.mount}` for a folder of this machine",
+        )
+
+
+def _check_homes(storage: Storage, source: Path) -> None:
+    """Raise if users could choose the folder in which root creates home folders."""
+    if theirs := part_of_others(source, trusted_owners()):
+        raise TargetError(
+            f"users can replace {theirs}, where root would create the home folders of storage `{storage.name}`",
+            hint="choose a folder for home folders that only root can change",
         )
 
 

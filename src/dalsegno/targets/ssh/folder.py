@@ -127,12 +127,16 @@ def read_secrets(folder: SshFolder, nodes: Iterable[str]) -> ClusterSecrets:
 
 
 def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
+    """Write the secrets, and forget those of nodes that have left: a new machine of that name gets a new one."""
     make_folder(folder.secret, 0o700)
     make_folder(folder.secret / "agents", 0o700)
     write_atomic(folder.munge_key, held.munge_key, 0o600)
     write_atomic(folder.metrics_token, held.metrics_token, 0o600)
     for node, secret in held.agents.items():
         write_atomic(folder.agent_secret(node), secret, 0o600)
+    for path in (folder.secret / "agents").iterdir():
+        if path.name not in held.agents:
+            path.unlink()
 
 
 def read_seen(folder: SshFolder) -> dict[str, HostFacts]:
