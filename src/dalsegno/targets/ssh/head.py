@@ -6,6 +6,7 @@ The cluster is changed from the operator's machine only: `up` and `down` refuse 
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -162,9 +163,20 @@ class HeadTarget:
         inner = list(command)
         if host:
             return ShellEntry(ssh_argv(self._host(host), inner, terminal=not command), dict(env))
-        inner = inner or [env.get("SHELL") or "/bin/bash"]
-        prefix = ["runuser", "-u", user, "--"] if user else []
-        return ShellEntry([*prefix, *inner], {**env, **self.user_env(env)})
+        if user:
+            return self._shell_as(user, inner, env)
+        return ShellEntry(inner or [env.get("SHELL") or "/bin/bash"], {**env, **self.user_env(env)})
+
+    def _shell_as(self, user: str, command: Sequence[str], env: Mapping[str, str]) -> ShellEntry:
+        """Return a shell of another user, who gets neither the caller's terminal nor the caller's environment."""
+        try:
+            person = pwd.getpwnam(user)
+        except KeyError:
+            raise NotThere(f"there is no user `{user}` on this machine", hint="`users:` of the cluster file") from None
+        kept = {name: value for name, value in env.items() if name in ("TERM", "LANG", "TZ") or name.startswith("LC_")}
+        own = {"PATH": PATH, "USER": user, "LOGNAME": user, "HOME": person.pw_dir, "SHELL": person.pw_shell}
+        argv = ["runuser", "-u", user, "--", *(command or [person.pw_shell or "/bin/sh"])]
+        return ShellEntry(argv, {**kept, **own, **self.user_env(env)}, person.pw_uid)
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         return ShellEntry(ssh_argv(self._host(node), command, terminal=False), dict(env))
