@@ -115,8 +115,8 @@ def test_link_in_place_of_a_download_is_not_followed(place: Path):
 
 def test_link_in_place_of_a_folder_does_not_make_root_remove_files(place: Path):
     as_mallory(f"ln -s {place}/victim files; ln -s {place}/victim tags", place / "fsx")
-    with pytest.raises(DalsegnoError, match=r"symbolic link|belongs to another"):
-        ImageStore(place / "fsx").sweep()
+    with pytest.raises(DalsegnoError, match=r"symbolic link|belongs to another|no permission"):
+        ImageStore(place / "fsx").sweep()  # with fs.protected_symlinks=1 the kernel refuses it first
     assert (place / "victim/file").exists()
 
 
@@ -130,7 +130,8 @@ def test_link_in_place_of_a_lock_creates_no_file(place: Path):
 def test_root_stores_no_images_below_a_folder_of_another_user(place: Path):
     as_mallory("mkdir mine; chmod 755 mine; mkdir mine/of-0; ln -s mine link", place / "fsx")
     for wanted in (place / "fsx/mine", place / "fsx/link/images"):
-        with pytest.raises(DalsegnoError, match="other users can change"), open_store(wanted, wanted).in_use():
+        refused = pytest.raises(DalsegnoError, match="other users can change|no permission")
+        with refused, open_store(wanted, wanted).in_use():
             pass
     (place / "open").mkdir()
     (place / "open").chmod(0o777)

@@ -39,7 +39,7 @@ from dalsegno.containers.image_metadata import (
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.catalog import did_you_mean
 from dalsegno.image_name import parse_name
-from dalsegno.system.files import in_turn, locked
+from dalsegno.system.files import explain, in_turn, locked
 from dalsegno.system.ownership import is_ours, make_own_folder, part_of_others, trusted_owners
 
 _ELSEWHERE = "remove it, or name another folder: DALSEGNO_IMAGES, or `containers.folder` in the cluster file"
@@ -273,6 +273,13 @@ def open_store(wanted: Path, own: Path) -> ImageStore:
     A folder of another user is only read. This user's images are then stored in a subfolder of it if it is writable,
     otherwise in `own`.
     """
+    try:
+        return _open_store(wanted, own)
+    except PermissionError as error:  # the kernel may refuse root to follow another user's link (protected_symlinks)
+        raise explain(error, wanted) from error
+
+
+def _open_store(wanted: Path, own: Path) -> ImageStore:
     if wanted.exists() and not wanted.is_dir():
         raise UsageError(
             f"{wanted} is not a folder: images cannot be stored there", hint="set DALSEGNO_IMAGES to a folder"
