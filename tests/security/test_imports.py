@@ -130,7 +130,7 @@ def test_link_in_place_of_a_lock_creates_no_file(place: Path):
 def test_root_stores_no_images_below_a_folder_of_another_user(place: Path):
     as_mallory("mkdir mine; chmod 755 mine; mkdir mine/of-0; ln -s mine link", place / "fsx")
     for wanted in (place / "fsx/mine", place / "fsx/link/images"):
-        refused = pytest.raises(DalsegnoError, match="other users can change|no permission")
+        refused = pytest.raises(DalsegnoError, match=r"other users can change|no permission")
         with refused, open_store(wanted, wanted).in_use():
             pass
     (place / "open").mkdir()
