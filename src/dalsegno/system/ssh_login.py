@@ -114,7 +114,7 @@ class SshLogin:
         options = {"tunnel": tunnel, **_place(address), **self._options(address, check)}
         try:
             return await self._asyncssh.connect(address.address, **options)  # type: ignore[no-any-return]
-        except self._asyncssh.DisconnectError:
+        except (self._asyncssh.DisconnectError, ConnectionResetError):  # which of them is a matter of timing
             if not check.known or check.verified or check.presented:
                 raise
         # Only the types of key that known_hosts has for the host were offered. If all are, the host presents its key,
