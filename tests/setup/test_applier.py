@@ -26,6 +26,7 @@ from dalsegno.setup.delivery import (
     read_step,
     remove_request,
 )
+from dalsegno.setup.machine_record import Record, Refused
 from dalsegno.setup.machine_services import unit_text
 from dalsegno.setup.node_plan import (
     NodePlan,
@@ -266,3 +267,16 @@ def test_unit_of_an_own_service(golden):
         "ssh/dalsegno-controller.service",
         unit_text(plan_to_json(replace(PLAN, services=(service,)))["services"][0], "demo"),
     )
+
+
+def test_file_whose_backup_is_gone_is_not_replaced_by_an_empty_one(tmp_path: Path):
+    target = tmp_path / "etc/slurm.conf"
+    target.parent.mkdir()
+    target.write_text("theirs")
+    record = Record(str(tmp_path))
+    record.back_up(str(target), "files")
+    target.write_text("ours")
+    Path(record.part("files")[str(target)]["copy"]).unlink()
+    with pytest.raises(Refused, match="backup"):
+        record.restore(str(target), "files")
+    assert target.read_text() == "ours"

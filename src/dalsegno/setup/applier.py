@@ -134,9 +134,8 @@ class Applier:
         self.record.part("packages").update(dict.fromkeys(names, True))
         self.record.save()
         policy = "/usr/sbin/policy-rc.d"
-        ours = not os.path.lexists(policy)
-        if ours:
-            write(policy, b"#!/bin/sh\n# Dal Segno installs packages; their daemons start later.\nexit 101\n", 0o755)
+        self.record.back_up(policy, "files")  # recorded, so that it goes even if this program is killed here
+        write(policy, b"#!/bin/sh\n# Dal Segno installs packages; their daemons start later.\nexit 101\n", 0o755)
         try:
             hint = "fix what the package manager complains about on that machine, then run `dalsegno up` again"
             if shutil.which("apt-get", path=PATH):
@@ -147,8 +146,7 @@ class Applier:
             else:
                 checked(["dnf", "-y", "install", *names], hint, PACKAGES_TIMEOUT_S)
         finally:
-            if ours:
-                os.unlink(policy)
+            self.record.restore(policy, "files")
 
     def missing_users(self) -> list[Json]:
         return [user for user in self.plan["users"] if not self.root and not self.has_user(user)]

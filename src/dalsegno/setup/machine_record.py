@@ -200,7 +200,10 @@ class Record:
             edited = f"{path}.dalsegno-saved"
             os.replace(path, edited)
         if "copy" in entry:
-            write(path, read(entry["copy"]) or b"", entry["mode"], (entry["uid"], entry["gid"]))
+            if (kept := read(entry["copy"])) is None:
+                hint = f"restore it by hand, delete its entry from {self.folder}/record.json, and try again"
+                raise Refused(f"the backup of {path} is gone", hint)
+            write(path, kept, entry["mode"], (entry["uid"], entry["gid"]))
         elif os.path.lexists(path):
             os.unlink(path)
         if "link" in entry:
