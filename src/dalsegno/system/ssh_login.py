@@ -179,8 +179,9 @@ class SshLogin:
         if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
             what = f"{at} does not answer within {self._settings.connect_timeout_s:.0f} s"
             return fault(SshFault.UNREACHABLE, what, _CHECK_HOST)
-        if isinstance(error, asyncssh.DisconnectError):
-            kind = SshFault.CUT if isinstance(error, asyncssh.ConnectionLost) else SshFault.PROTOCOL
+        if isinstance(error, (asyncssh.DisconnectError, ConnectionResetError, BrokenPipeError)):
+            lost = isinstance(error, (asyncssh.ConnectionLost, ConnectionError))
+            kind = SshFault.CUT if lost else SshFault.PROTOCOL
             hint = f"try `ssh -v {address.address}`, and look at sshd's log on the host"
             return fault(kind, f"no SSH session with {at}: {shown(error)}", hint)
         if isinstance(error, OSError) and not error.filename:
