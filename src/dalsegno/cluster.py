@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -179,7 +180,7 @@ def foreign_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) 
         made_here = bool(name or env.get("DALSEGNO_CONTROLLER"))
     else:
         made_here = bool(name or env.get("DALSEGNO_CLUSTER") or places(env))
-    if made_here:
+    if made_here or platform.system() == "Windows":
         return None
     return _ambient(env) if shutil.which("srun", path=env.get("PATH")) else None
 
