@@ -28,7 +28,7 @@ MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 1 << 30
 TESTS = Path(__file__).parent
 # About half of the unit tests, by the time they take. Only these import torch.
-FIRST_HALF = ("bench", "node_agent", "runs", "security", "submit", "train")
+FIRST_HALF = ("bench", "containers", "node_agent", "recovery", "runs", "security", "submit", "train")
 ALL_ON_CLUSTER = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.cluster", re.MULTILINE)
 # These take a minute or more, so they start first.
 LONGEST = ("test_run_faults.py", "test_train.py", "test_gpt.py", "test_blocks_on_cluster.py")
