@@ -1,4 +1,4 @@
-"""Turn what was found into the content of a cluster file. What the file has no words for becomes a remark. Pure."""
+"""Turn what was found into the content of a cluster file. What the file cannot express becomes a remark. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dalsegno.spec.values import is_node_name
 
 Content = dict[str, Any]
 _SHOWN = 8  # names in one remark
-# Settings of slurm.conf that the file has no words for and that matter to training, health or recovery
+# Settings of slurm.conf that the file cannot express and that matter to training, health or recovery
 _NOTED = (
     *("SelectType", "SelectTypeParameters", "ProctrackType", "TaskPlugin", "PrologFlags", "LaunchParameters"),
     *("HealthCheckProgram", "Prolog", "Epilog", "TaskProlog", "TaskEpilog", "SrunProlog", "SrunEpilog"),

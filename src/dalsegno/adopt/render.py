@@ -128,7 +128,7 @@ def _word(value: Any) -> str:
 def _remark_lines(remarks: list[str]) -> str:
     if not remarks:
         return ""
-    return "\n" + _comment(["What this file has no words for:", *(f"- {each}" for each in dict.fromkeys(remarks))])
+    return "\n" + _comment(["What this file cannot express:", *(f"- {each}" for each in dict.fromkeys(remarks))])
 
 
 def _comment(lines: list[str]) -> str:

@@ -60,12 +60,12 @@ def ask(*argv: str) -> str:
 
 
 def system() -> dict[str, Any]:
-    words = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', try_read("/etc/os-release"), re.MULTILINE))
+    fields = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', try_read("/etc/os-release"), re.MULTILINE))
     return {
-        "os_id": words.get("ID", ""),
-        "os_version": words.get("VERSION_ID", ""),
-        "os_like": words.get("ID_LIKE", "").split(),
-        "os_name": words.get("PRETTY_NAME", ""),
+        "os_id": fields.get("ID", ""),
+        "os_version": fields.get("VERSION_ID", ""),
+        "os_like": fields.get("ID_LIKE", "").split(),
+        "os_name": fields.get("PRETTY_NAME", ""),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "python": list(sys.version_info[:3]),
@@ -100,10 +100,10 @@ def gpus() -> dict[str, Any]:
     query = ask("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
     found, driver = [], try_read("/sys/module/nvidia/version").strip()
     for line in query.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == 3:
-            found.append({"name": words[0], "memory_mib": int(words[1]) if words[1].isdigit() else 0})
-            driver = words[2]
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3:
+            found.append({"name": fields[0], "memory_mib": int(fields[1]) if fields[1].isdigit() else 0})
+            driver = fields[2]
     if not found:
         for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
             model = re.search(r"^Model:\s*(.+)$", try_read(path), re.MULTILINE)
@@ -114,16 +114,16 @@ def gpus() -> dict[str, Any]:
 def disks() -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}  # the last mount on a folder hides the others
     for line in try_read("/proc/self/mounts").splitlines():
-        words = line.split()
-        if len(words) < 4:
+        fields = line.split()
+        if len(fields) < 4:
             continue
-        mount, kind = re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), words[1]), words[2]
+        mount, kind = re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), fields[1]), fields[2]
         if kind.startswith(REMOTE):
-            found[mount] = {"mount": mount, "type": kind, "source": words[0]}
-        elif kind.startswith(DISKS) and "ro" not in words[3].split(","):
+            found[mount] = {"mount": mount, "type": kind, "source": fields[0]}
+        elif kind.startswith(DISKS) and "ro" not in fields[3].split(","):
             status = os.statvfs(mount)
             size, free = (count * status.f_frsize >> 20 for count in (status.f_blocks, status.f_bavail))
-            found[mount] = {"mount": mount, "type": kind, "source": words[0], "size_mib": size, "free_mib": free}
+            found[mount] = {"mount": mount, "type": kind, "source": fields[0], "size_mib": size, "free_mib": free}
     return {"disks": list(found.values())[:MOST]}
 
 
@@ -146,14 +146,14 @@ def packages() -> dict[str, Any]:
         return {"packages": found}
     if shutil.which("dpkg-query"):
         for line in ask("dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Status}\n", *names).splitlines():
-            words = line.split("\t")
-            if len(words) == 3 and words[2] == "installed":
-                found[words[0]] = words[1]
+            fields = line.split("\t")
+            if len(fields) == 3 and fields[2] == "installed":
+                found[fields[0]] = fields[1]
     else:
         for line in ask("rpm", "-q", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n", *names).splitlines():
-            words = line.split("\t")
-            if len(words) == 2:
-                found[words[0]] = words[1]
+            fields = line.split("\t")
+            if len(fields) == 2:
+                found[fields[0]] = fields[1]
     return {"packages": found}
 
 
@@ -169,16 +169,16 @@ def ports() -> dict[str, Any]:
     found = {}
     for name in ("tcp", "tcp6"):
         for line in try_read(f"/proc/net/{name}").splitlines()[1:]:
-            words = line.split()
-            if len(words) > 9 and words[3] == "0A":
-                program = try_read(f"/proc/{owners.get(words[9], '-')}/comm").strip()
-                found[int(words[1].rpartition(":")[2], 16)] = program
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == "0A":
+                program = try_read(f"/proc/{owners.get(fields[9], '-')}/comm").strip()
+                found[int(fields[1].rpartition(":")[2], 16)] = program
     return {"listening": [{"port": port, "program": found[port]} for port in sorted(found)][:MOST]}
 
 
 def cgroups() -> dict[str, Any]:
     kinds = {
-        words[2]: words[1] for words in map(str.split, try_read("/proc/self/mounts").splitlines()) if len(words) > 3
+        fields[2]: fields[1] for fields in map(str.split, try_read("/proc/self/mounts").splitlines()) if len(fields) > 3
     }
     version = 1 if "cgroup" in kinds else 2 if "cgroup2" in kinds else 0
     return {"cgroup_version": version}
@@ -207,9 +207,9 @@ def slurm() -> dict[str, Any]:
 
 def accounts() -> dict[str, Any]:
     users: list[dict[str, Any]] = []
-    for words in (line.split(":") for line in read("/etc/passwd").splitlines()):
-        if len(words) == 7 and words[2].isdigit() and words[3].isdigit():
-            users.append({"name": words[0], "uid": int(words[2]), "gid": int(words[3])})
+    for fields in (line.split(":") for line in read("/etc/passwd").splitlines()):
+        if len(fields) == 7 and fields[2].isdigit() and fields[3].isdigit():
+            users.append({"name": fields[0], "uid": int(fields[2]), "gid": int(fields[3])})
     return {"users": users[:MOST]}
 
 

@@ -62,6 +62,15 @@ class ClusterFolder:
         return self.root / "unpacked"
 
     @property
+    def secret(self) -> Path:
+        """A folder of mode 0700 for everything that only the owner may reach."""
+        return self.root / "secret"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.secret / "munge.key"
+
+    @property
     def run(self) -> Path:
         return self.root / "run"
 

@@ -33,15 +33,6 @@ class Folder(ClusterFolder):
         return self.run / "munge.sock"
 
     @property
-    def secret(self) -> Path:
-        """A folder of mode 0700 for the database's socket and everything else that only the owner may reach."""
-        return self.root / "secret"
-
-    @property
-    def munge_key(self) -> Path:
-        return self.secret / "munge.key"
-
-    @property
     def database(self) -> Path:
         return self.secret / "db"
 

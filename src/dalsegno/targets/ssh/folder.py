@@ -22,15 +22,6 @@ HEAD_HOME = Path("/var/lib/dalsegno")
 class SshFolder(ClusterFolder):
     """The paths of a cluster on ssh hosts, on the operator's machine and on the head."""
 
-    @property
-    def secret(self) -> Path:
-        """A folder of mode 0700 with the munge key and the secrets of node agents."""
-        return self.root / "secret"
-
-    @property
-    def munge_key(self) -> Path:
-        return self.secret / "munge.key"
-
     def agent_secret(self, node: str) -> Path:
         return self.secret / "agents" / node
 

@@ -91,20 +91,10 @@ class SshTarget:
         refuse_privileges(cluster)
         _refuse_impossible(before, cluster)
         with self._connect(cluster.ssh) as hosts:
-            seen = inspect_hosts(hosts, cluster.ssh.names, all_packages())
-            faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
-            facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
-            faults |= check_hosts(cluster, facts)
-            cluster_id = self._cluster_id()
-            foreign = {
-                host: foreign_programs(host, each, HEAD_PORTS if host == cluster.head else NODE_PORTS)
-                for host, each in facts.items()
-                if not each.record
-            }
-            faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
+            facts, faults = _inspect(hosts, cluster)
             _raise_for_head(cluster, faults)
-            facts = {host: each for host, each in facts.items() if host not in faults}
             check_releases(cluster, facts)
+            cluster_id = self._cluster_id()
             remembered = read_seen(self.folder) if before else {}
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
@@ -330,6 +320,21 @@ def _ask(hosts: HostRunner, host: str, request: bytes, facts: HostFacts | None =
     argv = applier_argv(facts.python_path) if facts else applier_argv()
     done = hosts.run(host, argv, stdin=request, root=True, timeout_s=COMPARE_S)
     return read_answer(host, done.stdout or done.stderr)
+
+
+def _inspect(hosts: HostRunner, cluster: Cluster) -> tuple[dict[str, HostFacts], dict[str, DalsegnoError]]:
+    """Return the facts of each host that the cluster can use, and why it cannot use the others."""
+    seen = inspect_hosts(hosts, cluster.ssh.names, all_packages())
+    faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
+    facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
+    faults |= check_hosts(cluster, facts)
+    foreign = {
+        host: foreign_programs(host, each, HEAD_PORTS if host == cluster.head else NODE_PORTS)
+        for host, each in facts.items()
+        if not each.record
+    }
+    faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
+    return {host: each for host, each in facts.items() if host not in faults}, faults
 
 
 def _raise_for_head(cluster: Cluster, faults: Mapping[str, DalsegnoError]) -> None:
