@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from dalsegno.errors import CommandFailed
+from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.health.facts import GpuFacts
 from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import Telemetry, read_telemetry
 from dalsegno.inject.faults import FAULTS
 from dalsegno.inject.hardware import CHANGES, with_faults
+from dalsegno.inject.injection import clear, undo_when_due
 from dalsegno.inject.methods import METHODS, check_restored, drop_program
-from dalsegno.inject.records import FaultRecord, forget, read_records, record
+from dalsegno.inject.records import FaultRecord, forget, lock_path, read_records, record
 from dalsegno.system.children import start_ticks
+from dalsegno.system.files import locked
 from dalsegno.system.processes import Completed
 from dalsegno.targets.local.fault_access import LocalAccess, end_faults
 from dalsegno.targets.local.placement import healthy_node
@@ -111,6 +113,32 @@ def test_a_remedy_ends_the_faults_that_it_or_a_lighter_one_helps_against(tmp_pat
     assert left_after(nodes, Remedy.RESET) == ["gpu-lost", "slow-gpu", "net-cut"]
     assert left_after(nodes, Remedy.REBOOT) == ["slow-gpu"]
     assert left_after(nodes, Remedy.REPLACE) == []
+
+
+class LockReadingAccess(LocalAccess):
+    """Access to a node that finds out, when telemetry is written, whether the lock of the node's faults is held."""
+
+    def write_hardware(self, node: str) -> None:
+        with pytest.raises(DalsegnoError, match="is working"), locked(lock_path(self.records(node)), node, wait_s=0):
+            pass
+        super().write_hardware(node)
+
+
+def test_faults_of_a_node_are_injected_and_undone_under_one_lock(tmp_path: Path):
+    nodes = LockReadingAccess(access_to(tmp_path).nodes)
+    first = record(nodes.records("train-1"), "gpu-hot", "train-1", {})
+    undo_when_due(nodes, "train-1", first.mark)
+    assert read_records(nodes.records("train-1")) == []
+    record(nodes.records("train-1"), "gpu-hot", "train-1", {})
+    assert [one.fault for one in clear(nodes, "train-1")] == ["gpu-hot"]
+
+
+def test_a_timer_leaves_a_newer_fault_of_the_same_name(tmp_path: Path):
+    nodes = access_to(tmp_path)
+    first = record(nodes.records("train-1"), "gpu-hot", "train-1", {})
+    newer = record(nodes.records("train-1"), "gpu-hot", "train-1", {})
+    undo_when_due(nodes, "train-1", first.mark)
+    assert read_records(nodes.records("train-1")) == [newer]
 
 
 def test_a_bad_replacement_is_bad_as_often_as_its_count(tmp_path: Path):

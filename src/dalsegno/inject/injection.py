@@ -20,7 +20,7 @@ from dalsegno.inject.methods import (
     largest_task,
     method_of,
 )
-from dalsegno.inject.records import FaultRecord, forget, is_current, read_records, record
+from dalsegno.inject.records import FaultRecord, changing, forget, is_current, read_records, record
 
 GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
 
@@ -34,11 +34,12 @@ def inject(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultO
     if fault.name == "worker-kill":
         return asdict(kill_worker(nodes, node, options.run, options.rank))
     recorded_options, undo = _recorded_options(fault, options), _undo_facts(nodes, fault, node, options)
-    done = record(nodes.records(node), fault.name, node, recorded_options, undo)
-    if options.for_s is not None and fault.name != "net-cut":  # net-cut arranges its own end
-        nodes.undo_at(done, time.time() + options.for_s)
-    method_of(fault.name).do(nodes, done)
-    nodes.write_hardware(node)
+    with changing(nodes.records(node)):
+        done = record(nodes.records(node), fault.name, node, recorded_options, undo)
+        if options.for_s is not None and fault.name != "net-cut":  # net-cut arranges its own end
+            nodes.undo_at(done, time.time() + options.for_s)
+        method_of(fault.name).do(nodes, done)
+        nodes.write_hardware(node)
     return {**done.options, **done.undo}
 
 
@@ -50,9 +51,10 @@ def injected(nodes: NodeAccess, node: str) -> list[InjectedFault]:
 def clear(nodes: NodeAccess, node: str, only: str | None = None) -> list[InjectedFault]:
     """Undo the lasting faults of a node, or only the one named `only`, and return them."""
     _check_host(nodes, node)
-    found = [fault for fault in read_records(nodes.records(node)) if only in (None, fault.fault)]
-    for fault in found:
-        undo(nodes, fault)
+    with changing(nodes.records(node)):
+        found = [fault for fault in read_records(nodes.records(node)) if only in (None, fault.fault)]
+        for fault in found:
+            undo(nodes, fault)
     return [as_injected(one) for one in found]
 
 
@@ -71,9 +73,10 @@ def undo(nodes: NodeAccess, fault: FaultRecord) -> None:
 def undo_when_due(nodes: NodeAccess, node: str, mark: str) -> None:
     """Undo the fault with this mark, unless it is undone already or another fault has replaced it."""
     folder = nodes.records(node)
-    for fault in read_records(folder):
-        if fault.mark == mark and is_current(folder, fault):
-            undo(nodes, fault)
+    with changing(folder):
+        for fault in read_records(folder):
+            if fault.mark == mark and is_current(folder, fault):
+                undo(nodes, fault)
 
 
 def _recorded_options(fault: InjectableFault, options: FaultOptions) -> dict[str, Any]:

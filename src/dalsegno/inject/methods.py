@@ -14,7 +14,7 @@ from typing import Any
 
 from dalsegno.errors import TargetError, UsageError
 from dalsegno.inject.access import NodeAccess, in_mounts, in_network, in_switch
-from dalsegno.inject.records import FaultRecord, record_path
+from dalsegno.inject.records import FaultRecord, lock_path, record_path
 from dalsegno.inject.workers import NodeWorker, choose, inspect
 from dalsegno.system.children import PROC, Process, arguments, end, find, send
 from dalsegno.system.network import run_ip
@@ -24,7 +24,9 @@ DAEMONS = {"slurmd-dead": "slurmd", "agent-dead": "node-agent"}
 DISABLED, FORWARDING = "0", "3"  # port states for `bridge link set`; `ip link … bridge_slave state 0` has no effect
 # Ends a network cut when its time is over, unless another cut has replaced it. A shell script, because a cut may be
 # shorter than the start of Python.
-RESTORE_LATER = 'sleep "$1"; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
+RESTORE_LATER = (
+    'sleep "$1"; exec 9>>"$5"; flock 9; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
+)
 RATE = re.compile(r"\d{1,6}[kmg]bit")
 FLAPS, FLAP_S = 3, 0.3
 DISK_FILE = "full"
@@ -97,8 +99,9 @@ def check_runs(nodes: NodeAccess, node: str, name: str) -> None:
 def cut_off(nodes: NodeAccess, fault: FaultRecord) -> None:
     port, for_s = nodes.port(fault.node), fault.options.get("for_s")
     if for_s is not None:  # the end of the cut is arranged before it begins
-        path = record_path(nodes.records(fault.node), fault.fault)
-        argv = ["sh", "-c", RESTORE_LATER, "sh", str(for_s), str(path), fault.mark, port]
+        folder = nodes.records(fault.node)
+        path, lock = record_path(folder, fault.fault), lock_path(folder)
+        argv = ["sh", "-c", RESTORE_LATER, "sh", str(for_s), str(path), fault.mark, port, str(lock)]
         nodes.start(fault.node, ["nsenter", "-t", str(nodes.switch().pid), "-n", *argv]).close()
     in_switch(nodes, ["bridge", "link", "set", "dev", port, "state", DISABLED]).checked()
 

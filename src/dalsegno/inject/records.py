@@ -17,9 +17,18 @@ from typing import Any
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.result import Remedy
 from dalsegno.system.children import Process
-from dalsegno.system.files import make_folder, read_json, write_atomic
+from dalsegno.system.files import in_turn, make_folder, read_json, write_atomic
 
 BAD_REPLACEMENT = "bad-replacement"
+
+
+def lock_path(folder: Path) -> Path:
+    return folder / "lock"
+
+
+def changing(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the lock of a node's faults. Without it, the timer of one fault could undo the next one of that name."""
+    return in_turn(lock_path(folder))
 
 
 @dataclass(frozen=True)
@@ -87,12 +96,13 @@ def _read(path: Path) -> FaultRecord | None:
 
 def end_by_remedy(folder: Path, remedy: Remedy) -> None:
     """Remove the records of faults that this remedy ends. If a bad replacement was injected, record its fault."""
-    for fault in read_records(folder):
-        if fault.fault != BAD_REPLACEMENT and not remedy < fault.ended_by:
-            forget(folder, fault)
-    bad = _bad_replacement(folder)
-    if bad is not None and remedy is Remedy.REPLACE:
-        _spoil(folder, bad)
+    with changing(folder):
+        for fault in read_records(folder):
+            if fault.fault != BAD_REPLACEMENT and not remedy < fault.ended_by:
+                forget(folder, fault)
+        bad = _bad_replacement(folder)
+        if bad is not None and remedy is Remedy.REPLACE:
+            _spoil(folder, bad)
 
 
 def brings_old_gpus(folder: Path) -> bool:
