@@ -141,8 +141,10 @@ def test_a_lent_spare_drained_by_a_restarted_slurmctld_is_released_again(clinic_
         clinic.cluster.join(9, "n4")
     node = clinic.cluster.nodes["n4"]
     node.flags, node.reason = frozenset({NodeFlag.DRAIN}), SPARE_REASON
+    clinic.cluster.reservations.clear()  # a slurmctld that was killed had not saved it yet
     clinic.rounds(2)
     assert (node.flags, clinic.phase("n4")) == (frozenset(), NodePhase.LENT)
+    assert clinic.cluster.reservations[LOAN] in (("0", "root") if running else ("1000",)), "no other user may have it"
     assert clinic.cluster.queue[9].state is (JobState.RUNNING if running else JobState.PENDING)
     clinic.cluster.end(9)
     clinic.settle()

@@ -253,10 +253,11 @@ def _reset(node: str, context: ActionContext) -> None:
 def _release(action: Release, context: ActionContext) -> str:
     """Release a spare for a job, and give the job the highest priority: otherwise another job could take the node.
 
-    If the job already runs there, only resume the node.
+    If the job already runs there, only resume the node, closed to other jobs.
     """
     _check_not_taken(context, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in context.slurm.jobs()):
+        reserve(context.slurm, action.node, 0)  # a slurmctld that was killed may have lost the reservation
         context.slurm.resume(action.node)
         return f"given back to job {action.job}: Slurm had drained it again"
     reserved = reserve(context.slurm, action.node, action.uid)

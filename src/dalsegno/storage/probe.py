@@ -178,7 +178,7 @@ def _writable_folder(order: ProbeOrder) -> str:
 
 
 def _use(folder: str, order: ProbeOrder) -> dict[str, Any]:
-    """Leave or look for the token, and measure."""
+    """Write or look for the token, as the order says, and measure the speed if it asks for that."""
     found: dict[str, Any] = {}
     if order.role is ProbeRole.WRITER:
         with open(os.open(os.path.join(folder, PREFIX + order.token), NEW_FILE, 0o600), "w") as file:

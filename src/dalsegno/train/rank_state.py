@@ -147,7 +147,7 @@ class DataPlace:
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
         left = self._resume if self._resume is not None and epoch == self._resume["epoch"] else None
-        left = None if left is not None and left["seed"] is None else left  # that epoch had not begun
+        left = None if left is not None and left["seed"] is None else left  # no sample of that epoch was drawn
         self._resume, self._begun = None, True
         self.epoch, self.samples = epoch, left["samples"] if left else 0
         self.seed = left["seed"] if left else torch.get_rng_state()
