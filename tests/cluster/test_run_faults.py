@@ -16,7 +16,7 @@ import pytest
 
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
-from tests.cluster.runs import DDP, IN_STEP, LONG_S, QUICK, Run, kill, now
+from tests.cluster.runs import DDP, IN_STEP, LONG_S, QUICK, Run, comm, kill, now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -314,3 +314,19 @@ def test_run_with_damaged_state_restarts_in_another_job(start: Start):
     assert job not in run.status.jobs and len(run.status.jobs) == 1
     assert run.finish() == 0
     run.no_trace()
+
+
+def test_standby_workers_replace_killed_ones(start: Start):
+    run = start("standby", "-N", "2", "--standby", "1")
+    run.wait_for(lambda: len(standbys(run)) == 2, LONG_S)
+    waiting = standbys(run)
+    assert broken(run, lambda: kill(run.workers()[1])) < STEPPED_S
+    assert sorted(run.workers().values()) == waiting, "they are the same processes, under new names"
+    run.wait_for(lambda: len(standbys(run)) == 2, LONG_S)
+    assert run.finish() == 0
+    run.no_trace()
+
+
+def standbys(run: Run) -> list[int]:
+    """Return the standby workers on all nodes."""
+    return sorted(pid for pid in run.processes() if comm(pid).startswith("ds:s") and comm(pid) != "ds:store")

@@ -11,14 +11,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 _MAKE = "_new_process_group_helper"  # creates every group: the default one, new_group, split_group
 _kept: set[int] = set()
 
 
-def keep_new_groups() -> None:
-    """Keep alive every group that this process creates from now on. Do nothing if torch.distributed is not loaded."""
+def keep_new_groups(on_new: Callable[[Any], None] = lambda group: None) -> None:
+    """Keep alive every group that this process creates from now on, and call `on_new` for each.
+
+    Do nothing if torch.distributed is not loaded.
+    """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     make = getattr(c10d, _MAKE, None)
     if c10d is None or make is None or hasattr(make, "keeps_groups"):
@@ -28,17 +32,20 @@ def keep_new_groups() -> None:
     def make_and_keep(*args: Any, **options: Any) -> Any:
         made = make(*args, **options)
         for each in made if isinstance(made, tuple) else (made,):
-            keep(each)
+            if keep(each):
+                on_new(each)
         return made
 
     make_and_keep.keeps_groups = True  # type: ignore[attr-defined]
     setattr(c10d, _MAKE, make_and_keep)
 
 
-def keep(group: Any) -> None:
-    """Add a reference to the group that is never released, not even at interpreter exit."""
+def keep(group: Any) -> bool:
+    """Add a reference to the group that is never released, not even at interpreter exit. Return whether it is new."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     kind = getattr(c10d, "ProcessGroup", None)
-    if kind is not None and isinstance(group, kind) and id(group) not in _kept:
-        _kept.add(id(group))
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    if kind is None or not isinstance(group, kind) or id(group) in _kept:
+        return False
+    _kept.add(id(group))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    return True

@@ -24,9 +24,10 @@ from pathlib import Path
 
 from dalsegno.log import start_logging
 from dalsegno.runs.agent.evidence import environment, own_processes
+from dalsegno.runs.agent.gpu_use import read_gpu_use
 from dalsegno.runs.agent.link import CoordinatorLink, HeartbeatSender, beat_key
 from dalsegno.runs.agent.log_stream import LogStream, left_folders
-from dalsegno.runs.agent.orders import read_keeper, read_setup, read_start
+from dalsegno.runs.agent.orders import read_keeper, read_setup, read_standby, read_start
 from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.agent.warm import adopt_orphans
 from dalsegno.runs.agent.worker_processes import trim_reports
@@ -209,6 +210,7 @@ class RunAgent:
             "open_store": self.workers.open_store,
             "start": self._start,
             "stop": self.workers.stop,
+            "standby": lambda data: self.workers.prepare_standbys(read_standby(data)),
             "stacks": self.workers.capture_stacks,
             "work": self.workers.report_work,
             "granted": self._granted,
@@ -333,9 +335,12 @@ class RunAgent:
         """Handle a message from a worker. The user's code must not be able to end the agent or the coordinator."""
         try:
             data = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
+            gpu = {"gpu": read_gpu_use(message["gpu"])} if "gpu" in message else {}
             self.snapshots.handle(message, answer)
         except (KeyError, TypeError, ValueError, OverflowError):
             return
+        if gpu:
+            self.link.send(gpu)
         if "step" in data:
             rest = {word: message.get(word) for word in ("progress", "over")}
             self.busy_times.note(message)

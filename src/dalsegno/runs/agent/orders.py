@@ -69,6 +69,16 @@ class StartOrder:
     safe: SafeSteps | None = None  # the snapshots that must not be overwritten; None if snapshots are not replicated
 
 
+@dataclass(frozen=True)
+class StandbyOrder:
+    """Standby workers to prepare: one for each of these environments, which are those of the local ranks."""
+
+    envs: tuple[Mapping[str, str], ...]
+    gpu: bool  # whether to start CUDA; if not, the processes only wait
+    backend: str = ""  # the backend of the script's process group, if it is to be loaded
+    changes: Mapping[str, str | None] = field(default_factory=dict)  # settings that the script changes; None: removes
+
+
 def read_setup(data: Message) -> Setup:
     return Setup(
         python=str(data["python"]),
@@ -95,6 +105,12 @@ def read_start(data: Message) -> StartOrder:
     peers = tuple((str(host), int(port)) for host, port in data.get("peers") or ())
     buddy = read_keeper(data.get("buddy"))
     return StartOrder(int(data["generation"]), workers, peers, resume, buddy, safe)
+
+
+def read_standby(data: Message) -> StandbyOrder:
+    changes = {str(name): None if value is None else str(value) for name, value in data["changes"].items()}
+    envs = tuple(dict(each) for each in data["envs"])
+    return StandbyOrder(envs, bool(data["gpu"]), str(data["backend"]), changes)
 
 
 def read_keeper(data: Sequence[Any] | None) -> KeeperAddress | None:

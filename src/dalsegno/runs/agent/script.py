@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import io
@@ -16,12 +17,18 @@ import threading
 import types
 from typing import Any, NoReturn
 
-from dalsegno.train.groups import keep_new_groups
+from dalsegno.runs.agent.gpu_use import report_gpu_use
 
 Task = dict[str, Any]
 
 FLUSH_S = 10.0
+PR_SET_NAME = 15
 STACKS_SIGNAL = signal.SIGRTMIN + 10  # rarely used, unlike USR1 and USR2, which NCCL, Slurm and users need
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show, at most 15 characters."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 
 def run_script(task: Task) -> NoReturn:
@@ -100,7 +107,7 @@ def _run(task: Task) -> None:
     _reseed()
     if task.get("stacks"):
         _register_stacks(task["stacks"])
-    keep_new_groups()
+    report_gpu_use(task["env"])
     sys.argv = [task["script"], *task["args"]]
     if task.get("module"):
         sys.path.insert(0, os.getcwd())

@@ -20,7 +20,8 @@ import threading
 import time
 from typing import NoReturn
 
-from dalsegno.runs.agent.script import become_program, run_script
+from dalsegno.runs.agent.script import become_program, name_process, run_script
+from dalsegno.runs.agent.standby_process import become_standby
 from dalsegno.runs.agent.store import serve_store
 from dalsegno.train.contract import AGENT
 from dalsegno.wire.frames import FileReader, Message, send
@@ -67,7 +68,6 @@ def _accept_own_user(listener: socket.socket) -> socket.socket | None:
 
 
 PR_SET_PDEATHSIG = 1
-PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 _MAX_WHY_CHARS = 2000  # maximum length of a reported import error
 WAKE_S = 0.5  # maximum time between two checks for ended children, in case a signal is missed
@@ -88,6 +88,7 @@ KINDS = {
     "script": run_script,
     "program": become_program,
     "store": serve_store,
+    "standby": become_standby,
     "saver": become_saver,
     "keeper": become_keeper,
 }
@@ -99,11 +100,6 @@ def die_with_parent() -> None:
 
 def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def name_process(name: str) -> None:
-    """Set the name that `ps` and `top` show, at most 15 characters."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
 
 
 def _prctl(option: int, value: int) -> None:

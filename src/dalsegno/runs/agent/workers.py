@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from dalsegno.runs.agent import evidence
 from dalsegno.runs.agent.evidence import catches, measure_work
-from dalsegno.runs.agent.orders import Setup, StartOrder
+from dalsegno.runs.agent.orders import Setup, StandbyOrder, StartOrder
 from dalsegno.runs.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
+from dalsegno.runs.agent.standbys import Standbys, hand_over
 from dalsegno.runs.agent.worker_processes import (
     GenerationWorkers,
     WorkerProcess,
@@ -42,6 +43,7 @@ class Workers:
         self._waiting: list[Callable[[], None]] = []  # calls to make when the parent is ready
         self._signalled: dict[int, set[int]] = {}  # signal -> PIDs of the workers that have received it
         self._forking: set[str] = set()  # names of forks that are requested but not confirmed
+        self.standbys = Standbys(node, selector, self._fork, send)
         self._helpers: dict[int, str] = {}  # PID -> name of a process that outlives a generation: a saver or the keeper
         self.helper_ended: Callable[[str], None] = lambda name: None
         self.can_fork: Callable[[], None] = lambda: None  # called when a warm parent is ready to fork
@@ -124,6 +126,7 @@ class Workers:
             self.parent.end()
             self.parent, self.ready = None, False
             self._forking.clear()
+            self.standbys.drop()
             gone, self._helpers = self._helpers, {}
             for name in gone.values():
                 self.helper_ended(name)
@@ -158,10 +161,19 @@ class Workers:
             return  # the order is a duplicate, or its generation was stopped before the parent was ready
         self.current = GenerationWorkers(generation)
         self._signalled.clear()
-        for each in order.workers:
+        for local_rank, each in enumerate(order.workers):
             worker = self.current.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
             task = worker_task(self.setup, self.warm, worker, each, self.socket_name)
-            self._fork(f"{generation}:{each.rank}", task)
+            standby = self.standbys.take(local_rank, task["env"])
+            if standby is not None and hand_over(standby, task):
+                worker.pid = standby.pid
+            else:
+                self._fork(f"{generation}:{each.rank}", task)
+
+    def prepare_standbys(self, order: StandbyOrder) -> None:
+        """Prepare standby workers, if workers are forked and not started as separate programs."""
+        if self.warm and self.ready:
+            self.standbys.prepare(order, {**os.environ, **self.setup.env})
 
     def _fork(self, name: str, task: Message, files: Sequence[int] = ()) -> None:
         if self.parent is not None:
@@ -180,6 +192,8 @@ class Workers:
         generation, _, rest = name.partition(":")
         if generation == str(self.current.generation):
             self.current.workers[int(rest)].pid = pid
+        elif generation == "standby":
+            self.standbys.forked(int(rest), pid)
         elif generation == "beside":
             self._helpers[pid] = rest
 
@@ -189,6 +203,7 @@ class Workers:
         worker = self.current.by_pid(pid)
         if worker is not None and worker.rank not in self.current.reports:
             report = self.current.ended(worker, code)
+            self.standbys.note_end(report)
             self._drop_empty_stacks(worker)
             self.send({"ended": report})
 
@@ -205,11 +220,11 @@ class Workers:
             self.send({"stopped": generation, "reports": trim_reports(failing), "held": self.held()})
 
     def end(self) -> list[int]:
-        """Kill all processes except the parent and the helpers. Return the PIDs that could not be killed."""
+        """Kill all processes except the parent, helpers and standbys. Return the PIDs that could not be killed."""
         self._settle()
         running = self.current.running()
         kill_groups([worker.pid for worker in running if worker.pid])
-        left = kill_below(keep=[self.parent.pid, *self._helpers] if self.parent else [])
+        left = kill_below(keep=[self.parent.pid, *self._helpers, *self.standbys.pids] if self.parent else [])
         self.stopped = max(self.stopped, self.current.generation)
         for worker in running:
             self._drop_empty_stacks(worker)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.events import Start
+from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing
 from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
 from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
+from dalsegno.runs.coordinator.standbys import StandbyPlan
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
 from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import ServerHandshake
@@ -244,14 +246,28 @@ def start_message(
     group = order.group
     if any(agent not in peers for agent in group.agents):
         return None
-    hosts = tuple(peers[agent].host for agent in group.agents)
-    seats = GenerationLayout(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
     first = next(place.first_rank for place in group.places if place.agent == order.agent)
-    found = peers[order.agent].hello.found
-    own = {RUN: site.folder.run, GENERATION: str(group.generation), WANTED_NODES: str(site.shape.max_nodes)}
-    workers = [
-        {"rank": rank, "env": {**site.worker_env(seats, rank, found), **own}}
-        for rank in range(first, first + group.nproc_per_node)
-    ]
+    ranks = range(first, first + group.nproc_per_node)
+    envs = _worker_envs(site, order, peers, order.agent, ranks)
+    workers = [{"rank": rank, "env": env} for rank, env in zip(ranks, envs, strict=True)]
     others = [list(peer.probe) for name, peer in peers.items() if name != order.agent]
     return {"start": {"generation": group.generation, "workers": workers, "peers": others, **(in_memory or {})}}
+
+
+def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:
+    """Tell the agents for which it is time to prepare standby workers. Their ranks are decided when they start."""
+    for agent in plan.due(run, age_s):
+        if run.group is not None and {agent, *run.group.agents} <= agents.peers.keys():
+            order = Start(agent, run.group, 0, 0)
+            envs = _worker_envs(site, order, agents.peers, agent, range(run.group.nproc_per_node))
+            agents.send(agent, plan.message(envs))
+
+
+def _worker_envs(
+    site: RunTerms, order: Start, peers: Mapping[str, Peer], agent: str, ranks: Iterable[int]
+) -> list[dict[str, str]]:
+    group = order.group
+    hosts = tuple(peers[each].host for each in group.agents)
+    seats = GenerationLayout(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
+    own = {RUN: site.folder.run, GENERATION: str(group.generation), WANTED_NODES: str(site.shape.max_nodes)}
+    return [{**site.worker_env(seats, rank, peers[agent].hello.found), **own} for rank in ranks]

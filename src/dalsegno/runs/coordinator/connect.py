@@ -6,9 +6,11 @@ import contextlib
 import json
 import secrets
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dalsegno.runs.agent.link import fallback_ports
 from dalsegno.runs.folder import RunFolder, repair_hint
 from dalsegno.system.files import read_json, write_atomic
 
@@ -38,3 +40,15 @@ def own_addresses() -> list[str]:
     addresses = [str(each[4][0]) for each in found]
     outward = [address for address in addresses if not address.startswith("127.")]
     return list(dict.fromkeys([*outward, *addresses, "127.0.0.1"]))
+
+
+async def listen_again(known: Connect, listen: Callable[[int], Awaitable[int]], note: Callable[[str], None]) -> int:
+    """Listen on the previous coordinator's port, else on a fallback that agents try; return the port."""
+    if not known.port:
+        return await listen(0)
+    for port in (known.port, *fallback_ports(known.secret)):
+        try:
+            return await listen(port)
+        except OSError as error:
+            note(f"cannot listen on port {port}: {error.strerror or error}; trying another one")
+    return await listen(0)  # new agents read this port from the connection file

@@ -11,11 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.runs.agent.link import fallback_ports
 from dalsegno.runs.coordinator.admission import NodeAdmission
-from dalsegno.runs.coordinator.agents import Peer, RunAgents, start_message
+from dalsegno.runs.coordinator.agents import Peer, RunAgents, order_standbys, start_message
 from dalsegno.runs.coordinator.background import BackgroundTasks
-from dalsegno.runs.coordinator.connect import Connect, read_connect, write_connect
+from dalsegno.runs.coordinator.connect import Connect, listen_again, read_connect, write_connect
 from dalsegno.runs.coordinator.events import (
     AgentGone,
     AgentJoined,
@@ -57,6 +56,7 @@ from dalsegno.runs.coordinator.report import RunFacts, StatusWriter, log
 from dalsegno.runs.coordinator.saved_state import Saved, find_saved, unfinished, write_saved
 from dalsegno.runs.coordinator.shutdown import finish_agents
 from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
+from dalsegno.runs.coordinator.standbys import GpuUse, StandbyPlan, StandbyReady
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import SAVED
@@ -85,6 +85,7 @@ class Coordinator:
         self.agents: RunAgents
         self.admission = NodeAdmission(self, gather_s)
         self.hangs = HangWatch(self, site.hang_timeout_s)
+        self.standbys = StandbyPlan(site.standby)
         self.memory = MemoryTable()
         self.progress_writer = ProgressWriter(site.folder.progress)
         self.granted = 0  # the newest generation that was allowed to commit
@@ -127,18 +128,8 @@ class Coordinator:
         """Listen on the previous coordinator's port or a fallback that agents try, and write the connection file."""
         known = read_connect(self.folder)
         self.agents = RunAgents(self.folder.run, known.secret, self.site.timing, self)
-        port = await self._listen(known)
+        port = await listen_again(known, self.agents.open, self.note)
         write_connect(self.folder, Connect(known.secret, port))
-
-    async def _listen(self, known: Connect) -> int:
-        if not known.port:
-            return await self.agents.open(0)
-        for port in (known.port, *fallback_ports(known.secret)):
-            try:
-                return await self.agents.open(port)
-            except OSError as error:
-                self.note(f"cannot listen on port {port}: {error.strerror or error}; trying another one")
-        return await self.agents.open(0)  # new agents read this port from the connection file
 
     # Takeover
 
@@ -224,6 +215,8 @@ class Coordinator:
             self._stepped(message)
         elif isinstance(message, WorkersResumed) and (why := self.memory.explain_resume(message)):
             self.note(why)
+        elif isinstance(message, (GpuUse, StandbyReady)) and (line := self.standbys.record(message)):
+            self.note(line)
         elif isinstance(message, StacksTaken):
             self.hangs.stacks_done(peer.name)
         elif isinstance(message, NodeActivity):
@@ -246,6 +239,7 @@ class Coordinator:
             self.hangs.stop_timer(message.generation)
         if message.generation == self.run.generation:
             self.progress_writer.record_step(message)
+            self.standbys.record_step(message.generation, message.step)
 
     def _send_memory_updates(self) -> None:
         if self.run.phase is GenerationPhase.RUNNING and self.run.group is not None:
@@ -362,6 +356,7 @@ class Coordinator:
             self.node_source.check_agents()
             self.hangs.check()
             self._send_memory_updates()
+            order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
             self.update_status()
 
     async def _ask_slurm(self) -> None:

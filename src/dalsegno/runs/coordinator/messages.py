@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from dalsegno.runs.coordinator.causes import Failure, read_failure
 from dalsegno.runs.coordinator.events import AgentGone, AgentJoined, Event, GenerationStopped, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
+from dalsegno.runs.coordinator.standbys import GpuUse, StandbyReady
 from dalsegno.train.contract import DONE, SAVED
 from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
 from dalsegno.wire.frames import Message
@@ -174,7 +175,7 @@ class LogPiece:
 
 AgentMessage = (
     Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantRequested
-    | StacksTaken | NodeActivity | Signalled | UserNote | WorkersResumed | LogPiece
+    | StacksTaken | NodeActivity | Signalled | UserNote | WorkersResumed | LogPiece | GpuUse | StandbyReady
 )  # fmt: skip
 
 
@@ -224,12 +225,23 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
     "resumed": lambda message: WorkersResumed(
         _number(message, "generation"), int(message["resumed"]), message.get("source") == "memory"
     ),
+    "gpu": lambda message: _gpu_use(message["gpu"]),
+    "standby": lambda message: StandbyReady(_optional_int(message["standby"].get("mib"))),
     "log": lambda message: LogPiece(str(message["log"]), str(message["text"])),
 }
 
 
 def _ready(data: Message) -> Ready:
     return Ready(bool(data.get("warm")), data.get("seconds"), tuple(map(str, data.get("threads") or ())))
+
+
+def _gpu_use(data: Message) -> GpuUse:
+    changes = {str(name): None if value is None else str(value) for name, value in data["env"].items()}
+    return GpuUse(changes, str(data.get("backend") or ""), str(data.get("unfit") or ""))
+
+
+def _optional_int(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _held(data: Sequence[Message] | None) -> tuple[HeldSnapshot, ...]:

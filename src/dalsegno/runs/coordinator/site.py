@@ -9,6 +9,7 @@ from typing import Protocol
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.wire.frames import Message
@@ -46,6 +47,11 @@ class RunTerms(Protocol):
     @property
     def hang_timeout_s(self) -> float | None:
         """Seconds without a step that count as a hang. 0: never; None: derived from the reported steps."""
+        ...
+
+    @property
+    def standby(self) -> StandbyMode:
+        """Whether agents prepare standby workers."""
         ...
 
     @property

@@ -193,6 +193,14 @@ OPTIONS = (
         "and torch can hang at the end of a script.",
         kind=ValueKind.FLAG,
     ),
+    Option(
+        "standby",
+        values.parse_standby,
+        "1: keep a process per rank waiting with CUDA and NCCL started, so that a killed worker costs less; 0: none."
+        " Default: 1 if the workers use GPUs.",
+        examples=("0", "1"),
+        shows="0|1",
+    ),
     Option("fresh", values.parse_flag, "Start from scratch; ignore existing checkpoints.", kind=ValueKind.FLAG),
     Option(
         "framework",

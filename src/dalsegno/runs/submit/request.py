@@ -218,6 +218,7 @@ class RunRequest:
     no_preload: bool = False
     fresh: bool = False
     framework: str = "torch"  # the framework whose environment variables the processes get
+    standby: str = "auto"  # a value of StandbyMode
     hang_timeout_s: int | None = None  # 0: off; None: derived from the steps that the training library reports
     node_timeout_s: float | None = None  # time until a silent node is declared lost; None: the cluster's value
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S

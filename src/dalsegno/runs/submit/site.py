@@ -9,6 +9,7 @@ from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.submit.frameworks import ProcessLayout, framework_env, torch_threads
 from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next, salloc_argv
@@ -51,6 +52,10 @@ class RunSite:
     @property
     def hang_timeout_s(self) -> float | None:
         return self.plan.request.hang_timeout_s
+
+    @property
+    def standby(self) -> StandbyMode:
+        return StandbyMode(self.plan.request.standby)
 
     def setup(self) -> Message:
         request = self.plan.request

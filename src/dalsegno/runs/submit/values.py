@@ -175,6 +175,12 @@ def parse_module(name: str) -> str:
     return name
 
 
+def parse_standby(text: str) -> str:
+    if text.strip().lower() == "auto":
+        return "auto"
+    return "1" if parse_flag(text) else "0"
+
+
 def parse_flag(text: str) -> bool:
     """Parse a switch in a variable: 1 or 0, yes or no, true or false, on or off."""
     if text.strip().lower() not in _BOOLEANS:

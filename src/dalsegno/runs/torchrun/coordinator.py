@@ -25,6 +25,7 @@ from dalsegno.runs.coordinator.messages import AgentMessage, Broken
 from dalsegno.runs.coordinator.node_source import NoNodeSource, RunControl
 from dalsegno.runs.coordinator.report import RunFacts, StatusWriter
 from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
@@ -54,6 +55,7 @@ class TorchrunSite:
     store: bool = True  # whether the agent has torch and can run the store; if not, the first worker runs it
     timing: Timing = field(default_factory=Timing)
     hang_timeout_s: float | None = 0.0
+    standby: StandbyMode = StandbyMode.AUTO
     own_job: int | None = None
 
     @property

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.coordinator.liveness import Timing, read_gone_s
+from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.submit.frameworks import torch_threads
 from dalsegno.runs.submit.program import find_python
 from dalsegno.runs.submit.request import check_size
+from dalsegno.runs.submit.values import parse_standby
 from dalsegno.runs.torchrun.agent import TorchrunAgent
 from dalsegno.runs.torchrun.args import TorchrunArgs, count_processes
 from dalsegno.runs.torchrun.coordinator import JOIN_S, CoordinatorThread, Talk, TorchrunSite, agent_setup, seconds
@@ -28,6 +30,7 @@ from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
 SHUTDOWN_S = 10.0
+STANDBY = "DALSEGNO_RUN_STANDBY"  # torchrun has no such option; the name is that of `dalsegno run --standby`
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
@@ -88,6 +91,7 @@ class _Launch:
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
             store=has_torch(python), timing=Timing(read_gone_s(self.context.environ) * slowness()),
+            standby=StandbyMode(parse_standby(self.context.environ.get(STANDBY, "auto"))),
         )  # fmt: skip
         hosted = CoordinatorThread(site, self.keys, self.context.talk)
         try:

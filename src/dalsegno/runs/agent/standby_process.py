@@ -1,0 +1,158 @@
+"""A standby worker: a forked process that starts CUDA and NCCL, then waits until it is told which script to run.
+
+Starting CUDA, loading NCCL and cuBLAS take most of the time that a killed GPU worker costs. When the script begins, the
+process looks like a new one: no memory is allocated, no process group exists, and no random number was drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from dalsegno.runs.agent.script import name_process, run_script
+from dalsegno.wire.frames import BadFrame, Message, Reader, send
+
+FREE_MIB = 4096  # a standby worker is not prepared on a GPU with less free memory
+SIZE = 512  # rows of the matrices that are multiplied
+LOWEST_PRIORITY = 19
+_MIB = 1 << 20
+
+
+def become_standby(task: Message) -> None:
+    """Prepare, report the outcome, and run the script that the agent then sends. Return if there is none."""
+    os.environ.clear()
+    os.environ.update(task["env"])
+    channel = socket.socket(fileno=task["files"][0])
+    outcome: Message = {}
+    # A thread of its own: the current device and the priority belong to a thread, and neither may stay changed.
+    with _no_output():
+        thread = threading.Thread(target=lambda: outcome.update(_prepare(task)), name="standby")
+        thread.start()
+        thread.join()
+    with contextlib.suppress(OSError):
+        send(channel, {"standby": outcome})
+        order = _wait(channel) if not outcome.get("why") else None
+        channel.close()
+        if order is not None:
+            name_process(order["name"])
+            run_script(order)
+
+
+def _wait(channel: socket.socket) -> Message | None:
+    """Return the task that the agent sends; None if the agent has closed the connection."""
+    reader = Reader()
+    while data := channel.recv(65536):
+        try:
+            messages = list(reader.feed(data))
+        except BadFrame:
+            return None
+        if messages:
+            task: Message = messages[0]["go"]
+            return task
+    return None
+
+
+@contextlib.contextmanager
+def _no_output() -> Iterator[None]:
+    """Discard what libraries print, such as NCCL with NCCL_DEBUG. The output is the agent's own until a script runs."""
+    kept = [os.dup(number) for number in (1, 2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, file in zip((1, 2), kept):
+            os.dup2(file, number)
+            os.close(file)
+        os.close(nowhere)
+
+
+def _prepare(task: Message) -> Message:
+    """Start CUDA and NCCL at low priority; return the memory that they hold, or why that was not possible."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    if not task["gpu"]:
+        return {"mib": 0}
+    try:
+        return _start_cuda(sys.modules["torch"], int(task["local_rank"]), task["backend"])
+    except Exception as error:  # a driver or NCCL may fail in any way; workers are then forked as without standbys
+        return {"why": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _start_cuda(torch: Any, local_rank: int, backend: str) -> Message:
+    if not torch.cuda.is_available():
+        return {"why": "torch finds no GPU"}
+    device = local_rank if local_rank < torch.cuda.device_count() else 0
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    before = gpu_memory(uuid)
+    if before is not None and before.free_mib < FREE_MIB:
+        return {"why": f"GPU {device} has only {before.free_mib} MiB of free memory"}
+    with torch.cuda.device(device):
+        for kind in (torch.float32, torch.bfloat16):
+            factor = torch.ones((SIZE, SIZE), dtype=kind, device="cuda")
+            product = factor @ factor
+            del factor, product
+        if backend == "nccl":
+            _load_nccl(torch, device)
+        torch.cuda.synchronize()
+        _forget_allocations(torch, device)
+    after = gpu_memory(uuid)
+    return {"mib": before.free_mib - after.free_mib if before is not None and after is not None else None}
+
+
+def _load_nccl(torch: Any, device: int) -> None:
+    """Run one all-reduce in a group of one rank, and destroy the group."""
+    dist = torch.distributed
+    dist.init_process_group(
+        "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", device)
+    )
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+def _forget_allocations(torch: Any, device: int) -> None:
+    """Free all memory of torch's allocator, cuBLAS' workspace included, and reset its statistics."""
+    with contextlib.suppress(AttributeError):  # a private function of torch
+        torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.reset_accumulated_memory_stats(device)
+
+
+# The memory of a GPU, from NVML: CUDA itself can tell only after it has taken its share
+
+
+class GpuMemory(ctypes.Structure):
+    """NVML's nvmlMemory_t."""
+
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+    @property
+    def free_mib(self) -> int:
+        return int(self.free) // _MIB
+
+
+def gpu_memory(uuid: str) -> GpuMemory | None:
+    """Return the memory of the GPU with this UUID; None if NVML cannot tell."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    handle, memory = ctypes.c_void_p(), GpuMemory()
+    name = (uuid if uuid.startswith("GPU-") else f"GPU-{uuid}").encode()
+    found = (
+        nvml.nvmlInit_v2() == 0
+        and nvml.nvmlDeviceGetHandleByUUID(ctypes.c_char_p(name), ctypes.byref(handle)) == 0
+        and nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+    )
+    return memory if found else None

@@ -1,0 +1,139 @@
+"""The agent's side of standby workers: prepare them, hand them a script, and drop those that do not help."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dalsegno.runs.agent.gpu_use import settings_of
+from dalsegno.runs.agent.orders import StandbyOrder
+from dalsegno.wire.frames import BadFrame, Message, Reader, send
+
+MAX_STANDBYS = 64
+OUT_OF_MEMORY = "OutOfMemoryError"  # the name of torch's exception, in a worker's traceback
+
+
+@dataclass(eq=False)
+class Standby:
+    """One standby worker. Its pid is 0 until it is forked."""
+
+    local_rank: int
+    sock: socket.socket
+    settings: Mapping[str, str]  # those with which CUDA and NCCL were started
+    pid: int = 0
+    ready: bool = False
+    reader: Reader = field(default_factory=Reader)
+
+
+class Standbys:
+    """The standby workers of one node, at most one for each local rank."""
+
+    def __init__(
+        self,
+        node: str,
+        selector: selectors.BaseSelector,
+        fork: Callable[[str, Message, Sequence[int]], None],
+        send: Callable[[Message], None],
+    ) -> None:
+        self._node, self._selector, self._fork, self._send = node, selector, fork, send
+        self._standbys: dict[int, Standby] = {}
+        self._changes: Mapping[str, str | None] = {}
+        self._refused = False  # whether they were dropped for the rest of the run
+
+    @property
+    def pids(self) -> list[int]:
+        return [standby.pid for standby in self._standbys.values() if standby.pid]
+
+    def prepare(self, order: StandbyOrder, env: Mapping[str, str]) -> None:
+        """Prepare those that are missing. `env` are the variables that all workers of this node share."""
+        self._changes = order.changes
+        for local_rank, own in enumerate(order.envs[:MAX_STANDBYS]):
+            if local_rank not in self._standbys and not self._refused:
+                self._start(local_rank, {**env, **own}, order)
+
+    def _start(self, local_rank: int, env: Mapping[str, str], order: StandbyOrder) -> None:
+        prepared = self._with_changes(env)
+        sock, other = socket.socketpair()
+        standby = self._standbys[local_rank] = Standby(local_rank, sock, settings_of(prepared))
+        task = {
+            "kind": "standby", "name": f"ds:s{local_rank}", "env": prepared, "local_rank": local_rank,
+            "gpu": order.gpu, "backend": order.backend,
+        }  # fmt: skip
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(standby))
+        with other:
+            self._fork(f"standby:{local_rank}", task, [other.fileno()])
+
+    def _with_changes(self, env: Mapping[str, str]) -> dict[str, str]:
+        changed = {name: self._changes.get(name, value) for name, value in {**env, **self._changes}.items()}
+        return {name: value for name, value in changed.items() if value is not None}
+
+    def forked(self, local_rank: int, pid: int) -> None:
+        if local_rank in self._standbys:
+            self._standbys[local_rank].pid = pid
+
+    def _read(self, standby: Standby) -> None:
+        try:
+            data = standby.sock.recv(65536)
+            messages = list(standby.reader.feed(data))
+        except (OSError, BadFrame):
+            data, messages = b"", []
+        for message in messages:
+            outcome = message.get("standby") or {}
+            if outcome.get("why"):
+                self.refuse(str(outcome["why"]))
+                return
+            standby.ready = True
+            self._send({"standby": {"mib": outcome.get("mib")}})
+        if not data:
+            self._forget(standby)
+
+    def take(self, local_rank: int, env: Mapping[str, str]) -> Standby | None:
+        """Return the ready standby for a worker with this environment, which is then used up; None if there is none.
+
+        A standby that was started with other settings is dropped: CUDA and NCCL do not read them again.
+        """
+        standby = self._standbys.get(local_rank)
+        if standby is None or not standby.ready:
+            return None
+        self._forget(standby, close=False)
+        if standby.settings == settings_of(self._with_changes(env)):
+            return standby
+        standby.sock.close()
+        return None
+
+    def refuse(self, why: str) -> None:
+        """Drop all standbys for the rest of the run, and say why, once."""
+        if not self._refused:
+            self._refused = True
+            self._send({"note": f"no standby workers on {self._node}: {why}"})
+        self.drop()
+
+    def note_end(self, report: Message) -> None:
+        """Drop all standbys if a worker ran out of GPU memory: they hold some."""
+        if OUT_OF_MEMORY in str(report.get("traceback", "")) and self._standbys:
+            self.refuse("a worker ran out of GPU memory")
+
+    def drop(self) -> None:
+        """End all standbys. A standby ends when its connection is closed."""
+        for standby in list(self._standbys.values()):
+            self._forget(standby)
+
+    def _forget(self, standby: Standby, close: bool = True) -> None:
+        if self._standbys.get(standby.local_rank) is standby:
+            del self._standbys[standby.local_rank]
+            self._selector.unregister(standby.sock)
+            if close:
+                standby.sock.close()
+
+
+def hand_over(standby: Standby, task: Message) -> bool:
+    """Tell a standby which script to run. Return False if it is gone."""
+    try:
+        send(standby.sock, {"go": task})
+    except OSError:
+        return False
+    finally:
+        standby.sock.close()
+    return True
