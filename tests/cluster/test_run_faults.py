@@ -6,6 +6,7 @@ of them with torch; test_train.py and test_headline_figures.py always use it.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -316,10 +317,17 @@ def test_run_with_damaged_state_restarts_in_another_job(start: Start):
     run.no_trace()
 
 
-def test_standby_workers_replace_killed_ones(start: Start):
-    run = start("standby", "-N", "2", "--standby", "1")
+# Reports every step, without torch and without a Checkpointer.
+STEP = "    tell(step)\n"
+REPORTING = "from dalsegno.train import report\n" + IN_STEP.replace(STEP, f"{STEP}    report(step, loss=0.5)\n")
+
+
+def test_standby_workers_replace_killed_ones_in_a_run_that_reports_its_steps(cluster_for_runs: Cli):
+    folder = cluster_for_runs.home / "standby"
+    run = Run.start(cluster_for_runs, folder, *QUICK, "-N", "2", "--standby", "1", "-J", "standby", script=REPORTING)
     run.wait_for(lambda: len(standbys(run)) == 2, LONG_S)
     waiting = standbys(run)
+    run.wait_for(lambda: json.loads(run.cli.ok("runs", "show", run.id, "--json"))["progress"]["figures"]["loss"] == 0.5)
     assert broken(run, lambda: kill(run.workers()[1])) < STEPPED_S
     assert sorted(run.workers().values()) == waiting, "they are the same processes, under new names"
     run.wait_for(lambda: len(standbys(run)) == 2, LONG_S)

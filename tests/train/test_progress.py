@@ -8,9 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.progress import ProgressReporter
+from dalsegno.train.progress import ProgressReporter, SaveCounts
 from dalsegno.train.schedule import StepClock
-from dalsegno.train.snapshots import SaveCounts
 
 
 class Agent:

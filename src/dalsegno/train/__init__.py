@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dalsegno.train.checkpointer import Checkpointer
     from dalsegno.train.errors import CheckpointError
+    from dalsegno.train.step_report import report
 
-__all__ = ["CheckpointError", "Checkpointer"]
+__all__ = ["CheckpointError", "Checkpointer", "report"]
 
-_HOMES = {"Checkpointer": "checkpointer", "CheckpointError": "errors"}
+_HOMES = {"Checkpointer": "checkpointer", "CheckpointError": "errors", "report": "step_report"}
 
 
 def __getattr__(name: str) -> Any:

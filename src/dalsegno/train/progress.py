@@ -5,16 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.schedule import StepClock
-from dalsegno.train.snapshots import SaveCounts
 
 REPORT_S = 0.5
 COUNTED = ("samples", "tokens")  # figures that are reported as a rate
 BUSY = "busy_s"  # a figure: the time of a step in which this rank did not wait for others
+
+
+@dataclass
+class SaveCounts:
+    """The number and cost of snapshots and saves."""
+
+    snapshots: int = 0
+    skipped: int = 0
+    stall_s: float | None = None  # how long the last snapshot stalled training
+    saves: int = 0
+    overtaken: int = 0
+    save_s: float = 0.0
 
 
 class ProgressReporter:

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,6 +17,7 @@ from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.files import hold
 from dalsegno.train.memory.free_memory import describe_use
 from dalsegno.train.memory.slots import Pair, Slot, Slots, SnapshotDraft, compute_needed_bytes, copy_now
+from dalsegno.train.progress import SaveCounts
 from dalsegno.train.saver import Request, SaverTerms, save_here
 from dalsegno.train.saver_client import Saver, SaveResult
 from dalsegno.train.state import TrainingState
@@ -182,18 +182,6 @@ class _Open(NamedTuple):
     moving: PendingCopy
     save: bool
     call_s: float  # how long training has stalled so far
-
-
-@dataclass
-class SaveCounts:
-    """The number and cost of snapshots and saves."""
-
-    snapshots: int = 0
-    skipped: int = 0
-    stall_s: float | None = None  # how long the last snapshot stalled training
-    saves: int = 0
-    overtaken: int = 0
-    save_s: float = 0.0
 
 
 class RankSnapshots:
