@@ -55,6 +55,7 @@ NOT_RUN = {
     "benchmarks/exporter.py --write": "takes minutes, and writes into the repository",
     "sudo benchmarks/recovery.py --quick": "takes minutes",
     "sudo benchmarks/recovery.py --write": "takes half an hour, and writes into the repository",
+    "benchmarks/standby_gpu.py --runs 5": "needs an NVIDIA GPU",
     "sudo benchmarks/gpu_cluster.py": "needs an NVIDIA GPU",
     "sudo benchmarks/gpu_cluster.py --write": "needs an NVIDIA GPU, and writes into the repository",
     "sudo .venv/bin/python -m benchmarks.ssh --hosts 32": "takes a minute",
