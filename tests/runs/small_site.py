@@ -10,6 +10,7 @@ from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import LocalRunner
@@ -30,6 +31,7 @@ class SmallSite:
     modules: tuple[str, ...] = ("json",)
     timing: Timing = field(default_factory=lambda: Timing(1.5))
     hang_timeout_s: float | None = 0
+    standby: StandbyMode = StandbyMode.AUTO
     name: str = "train"
     own_job: int | None = None
     spares: int = 0
