@@ -53,8 +53,9 @@ class BenchMachines:
     def __str__(self) -> str:
         if self.instance:
             return f"{self.nodes} x {self.instance.name}"
-        named = f" {self.gpu.slurm_type.upper()}" if self.gpu else " ranks"
-        return f"{self.nodes} x {self.gpus_per_node}{named}"
+        if self.gpu:
+            return f"{self.nodes} x {self.gpus_per_node} {self.gpu.slurm_type.upper()}"
+        return f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}"
 
 
 def count_ranks(table: NcclTable) -> int | None:

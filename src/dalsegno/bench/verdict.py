@@ -65,6 +65,7 @@ class BenchReason(str, Enum):
     ERROR = "error"
     NO_ROWS = "no rows"
     WRONG_RANKS = "wrong number of ranks"
+    SEPARATE = "each process ran alone"
     ONE_RANK = "one rank"
     TOO_SMALL = "messages too small"
     NO_MACHINE = "machines not known"
@@ -89,6 +90,7 @@ class BenchVerdict:
     ranks_in_table: int | None = None
     cv_percent: float | None = None
     error: str = ""
+    separate: int = 0  # processes that ran the test alone, beside each other
 
     def to_dict(self) -> dict[str, object]:
         """Return the verdict for `--json`."""
@@ -113,6 +115,8 @@ class BenchVerdict:
         if self.expected and self.busbw:
             share = self.busbw / self.expected.busbw
             lines.append(f"expected: {self.expected.busbw:.1f} GB/s ({self.expected.why}); reached {share:.0%} of it")
+        if self.machines.nodes > 1 and self.machines.network_gbytes_per_s and self.busbw:
+            lines.append(self._ring())
         if self.knee:
             lines.append(f"{PLATEAU_SHARE:.0%} of the highest bandwidth is reached at {size_text(self.knee)}")
         if self.cv_percent is not None and self.cv_percent > SPREAD_PERCENT:
@@ -123,6 +127,12 @@ class BenchVerdict:
             if self.machines.instance and each.instance == self.machines.instance.name
         ]
         return lines
+
+    def _ring(self) -> str:
+        network = self.machines.network_gbytes_per_s
+        text = f"a ring is limited by the network of a node: {8 * network:g} Gbit/s = {network:g} GB/s; "
+        share = self.busbw / network
+        return f"{text}reached {share:.0%} of it" + (", so NCCL did not use a ring" if share > TOLERANCE else "")
 
     def _headline(self) -> str:
         where = f"{self.test.value}, {self.machines}"
@@ -137,6 +147,7 @@ class BenchVerdict:
             BenchReason.ERROR: f"the test ended with an error: {self.error}",
             BenchReason.NO_ROWS: "the test ended before its first result",
             BenchReason.WRONG_RANKS: f"the test ran with {self.ranks_in_table} ranks, not with {self.machines.ranks}",
+            BenchReason.SEPARATE: f"{self.separate} processes ran the test alone instead of together",
             BenchReason.ONE_RANK: "one rank exchanges no data",
             BenchReason.TOO_SMALL: f"{rate}, but sizes from {size_text(LARGE_BYTES)} on decide",
             BenchReason.NO_MACHINE: f"{rate}; the instance type is not known",
@@ -145,13 +156,18 @@ class BenchVerdict:
         return f"{where}: {text.get(self.reason, rate)}"
 
 
-def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = ()) -> BenchVerdict:
-    """Return the verdict on one table. `history` has plateaus of earlier runs of the same test on as many ranks."""
+def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = (), separate: int = 0) -> BenchVerdict:
+    """Return the verdict on one table. `history` has plateaus of earlier runs of the same test on as many ranks.
+
+    `separate` is the number of processes that printed such a table each, because they did not run together.
+    """
     ranks = count_ranks(table)
     plateau = find_plateau(table)
     bound = find_bound(table.test, machines)
     expected = _raise_by_history(find_expectation(table.test, machines, bound) if bound else None, bound, history)
     level, reason = _decide(table, machines, plateau, bound, expected, ranks)
+    if separate > 1:
+        level, reason = BenchLevel.FAIL, BenchReason.SEPARATE
     timings = [timing.iterations for timing in plateau.timings if timing.iterations] if plateau else []
     return BenchVerdict(
         test=table.test, machines=machines, level=level, reason=reason,
@@ -159,7 +175,7 @@ def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = 
         knee=find_knee(table, plateau.busbw) if plateau else 0, bound=bound, expected=expected,
         floors_above_limit=unreachable_floors(table.test, machines, bound) if bound else (),
         wrong=_wrong(table), ranks_in_table=ranks, error=table.error,
-        cv_percent=max((each.cv_percent for each in timings), default=None),
+        cv_percent=max((each.cv_percent for each in timings), default=None), separate=separate,
     )  # fmt: skip
 
 
@@ -171,13 +187,13 @@ def find_plateau(table: NcclTable) -> NcclRow | None:
 
 
 def find_knee(table: NcclTable, plateau: float) -> int:
-    """Return the smallest message size from which on all rows reach 80 % of the plateau."""
+    """Return the smallest message size from which on all rows reach 80 % of the plateau; 0 if no row is below that."""
     knee = 0
     for row in sorted(table.rows, key=lambda row: row.size, reverse=True):
         if row.busbw < PLATEAU_SHARE * plateau:
-            break
+            return knee
         knee = row.size
-    return knee
+    return 0
 
 
 def history_threshold(earlier: Sequence[float], k: float = HISTORY_K) -> float | None:
