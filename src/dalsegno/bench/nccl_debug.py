@@ -181,7 +181,7 @@ _ADVICE: Mapping[NcclProblem, tuple[str, str]] = {
     ),
     NcclProblem.SOCKETS: (
         "NCCL sends over TCP sockets between the nodes",
-        "check `ibv_devinfo` on the node and in the container, NCCL_IB_HCA and NCCL_IB_GID_INDEX; unset NCCL_NET",
+        "{advice}",
     ),
     NcclProblem.NO_EFA: (
         "libfabric found no EFA provider (selected: {provider})",
@@ -190,7 +190,7 @@ _ADVICE: Mapping[NcclProblem, tuple[str, str]] = {
     ),
     NcclProblem.NO_PLUGIN: (
         "NCCL found no network plugin (libnccl-net.so)",
-        "put the library folder of aws-ofi-nccl into LD_LIBRARY_PATH, in the container too, and set FI_PROVIDER=efa",
+        "put the library folder of aws-ofi-nccl into LD_LIBRARY_PATH, in the container too",
     ),
     NcclProblem.FEW_CARDS: (
         "libfabric found {found} of {count} network cards",
@@ -213,6 +213,8 @@ _ADVICE: Mapping[NcclProblem, tuple[str, str]] = {
         "check that nvidia-fabricmanager runs and has the version of the driver",
     ),
 }
+_RDMA_ADVICE = "check `ibv_devinfo` on the node and in the container, NCCL_IB_HCA and NCCL_IB_GID_INDEX"
+_EFA_ADVICE = "install the EFA software and aws-ofi-nccl in the image, and set FI_PROVIDER=efa"
 _OFF: Mapping[tuple[str, str], str] = {
     ("NCCL_P2P_DISABLE", "1"): "peer access between GPUs is off",
     ("NCCL_IB_DISABLE", "1"): "InfiniBand and RoCE are off",
@@ -251,7 +253,7 @@ def separate_tables(tables: Sequence[NcclTable]) -> int:
 
 def _finding(problem: NcclProblem, **values: object) -> NcclFinding:
     text, hint = _ADVICE[problem]
-    return NcclFinding(problem, text.format(**values), hint)
+    return NcclFinding(problem, text.format(**values), hint.format(**values))
 
 
 def _of_network(debug: NcclDebug, machines: BenchMachines) -> list[NcclFinding]:
@@ -264,7 +266,7 @@ def _of_network(debug: NcclDebug, machines: BenchMachines) -> list[NcclFinding]:
     if debug.plugin_missing and efa:
         found.append(_finding(NcclProblem.NO_PLUGIN))
     if debug.network is NcclNetwork.SOCKET and fabric != "tcp":
-        found.append(_finding(NcclProblem.SOCKETS))
+        found.append(_finding(NcclProblem.SOCKETS, advice=_EFA_ADVICE if efa else _RDMA_ADVICE))
     if debug.cards and cards and debug.cards < cards and efa:
         found.append(_finding(NcclProblem.FEW_CARDS, found=debug.cards, count=cards))
     if debug.gpu_direct[False] and not debug.gpu_direct[True] and debug.network is not NcclNetwork.SOCKET:
