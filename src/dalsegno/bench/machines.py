@@ -138,7 +138,7 @@ def find_machines(
     hosts = table.hosts
     named = named or _named_in(hints, hosts, gpu)
     nodes = nodes or len(hosts) or _nodes_for(count, named, gpus_per_node)
-    per_node = gpus_per_node or (max(1, count // nodes) if count else named.gpus if named else 1)
+    per_node = gpus_per_node or (max(1, count // (len(hosts) or nodes)) if count else named.gpus if named else 1)
     if named:
         return BenchMachines(nodes, per_node, named, gpu_of(named))
     candidates = _candidates(gpu, per_node, hosts) if gpu else []
