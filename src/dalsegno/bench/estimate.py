@@ -124,7 +124,8 @@ class TrainingEstimate:
             "usd_per_gpu_hour": self.price.usd_per_gpu_hour if self.price else None,
             "price_date": self.price.date if self.price else None,
             "memory": [choice.to_dict() for choice in self.memory],
-            "failures_per_1000_node_days": self.rate, "mtbf_s": self.mtbf_s if self.rate else None, "failures": self.failures(),
+            "failures_per_1000_node_days": self.rate, "failures": self.failures(),
+            "mtbf_s": self.mtbf_s if self.rate else None,
             "failures_by_source": [
                 {"name": each.name, "failures": self.failures(each.per_1000_node_days), "source": each.source}
                 for each in failure_rates()
@@ -175,7 +176,7 @@ def _without(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate
     storage = ask.storage_gbytes_per_s or min(STORAGE_MOST, STORAGE_PER_NODE * ask.nodes)
     save_s = STATE * ask.shape.params / (storage * 1e9)
     interval_s = checkpoint_interval(save_s, mtbf_s)
-    return _goodput(
+    return make_goodput(
         ideal_s, mtbf_s, interval_s, save_s / (interval_s + save_s), SLURM_TIMEOUT_S + REQUEUE_S + SCRIPT_START_S
     )
 
@@ -187,12 +188,13 @@ def _with_us(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate
     stall_s = SNAPSHOT_S_PER_BYTE * state / (ask.nodes * ask.instance.gpus)
     interval_s = max(SNAPSHOT_INTERVAL_S, stall_s / SNAPSHOT_SHARE)
     recovery_s = RESUME_S + START_ALLOWANCE_S + fetch_s
-    return _goodput(ideal_s, mtbf_s, interval_s, stall_s / interval_s, recovery_s)
+    return make_goodput(ideal_s, mtbf_s, interval_s, stall_s / interval_s, recovery_s)
 
 
-def _goodput(
+def make_goodput(
     ideal_s: float, mtbf_s: float, interval_s: float, stall_share: float, recovery_s: float
 ) -> GoodputEstimate:
+    """Return (1 - share that saving takes) x MTBF / (MTBF + recovery + half an interval), and the time that follows."""
     lost_s = interval_s / 2
     alive = 1.0 if mtbf_s == float("inf") else mtbf_s / (mtbf_s + recovery_s + lost_s)
     share = (1 - stall_share) * alive

@@ -60,7 +60,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "containers": "Check `srun --container-image` on every node; list named containers.",
     },
     "Measure": {
-        "bench": "Run benchmarks; `bench read` judges the output of nccl-tests.",
+        "bench": "Run benchmarks, and judge the output of nccl-tests.",
         "exporter": "Serve the metrics of any Slurm cluster to Prometheus.",
         "monitor": "Run Prometheus for the cluster; show targets, alerts and panels without data.",
         "dashboards": "Write dashboards for Grafana.",
