@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dalsegno.bench.nccl_table import (
     IterationTimes,
     NcclColumns,
     NcclDevice,
+    NcclOutputUnreadable,
     NcclRow,
     NcclSettings,
     NcclTable,
@@ -245,7 +247,7 @@ def test_tables_of_a_file_are_limited():
 
 @pytest.mark.cluster  # it measures
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", ["log", "rows", "ranks", "blanks", "long lines", "half rows"])
+@pytest.mark.parametrize("kind", ["log", "rows", "ranks", "blanks", "long lines", "half rows", "long names", "quotes"])
 def test_ten_megabytes_are_read_and_judged_in_a_second(kind: str):
     from dalsegno.bench.nccl_report import read_reports
 
@@ -258,16 +260,19 @@ def test_ten_megabytes_are_read_and_judged_in_a_second(kind: str):
         "ranks": "".join(f"{number % 512}: {line}\n" for number in range(6400) for line in table.splitlines()),
         "blanks": table + "\n" * 10_000_000,
         "long lines": table + f"{'x ' * 100_000}\n" * 50,
+        "long names": table + f"NCCL{'a' * 4000}\n" * 2500,
+        "quotes": '{"config": {"a": "' + '\\"' * 5_000_000,  # each might start a string
         "half rows": table + f"{row[:60]}\n" * (10_000_000 // 61),
     }[kind]
 
     def measure() -> float:
         started = time.process_time()
-        read_reports("log", text)
+        with suppress(NcclOutputUnreadable):
+            read_reports("log", text)
         return time.process_time() - started
 
     assert len(text) >= 9_900_000
-    assert min(measure() for _ in range(2)) < 1
+    assert any(measure() < 1 for _ in range(3))  # another program may hold the core meanwhile
 
 
 # Writing

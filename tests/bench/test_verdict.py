@@ -15,7 +15,7 @@ from dalsegno.bench.machines import (
     read_hints,
 )
 from dalsegno.bench.nccl_parse import read_tables
-from dalsegno.bench.nccl_report import MachineAsk, read_reports
+from dalsegno.bench.nccl_report import MachineAsk, earlier_results, read_reports
 from dalsegno.bench.nccl_table import (
     IterationTimes,
     NcclDevice,
@@ -246,6 +246,15 @@ def test_history_judges_where_nothing_is_published():
     assert judge(table(9, ranks=8), where).reason is BenchReason.NO_EXPECTATION
     assert judge(table(9, ranks=8), where, [9.0, 9.1, 8.9, 9.2, 9.0]).level is BenchLevel.PASS
     assert judge(table(5, ranks=8), where, [9.0, 9.1, 8.9, 9.2, 9.0]).level is BenchLevel.FAIL
+
+
+def test_history_judges_small_messages_on_processors():
+    devices_ = tuple(NcclDevice(rank, 0, rank + 1, "cpu-1", rank, "0x00", "AMD EPYC 9654") for rank in range(2))
+    found = [replace(table(busbw, ranks=2, size=1 << 20), devices=devices_) for busbw in (2.0, 2.1, 2.0, 1.9, 2.0)]
+    for busbw, level in ((2.0, BenchLevel.PASS), (1.0, BenchLevel.FAIL)):
+        one = replace(found[0], rows=(row(1 << 20, busbw, 1.0),))
+        assert judge(one, find_machines(one), earlier_results(found, one)).level is level
+        assert judge(one, find_machines(one)).level is BenchLevel.UNKNOWN
 
 
 def test_history_of_other_tests_and_other_sizes_of_job_does_not_count():

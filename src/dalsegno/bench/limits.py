@@ -50,6 +50,7 @@ class Expectation:
     busbw: float
     by: Bottleneck
     why: str
+    earlier: bool = False  # from earlier results of the same message size
 
 
 @dataclass(frozen=True)

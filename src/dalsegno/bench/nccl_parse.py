@@ -39,7 +39,8 @@ _PREFIX = re.compile(
     r"|\[(?:default|rank)?(?P<tag>\d{1,7})\](?:: ?| (?=[ #]))"  # torchrun; MPICH's -prepend-rank
     r")"
 )
-_DEBUG = re.compile(r"[A-Za-z_][\w.-]{0,255}:\d{1,9}:\d{1,9} \[-?\d{1,4}\] ")  # gpu49:65234:65300 [0] NCCL INFO …
+_DEBUG = re.compile(r":\d{1,9}:\d{1,9} \[-?\d{1,4}\] ")  # gpu49:65234:65300 [0] NCCL INFO …
+_HOST = re.compile(r"[A-Za-z_][\w.-]*\Z")
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 _VERSION = re.compile(r"# nccl-tests version (\S{1,32})(?: nccl-headers=(\d{1,9}))?(?: nccl-library=(\d{1,9}))?")
 _STARTING = re.compile(r"# Collective test (starting|concluded): (\S{1,256})")
@@ -159,7 +160,8 @@ class _LogReader:
         stream, body = self._split(line)
         complete = True
         if "NCCL" in body and (noise := _DEBUG.search(body)):
-            body, complete = body[: noise.start()], False
+            host = _HOST.search(body, max(0, noise.start() - 256), noise.start())
+            body, complete = body[: host.start() if host else noise.start()], False
         head = body.lstrip()
         if not head:
             return
