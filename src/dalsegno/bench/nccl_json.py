@@ -151,10 +151,12 @@ def _hashable(value: Any) -> Any:
 
 
 def _whole(value: Any, otherwise: Any) -> Any:
+    """Return a whole number of at most 63 bits; `otherwise` for everything else."""
     try:
-        return int(value) if isinstance(value, int | float | str) else otherwise
+        number = int(value) if isinstance(value, int | float | str) else otherwise
     except (ValueError, OverflowError):
         return otherwise
+    return number if number is None or abs(number) < 1 << 63 else otherwise
 
 
 def _number(value: Any) -> float:

@@ -340,7 +340,7 @@ def _usual_row(tokens: list[str]) -> NcclRow | None:
         values = [0.0 if text == "N/A" else float(text) for text in texts]
         first = NcclTiming(values[0], values[1], values[2], None if texts[3] == "N/A" else values[3])
         second = NcclTiming(values[4], values[5], values[6], None if texts[7] == "N/A" else values[7])
-        row = NcclRow(int(size), int(count), dtype, redop, int(root), first, second)
+        row = NcclRow(_digits(size), _digits(count), dtype, redop, _digits(root), first, second)
     except ValueError:
         return None
     return row if isfinite(sum(values)) else None
@@ -360,7 +360,7 @@ def _make_row(tokens: list[str], layout: _Layout, line: str) -> NcclRow | None:
         timings = [_timing(layout.placements[0], values[:width], layout.milliseconds)]
         if len(layout.placements) > 1 and len(values) >= width + len(layout.placements[1]):
             timings.append(_timing(layout.placements[1], values[width:], layout.milliseconds))
-        size, count, root = int(lead["size"]), int(lead["count"]), int(lead.get("root", "-1"))
+        size, count, root = _digits(lead["size"]), _digits(lead["count"]), _digits(lead.get("root", "-1"))
     except (ValueError, KeyError):
         return None
     first: NcclTiming | None = timings[0]
@@ -385,6 +385,13 @@ def _number(text: str) -> float:
     """Return a number; 0 for nan and inf, so that no later comparison goes wrong."""
     value = float(text)
     return value if isfinite(value) else 0.0
+
+
+def _digits(text: str) -> int:
+    """Return a whole number; ValueError for one that no size of memory has."""
+    if len(text) > 19:
+        raise ValueError
+    return int(text)
 
 
 def _whole(text: str | None) -> int | None:
