@@ -129,6 +129,14 @@ def test_no_expectation_exceeds_its_limit_on_any_instance_type(test: NcclTest, n
             assert expected is None or bound is None or 0 < expected.busbw <= bound.busbw, (instance.name, expected)
 
 
+def test_some_gpus_of_a_node_are_expected_to_use_their_share_of_its_network():
+    where = replace(machines("p5.48xlarge", 2), gpus_per_node=1)
+    bound = find_bound(NcclTest.ALL_REDUCE, where)
+    assert bound is not None and bound.busbw == 400
+    expected = find_expectation(NcclTest.ALL_REDUCE, where, bound)
+    assert expected is not None and expected.busbw == pytest.approx(0.85 * 50)
+
+
 def test_vendor_floor_that_nothing_can_reach_is_reported_and_not_used():
     where = machines("p4d.24xlarge", 2)
     bound = find_bound(NcclTest.ALL_REDUCE, where)

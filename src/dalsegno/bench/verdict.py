@@ -138,8 +138,9 @@ class BenchVerdict:
         return lines
 
     def _ring(self) -> str:
-        network = self.machines.network_gbytes_per_s
-        text = f"a ring is limited by the network of a node: {8 * network:g} Gbit/s = {network:g} GB/s; "
+        network = self.machines.used_network_gbytes_per_s
+        part = "a node" if network == self.machines.network_gbytes_per_s else "the GPUs in use"
+        text = f"a ring is limited by the network of {part}: {8 * network:g} Gbit/s = {network:g} GB/s; "
         share = self.busbw / network
         return f"{text}reached {share:.0%} of it" + (", so NCCL did not use a ring" if share > TOLERANCE else "")
 
