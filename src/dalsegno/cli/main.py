@@ -44,6 +44,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "logs": "Print the output of a run's ranks.",
         "cancel": "Cancel runs and end all their processes.",
         "ckpt": "List, verify and convert checkpoints.",
+        "doctor": "Find what is wrong with a script, a job or a run, and print the fix.",
     },
     "Health": {
         "health": "Check this machine or a node: GPUs, fabric, host, services.",

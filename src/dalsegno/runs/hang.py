@@ -137,7 +137,7 @@ def _suspect_of_missing(
         return HangSuspect.CODE, "the rank waits for its DataLoader"
     if known and known[0].where:
         return HangSuspect.CODE, "the rank runs, but elsewhere in the script"
-    if all(state is not ProcessState.ANSWERED for state in seen):
+    if nodes and all(state is not ProcessState.ANSWERED for state in seen):
         waiting = {places.get(rank, "") for rank in stall.calls}
         if not waiting & set(nodes):
             return HangSuspect.NODE, f"no rank on {compress(nodes)} has answered"

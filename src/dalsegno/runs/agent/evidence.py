@@ -283,7 +283,7 @@ def size_of(path: str) -> int:
 
 
 def await_dumps(workers: Sequence[tuple[int, str, int]]) -> None:
-    """Wait until each file, given as (pid, path, size before), has grown. Append the state of processes that are silent."""
+    """Wait until each file, given as (pid, path, size before), has grown. Append the state of silent processes."""
     until = time.monotonic() + DUMP_S
     silent = list(workers)
     while silent and time.monotonic() < until:
