@@ -35,7 +35,8 @@ TRAIN_TALK = (
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
 UP_TO_7 = (
-    *UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview", "doctor",
+    *UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview",
+    "doctor",
 )  # fmt: skip
 EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
 
@@ -130,6 +131,7 @@ MAY_READ_SENTENCES = {
     "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
     "runs/coordinator/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
+    "runs/hang.py": "stacks, as Python's faulthandler and py-spy write them",
     "runs/logs.py": "Python's tracebacks",
     "runs/agent/evidence.py": "Python's tracebacks",
     "runs/status.py": "messages of status files that were written before they named their cause",

@@ -138,8 +138,8 @@ def _print(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> None:
         for each in finding.evidence:
             out.data(f"  seen: {each.where}" + (f": {each.text}" if each.text else ""))
         out.data(f"  fix:  {finding.fix}")
-    for each in case.unchecked:
-        out.talk(f"not checked: {each}")
+    for missing in case.unchecked:
+        out.talk(f"not checked: {missing}")
     if not found:
         out.talk(f"nothing found wrong with {case.subject}")
 

@@ -185,7 +185,7 @@ def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
 
 def _controller_views(nodes: Iterable[str], slurm: SlurmHere) -> dict[str, ControllerView]:
     """Return the controller's facts about each of these nodes, up to a limit."""
-    views = dict[str, ControllerView]()
+    views: dict[str, ControllerView] = {}
     for node in list(nodes)[:MAX_NODES]:
         controller = _controller_view(node, slurm)
         if controller is None:

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # Short options of sbatch that have a long form
-_SHORT = {"N": "nodes", "n": "ntasks", "p": "partition", "t": "time", "c": "cpus-per-task", "J": "job-name", "o": "output",
-          "e": "error", "A": "account", "q": "qos", "C": "constraint", "w": "nodelist", "G": "gpus", "D": "chdir"}  # fmt: skip
+_SHORT = {
+    "N": "nodes", "n": "ntasks", "p": "partition", "t": "time", "c": "cpus-per-task", "J": "job-name", "o": "output",
+    "e": "error", "A": "account", "q": "qos", "C": "constraint", "w": "nodelist", "G": "gpus", "D": "chdir",
+}  # fmt: skip
 SLURM_OPTIONS = frozenset(
     {*_SHORT.values(), "gres", "gpus-per-node", "gpus-per-task", "ntasks-per-node", "mem", "mem-per-gpu", "mem-per-cpu",
      "exclusive", "exclude", "container-image", "container-mounts", "array", "dependency", "requeue", "reservation"}
@@ -98,7 +100,7 @@ def is_batch(text: str) -> bool:
 def read_batch(text: str, path: str) -> BatchFacts:
     options: dict[str, str] = {}
     option_lines: dict[str, int] = {}
-    late, commands, broken = [], [], []
+    late, commands, broken = list[BatchLine](), list[BatchLine](), list[BatchLine]()
     for number, line in _joined(text):
         stripped = line.strip()
         if stripped.startswith("#SBATCH"):
@@ -182,7 +184,7 @@ def _names_script(line: BatchLine) -> bool:
     unclear = any("$" in word or "`" in word for word in rest)
     named = any(_is_script(word) or word in ("-m", "--module", "--no-python", "--no_python", "--help") for word in rest)
     # The last word may be the value of an option; a bare word after another bare word is a script.
-    bare = [before for before, word in zip(("", *rest), rest) if not word.startswith("-")]
+    bare = [before for before, word in zip(("", *rest), rest, strict=False) if not word.startswith("-")]
     return unclear or named or any(not before.startswith("-") or "=" in before for before in bare)
 
 

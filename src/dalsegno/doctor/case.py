@@ -92,7 +92,7 @@ class FoundSnapshot:
 
     path: str
     world_size: int
-    kind: str
+    format: str  # its name, as people know it
     needs_same_size: bool = False
 
 

@@ -88,7 +88,8 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     (LogSign.GPU_MEMORY, r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
     (
         LogSign.SHARED_MEMORY,
-        r"insufficient shared memory|unable to (?:open|allocate|mmap|write).{0,40}shared memory|unable to write to file </torch_",
+        r"insufficient shared memory|unable to (?:open|allocate|mmap|write).{0,40}shared memory"
+        r"|unable to write to file </torch_",
     ),
     (
         LogSign.HOST_MEMORY,
@@ -103,7 +104,7 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     ),
     (
         LogSign.NCCL_PROGRESS,
-        r"(?P<group>PG ID \d+).*Rank (?P<rank>\d+)\].*last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+),"
+        r"(?P<group>PG ID \d+).*Rank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+),"
         r" last completed (?:NCCL )?work: (?P<completed>-?\d+)",
     ),
     (LogSign.GLOO_TIMEOUT, r"Timed out waiting (?P<ms>\d+)ms for (?:recv|send) operation to complete"),
@@ -115,14 +116,16 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     (LogSign.NO_DRIVER, r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
     (
         LogSign.LOADER_WORKERS,
-        r"This DataLoader will create (?P<workers>\d+) worker processes in total.{0,80}in current system is (?P<cores>\d+)",
+        r"This DataLoader will create (?P<workers>\d+) worker processes in total"
+        r".{0,80}in current system is (?P<cores>\d+)",
     ),
     (LogSign.NO_NUMPY, r"Failed to initialize NumPy: No module named 'numpy'"),
 )
 _COMPILED = tuple((sign, re.compile(pattern)) for sign, pattern in _PATTERNS)
 # Words of which every pattern needs one, so that most lines are searched once and not 26 times.
 _ANY = re.compile(
-    r"torch|can't open|denied|Error|NCCL|NVIDIA|CUDA|backend type|initialized|[Aa]ddress already|EADDR|container-|Terms of"
+    r"torch|can't open|denied|Error|NCCL|NVIDIA|CUDA|backend type|initialized|[Aa]ddress already|EADDR|container-"
+    r"|Terms of"
     r"|arguments|[Ww]orld|saved with|OutOf|CUBLAS|shared memory|oom|DefaultCPU|[Kk]illed|memory|Watchdog|Timed out"
     r"|Flight Rec|Duplicate GPU|device ordinal|DataLoader|NumPy"
 )

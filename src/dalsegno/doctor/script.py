@@ -10,8 +10,10 @@ MAX_SCRIPT_BYTES = 1 << 20
 _DISTRIBUTED = "torch.distributed."
 _STARTS = ("init_process_group", "init_device_mesh")
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard")
-_COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "reduce_scatter", "barrier",
-                "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather", "scatter")  # fmt: skip
+_COLLECTIVES = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "reduce_scatter", "barrier",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather", "scatter",
+)  # fmt: skip
 # Libraries that start the process group themselves
 FRAMEWORKS = frozenset(
     {"accelerate", "lightning", "pytorch_lightning", "deepspeed", "transformers", "horovod", "composer", "torchtitan",
@@ -63,10 +65,10 @@ def read_script(text: str, path: str) -> ScriptFacts:
         return ScriptFacts(path, fault=error.msg, fault_line=error.lineno or 0)
     except (ValueError, RecursionError, MemoryError) as error:
         return ScriptFacts(path, fault=f"{type(error).__name__}: it cannot be parsed")
-    return _Reader(tree, text.splitlines()).facts(path)
+    return ScriptReader(tree, text.splitlines()).facts(path)
 
 
-class _Reader:
+class ScriptReader:
     """Walks the tree once and keeps, for each call, the functions and conditions around it."""
 
     def __init__(self, tree: ast.Module, lines: list[str]) -> None:
@@ -129,13 +131,10 @@ class _Reader:
 
     def _note_port(self, node: ast.Assign) -> None:
         target, value = node.targets[0], node.value
-        if (
-            isinstance(target, ast.Subscript)
-            and isinstance(target.slice, ast.Constant)
-            and isinstance(value, ast.Constant)
-        ):
-            if target.slice.value == "MASTER_PORT" and str(value.value).isdecimal():
-                self._port = int(str(value.value)), node.lineno
+        key = target.slice if isinstance(target, ast.Subscript) else None
+        named = isinstance(key, ast.Constant) and key.value == "MASTER_PORT"
+        if named and isinstance(value, ast.Constant) and str(value.value).isdecimal():
+            self._port = int(str(value.value)), node.lineno
 
     def facts(self, path: str) -> ScriptFacts:
         starts = [each for each in self._calls if each[1].rpartition(".")[2] in _STARTS]
@@ -170,7 +169,11 @@ class _Reader:
             node, name, function, by_rank = each
             if name != "torch.save" or by_rank or any(_names_rank(argument) for argument in node.args[1:]):
                 continue
-            callers = [call for call in self._calls if function and call[1].rpartition(".")[2] == function]
+            callers = [
+                call
+                for call in self._calls
+                if function and call[1] != "torch.save" and call[1].rpartition(".")[2] == function
+            ]
             if not callers or not all(call[3] for call in callers):
                 yield self._as_call(each)
 

@@ -25,11 +25,14 @@ s=-; p=-; t=-; u=-; c=-
 if [ -n "$1" ]; then s=0; [ -e "$1" ] && s=; [ -r "$1" ] && s=r; [ -x "$1" ] && s="${{s}}x"; s="${{s:-n}}"; fi
 if [ -n "$2" ]; then
   p=0; [ -x "$2" ] && p=1; t=0
-  for d in "${{2%/bin/*}}"/lib*/python3*/*-packages/torch /usr/lib/python3*/dist-packages/torch; do [ -d "$d" ] && t=1; done
+  for d in "${{2%/bin/*}}"/lib*/python3*/*-packages/torch /usr/lib/python3*/dist-packages/torch; do
+    [ -d "$d" ] && t=1
+  done
 fi
 if [ -n "$3" ]; then u=0; cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -q ":$3 [0-9A-F]*:0000 0A" && u=1; fi
 if h=$(srun --help 2>/dev/null); then c=0; case "$h" in *--container-image*) c=1;; esac; fi
-echo "{_MARK} $SLURMD_NODENAME script=$s python=$p torch=$t port=$u containers=$c gpus=$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)"
+g=$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)
+echo "{_MARK} $SLURMD_NODENAME script=$s python=$p torch=$t port=$u containers=$c gpus=$g"
 """
 _ANSWER = re.compile(
     rf"^{_MARK} (?P<node>\S+) script=(?P<script>\S+) python=(?P<python>\S) torch=(?P<torch>\S) port=(?P<port>\S)"
@@ -90,9 +93,13 @@ def probe_nodes(
 ) -> list[NodeProbe]:
     """Run a job step of a second on each node, as this user, and return what it saw."""
     count = max(1, min(nodes, MAX_NODES))
-    argv = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--immediate={PROBE_S // 2}", "--time=1",
-            "--mem=64M", "--job-name=dalsegno-doctor", *([f"--partition={partition}"] if partition else []),
-            "--chdir=/", "sh", "-c", PROBE, "sh", script and os.path.abspath(script), python, f"{port:04X}" if port else ""]  # fmt: skip
+    argv = [
+        "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+        f"--immediate={PROBE_S // 2}",
+        "--time=1", "--mem=64M", "--job-name=dalsegno-doctor", "--chdir=/",
+        *([f"--partition={partition}"] if partition else []),
+        "sh", "-c", PROBE, "sh", script and os.path.abspath(script), python, f"{port:04X}" if port else "",
+    ]  # fmt: skip
     done = runner.run(argv, env=slurm.env, timeout_s=PROBE_S)
     return parse_probes(done.checked(hint="start it without `--probe`, or while nodes are free").stdout)
 

@@ -12,6 +12,7 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from dalsegno.doctor.case import FoundSnapshot, PathPlace, PythonFound
 from dalsegno.doctor.logs import SignSeen, find_signs
@@ -20,8 +21,10 @@ from dalsegno.storage.probe import find_mount
 
 HEAD_BYTES, TAIL_BYTES = 4 << 20, 28 << 20  # of a log; what is between is not searched
 _BLOCK = 1 << 20
-_NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cephfs", "wekafs", "panfs", "pvfs2", "9p",
-            "virtiofs", "cifs", "smb3", "afs", "glusterfs")  # fmt: skip
+_NETWORK = (
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cephfs", "wekafs", "panfs", "pvfs2", "9p",
+    "virtiofs", "cifs", "smb3", "afs", "glusterfs",
+)  # fmt: skip
 _OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/scratch")  # folders that every machine has for itself
 _RANK_OF_DUMP = re.compile(r".*?(\d+)(?:\.json)?")
 
@@ -64,11 +67,11 @@ def numbered_lines(path: Path, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -
             number -= 1  # the last line of a part goes on in the next one
 
 
-def _skip(file: object, count: int) -> int:
+def _skip(file: IO[bytes], count: int) -> int:
     """Skip bytes, and return how many lines end in them."""
     lines = 0
     while count > 0:
-        data = file.read(min(count, _BLOCK))  # type: ignore[attr-defined]
+        data = file.read(min(count, _BLOCK))
         if not data:
             break
         count, lines = count - len(data), lines + data.count(b"\n")
@@ -141,11 +144,10 @@ def _torch_version(text: str) -> tuple[str, bool | None]:
     except (SyntaxError, ValueError):
         return "unknown", None
     for node in tree.body:
-        targets = (
-            [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
-        )
-        if targets and isinstance(targets[0], ast.Name) and isinstance(getattr(node, "value", None), ast.Constant):
-            values[targets[0].id] = node.value.value  # type: ignore[union-attr]
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name):
+                values[target.id] = node.value.value
     gpu = values.get("cuda") is not None or values.get("hip") is not None
     return str(values.get("__version__", "unknown")), gpu if "cuda" in values else None
 

@@ -81,13 +81,13 @@ _PLAIN = (
 )  # fmt: skip
 
 
-class PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
+class PlainUnpickler(pickle._Unpickler):
     """Builds numbers, text, lists, tuples and dicts. It knows no operation that imports, calls or builds objects.
 
     Python's own implementation is used instead of the one in C: a single operation can make the latter reserve 64 GiB.
     """
 
-    dispatch: ClassVar = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _PLAIN}  # type: ignore[attr-defined]
+    dispatch: ClassVar = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _PLAIN}
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not plain data")

@@ -31,7 +31,9 @@ def _torch_missing(case: Case) -> Iterator[DoctorFinding]:
 
 
 def _needs_torch(case: Case) -> bool:
-    return case.script is None or "torch" in case.script.imports
+    """Return whether the job needs torch in that Python. A batch script may select another one in ways unknown here."""
+    unknown = case.batch is not None and case.python is not None and not case.python.active
+    return not unknown and (case.script is None or "torch" in case.script.imports)
 
 
 def _launcher_missing(case: Case) -> Iterator[DoctorFinding]:
@@ -128,7 +130,7 @@ def _nccl_before(case: Case, script: ScriptFacts) -> Iterator[DoctorFinding]:
         where = Evidence(cluster.where, "no GPUs")
         fix = f"{script.path}:{script.backend_line}: {CHOOSE.replace('backend = ', 'backend=')}"
         yield DoctorFinding(Severity.ERROR, f"NCCL needs GPUs, and {cluster.where} has none", fix, (*seen, where))
-    elif python and python.cuda is False and python.torch:
+    elif python and python.active and python.cuda is False and python.torch:
         fix = f"{shlex.quote(python.python)} -m pip install torch  # the default build has CUDA"
         what = f"NCCL needs CUDA, and torch {python.torch} in {python.python} was built without it"
         yield DoctorFinding(Severity.ERROR, what, fix, seen)
@@ -172,10 +174,12 @@ def _environment_not_shared(case: Case) -> Iterator[DoctorFinding]:
         seen = tuple(Evidence(probe.node, f"no {python.python}") for probe in without[:3])
         what = f"the Python environment {python.python} is missing on {len(without)} of {len(case.probes)} nodes"
         yield DoctorFinding(Severity.ERROR, what, fix, seen)
-    elif python.active and python.place.shared is False and not case.probes and not case.started:
-        if case.cluster and not case.cluster.same_files:
-            what = f"{python.place.path} is on a file system of this machine ({python.place.fstype}), not on shared storage"
-            yield DoctorFinding(Severity.WARNING, what, fix, (Evidence(python.place.path, python.place.fstype),))
+        return
+    known = python.active and python.place.shared is False and not (case.probes or case.started)
+    if known and case.cluster and not case.cluster.same_files:
+        place = python.place
+        what = f"{place.path} is on a file system of this machine ({place.fstype}), not on shared storage"
+        yield DoctorFinding(Severity.WARNING, what, fix, (Evidence(place.path, place.fstype),))
 
 
 def _every_rank_saves(case: Case) -> Iterator[DoctorFinding]:

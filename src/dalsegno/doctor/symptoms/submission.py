@@ -120,6 +120,8 @@ def _job_state(case: Case) -> Iterator[DoctorFinding]:
     if case.job and case.job.state in _STATES:
         told = explain_job(case.job, case.run)
         fix = told.next or f"dalsegno why {case.job.label}"
+        if case.job.state is JobState.TIMEOUT:
+            fix = "submit it with a longer `--time`, or start it with `dalsegno run`, which continues in the next job"
         yield DoctorFinding(
             Severity.ERROR, told.sentence, fix, (Evidence(f"job {case.job.label}", case.job.state.value),)
         )

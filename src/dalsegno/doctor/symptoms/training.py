@@ -44,7 +44,7 @@ def _hang_fix(hang: HangReport) -> str:
     if hang.suspect is HangSuspect.NODE and hang.nodes:
         return f"dalsegno why {hang.nodes[0]}"
     if hang.suspect is HangSuspect.NETWORK:
-        return "run again with `NCCL_DEBUG=INFO` to see the interfaces; `dalsegno health` on each node checks links and GPUs"
+        return "run again with NCCL_DEBUG=INFO, which names the interfaces; `dalsegno health` checks a node's GPUs"
     where = f" at {hang.where}" if hang.where else ""
     return f"make every rank call {hang.collective or 'the same collectives'}{where}: no branch on the rank around it"
 
@@ -58,8 +58,8 @@ def _timeout_in_log(case: Case, signs: list[SignSeen], seen: tuple[Evidence, ...
     silent = [rank for rank in range(case.world_size) if rank not in reached] if reached else []
     missing = late or silent
     fix = (
-        "start it with `dalsegno run`, which names the rank; or export TORCH_FR_DUMP_TEMP_FILE=$PWD/flight/rank_, run it"
-        " again, then `dalsegno doctor --dumps flight LOGFILE`"
+        "start it with `dalsegno run`, which names the rank; or export TORCH_FR_DUMP_TEMP_FILE=$PWD/flight/rank_, run"
+        " it again, then `dalsegno doctor --dumps flight LOGFILE`"
     )
     if missing:
         ranks = ", ".join(map(str, missing[:8]))
@@ -109,10 +109,10 @@ def _snapshot(case: Case) -> Iterator[DoctorFinding]:
         if not case.world_size or found.world_size == case.world_size:
             continue
         what = f"{found.path} was written by {found.world_size} ranks, and the job has {case.world_size}"
-        seen = (Evidence(found.path, f"{found.kind}, {found.world_size} ranks"),)
+        seen = (Evidence(found.path, f"{found.format}, {found.world_size} ranks"),)
         if found.needs_same_size:
             fix = f"run with {found.world_size} ranks, or convert it first"
-            yield DoctorFinding(Severity.ERROR, f"{what}; {found.kind} loads on the same number only", fix, seen)
+            yield DoctorFinding(Severity.ERROR, f"{what}; {found.format} loads on the same number only", fix, seen)
         else:
             fix = "nothing, if the order of the data may change; else run with the former number of ranks"
             yield DoctorFinding(
