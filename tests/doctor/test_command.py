@@ -42,10 +42,10 @@ def test_finding_has_its_evidence_and_its_fix(folder: Path):
     assert answer.exit_code == 1
     assert answer.stdout.splitlines() == [
         "error: the process group was used before `init_process_group`  [no-process-group]",
-        "  seen: recorded/no-process-group.log:12: ValueError: Default process group has not been initialized, please make"
-        " sure to call init_process_group.",
-        '  fix:  call `torch.distributed.init_process_group(backend="gloo")` first ("nccl" on GPUs), then wrap the model in'
-        " DDP",
+        "  seen: recorded/no-process-group.log:12: ValueError: Default process group has not been initialized, please"
+        " make sure to call init_process_group.",
+        '  fix:  call `torch.distributed.init_process_group(backend="gloo")` first ("nccl" on GPUs), then wrap the model'
+        " in DDP",
     ]
 
 
@@ -86,7 +86,9 @@ def test_words_after_the_script_are_judged(folder: Path):
 
 
 def test_process_group_that_a_module_beside_the_script_starts_counts(folder: Path):
-    (folder / "setup_group.py").write_text("import torch.distributed as d\ndef go():\n    d.init_process_group('gloo')\n")
+    (folder / "setup_group.py").write_text(
+        "import torch.distributed as d\ndef go():\n    d.init_process_group('gloo')\n"
+    )
     text = (RECORDED / "scripts/no_process_group.py").read_text()
     (folder / "train.py").write_text(f"import setup_group\nsetup_group.go()\n{text}")
     assert "no-process-group" not in doctor("train.py").stdout
@@ -130,7 +132,9 @@ def test_run_is_examined_from_its_folder(folder: Path):
     run.progress.write_text(json.dumps(facts_to_json(progress)))
     told = {each["symptom"]: each for each in json.loads(doctor(run.run, "--json").stdout)["findings"]}
     assert told["out-of-memory"]["evidence"][0]["where"] == "rank 1, line 5"
-    assert told["collective-timeout"]["what"].startswith("rank 1 on gpu-2 did not arrive: it is at /home/ada/train.py:6")
+    assert told["collective-timeout"]["what"].startswith(
+        "rank 1 on gpu-2 did not arrive: it is at /home/ada/train.py:6"
+    )
     assert "rank 1 on gpu-2 takes 3.0 times as long" in told["slow-rank"]["what"]
     assert "waits for data 75 %" in told["slow-dataloader"]["what"]
 

@@ -275,7 +275,7 @@ WALKTHROUGH = {
     "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!": "wrong-backend",
     "RuntimeError: Default process group has not been initialized, please make sure to call": "no-process-group",
     "/fsx/ubuntu/awsome-distributed-training/cpu-ddp/ddp.py: Permission denied": "not-executable",
-    "torchrun: error: the following arguments are required: training_script, training_script_args": "launcher-arguments",
+    "torchrun: error: the following arguments are required: training_script": "launcher-arguments",
     "srun: unrecognized option '--container-image'": "no-containers",
     "UserWarning: Failed to initialize NumPy: No module named 'numpy'": "no-numpy",
 }
@@ -330,3 +330,9 @@ def test_rank_that_nccls_own_lines_show_to_be_behind_is_named(tmp_path: Path):
     (tmp_path / "out").write_text(text)
     (finding,) = found(Case("out", signs=tuple(signs_in(tmp_path / "out"))), "collective-timeout")
     assert finding.what == "ALLREDUCE (number 9) timed out: rank 1 did not call it"
+
+
+def test_page_lists_every_symptom():
+    page = (Path(__file__).parents[2] / "docs/doctor.md").read_text()
+    assert [symptom.name for symptom in SYMPTOMS if f"| `{symptom.name}` |" not in page] == []
+    assert f"It knows {len(SYMPTOMS)} symptoms" in (Path(__file__).parents[2] / "CHANGELOG.md").read_text()

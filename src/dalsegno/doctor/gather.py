@@ -83,13 +83,15 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     path, words = submitted_words(order.slurm, job, order.runner)
     signs, unchecked = list[SignSeen](), list[str]()
     outputs = [each for each in dict.fromkeys((job.stdout, job.stderr)) if each and each != "/dev/null"]
+    # The owner of the job chooses these paths, and whoever examines it may be root.
+    owners = {job.uid if job.uid is not None else os.geteuid(), os.geteuid()}
     for each in outputs:
-        signs += signs_in(Path(each))
+        signs += signs_in(Path(each), owners=owners)
     if not any(os.path.exists(each) for each in outputs):
         unchecked.append("the job's output: Slurm does not name it any more, or it is gone; give its path to `doctor`")
     case = Case(f"job {label}", job=job, words=words, signs=tuple(signs), unchecked=tuple(unchecked))
     file = Path(job.work_dir or "/", path) if path else None
-    text = read_start(file, MAX_SCRIPT_BYTES) if file else None
+    text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
     failed = job.state is not JobState.COMPLETED  # the script of a job that did well is not questioned
     if failed and text is not None and file is not None and is_batch(text):
         order = replace(order, partition=job.partition)

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -29,30 +29,33 @@ _OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/scratch")  # folders that ever
 _RANK_OF_DUMP = re.compile(r".*?(\d+)(?:\.json)?")
 
 
-def open_text(path: Path) -> int | None:
-    """Open a regular file for reading; None if it is not one, or may not be read."""
+def open_text(path: Path, owners: Collection[int] = ()) -> int | None:
+    """Open a regular file for reading; None if it is not one, may not be read, or belongs to none of these users."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    if stat.S_ISREG(os.fstat(handle).st_mode):
+    about = os.fstat(handle)
+    if stat.S_ISREG(about.st_mode) and (not owners or about.st_uid in owners):
         return handle
     os.close(handle)
     return None
 
 
-def read_start(path: Path, most_bytes: int) -> str | None:
+def read_start(path: Path, most_bytes: int, owners: Collection[int] = ()) -> str | None:
     """Return the start of a text file; None if it cannot be read."""
-    handle = open_text(path)
+    handle = open_text(path, owners)
     if handle is None:
         return None
     with open(handle, "rb") as file:
         return file.read(most_bytes).decode(errors="replace")
 
 
-def numbered_lines(path: Path, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> Iterator[tuple[int, str]]:
+def numbered_lines(
+    path: Path, head: int = HEAD_BYTES, tail: int = TAIL_BYTES, owners: Collection[int] = ()
+) -> Iterator[tuple[int, str]]:
     """Yield the lines of a log with their numbers: all of them or, if it is long, those at its start and its end."""
-    handle = open_text(path)
+    handle = open_text(path, owners)
     if handle is None:
         return
     with open(handle, "rb") as file:
@@ -78,8 +81,8 @@ def _skip(file: IO[bytes], count: int) -> int:
     return lines
 
 
-def signs_in(path: Path, name: str = "") -> list[SignSeen]:
-    return list(find_signs(numbered_lines(path), name or str(path)))
+def signs_in(path: Path, name: str = "", owners: Collection[int] = ()) -> list[SignSeen]:
+    return list(find_signs(numbered_lines(path, owners=owners), name or str(path)))
 
 
 # Paths
@@ -198,12 +201,10 @@ def read_dump_files(paths: list[Path], owner: int) -> list[tuple[Path, FlightDum
     found = dict[int, tuple[Path, FlightDump]]()
     for path in sorted(paths)[:8192]:
         named = _RANK_OF_DUMP.fullmatch(path.name)
-        handle = open_text(path) if named else None
+        handle = open_text(path, {owner}) if named else None
         if handle is None or named is None:
             continue
         with open(handle, "rb") as file:
-            if os.fstat(handle).st_uid != owner:
-                continue
             try:
                 found[int(named[1])] = path, read_dump(file.read(MAX_DUMP_BYTES + 1), int(named[1]))
             except BadDump:
