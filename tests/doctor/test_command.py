@@ -44,8 +44,8 @@ def test_finding_has_its_evidence_and_its_fix(folder: Path):
         "error: the process group was used before `init_process_group`  [no-process-group]",
         "  seen: recorded/no-process-group.log:12: ValueError: Default process group has not been initialized, please"
         " make sure to call init_process_group.",
-        '  fix:  call `torch.distributed.init_process_group(backend="gloo")` first ("nccl" on GPUs), then wrap the model'
-        " in DDP",
+        '  fix:  call `torch.distributed.init_process_group(backend="gloo")` first ("nccl" on GPUs), then wrap the'
+        " model in DDP",
     ]
 
 
