@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import socket
+import struct
 from pathlib import Path
 
 import pytest
 
+from dalsegno.runs.agent.evidence import await_dumps, request_dump
+from dalsegno.runs.agent.flight_dump import _is_own_user, own_prefix, serve_dumps
 from dalsegno.runs.flight_recorder import (
     BadDump,
     CollectiveCall,
@@ -137,3 +142,31 @@ def test_rank_that_waits_in_another_group_is_not_the_cause():
 def test_no_stall_without_pending_collectives():
     assert find_stall([rank(0, call(1)), rank(1, call(1), call(2, "send", False, point_to_point=True))]) is None
     assert find_stall([]) is None
+
+
+# A worker writes its dump when asked
+
+
+def test_only_the_agents_user_can_ask_for_a_dump():
+    def sent_by(uid: int) -> list[tuple[int, int, bytes]]:
+        return [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, struct.pack("3i", 7, uid, 7))]
+
+    assert _is_own_user(sent_by(os.getuid())) and _is_own_user(sent_by(0))
+    assert not _is_own_user(sent_by(54321)) and not _is_own_user([])
+
+
+def test_process_without_torch_answers_with_an_empty_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "as the user set it")
+    path, name = str(tmp_path / "g0001-flight-3.json"), f"dalsegno.flight.test.{os.getpid()}"
+    serve_dumps(name, path)
+    request_dump(name)
+    await_dumps([(os.getpid(), path, 0)])
+    assert read_dump(Path(path).read_bytes(), 3).state is ProcessState.ANSWERED
+    assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == "as the user set it"
+    assert own_prefix(path) == str(tmp_path / "g0001-flight-")
+
+
+def test_process_that_does_not_answer_is_recorded_with_its_state(tmp_path: Path):
+    path = str(tmp_path / "g0001-flight-3.json")
+    await_dumps([(2**22 + 1, path, 0)])
+    assert read_dump(Path(path).read_bytes(), 3) == FlightDump(3, state=ProcessState.GONE)

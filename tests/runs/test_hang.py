@@ -61,6 +61,17 @@ def test_node_of_which_no_rank_answers_is_suspect():
     assert found is not None and (found.suspect, found.ranks) == (HangSuspect.NODE, (1,))
 
 
+def test_rank_that_has_returned_is_a_fault_of_the_code(tmp_path: Path):
+    """Rank 0 has no stacks and no dump, because its process is gone."""
+    run = RunFolder(tmp_path / "train-x")
+    shutil.copytree(RECORDED / "gloo-hang", run.all_stacks)
+    run.flight_dump(1, 1).unlink()
+    run.stacks(1, 1).unlink()
+    idle = {"event": RunEvent.IDLE, "generation": 1, "ranks": {"0": "gpu-1"}}
+    suspects = [found.suspect for entries in ([FORMED], [FORMED, idle]) if (found := read_hang(run, 1, entries))]
+    assert suspects == [HangSuspect.NODE, HangSuspect.CODE]
+
+
 def test_rank_in_its_dataloader_is_named_so():
     found = judge_hang(1, [waiting(0), elsewhere(1), waiting(2)], {1: RankStack("train.py:9", True)}, PLACES)
     assert found is not None and found.reason == "the rank waits for its DataLoader"

@@ -22,6 +22,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.{generation}"
 grads = torch.ones(8)
 for step in range(3):
     dist.all_reduce(grads)
+print("dumps to", os.environ["TORCH_FR_DUMP_TEMP_FILE"])
 print("trained", flush=True)
 """
 TORCH = {"modules": ("torch", "torch.distributed"), "workers_env": {"TORCHELASTIC_RUN_ID": "train"}}
@@ -49,6 +50,7 @@ async def test_rank_that_left_the_collectives_is_named_with_its_line(tmp_path: P
         )
         assert hung["text"].startswith(f"rank 1 on {node} did not arrive: it is at {tmp_path}/train.py:")
         assert "in collective 4 of process group 0, all_reduce (8)" in hung["text"]
+        assert f"dumps to {run.folder.all_stacks}/g0001-flight-" in run.log(1), "and so does torch itself"
         assert await run.ends() == 0, "the next generation trains"
         assert not os.path.exists(run.folder.flight_dump(2, 0)), "only a hang leaves a dump"
 

@@ -90,8 +90,12 @@ def judge_hang(
     stacks: Mapping[int, RankStack],
     places: Mapping[int, str],
     faulty_nodes: Collection[str] = (),
+    returned: Collection[int] = (),
 ) -> HangReport | None:
-    """Return why a generation hangs; None if there is no evidence. `faulty_nodes` failed a check, or were drained."""
+    """Return why a generation hangs; None if there is no evidence.
+
+    `faulty_nodes` failed a check, or were drained. `returned` are ranks whose script has ended without an error.
+    """
     stall = find_stall(dumps, len(places))
     if stall is None:
         return _outside_collectives(generation, dumps, stacks, places)
@@ -102,6 +106,8 @@ def judge_hang(
         return _incomplete(generation, stall, places, faulty_nodes)
     nodes = _nodes(stall.missing, places)
     suspect, reason = _suspect_of_missing(stall, stacks, states, places, faulty_nodes)
+    if set(stall.missing) & set(returned):
+        suspect, reason = HangSuspect.CODE, "its script has ended, while others still wait for it"
     first = stall.missing[0]
     where = stacks[first].where if first in stacks else ""
     did = "did not arrive" if first not in stacks or not where else f"did not arrive: it is at {where}"
@@ -230,7 +236,16 @@ def read_hang(
     """Return why this generation of a run hangs or hung; None if it left no evidence."""
     places = ranks_of_generation(entries, generation)
     dumps = read_dumps(run, generation)
-    return judge_hang(generation, dumps, _read_stacks(run, generation, sorted(places)), places, faulty_nodes)
+    stacks = _read_stacks(run, generation, sorted(places))
+    return judge_hang(generation, dumps, stacks, places, faulty_nodes, _returned(entries, generation, places))
+
+
+def _returned(entries: Sequence[Entry], generation: int, places: Mapping[int, str]) -> list[int]:
+    """Return the ranks that had returned when the others were idle."""
+    for entry in reversed(entries):
+        if entry.get("event") == RunEvent.IDLE and entry.get("generation") == generation:
+            return [rank for rank in places if str(rank) not in entry.get("ranks", {})]
+    return []
 
 
 def ranks_of_generation(entries: Sequence[Entry], generation: int) -> dict[int, str]:

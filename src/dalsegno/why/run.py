@@ -10,13 +10,16 @@ from dalsegno.runs.status import RunPhase, RunStatus
 from dalsegno.train.contract import SAVED, TERMINATED
 from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
+_HANGING = (RunPhase.RUNNING, RunPhase.STOPPING)
+
 
 def explain_run(status: RunStatus, entries: Sequence[Entry], hang: HangReport | None = None) -> Conclusion:
     """Return the verdict on a run. `hang` is why one of its generations hung, from the evidence in its folder."""
     if status.over:
         return _ended(status, entries, hang)
     logs = f"dalsegno logs -f {status.run}"
-    if hang and hang.generation == status.generation and status.phase in (RunPhase.RUNNING, RunPhase.STOPPING):
+    current = hang is not None and hang.generation == status.generation
+    if hang and current and not _idle(entries, status.generation) and status.phase in _HANGING:
         return Conclusion(f"run {status.run} hangs: {hang.describe()}", _hang_command(status, hang))
     if status.phase is RunPhase.WAITING:
         job = f" (job {status.jobs[0]})" if status.jobs else ""
@@ -27,7 +30,8 @@ def explain_run(status: RunStatus, entries: Sequence[Entry], hang: HangReport | 
     if status.phase is RunPhase.RUNNING and (idle := _idle(entries, status.generation)):
         rank = next(iter(idle.get("ranks", {})), "0")
         logs = f"dalsegno logs {status.run} --rank {rank}"
-        return Conclusion(f"run {status.run} hangs: {idle.get('text')}", logs)
+        why = f"; {hang.describe()}" if hang and current else ""
+        return Conclusion(f"run {status.run} hangs: {idle.get('text')}{why}", logs)
     if status.phase is RunPhase.RUNNING:
         return Conclusion(f"run {status.run} is training, in generation {status.generation}{_because(entries)}", logs)
     return Conclusion(f"run {status.run} is {status.phase.value}{_message_suffix(status)}{_because(entries)}", logs)

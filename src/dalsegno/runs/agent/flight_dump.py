@@ -10,11 +10,15 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
+MAX_DUMPS = 100  # of one worker
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 KEPT = 32  # calls of each process group, the last ones
 DUMP_PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # torch appends the rank to it
 _OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
@@ -27,6 +31,7 @@ def serve_dumps(name: str, path: str) -> None:
         os.environ[DUMP_PREFIX] = own_prefix(path)
     with contextlib.suppress(OSError, RuntimeError):  # without the thread, the script runs all the same
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         sock.bind(f"\0{name}")
         # Calls from before the script belong to the preparation of a standby worker.
         args = (sock, path, time.time_ns())
@@ -40,15 +45,25 @@ def own_prefix(path: str) -> str:
 
 
 def _serve(sock: socket.socket, path: str, since_ns: int) -> None:
-    while True:
+    asked = 0
+    while asked < MAX_DUMPS:
         try:
-            sock.recv(1)
+            _, sent, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
         except OSError:
             return
+        if not _is_own_user(sent):
+            continue
+        asked += 1
         with contextlib.suppress(Exception):  # the functions are private, and may fail in any way
             line = json.dumps(read_recorder(since_ns)) + "\n"
             with open(path, "a") as file:
                 file.write(line)
+
+
+def _is_own_user(sent: Sequence[tuple[int, int, bytes]]) -> bool:
+    """Return whether this user or root has sent a message. Every user can see the names of abstract sockets."""
+    found = [data for level, kind, data in sent if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)]
+    return bool(found) and _CREDENTIALS.unpack(found[0][: _CREDENTIALS.size])[1] in (0, os.getuid())
 
 
 def read_recorder(since_ns: int) -> dict[str, Any]:
