@@ -63,3 +63,4 @@ def test_failed_run_points_to_the_doctor_which_knows_its_error(shared: Cli) -> N
     assert f"hint: run `dalsegno doctor {run}`: it knows this error" in answer.err
     evidence = symptoms(shared, run)["torch-missing"]["evidence"][0]  # type: ignore[index]
     assert evidence["where"].startswith("rank 0, line ")
+    assert "failed: ModuleNotFoundError" in shared.ok("why", run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -140,8 +141,18 @@ def test_pipes_and_folders_are_not_read_as_logs(tmp_path: Path):
     assert signs_in(tmp_path / "pipe") == [] == signs_in(tmp_path) == signs_in(tmp_path / "missing")
 
 
+@pytest.mark.parametrize(
+    "part", ["port: 1 ", "PG ID 1Rank 1]", "a", "a.py", "world size of 1 ", "torch", "unable to open "]
+)
+def test_hostile_lines_do_not_take_long(part: str):
+    line = ("torch " + part * 2000)[:2000]
+    began = time.process_time()
+    list(find_signs(((number, line) for number in range(20)), "out"))
+    assert time.process_time() - began < 1.0, "20 lines"
+
+
 def test_repeated_lines_do_not_fill_the_memory(tmp_path: Path):
-    (tmp_path / "out").write_text("CUDA out of memory\n" * 50_000)
+    (tmp_path / "out").write_text("CUDA out of memory\n" * 5_000)
     assert len(signs_in(tmp_path / "out")) < 100
 
 

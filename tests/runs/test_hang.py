@@ -89,8 +89,12 @@ def test_collective_that_all_have_called_makes_the_network_suspect():
 
 
 def test_hang_outside_of_collectives_is_a_fault_of_the_script():
-    found = judge_hang(1, [elsewhere(0), elsewhere(1)], {0: RankStack("train.py:4")}, PLACES)
-    assert found is not None and (found.suspect, found.where) == (HangSuspect.CODE, "train.py:4")
+    stacks = {0: RankStack("train.py:4"), 1: RankStack("data.py:9"), 2: RankStack("train.py:4")}
+    found = judge_hang(1, [elsewhere(0), elsewhere(1)], stacks, PLACES)
+    assert found is not None and (found.suspect, found.where) == (HangSuspect.CODE, "data.py:9")
+    assert found.sentence == (
+        "no rank waits in a collective: ranks 0 on gpu-1, 2 on gpu-3 at train.py:4; rank 1 on gpu-2 at data.py:9"
+    )
     assert judge_hang(1, [], {}, PLACES) is None, "no evidence"
 
 

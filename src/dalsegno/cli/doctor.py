@@ -67,6 +67,8 @@ def command(
         else:
             out.table(["SYMPTOM", "QUESTION"], [[each.name, each.question] for each in SYMPTOMS])
         return
+    if probe:
+        out.talk("looking on the nodes with a short job step")
     case = _gather(
         subject,
         _order(name, words, python or "", partition or "", dumps or "", checkpoint or "", ranks or 0, probe),

@@ -83,8 +83,7 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     path, words = submitted_words(order.slurm, job, order.runner)
     signs, unchecked = list[SignSeen](), list[str]()
     outputs = [each for each in dict.fromkeys((job.stdout, job.stderr)) if each and each != "/dev/null"]
-    # The owner of the job chooses these paths, and whoever examines it may be root.
-    owners = {job.uid if job.uid is not None else os.geteuid(), os.geteuid()}
+    owners = _owners(job.uid if job.uid is not None else os.geteuid())
     for each in outputs:
         signs += signs_in(Path(each), owners=owners)
     if not any(os.path.exists(each) for each in outputs):
@@ -113,11 +112,12 @@ def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
         dict(progress.ranks) if progress else {}, places, figures.get("step_s") or 0.0, figures.get("data_s") or 0.0
     )
     script = Path(plan.request.chdir, plan.request.script)
+    owners = _owners(run.root.stat().st_uid)
     case = Case(
         f"run {run.run}",
         run=run.run,
         words=plan.request.args,
-        signs=tuple(_signs_of_run(run, generation, sorted(places))),
+        signs=tuple(_signs_of_run(run, generation, sorted(places), owners)),
         hang=read_hang(run, generation, entries),
         dumps=tuple(
             str(run.flight_dump(generation, rank)) for rank in places if run.flight_dump(generation, rank).exists()
@@ -127,13 +127,18 @@ def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
     )
     prefix = prefix_of(plan.request)
     python = os.path.join(prefix, "bin", "python") if prefix else plan.python
-    text = read_start(script, MAX_SCRIPT_BYTES)
+    text = read_start(script, MAX_SCRIPT_BYTES, owners)
     facts = _script(text, script) if text is not None and script.suffix == ".py" else None
     order = replace(order, python=order.python or python, partition=plan.request.partition)
     return _surroundings(replace(case, script=facts), order, str(script))
 
 
-def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int]) -> list[SignSeen]:
+def _owners(owner: int) -> tuple[int, ...]:
+    """Return whose files may be read for a job of this user, who has chosen their paths; () if all may be read."""
+    return () if owner == os.geteuid() else (owner,)
+
+
+def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners: Sequence[int]) -> list[SignSeen]:
     """Return the signs in the logs of a run. Those of each rank have their rank in front of the line's number."""
     logs = [(run.log(generation, rank), f"rank {rank}, line ") for rank in ranks[:MAX_LOGS]]
     logs += [
@@ -143,7 +148,7 @@ def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int]) -> list
     ]
     signs = list[SignSeen]()
     for path, name in logs:
-        found = signs_in(path, name)
+        found = signs_in(path, name, owners)
         signs += [replace(each, where=each.where.replace("line :", "line ")) for each in found]
     return signs
 

@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from dalsegno.printable import one_line
 
 MAX_LINE = 2000  # characters of a line that are searched
+MAX_SEARCHED = 8 << 20  # characters of the lines that may contain a sign; a longer log is hostile, or all errors
 SHOWN = 240  # characters of a line that are shown
 _KEPT = 16  # lines of each sign in one file
 
@@ -52,14 +54,14 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     (LogSign.TORCH_MISSING, r"No module named '?torch'?(?![\w.])"),
     (
         LogSign.LAUNCHER_MISSING,
-        r"(?P<name>torchrun)(?::|\S*) (?:command )?not found|No such file or directory: '?(?P<name2>\S*torchrun)"
-        r"|(?P<name3>\S*torchrun): No such file or directory",
+        r"(?P<name>torchrun):? (?:command )?not found|No such file or directory: '?(?P<name2>\S{0,200}?torchrun)"
+        r"|(?P<name3>\btorchrun): No such file or directory",
     ),
     (LogSign.SCRIPT_MISSING, r"can't open file '(?P<path>[^']+)': \[Errno 2\]"),
     (LogSign.SCRIPT_UNREADABLE, r"can't open file '(?P<path>[^']+)': \[Errno 13\]"),
     (
         LogSign.NOT_EXECUTABLE,
-        r"Permission denied: '(?P<path>[^']+\.py)'|(?P<path2>[^\s:']+\.py): Permission denied",
+        r"Permission denied: '(?P<path>[^']{1,400}\.py)'|(?<![^\s:'])(?P<path2>[^\s:']{1,400}\.py): Permission denied",
     ),
     (LogSign.SYNTAX, r"^(?:\[rank\d+\]: ?)?(?:Syntax|Indentation|Tab)Error: "),
     (
@@ -74,7 +76,7 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     (LogSign.NO_PROCESS_GROUP, r"Default process group has not been initialized"),
     (
         LogSign.PORT_IN_USE,
-        r"(?:port: (?P<port>\d+).*)?(?:EADDRINUSE|[Aa]ddress already in use)(?:.*port[: ]+(?P<port2>\d+))?",
+        r"(?:port: (?P<port>\d+).{0,99}?)?(?:EADDRINUSE|[Aa]ddress already in use)(?:.{0,99}?port[: ]+(?P<port2>\d+))?",
     ),
     (LogSign.NO_CONTAINERS, r"unrecognized option '--container-\w+"),
     (LogSign.CONDA_TERMS, r"CondaToSNonInteractiveError|Terms of Service have not been accepted"),
@@ -104,7 +106,7 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     ),
     (
         LogSign.NCCL_PROGRESS,
-        r"(?P<group>PG ID \d+).*Rank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+),"
+        r"PG ID \d+.{0,60}?Rank (?P<rank>\d+)\].{0,400}?[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+),"
         r" last completed (?:NCCL )?work: (?P<completed>-?\d+)",
     ),
     (LogSign.GLOO_TIMEOUT, r"Timed out waiting (?P<ms>\d+)ms for (?:recv|send) operation to complete"),
@@ -122,13 +124,13 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     (LogSign.NO_NUMPY, r"Failed to initialize NumPy: No module named 'numpy'"),
 )
 _COMPILED = tuple((sign, re.compile(pattern)) for sign, pattern in _PATTERNS)
-# Words of which every pattern needs one, so that most lines are searched once and not 26 times.
-_ANY = re.compile(
-    r"torch|can't open|denied|Error|NCCL|NVIDIA|CUDA|backend type|initialized|[Aa]ddress already|EADDR|container-"
-    r"|Terms of"
-    r"|arguments|[Ww]orld|saved with|OutOf|CUBLAS|shared memory|oom|DefaultCPU|[Kk]illed|memory|Watchdog|Timed out"
-    r"|Flight Rec|Duplicate GPU|device ordinal|DataLoader|NumPy"
-)
+# Every pattern needs one of these words, so that most lines need not be searched for patterns.
+_WORDS = (
+    "torch", "can't open", "denied", "Error", "NCCL", "NVIDIA", "CUDA", "backend type", "initialized", "ddress already",
+    "EADDR", "container-", "Terms of", "arguments", "orld", "saved with", "OutOf", "CUBLAS", "memory", "oom",
+    "illed", "Watchdog", "Timed out", "Flight Rec", "Duplicate GPU", "device ordinal", "DataLoader", "NumPy",
+)  # fmt: skip
+_BATCH = 1000  # lines that are looked through for these words at once
 
 
 @dataclass(frozen=True)
@@ -144,18 +146,29 @@ class SignSeen:
 def find_signs(lines: Iterable[tuple[int, str]], name: str) -> Iterator[SignSeen]:
     """Yield the signs in the lines of a log, given with their numbers. Each sign is yielded a few times at most."""
     counts: dict[LogSign, int] = {}
-    for number, line in lines:
-        line = line[:MAX_LINE]
-        if not _ANY.search(line):
-            continue
+    searched = 0
+    for number, line in _candidates(lines):
+        searched += len(line)
+        if searched > MAX_SEARCHED:
+            return
         for sign, pattern in _COMPILED:
-            found = pattern.search(line)
-            if found and counts.get(sign, 0) < _KEPT:
+            found = pattern.search(line) if counts.get(sign, 0) < _KEPT else None
+            if found:
                 counts[sign] = counts.get(sign, 0) + 1
                 values = {
                     key.rstrip("0123456789"): one_line(value) for key, value in found.groupdict().items() if value
                 }
                 yield SignSeen(sign, f"{name}:{number}", _shown(line, found.start()), values)
+
+
+def _candidates(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the lines that may contain a sign, cut to the length that is searched."""
+    rest = iter(lines)
+    while batch := [(number, line[:MAX_LINE]) for number, line in islice(rest, _BATCH)]:
+        text = "\n".join(line for _, line in batch)
+        words = [word for word in _WORDS if word in text]
+        if words:
+            yield from ((number, line) for number, line in batch if any(word in line for word in words))
 
 
 def _shown(line: str, at: int) -> str:

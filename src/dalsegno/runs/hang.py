@@ -193,13 +193,19 @@ def _outside_collectives(
         sentence = f"{_ranks(stopped, places)} does nothing, and no rank waits in a collective"
         reason = "the process is stopped, or waits inside the kernel"
         return HangReport(generation, sentence, HangSuspect.NODE, reason, stopped, _nodes(stopped, places))
-    found = tuple(rank for rank, stack in sorted(stacks.items()) if stack.where)
-    if not found:
+    groups: dict[str, list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        if stack.where:
+            groups.setdefault(stack.where, []).append(rank)
+    if not groups:
         return None
-    first = stacks[found[0]]
-    sentence = f"no rank waits in a collective; rank {found[0]} is at {first.where}"
-    reason = "it waits for its DataLoader" if first.loads_data else "the script itself does not go on"
-    return HangReport(generation, sentence, HangSuspect.CODE, reason, found, _nodes(found, places), where=first.where)
+    fewest = min(groups, key=lambda where: len(groups[where]))  # the place of the ranks that differ from most others
+    odd = tuple(groups[fewest])
+    told = [f"{_ranks(ranks, places)} at {where}" for where, ranks in sorted(groups.items(), key=lambda item: item[1])]
+    sentence = f"no rank waits in a collective: {'; '.join(told[:_SHOWN])}"
+    loads = stacks[odd[0]].loads_data
+    reason = "the rank waits for its DataLoader" if loads else "the script itself does not go on"
+    return HangReport(generation, sentence, HangSuspect.CODE, reason, odd, _nodes(odd, places), where=fewest)
 
 
 def _nodes(ranks: Iterable[int], places: Mapping[int, str]) -> tuple[str, ...]:
