@@ -79,6 +79,22 @@ def test_batch_script_is_read_with_the_script_it_starts(folder: Path):
     assert {"no-process-group", "launcher-arguments", "misplaced-options", "output-folder"} <= found
 
 
+def test_environment_and_script_are_found_through_paths_of_the_batch_script(folder: Path):
+    """As in the sample that walkthrough 002 uses: the environment was never created."""
+    (folder / "slurm").mkdir()
+    shutil.copy(RECORDED / "scripts/no_process_group.py", folder / "ddp.py")
+    job = """#!/bin/bash
+#SBATCH --nodes 2
+srun ./pt_cpu/bin/torchrun \\
+    "${ARGS[@]}" \\
+    $(dirname "$PWD")/ddp.py 500 10
+"""
+    (folder / "slurm/train.sbatch").write_text(job)
+    found = {each["symptom"]: each for each in json.loads(doctor("slurm/train.sbatch", "--json").stdout)["findings"]}
+    assert found["launcher-missing"]["evidence"] == [{"where": "slurm/train.sbatch:3", "text": "./pt_cpu/bin/torchrun"}]
+    assert found["no-process-group"]["evidence"][0]["where"].endswith("ddp.py:6")
+
+
 def test_words_after_the_script_are_judged(folder: Path):
     answer = doctor("recorded/scripts/own_options.py", "--", "5", "--nodes=2", "--batch-size=8")
     assert "--nodes=2 after the script's name is an argument of the script" in answer.stdout

@@ -53,6 +53,12 @@ SHOWN: list[tuple[str, Callable[[], Case], str, str]] = [
     ),
     ("launcher-missing", lambda: log("torchrun-not-found.log"), "torchrun is not on the job's PATH", "/bin/activate"),
     (
+        "launcher-missing",
+        lambda: Case("x", missing_launcher=Evidence("job.sbatch:9", "./pt_cpu/bin/torchrun")),
+        "./pt_cpu/bin/torchrun does not exist",
+        "python3 -m venv ./pt_cpu && ./pt_cpu/bin/pip install torch",
+    ),
+    (
         "script-unreadable",
         lambda: log("script-missing.log"),
         "nowhere/train.py does not exist on the node",

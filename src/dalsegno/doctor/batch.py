@@ -51,6 +51,11 @@ class BatchFacts:
     def launchers(self) -> list[BatchLine]:
         return [each for each in self.commands if _launcher_at(each.words) is not None]
 
+    def launcher_paths(self) -> list[tuple[BatchLine, str]]:
+        """Return the calls of torchrun by a path, with that path."""
+        words = [(each, word) for each in self.launchers for word in each.words if word.endswith("/torchrun")]
+        return [(each, word) for each, word in words if "$" not in word and not word.startswith("-")]
+
     def without_script(self) -> list[BatchLine]:
         """Return calls of torchrun that name no script. Where variables are used, nobody can tell."""
         return [each for each in self.launchers if not _names_script(each)]
@@ -68,7 +73,7 @@ class BatchFacts:
     def environment(self) -> tuple[int, str]:
         """Return the Python environment that the script activates, and its line; (0, "") if there is none."""
         for each in self.commands:
-            found = _activated(each.words)
+            found = _activated(each.words) or _prefix_of_program(each.words)
             if found and "$" not in found:
                 return each.line, found
         return 0, ""
@@ -198,6 +203,13 @@ def _activated(words: Sequence[str]) -> str:
     if len(words) > 2 and words[:2] in (("conda", "activate"), ("source", "activate")) and "/" in words[2]:
         return words[2].rstrip("/")
     return ""
+
+
+def _prefix_of_program(words: Sequence[str]) -> str:
+    """Return the environment of a program that is started by its path, such as `./venv/bin/torchrun`."""
+    names = ("/bin/torchrun", "/bin/python", "/bin/python3")
+    found = [word for word in words if word.endswith(names) and not word.startswith(("/usr/", "/bin/", "-"))]
+    return found[0].rpartition("/bin/")[0] if found else ""
 
 
 def _creates_conda(words: Sequence[str]) -> bool:

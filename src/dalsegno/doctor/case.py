@@ -129,6 +129,7 @@ class Case:
     port: int = 0  # a fixed MASTER_PORT
     port_where: str = ""
     port_in_use: bool | None = None  # on this machine
+    missing_launcher: Evidence | None = None  # a torchrun that the batch script starts by its path
     missing_folders: tuple[Evidence, ...] = ()  # folders for output that do not exist
     probes: tuple[NodeProbe, ...] = ()
     unchecked: tuple[str, ...] = ()

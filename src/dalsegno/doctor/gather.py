@@ -94,7 +94,7 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     failed = job.state is not JobState.COMPLETED  # the script of a job that did well is not questioned
     if failed and text is not None and file is not None and is_batch(text):
         order = replace(order, partition=job.partition)
-        case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent))
+        case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent), owners)
     return _with_dumps(case, order, job.uid if job.uid is not None else os.geteuid())
 
 
@@ -171,16 +171,19 @@ def _script(text: str, path: Path) -> ScriptFacts:
     return facts
 
 
-def _batch_case(case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path | None = None) -> Case:
+def _batch_case(
+    case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path | None = None, owners: Sequence[int] = ()
+) -> Case:
     """Return the case with a batch script, and the Python script that it starts if there is one."""
     folder = folder or Path.cwd()
     case = replace(case, batch=batch)
-    named = [word for _, word in batch.scripts if "$" not in word]
+    # Where a variable is part of the path, as in `$(dirname "$PWD")/ddp.py`, the name alone is looked for.
+    named = [word.rpartition("/")[2] if "$" in word else word for _, word in batch.scripts]
     tried = [
         place / name for name in named for place in (folder, Path(batch.path).parent, Path(batch.path).parent.parent)
     ]
     script = next((each for each in tried if each.is_file()), None)
-    text = read_start(script, MAX_SCRIPT_BYTES) if script else None
+    text = read_start(script, MAX_SCRIPT_BYTES, owners) if script else None
     if script is not None and text is not None:
         case = replace(case, script=_script(text, script))
     line, activated = batch.environment()
@@ -191,6 +194,7 @@ def _batch_case(case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path 
         case,
         world_size=order.ranks or _ranks_of(batch),
         missing_folders=tuple(_missing_folders(batch, folder, case.started)),
+        missing_launcher=None if case.started else _missing_launcher(batch, folder),
     )
     return _surroundings(case, order, str(script) if script else "")
 
@@ -206,6 +210,14 @@ def _ranks_of(batch: BatchFacts) -> int:
     ]
     tasks = batch.options.get("ntasks-per-node", "") if not batch.launchers else (per_node or [""])[0]
     return int(nodes) * int(tasks) if nodes.isdecimal() and tasks.isdecimal() else 0
+
+
+def _missing_launcher(batch: BatchFacts, folder: Path) -> Evidence | None:
+    """Return the torchrun that the script starts by a path where there is nothing."""
+    for line, path in batch.launcher_paths():
+        if not any((place / path).exists() for place in (folder, Path(batch.path).parent)):
+            return Evidence(f"{batch.path}:{line.line}", path)
+    return None
 
 
 def _missing_folders(batch: BatchFacts, folder: Path, started: bool) -> list[Evidence]:

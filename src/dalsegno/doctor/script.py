@@ -51,6 +51,7 @@ class ScriptFacts:
     options: frozenset[str] = frozenset()  # of its command line
     parses_options: bool = False
     files: tuple[str, ...] = ()  # names of snapshots in its text
+    is_program: bool = True  # it does something when it is run; otherwise it is a module that others import
 
     @property
     def distributed(self) -> bool:
@@ -79,6 +80,7 @@ class ScriptReader:
         self._constants: list[str] = []
         self._cuda_line = 0
         self._port = (0, 0)
+        self._is_program = any(_does_something(node) for node in tree.body)
         self._learn_names(tree)
         for node in tree.body:
             self._walk(node, "", False)
@@ -155,6 +157,7 @@ class ScriptReader:
             port_line=self._port[1],
             options=frozenset(self._options()),
             parses_options=any(each[1].rpartition(".")[2] in ("parse_args", "add_argument") for each in self._calls),
+            is_program=self._is_program,
             files=tuple(dict.fromkeys(text for text in self._constants if _is_snapshot(text)))[:20],
         )
 
@@ -183,6 +186,14 @@ class ScriptReader:
                 yield from (str(each.value) for each in node.args if isinstance(each, ast.Constant))
 
 
+def _does_something(node: ast.stmt) -> bool:
+    """Return whether a statement at the top level is more than a definition: a call, a loop, `if __name__ == …`."""
+    if isinstance(node, (ast.If, ast.For, ast.While, ast.With)):
+        return True
+    value = node.value if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign)) else None
+    return isinstance(value, ast.Call)
+
+
 def _is_wrapper(name: str) -> bool:
     return name.rpartition(".")[2] in _WRAPPERS and name.startswith("torch.")
 
@@ -202,7 +213,9 @@ def _names_rank(node: ast.AST) -> bool:
     words = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
     words += [each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)]
     words += [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    return any(part in word.lower() for word in words for part in ("rank", "is_main", "is_master", "gpu_id"))
+    return any(
+        part in word.lower() for word in words for part in ("rank", "is_main", "main_process", "master", "gpu_id")
+    )
 
 
 def _leaves(node: ast.If) -> bool:

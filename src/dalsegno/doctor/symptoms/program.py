@@ -43,6 +43,11 @@ def _launcher_missing(case: Case) -> Iterator[DoctorFinding]:
             fix = f"{shlex.quote(case.python.python)} -m pip install torch"
         what = "torchrun is not on the job's PATH: the environment was not activated, or was never created"
         yield DoctorFinding(Severity.ERROR, what, fix, evidence_of(signs))
+    elif missing := case.missing_launcher:
+        prefix = shlex.quote(missing.text.rpartition("/bin/")[0])
+        what = f"{missing.text} does not exist: the environment was never created, or is elsewhere"
+        fix = f"python3 -m venv {prefix} && {prefix}/bin/pip install torch"
+        yield DoctorFinding(Severity.ERROR, what, fix, (missing,))
 
 
 def _script_unreadable(case: Case) -> Iterator[DoctorFinding]:
@@ -149,7 +154,7 @@ def _no_process_group(case: Case) -> Iterator[DoctorFinding]:
             Severity.ERROR, "the process group was used before `init_process_group`", fix, evidence_of(signs)
         )
         return
-    if script is None or script.imports & FRAMEWORKS:
+    if script is None or script.imports & FRAMEWORKS or not script.is_program:
         return
     uses = sorted((*script.wrappers, *script.collectives), key=lambda call: call.line)
     if uses and not script.starts:
