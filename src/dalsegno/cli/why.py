@@ -17,6 +17,7 @@ from dalsegno.hostlist import closest
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
+    from dalsegno.hardware.job_variables import JobVariable
     from dalsegno.runs.folder import RunFolder
     from dalsegno.slurm.facts import JobInfo
     from dalsegno.slurm.parse.nodes import NodeEvent
@@ -49,6 +50,10 @@ def command(subject: str, name: str | None, json_: bool) -> None:
     rows = [[format_time(moment.at), moment.who, moment.text] for moment in answer.moments]
     if rows:
         out.table(["WHEN", "WHO", "WHAT"], rows)
+        out.data("")
+    if answer.variables:
+        settings = [[f"{each.name}={each.value}", each.of, each.reason, each.source] for each in answer.variables]
+        out.table(["ADDED VARIABLE", "FOR", "REASON", "SOURCE"], settings)
         out.data("")
     out.data(answer.verdict.sentence)
     if answer.verdict.next:
@@ -101,7 +106,18 @@ def _explain_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
     own = tuple(moments_of_run(entries))
     until = own[-1].at + aftermath_s(status) if own and status.over else None
     around = _node_moments(nodes_of_run(entries), slurm, own[0].at if own else 0.0, until)
-    return Explanation(f"run {run.run}", explain_run(status, entries), merge_timelines(own, around))
+    timeline = merge_timelines(own, around)
+    return Explanation(f"run {run.run}", explain_run(status, entries), timeline, _variables(run))
+
+
+def _variables(run: RunFolder) -> tuple[JobVariable, ...]:
+    """Return the variables that were added to the run's environment; none if its plan cannot be read."""
+    from dalsegno.runs.submit.prepare import read_plan
+
+    try:
+        return read_plan(run).variables
+    except (DalsegnoError, OSError):
+        return ()
 
 
 def _explain_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Explanation:

@@ -1,0 +1,140 @@
+"""The Slurm job of a benchmark: the srun command, and where nccl-tests are. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from posixpath import basename, dirname, join
+from statistics import median
+from typing import Any
+
+from dalsegno.runs.submit.container import container_options, wrap_guard
+from dalsegno.runs.submit.plan import RunPlan, slurm_options
+
+# Folders in which images and clouds keep the programs: AWS samples, NVIDIA's images, the OCI HPC stack, Debian.
+NCCL_TESTS_FOLDERS = (
+    "/opt/nccl-tests/build",
+    "/workspace/nccl-tests/build",
+    "/usr/local/cuda/efa/test-cuda-12.8",
+    "/opt/oci-hpc/nccl-test/build",
+    "/usr/local/bin",
+    "/usr/bin",
+)
+
+
+def nccl_tests_places(given: str, program: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the paths at which the program of nccl-tests may be, the likeliest first.
+
+    `given` is the program, its folder, or the folder of the source in which it was built.
+    """
+    if given:
+        if basename(given) == program:
+            return [given]
+        return [join(given, program), join(given, "build", program)]
+    own = [environ["NCCL_TESTS_HOME"]] if environ.get("NCCL_TESTS_HOME") else []
+    on_path = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
+    folders = [*(each for home in own for each in (home, join(home, "build"))), *on_path, *NCCL_TESTS_FOLDERS]
+    return [join(folder, program) for folder in dict.fromkeys(folders)]
+
+
+def choose_program(places: Sequence[str], arguments: Sequence[str], otherwise: Sequence[str], module: str = "") -> list[str]:
+    """Return a command that runs the first of these programs that exists on the node, else another command.
+
+    Without another command, it fails with a message.
+    """
+    words = shlex.join(arguments)
+    lines = [f"[ -x {shlex.quote(place)} ] && exec {shlex.quote(place)} {words}" for place in places]
+    name = basename(places[0])
+    lines.append(f"command -v {shlex.quote(name)} >/dev/null && exec {shlex.quote(name)} {words}")
+    if otherwise:
+        lines.append(f"exec {shlex.join(otherwise)}")
+    else:
+        lines.append(f'echo "$(hostname): {name} was not found" >&2; exit 127')
+    if module:  # defined by the shell's profile only
+        lines.insert(0, f"module load {shlex.quote(module)} || exit 1")
+        return ["bash", "-lc", "\n".join(lines)]
+    return ["sh", "-c", "\n".join(lines)]
+
+
+def srun_argv(plan: RunPlan, program: Sequence[str]) -> list[str]:
+    """Return the command that requests the nodes and runs the program on them, once for each process."""
+    options = [option for option in slurm_options(plan.job) if not option.startswith("--comment=")]
+    folder = dirname(plan.folder)
+    return [
+        "srun",
+        *options,
+        f"--ntasks={plan.shape.max_nodes * plan.shape.nproc_per_node}",
+        "--kill-on-bad-exit=1",  # otherwise the other tasks would wait forever for the failed one
+        "--cpu-bind=none",
+        f"--mpi={plan.mpi or 'none'}",
+        "--export=ALL",
+        "--input=none",
+        "--unbuffered",
+        *([f"--chdir={plan.request.chdir}"] if plan.request.chdir else []),
+        *container_options(plan.request, folder, plan.launcher),
+        *wrap_guard(plan.request, plan.launcher, list(program)),
+    ]
+
+
+# Compiling nccl-tests
+
+
+def make_argv(folder: str, *, mpi: bool, homes: Mapping[str, str], jobs: int = 8) -> list[str]:
+    """Return the command that compiles nccl-tests in their folder. `homes` are MPI_HOME, CUDA_HOME and NCCL_HOME."""
+    given = [f"{name}={value}" for name, value in homes.items() if value]
+    return ["make", f"-j{jobs}", "-C", folder, *(["MPI=1"] if mpi else []), *given]
+
+
+# History: JSON lines, one per measurement, from which thresholds are derived
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement: what was measured on which nodes, and the figure that is compared with later ones."""
+
+    at: float
+    kind: str  # such as all_reduce, pairs, gemm
+    value: float
+    unit: str
+    nodes: tuple[str, ...] = ()
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {"at": self.at, "kind": self.kind, "value": self.value, "unit": self.unit, "nodes": list(self.nodes),
+             "detail": dict(self.detail)}
+        )  # fmt: skip
+
+
+def read_history(text: str) -> list[Measured]:
+    """Return the measurements. Damaged lines, as after a full disk, are skipped."""
+    found = []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+            nodes = tuple(map(str, value["nodes"]))
+            found.append(
+                Measured(float(value["at"]), str(value["kind"]), float(value["value"]), str(value["unit"]), nodes,
+                         dict(value["detail"]))
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+LEAST = 5  # measurements without which there is no threshold
+_MAD_TO_SIGMA = 1.4826
+
+
+def threshold(values: Iterable[float], k: float = 3.0) -> float | None:
+    """Return the median minus k times the median absolute deviation, in units of a standard deviation.
+
+    Return None for fewer than LEAST values.
+    """
+    known = list(values)
+    if len(known) < LEAST:
+        return None
+    middle = median(known)
+    return middle - k * _MAD_TO_SIGMA * median(abs(value - middle) for value in known)
