@@ -82,7 +82,7 @@ def _placement(time: str, algbw: str, busbw: str, wrong: str) -> str:
     return f"  {time:>7s}  {algbw:>6s}  {busbw:>6s}  {wrong:>6s}"
 
 
-def render_row(row: NcclRow, columns: NcclColumns = NcclColumns()) -> str:
+def render_row(row: NcclRow, columns: NcclColumns) -> str:
     """Return the line of one message size."""
     lead = f"{row.size:12d}  {row.count:12d}  {row.dtype:>8s}  {row.redop:>6s}  {row.root:6d}"
     placements = (row.out_of_place, row.in_place) if columns.in_place else (row.out_of_place,)
