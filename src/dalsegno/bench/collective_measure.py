@@ -344,7 +344,7 @@ def measure(ask: CollectiveAsk, rank: CollectiveRank, write: Callable[[str], obj
     rows = []
     for row in measure_rows(ask, rank):
         rows.append(row)
-        say(render_row(row))
+        say(render_row(row, table.columns))
     table = finish_table(table, rows)
     say(render_footer(table))
     return table
@@ -361,8 +361,11 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
 
     asks = [CollectiveAsk.from_json(each) for each in arguments]
+    if any(ask.root >= int(os.environ["WORLD_SIZE"]) for ask in asks):
+        sys.stderr.write("there is no rank with the number that -r names\n")
+        return 2
     rank = CollectiveRank(asks[0].device)
     try:
-        return int(any(measure(ask, rank, write).out_of_bounds for ask in asks))
+        return int(any([measure(ask, rank, write).out_of_bounds for ask in asks]))
     finally:
         rank.leave()

@@ -13,48 +13,40 @@ from typing import Any
 from dalsegno.runs.submit.container import container_options, wrap_guard
 from dalsegno.runs.submit.plan import RunPlan, slurm_options
 
-# Folders in which images and clouds keep the programs: AWS samples, NVIDIA's images, the OCI HPC stack, Debian.
-NCCL_TESTS_FOLDERS = (
-    "/opt/nccl-tests/build",
-    "/workspace/nccl-tests/build",
-    "/usr/local/cuda/efa/test-cuda-12.8",
-    "/opt/oci-hpc/nccl-test/build",
-    "/usr/local/bin",
-    "/usr/bin",
-)
+# Folders in which images and clouds keep the programs: AWS samples, NVIDIA's images, the OCI HPC stack.
+NCCL_TESTS_FOLDERS = ("/opt/nccl-tests/build", "/workspace/nccl-tests/build", "/opt/oci-hpc/nccl-test/build")
 
 
 def nccl_tests_places(given: str, program: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the paths at which the program of nccl-tests may be, the likeliest first.
+    """Return where the program of nccl-tests may be, the likeliest first. A name without a folder is looked up in PATH.
 
     `given` is the program, its folder, or the folder of the source in which it was built.
     """
     if given:
-        if basename(given) == program:
-            return [given]
-        return [join(given, program), join(given, "build", program)]
-    own = [environ["NCCL_TESTS_HOME"]] if environ.get("NCCL_TESTS_HOME") else []
-    on_path = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
-    folders = [*(each for home in own for each in (home, join(home, "build"))), *on_path, *NCCL_TESTS_FOLDERS]
-    return [join(folder, program) for folder in dict.fromkeys(folders)]
+        return [given] if basename(given) == program else [join(given, "build", program), join(given, program)]
+    home = environ.get("NCCL_TESTS_HOME")
+    own = [join(home, "build", program), join(home, program)] if home else []
+    return [*own, program, *(join(folder, program) for folder in NCCL_TESTS_FOLDERS)]
 
 
-def choose_program(places: Sequence[str], arguments: Sequence[str], otherwise: Sequence[str], module: str = "") -> list[str]:
+def choose_program(
+    places: Sequence[str], arguments: Sequence[str], otherwise: Sequence[str], module: str = ""
+) -> list[str]:
     """Return a command that runs the first of these programs that exists on the node, else another command.
 
     Without another command, it fails with a message.
     """
-    words = shlex.join(arguments)
-    lines = [f"[ -x {shlex.quote(place)} ] && exec {shlex.quote(place)} {words}" for place in places]
-    name = basename(places[0])
-    lines.append(f"command -v {shlex.quote(name)} >/dev/null && exec {shlex.quote(name)} {words}")
+    lines = [
+        f"for program in {shlex.join(places)}; do",
+        f'  command -v "$program" >/dev/null && exec "$program" {shlex.join(arguments)}',
+        "done",
+    ]
     if otherwise:
         lines.append(f"exec {shlex.join(otherwise)}")
     else:
-        lines.append(f'echo "$(hostname): {name} was not found" >&2; exit 127')
-    if module:  # defined by the shell's profile only
-        lines.insert(0, f"module load {shlex.quote(module)} || exit 1")
-        return ["bash", "-lc", "\n".join(lines)]
+        lines.append(f'echo "$(hostname): {basename(places[0])} was not found" >&2; exit 127')
+    if module:  # the function `module` is defined by the shell's profile only
+        return ["bash", "-lc", "\n".join([f"module load {shlex.quote(module)} || exit 1", *lines])]
     return ["sh", "-c", "\n".join(lines)]
 
 

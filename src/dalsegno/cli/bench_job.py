@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,7 +128,7 @@ def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None])
     from dalsegno.cluster import home
     from dalsegno.programs import user_argv
 
-    binary = next((path for path in worker.places if os.access(path, os.X_OK)), "")
+    binary = next((found for each in worker.places if (found := shutil.which(each))), "")
     if worker.only_places and not binary:
         raise UsageError(f"`{worker.places[0]}` does not exist here", where="--nccl-tests", hint="name its folder")
     processes = place.nproc or _gpus_here() or 2
