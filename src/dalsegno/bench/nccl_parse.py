@@ -244,12 +244,12 @@ class _LogReader:
         """Read a row, or a part of one: NCCL's own lines may break it after any of its values."""
         draft = self._open.get(stream)
         tokens = body.split()
-        if complete and len(tokens) == 13 and draft and draft.stage in (5, 6) and draft.layout == _USUAL:
-            if row := _usual_row(tokens):
-                draft.stage = 6
-                draft.pending = []
-                draft.rows.append(row)
-                return
+        usual = complete and len(tokens) == 13 and draft and draft.stage in (5, 6) and draft.layout == _USUAL
+        if usual and draft and (found := _usual_row(tokens)):
+            draft.stage = 6
+            draft.pending = []
+            draft.rows.append(found)
+            return
         rest = None
         if len(tokens) > 2 and (tokens[2] in _TYPES or (draft and draft.layout and _PREAMBLE.match(body))):
             start = self._draft(number, stream, 6, again=True)

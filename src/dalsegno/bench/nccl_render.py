@@ -4,6 +4,7 @@
     text = render_header(table)              # up to the column names; `table.rows` may be empty
     text += render_row(row, table.columns)   # one call per row, while the test runs
     text += render_footer(table)             # "Out of bounds values" to the end
+    text = render_rows(table)                # column names and rows alone
 
 All functions are pure and end their text with a line break. `render` is the sum of the other three.
 """
@@ -19,6 +20,12 @@ def render(table: NcclTable) -> str:
     """Return the whole output of one test."""
     rows = "".join(render_row(row, table.columns) for row in table.rows)
     return render_header(table) + rows + render_footer(table)
+
+
+def render_rows(table: NcclTable) -> str:
+    """Return the names of the columns and the rows, without what is above and below them."""
+    names = "".join(f"{line}\n" for line in _column_names(table.columns))
+    return names + "".join(render_row(row, table.columns) for row in table.rows)
 
 
 def render_header(table: NcclTable) -> str:

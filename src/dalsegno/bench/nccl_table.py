@@ -1,7 +1,7 @@
 """The table that nccl-tests print, as values.
 
-`nccl_parse.read_log` reads these values from any output of nccl-tests; `nccl_render` writes them as nccl-tests do. The
-measuring commands fill the same classes, so that measured and read tables are judged and printed by the same code.
+`nccl_parse.read_tables` reads these values from any output of nccl-tests, and `nccl_render` writes them as nccl-tests
+do. The measuring commands fill the same classes: measured and read tables are judged and printed by the same code.
 
 A size is in bytes, a time in microseconds, and a bandwidth in GB/s (1e9 bytes per second), as nccl-tests print them.
 """
