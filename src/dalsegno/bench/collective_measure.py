@@ -295,22 +295,22 @@ def measure_rows(ask: CollectiveAsk, rank: CollectiveRank) -> Iterator[NcclRow]:
 
 def describe_device(rank: CollectiveRank) -> tuple[NcclDevice, str]:
     """Return the line of this rank in the header, and the cloud's id of its machine."""
-    pci, product = "cpu", _processor()
+    pci, product = "cpu", processor_name()
     if rank.backend == "nccl":
         about = torch.cuda.get_device_properties(rank.device)
         numbers = [getattr(about, f"pci_{name}_id", 0) for name in ("domain", "bus", "device")]
         pci, product = "{:04x}:{:02x}:{:02x}".format(*numbers), str(about.name)
     device = rank.device.index if rank.backend == "nccl" else rank.local
     host = socket.gethostname().partition(".")[0]
-    return NcclDevice(rank.rank, 0, os.getpid(), host, device, pci, product), instance_id(_read)
+    return NcclDevice(rank.rank, 0, os.getpid(), host, device, pci, product), instance_id(read_file)
 
 
-def _processor() -> str:
-    names = [line.partition(":")[2].strip() for line in _read("/proc/cpuinfo").splitlines() if "model name" in line]
+def processor_name() -> str:
+    names = [line.partition(":")[2].strip() for line in read_file("/proc/cpuinfo").splitlines() if "model name" in line]
     return next(iter(names), platform.machine())
 
 
-def _read(path: str) -> str:
+def read_file(path: str) -> str:
     try:
         with open(path, errors="replace") as file:
             return file.read()

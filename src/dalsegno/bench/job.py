@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from posixpath import basename, dirname, join
-from statistics import median
 from typing import Any
 
 from dalsegno.runs.submit.container import container_options, wrap_guard
@@ -114,19 +113,3 @@ def read_history(text: str) -> list[Measured]:
         except (ValueError, KeyError, TypeError):
             continue
     return found
-
-
-LEAST = 5  # measurements without which there is no threshold
-_MAD_TO_SIGMA = 1.4826
-
-
-def threshold(values: Iterable[float], k: float = 3.0) -> float | None:
-    """Return the median minus k times the median absolute deviation, in units of a standard deviation.
-
-    Return None for fewer than LEAST values.
-    """
-    known = list(values)
-    if len(known) < LEAST:
-        return None
-    middle = median(known)
-    return middle - k * _MAD_TO_SIGMA * median(abs(value - middle) for value in known)

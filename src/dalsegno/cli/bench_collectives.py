@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,12 +14,15 @@ from dalsegno.cli import out
 from dalsegno.cli.bench_job import (
     Finished,
     WorkerProgram,
+    earlier,
     is_rank,
     job_options,
+    needs_data,
     read_place,
     record,
     run_worker,
 )
+from dalsegno.cli.out import json_option
 from dalsegno.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,6 +81,8 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
             "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
             help="Device, when measuring with torch.",
         ),
+        click.option("--instance", metavar="TYPE", help="Instance type of the nodes, such as p5.48xlarge, for the verdict."),
+        json_option,
         click.option("--output", type=click.Path(dir_okay=False), metavar="FILE", help="Save the output to a file too."),
     ]  # fmt: skip
     for add in reversed(options):
@@ -109,6 +115,7 @@ def _ask(name: str, given: dict[str, Any]) -> CollectiveAsk:
 def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
     ask = _ask(name, given)
     nccl_tests, module, output = given.pop("nccl_tests"), given.pop("module"), given.pop("output")
+    instance, json_ = given.pop("instance"), given.pop("json_")
     needed = check_others(others)
     if needed and nccl_tests == "no":
         raise UsageError(
@@ -119,13 +126,17 @@ def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
         return
     place = read_place(given)
     worker = _worker(ask, nccl_tests, module, needed)
-    done = run_worker(worker, place, out.data)
+    if json_:
+        with out.progress() as say:
+            done = run_worker(worker, place, lambda line: say(line.strip()))
+    else:
+        done = run_worker(worker, place, out.data)
     if done is None:
         return
     if output:
         with open(output, "w") as file:
             file.write(done.text)
-    raise SystemExit(_conclude(ask, done))
+    raise SystemExit(_conclude(ask, done, instance, json_))
 
 
 def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[str]) -> WorkerProgram:
@@ -155,17 +166,31 @@ def _take_part(ask: CollectiveAsk) -> None:
     raise SystemExit(main([ask.to_json()]))
 
 
-def _conclude(ask: CollectiveAsk, done: Finished) -> int:
-    """Record the result, print the verdict, and return the exit code."""
+def _conclude(ask: CollectiveAsk, done: Finished, instance: str | None, json_: bool) -> int:
+    """Record the result, print the verdict on it, and return the exit code. No verdict is not a failure."""
     from dalsegno.bench.job import Measured
-    from dalsegno.bench.nccl_parse import read_tables
+    from dalsegno.bench.nccl_report import MachineAsk, read_reports
+    from dalsegno.bench.verdict import BenchLevel, BenchReason, judge
 
-    table = read_tables(done.text)[-1]
-    best = max((row.busbw for row in table.rows), default=0.0)
-    ranks = table.listed_ranks or 0
-    detail = {"ranks": ranks, "max_bytes": ask.max_bytes, "data_type": ask.data_type, "operation": ask.operation}
-    record(done.history, Measured(time.time(), ask.test, best, "GB/s", table.hosts, detail))
-    return 1 if table.out_of_bounds or any(row.wrong for row in table.rows) else 0
+    known = instance or (done.plan.instance if done.plan else "") or None
+    report = read_reports("output", needs_data(done.text, ask.test) + done.errors, MachineAsk(instance=known))[-1]
+    ranks = report.table.listed_ranks or 0
+    detail = {"ranks": ranks, "data_type": ask.data_type, "operation": ask.operation}
+    before = earlier(done.history, ask.test, detail)
+    report = replace(report, verdict=judge(report.table, report.verdict.machines, before, report.verdict.separate))
+    verdict = report.verdict
+    if verdict.busbw and verdict.reason is not BenchReason.WRONG_DATA:
+        size = {**detail, "size": verdict.size}
+        record(done.history, Measured(time.time(), ask.test, verdict.busbw, "GB/s", report.table.hosts, size))
+    if json_:
+        out.as_json(report.to_dict())
+    first, *others = verdict.sentences()
+    out.talk(f"{verdict.level.value}  {first}")
+    for sentence in others:
+        out.talk(f"  {sentence}")
+    for hint in report.hints():
+        out.advise(hint)
+    return 0 if verdict.level is BenchLevel.UNKNOWN else verdict.level.exit_code
 
 
 def _make(name: str) -> click.Command:
@@ -180,6 +205,8 @@ def _make(name: str) -> click.Command:
 
     It runs nccl-tests where the nodes have them, else it measures with torch: with NCCL on GPUs, with gloo on CPUs.
     Without `--nodes` it runs on this machine; under torchrun or srun it is one rank.
+
+    The verdict goes to standard error. Exit code: 0 also without a verdict, 1 FAIL, 3 DEGRADED, 4 IMPOSSIBLE.
 
     \b
     dalsegno bench {name} -b 8 -e 16G -f 2 --nodes 2 --gpus-per-node 8

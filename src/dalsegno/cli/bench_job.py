@@ -14,7 +14,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import stoppable
-from dalsegno.cli.ranks import LineFollower, Rank, errors_of, local_ranks, log_of, run_ranks, text_of
+from dalsegno.cli.ranks import LineFollower, Rank, RankFailed, errors_of, local_ranks, log_of, run_ranks, text_of
 from dalsegno.cli.run import _ONE_WORD, _click_option, read_fields
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.submit.options import OPTIONS
@@ -41,7 +41,7 @@ def job_options(command: _Command) -> _Command:
     )  # fmt: skip
     nproc = click.option(
         "--nproc", type=click.IntRange(1, 64), metavar="N",
-        help="Processes on this machine, without Slurm. Default: one for each GPU, else 2.",
+        help="Processes on this machine, without Slurm. Default: one for each GPU.",
     )  # fmt: skip
     cluster = click.option("--cluster", "-M", metavar="NAME", help="Cluster to use, with --nodes.")
     dry_run = click.option("--dry-run", is_flag=True, help="Print the Slurm command without running it.")
@@ -101,6 +101,7 @@ class WorkerProgram:
     module: str = ""
     only_places: bool = False
     needs_torch: bool = True
+    all_ranks: bool = False  # whether all ranks print, and not only rank 0
     hint: str = ""
 
 
@@ -131,7 +132,7 @@ def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None])
     binary = next((found for each in worker.places if (found := shutil.which(each))), "")
     if worker.only_places and not binary:
         raise UsageError(f"`{worker.places[0]}` does not exist here", where="--nccl-tests", hint="name its folder")
-    processes = place.nproc or _gpus_here() or 2
+    processes = place.nproc or _gpus_here() or ((os.cpu_count() or 1) if worker.all_ranks else 2)
     if binary:  # without MPI, one process uses all GPUs
         commands = [Rank([binary, *worker.place_arguments, "-g", str(processes)], dict(os.environ))]
     else:
@@ -140,7 +141,7 @@ def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None])
         commands = local_ranks([*user_argv(sys.executable), worker.name, *worker.arguments], processes)
         port = str(_free_port())
         commands = [replace(each, env={**each.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for each in commands]
-    return _run(commands, show, worker.hint, home() / "bench" / "this-machine.jsonl", None)
+    return _run(worker, commands, show, home() / "bench" / "this-machine.jsonl")
 
 
 def _gpus_here() -> int:
@@ -185,7 +186,7 @@ def _in_slurm(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], No
     for each in plan.variables:
         out.talk(f"{each.name}={each.value}  for {each.of}: {each.reason}")
     env = {**added, **run_environment(request, slurm.env)}
-    return _run([Rank(argv, env)], show, worker.hint, history_file(slurm), plan, request.chdir)
+    return _run(worker, [Rank(argv, env)], show, history_file(slurm), plan)
 
 
 def plan_job(worker: WorkerProgram, place: BenchPlace, slurm: SlurmHere) -> RunPlan:
@@ -210,22 +211,23 @@ def plan_job(worker: WorkerProgram, place: BenchPlace, slurm: SlurmHere) -> RunP
 
 
 def _run(
-    commands: Sequence[Rank], show: Callable[[str], None], hint: str, history: Path, plan: RunPlan | None,
-    cwd: str = "/",
+    worker: WorkerProgram, commands: Sequence[Rank], show: Callable[[str], None], history: Path,
+    plan: RunPlan | None = None,
 ) -> Finished:  # fmt: skip
-    from dalsegno.cli.ranks import RankFailed
-
+    cwd = plan.request.chdir if plan else "/"
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as name, stoppable():
         folder = Path(name)
         follow = LineFollower(log_of(folder, 0), show)
         try:
-            run_ranks(commands, folder, follow, hint=hint, cwd=cwd or "/", errors_apart=True)
+            run_ranks(commands, folder, follow, hint=worker.hint, cwd=cwd or "/", errors_apart=True)
         except RankFailed as fault:
             follow()
             if not _only_wrong_data(text_of(log_of(folder, 0))):
                 raise fault
         follow()
-        return Finished(text_of(log_of(folder, 0)), text_of(errors_of(folder, 0)), plan, history)
+        ranks = range(len(commands) if worker.all_ranks else 1)
+        texts = ["".join(text_of(each(folder, rank)) for rank in ranks) for each in (log_of, errors_of)]
+        return Finished(texts[0], texts[1], plan, history)
 
 
 def _only_wrong_data(text: str) -> bool:

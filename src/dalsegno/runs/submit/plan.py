@@ -285,6 +285,7 @@ class RunPlan:
     python: str = "python3"
     mpi: str = ""
     notes: tuple[str, ...] = ()  # consequences that a user may not expect
+    instance: str = ""  # type of the nodes; "" if unknown, or if they are virtual
     variables: tuple[JobVariable, ...] = ()  # for the fabric of the nodes; those that the user has set are not here
 
 
@@ -312,18 +313,13 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
         python=python_of(request, otherwise=PYTHON if request.container_image else cluster.python),
         mpi=choose_mpi(cluster.mpi_types) if request.framework == "mpi" else "",
         notes=notes_on(request, partition),
-        variables=_variables(request, cluster, partition),
+        instance=(instance := _instance_of(cluster, partition)),
+        variables=missing_variables(instance, dict(request.env), dict.fromkeys(cluster.environ, "")),
     )
 
 
-def _variables(
-    request: RunRequest, cluster: ClusterFacts, partition: PartitionFacts | None
-) -> tuple[JobVariable, ...]:
-    """Return the variables that the nodes' fabric needs and that neither the request nor the submission sets."""
-    if not cluster.fabric:
-        return ()
-    instance = (partition.instance if partition else "") or cluster.instance
-    return missing_variables(instance, dict(request.env), dict.fromkeys(cluster.environ, ""))
+def _instance_of(cluster: ClusterFacts, partition: PartitionFacts | None) -> str:
+    return ((partition.instance if partition else "") or cluster.instance) if cluster.fabric else ""
 
 
 def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[str] = ()) -> RunPlan:
