@@ -18,7 +18,8 @@ def shell(script: str) -> Rank:
 
 def test_all_processes_are_awaited_and_progress_is_shown(tmp_path: Path):
     said: list[str] = []
-    run_ranks([shell("exit 0"), shell(f"echo halfway >{tmp_path}/progress")], tmp_path, progress_of(tmp_path, said.append))
+    ranks = [shell("exit 0"), shell(f"echo halfway >{tmp_path}/progress")]
+    run_ranks(ranks, tmp_path, progress_of(tmp_path, said.append))
     assert [line.strip() for line in said] == ["halfway"]
 
 

@@ -1,7 +1,7 @@
 """Measure a collective with torch.distributed on one rank: NCCL on GPUs, gloo on CPUs. Imports torch.
 
-`bench-collective '{"test": "all_reduce", …}'` runs one rank, with the environment that torchrun sets. Rank 0 prints what
-the program of nccl-tests would print. Exits with 1 if data was wrong.
+`bench-collective '{"test": "all_reduce", …}'` runs one rank, with the environment that torchrun sets. Rank 0 prints
+what the program of nccl-tests would print. Exits with 1 if data was wrong.
 
 torch's all_reduce, broadcast and reduce change their tensor. The out-of-place rows of these have a buffer of their own,
 which is filled before the clock starts.
@@ -168,7 +168,9 @@ def repeat(values: Sequence[float], count: int, dtype: Any, device: Any) -> Any:
     return period.repeat(count // len(values) + 1)[:count]
 
 
-def fill(placed: PlacedCall, test: CollectiveTest, counts: Counts, data: DataType, op: str, rank: CollectiveRank) -> None:
+def fill(
+    placed: PlacedCall, test: CollectiveTest, counts: Counts, data: DataType, op: str, rank: CollectiveRank
+) -> None:
     """Fill the buffers with the test data of this rank."""
     placed.received.fill_(_POISON)
     n, me, to = rank.size, rank.rank, placed.sent

@@ -17,8 +17,8 @@ from dalsegno.hardware import did_you_mean
 
 @dataclass(frozen=True)
 class CollectiveTest:
-    """How one test of nccl-tests moves data. `split`: its size is that of all ranks' parts together. `in_place_checked`:
-    nccl-tests check the data of the in-place rows too."""
+    """How one test of nccl-tests moves data. `split`: its size is that of all ranks' parts together.
+    `in_place_checked`: nccl-tests check the data of the in-place rows too."""
 
     test: NcclTest
     split: bool = False
@@ -226,7 +226,12 @@ _PLAIN = 97  # values of data that is only moved; exact in every data type
 
 def moved_values(source: int, target: int = 0) -> list[int]:
     """Return one period of what rank `source` sends to rank `target`."""
-    return [(3 * at + 5 * source + 11 * target + at // 7) % _PLAIN for at in range(PERIOD)]
+    return [_scattered(at, source, target) % _PLAIN for at in range(PERIOD)]
+
+
+def _scattered(at: int, source: int, target: int = 0) -> int:
+    """Return a number that differs between places and ranks without a pattern, so that sums differ too."""
+    return ((at + 1) * 2654435761 + (source + 1) * (at + 3) * 40503 + (target + 1) * (at + 7) * 69621) % 4294967291 >> 7
 
 
 def reduced_values(rank: int, ranks: int, data_type: DataType, operation: str) -> list[int]:
@@ -236,7 +241,7 @@ def reduced_values(rank: int, ranks: int, data_type: DataType, operation: str) -
     if operation in ("max", "min"):
         return moved_values(rank)
     most = max(2, min(_PLAIN, data_type.exact // ranks + 1))
-    return [(3 * at + 5 * rank + at // 7) % most for at in range(PERIOD)]
+    return [_scattered(at, rank) % most for at in range(PERIOD)]
 
 
 def expected_values(ranks: int, data_type: DataType, operation: str) -> list[float]:
@@ -250,10 +255,9 @@ def expected_values(ranks: int, data_type: DataType, operation: str) -> list[flo
 
 def _wrapped(value: float, data_type: DataType) -> float:
     """Return what is left of a sum that is too large for a small integer type."""
-    bits = 8 * data_type.size
     if data_type.name == "uint8":
-        return value % 2**bits
-    return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) if data_type.name == "int8" else value
+        return float(value % 256)
+    return float((value + 128) % 256 - 128) if data_type.name == "int8" else value
 
 
 def tolerance(ranks: int, data_type: DataType, operation: str) -> float:

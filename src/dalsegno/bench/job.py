@@ -16,6 +16,9 @@ from dalsegno.runs.submit.plan import RunPlan, slurm_options
 NCCL_TESTS_FOLDERS = ("/opt/nccl-tests/build", "/workspace/nccl-tests/build", "/opt/oci-hpc/nccl-test/build")
 
 
+_INSTANCE_ID = "/sys/devices/virtual/dmi/id/board_asset_tag"  # on AWS
+
+
 def nccl_tests_places(given: str, program: str, environ: Mapping[str, str]) -> list[str]:
     """Return where the program of nccl-tests may be, the likeliest first. A name without a folder is looked up in PATH.
 
@@ -37,7 +40,9 @@ def choose_program(
     """
     lines = [
         f"for program in {shlex.join(places)}; do",
-        f'  command -v "$program" >/dev/null && exec "$program" {shlex.join(arguments)}',
+        '  command -v "$program" >/dev/null || continue',
+        f'  [ "${{SLURM_LOCALID:-0}}" != 0 ] || echo "# host $(hostname) instance $(cat {_INSTANCE_ID} 2>/dev/null)"',
+        f'  exec "$program" {shlex.join(arguments)}',
         "done",
     ]
     if otherwise:
@@ -82,7 +87,7 @@ def make_argv(folder: str, *, mpi: bool, homes: Mapping[str, str], jobs: int = 8
 
 
 @dataclass(frozen=True)
-class Measured:
+class BenchMeasurement:
     """One measurement: what was measured on which nodes, and the figure that is compared with later ones."""
 
     at: float
@@ -99,17 +104,15 @@ class Measured:
         )  # fmt: skip
 
 
-def read_history(text: str) -> list[Measured]:
+def read_history(text: str) -> list[BenchMeasurement]:
     """Return the measurements. Damaged lines, as after a full disk, are skipped."""
     found = []
     for line in text.splitlines():
         try:
             value = json.loads(line)
-            nodes = tuple(map(str, value["nodes"]))
-            found.append(
-                Measured(float(value["at"]), str(value["kind"]), float(value["value"]), str(value["unit"]), nodes,
-                         dict(value["detail"]))
-            )  # fmt: skip
+            nodes, detail = tuple(map(str, value["nodes"])), dict(value["detail"])
+            at, kind, figure, unit = float(value["at"]), str(value["kind"]), float(value["value"]), str(value["unit"])
+            found.append(BenchMeasurement(at, kind, figure, unit, nodes, detail))
         except (ValueError, KeyError, TypeError):
             continue
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from dalsegno.runs.journal import Entry, RunEvent
@@ -46,7 +47,7 @@ def launch_times(asked: float, entries: Sequence[Entry], scripts: Sequence[float
         return None
     # A clock of a node may be a little ahead or behind: no phase is negative.
     moments = [asked, *(mark for mark in marks if mark is not None), max(scripts), over]
-    return LaunchTimes(tuple(max(0.0, after - before) for before, after in zip(moments, moments[1:], strict=False)))
+    return LaunchTimes(tuple(max(0.0, after - before) for before, after in pairwise(moments)))
 
 
 HEADERS = ("PHASE", "MEDIAN", "BEST", "MEANING")
@@ -56,7 +57,9 @@ def table_rows(times: Sequence[LaunchTimes], srun_s: Sequence[float]) -> list[li
     rows = [
         [name, *_figures([each.phases[at] for each in times]), meaning] for at, (name, meaning) in enumerate(PHASES)
     ]
-    rows.append(["until script", *_figures([each.until_script for each in times]), "from the request until all scripts run"])
+    rows.append(
+        ["until script", *_figures([each.until_script for each in times]), "from the request until all scripts run"]
+    )
     if srun_s:
         rows.append(["srun true", *_figures(srun_s), "the same nodes with Slurm alone, without Python"])
     return rows

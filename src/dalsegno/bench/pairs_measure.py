@@ -94,7 +94,7 @@ class PairsRank:
                 took_s = self._slowest(self._call(tensor, members), members)
             calls = min(_MAX_CALLS, max(2, int(self.ask.seconds / took_s)))
             best_s = min(self._call(tensor, members) for _ in range(calls))
-            return tensor.numel() * 4 / 1e9 / best_s * NcclTest.ALL_REDUCE.bus_factor(ranks)
+            return float(tensor.numel() * 4 / 1e9 / best_s) * NcclTest.ALL_REDUCE.bus_factor(ranks)
         finally:
             dist.destroy_process_group(members)
 
@@ -123,7 +123,7 @@ class PairsRank:
 
 
 def measure_all(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float]]:
-    """Yield the bandwidth of every pair. Pairs that look slow are measured again alone, and the better result counts."""
+    """Yield the bandwidth of every pair. Pairs that look slow are measured again alone; the better result counts."""
     found: dict[Group, float] = {}
     for each in rounds(rank.nodes):
         for pair, value in rank.measure(each).items():

@@ -129,14 +129,8 @@ def compare(speeds: Sequence[FolderSpeed]) -> list[str]:
     shared, local = ([each for each in good if each.shared is wanted] for wanted in (True, False))
     if not shared or not local:
         return []
-    figures = (
-        ("writes", "write_mb_per_s"),
-        ("reads", "read_mb_per_s"),
-        ("creates files", "files_per_s"),
-    )
-    parts = [
-        f"{verb} at {median(getattr(each, name) for each in shared) / median(getattr(each, name) for each in local):.0%}"
-        for verb, name in figures
-        if median(getattr(each, name) for each in local)
-    ]
+    parts = []
+    for verb, name in (("writes", "write_mb_per_s"), ("reads", "read_mb_per_s"), ("creates files", "files_per_s")):
+        there, here = (median(getattr(each, name) for each in group) for group in (shared, local))
+        parts += [f"{verb} at {there / here:.0%}"] if here else []
     return [f"{shared[0].folder} {', '.join(parts)} of the speed of {local[0].folder}"]

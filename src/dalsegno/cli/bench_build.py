@@ -74,7 +74,9 @@ def _unpack(source: Path, into: str | None) -> Path:
     if source.is_file():
         listed = LocalRunner().run(["tar", "-tf", str(folder)])
         if listed.exit_code:
-            raise UsageError(f"`{source}` is not a tar archive", hint="give a folder, or a .tar, .tar.gz or .tar.xz file")
+            raise UsageError(
+                f"`{source}` is not a tar archive", hint="give a folder, or a .tar, .tar.gz or .tar.xz file"
+            )
         target = Path(into).absolute() if into else folder.parent
         target.mkdir(parents=True, exist_ok=True)
         # tar itself refuses members outside of the target.

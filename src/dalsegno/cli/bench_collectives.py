@@ -62,7 +62,7 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
         click.option("-i", "--stepbytes", default="1M", show_default=True, metavar="SIZE", help="Added to each size."),
         click.option("-f", "--stepfactor", type=click.IntRange(0), default=0, help="Factor between sizes, instead."),
         click.option("-n", "--iters", type=click.IntRange(1), default=20, show_default=True, help="Timed calls."),
-        click.option("-w", "--warmup_iters", type=click.IntRange(0), default=5, show_default=True, help="Calls before."),
+        click.option("-w", "--warmup_iters", type=click.IntRange(0), default=5, show_default=True, help="Calls first."),
         click.option("-N", "--run_cycles", type=click.IntRange(1), default=1, show_default=True, help="Repetitions."),
         click.option("-c", "--check", type=click.IntRange(0), default=1, show_default=True, help="Checked calls."),
         click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg or all."),
@@ -81,9 +81,9 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
             "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
             help="Device, when measuring with torch.",
         ),
-        click.option("--instance", metavar="TYPE", help="Instance type of the nodes, such as p5.48xlarge, for the verdict."),
+        click.option("--instance", metavar="TYPE", help="Instance type of the nodes, for the verdict."),
         json_option,
-        click.option("--output", type=click.Path(dir_okay=False), metavar="FILE", help="Save the output to a file too."),
+        click.option("--output", type=click.Path(dir_okay=False), metavar="FILE", help="Save the output too."),
     ]  # fmt: skip
     for add in reversed(options):
         command = add(command)
@@ -153,8 +153,16 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
         place_arguments=[*ask.nccl_tests_args(), *needed],
         module=module,
         only_places=bool(given or needed or module) and nccl_tests != "no",
+        is_complete=_is_complete,
         hint="use `--device cpu` to run without GPUs, or a smaller `-e` to use less memory",
     )
+
+
+def _is_complete(text: str) -> bool:
+    """Return whether the test got to its end. If it fails then, data was wrong, which the verdict tells."""
+    from dalsegno.bench.nccl_parse import read_tables
+
+    return any(table.out_of_bounds is not None for table in read_tables(text))
 
 
 def _take_part(ask: CollectiveAsk) -> None:
@@ -168,7 +176,7 @@ def _take_part(ask: CollectiveAsk) -> None:
 
 def _conclude(ask: CollectiveAsk, done: Finished, instance: str | None, json_: bool) -> int:
     """Record the result, print the verdict on it, and return the exit code. No verdict is not a failure."""
-    from dalsegno.bench.job import Measured
+    from dalsegno.bench.job import BenchMeasurement
     from dalsegno.bench.nccl_report import MachineAsk, read_reports
     from dalsegno.bench.verdict import BenchLevel, BenchReason, judge
 
@@ -181,7 +189,7 @@ def _conclude(ask: CollectiveAsk, done: Finished, instance: str | None, json_: b
     verdict = report.verdict
     if verdict.busbw and verdict.reason is not BenchReason.WRONG_DATA:
         size = {**detail, "size": verdict.size}
-        record(done.history, Measured(time.time(), ask.test, verdict.busbw, "GB/s", report.table.hosts, size))
+        record(done.history, BenchMeasurement(time.time(), ask.test, verdict.busbw, "GB/s", report.table.hosts, size))
     if json_:
         out.as_json(report.to_dict())
     first, *others = verdict.sentences()

@@ -32,9 +32,7 @@ _low = click.option(
 @_device
 @job_options
 @json_option
-def gemm(
-    side: int | None, datatype: str, seconds: float, low: float, device: str, json_: bool, **given: Any
-) -> None:
+def gemm(side: int | None, datatype: str, seconds: float, low: float, device: str, json_: bool, **given: Any) -> None:
     """Measure matrix products on each GPU, or on each core of machines without GPUs.
 
     The peak is the catalog's, for bfloat16 without sparsity. A device that is much slower than the others of its kind
@@ -77,7 +75,7 @@ def memory(size: str, seconds: float, low: float, device: str, json_: bool, **gi
 
 def _run(ask: Any, low: float, json_: bool, given: dict[str, Any]) -> None:
     from dalsegno.bench.devices import HEADERS, UNITS, judge_devices, read_results, table_rows
-    from dalsegno.bench.job import Measured
+    from dalsegno.bench.job import BenchMeasurement
 
     worker = WorkerProgram(
         "bench-device", [ask.to_json()], ask.test.value, all_ranks=True,
@@ -93,7 +91,7 @@ def _run(ask: Any, low: float, json_: bool, given: dict[str, Any]) -> None:
         found = each.result
         detail = {"device": found.device, "product": found.product, "instance": found.instance}
         kind = f"{ask.test.value}: {found.test.value}"
-        record(done.history, Measured(time.time(), kind, found.value, UNITS[found.test], (found.host,), detail))
+        record(done.history, BenchMeasurement(time.time(), kind, found.value, UNITS[found.test], (found.host,), detail))
     if json_:
         out.as_json([{**asdict(each), "peak": each.result.peak} for each in judged])
     else:

@@ -20,7 +20,7 @@ from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.submit.options import OPTIONS
 
 if TYPE_CHECKING:
-    from dalsegno.bench.job import Measured
+    from dalsegno.bench.job import BenchMeasurement
     from dalsegno.cluster import SlurmHere
     from dalsegno.runs.submit.plan import RunPlan
 
@@ -102,6 +102,7 @@ class WorkerProgram:
     only_places: bool = False
     needs_torch: bool = True
     all_ranks: bool = False  # whether all ranks print, and not only rank 0
+    is_complete: Callable[[str], bool] = lambda text: False  # whether a failed program has printed all results
     hint: str = ""
 
 
@@ -140,7 +141,9 @@ def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None])
             check_torch()
         commands = local_ranks([*user_argv(sys.executable), worker.name, *worker.arguments], processes)
         port = str(_free_port())
-        commands = [replace(each, env={**each.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for each in commands]
+        commands = [
+            replace(each, env={**each.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for each in commands
+        ]
     return _run(worker, commands, show, home() / "bench" / "this-machine.jsonl")
 
 
@@ -222,17 +225,12 @@ def _run(
             run_ranks(commands, folder, follow, hint=worker.hint, cwd=cwd or "/", errors_apart=True)
         except RankFailed as fault:
             follow()
-            if not _only_wrong_data(text_of(log_of(folder, 0))):
+            if not worker.is_complete(text_of(log_of(folder, 0))):
                 raise fault
         follow()
         ranks = range(len(commands) if worker.all_ranks else 1)
         texts = ["".join(text_of(each(folder, rank)) for rank in ranks) for each in (log_of, errors_of)]
         return Finished(texts[0], texts[1], plan, history)
-
-
-def _only_wrong_data(text: str) -> bool:
-    """Return whether the test ran to its end. It then exits with 1 because of wrong data, which the verdict reports."""
-    return "# Out of bounds values" in text
 
 
 # History
@@ -248,7 +246,7 @@ def history_file(slurm: SlurmHere) -> Path:
     return (base or Path("~/.local/state/dalsegno").expanduser()) / "bench" / f"{name}.jsonl"
 
 
-def record(history: Path | None, measured: Measured) -> None:
+def record(history: Path | None, measured: BenchMeasurement) -> None:
     """Append a measurement. A folder that cannot be written is reported, and the measurement still counts."""
     if history is None:
         return

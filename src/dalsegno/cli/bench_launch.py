@@ -40,7 +40,7 @@ def command(repeat: int, framework: str, wait_s: float, json_: bool, **given: An
     \b
     dalsegno bench launch --nodes 4
     """
-    from dalsegno.bench.job import Measured
+    from dalsegno.bench.job import BenchMeasurement
     from dalsegno.bench.launch import HEADERS, table_rows, to_dict
     from dalsegno.cluster import find_slurm
 
@@ -62,7 +62,9 @@ def command(repeat: int, framework: str, wait_s: float, json_: bool, **given: An
             srun_s.append(_srun(plan, slurm, wait_s))
     nodes = plan.shape.max_nodes
     for each in times:
-        record(history_file(slurm), Measured(time.time(), "launch", each.until_script, "s", (), {"nodes": nodes}))
+        record(
+            history_file(slurm), BenchMeasurement(time.time(), "launch", each.until_script, "s", (), {"nodes": nodes})
+        )
     if json_:
         out.as_json(to_dict(times, srun_s))
     else:

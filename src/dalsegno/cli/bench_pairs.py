@@ -24,7 +24,9 @@ from dalsegno.errors import UsageError
     "--low", type=click.FloatRange(0.05, 1.0), default=0.7, show_default=True,
     help="A pair is slow below this share of the usual bandwidth.",
 )  # fmt: skip
-@click.option("--floor", type=click.FloatRange(0), default=0.0, help="Bus bandwidth in GB/s that every pair must reach.")
+@click.option(
+    "--floor", type=click.FloatRange(0), default=0.0, help="Bus bandwidth in GB/s that every pair must reach."
+)
 @click.option("--bisect", is_flag=True, help="Halve the slow group instead of measuring every pair: for many nodes.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to use."
@@ -44,7 +46,7 @@ def command(
     dalsegno bench pairs --nodes 64 --gpus-per-node 8 --bisect
     """
     from dalsegno.bench.collectives import parse_bytes
-    from dalsegno.bench.job import Measured
+    from dalsegno.bench.job import BenchMeasurement
 
     place = read_place(given)
     if not place.in_slurm:
@@ -60,7 +62,8 @@ def command(
         return
     lines = [json.loads(line) for line in needs_data(done.text, "`bench pairs`").splitlines() if line.startswith("{")]
     report = conclude(lines, low, floor)
-    record(done.history, Measured(time.time(), "pairs", report["usual"], "GB/s", tuple(report["nodes"]), {"size": size}))
+    nodes = tuple(report["nodes"])
+    record(done.history, BenchMeasurement(time.time(), "pairs", report["usual"], "GB/s", nodes, {"size": size}))
     if json_:
         out.as_json(report)
     else:
@@ -86,6 +89,7 @@ def conclude(lines: Sequence[Mapping[str, Any]], low: float, floor: float) -> di
     found = next((line for line in lines if "faults" in line), None)
     measured = {pair_of(*group): value for group, value in groups.items() if len(group) == 2}
     verdict = judge_pairs(measured, low, floor)
+    faults: list[dict[str, Any]]
     faults = [{"kind": each.kind.value, "nodes": list(each.nodes), "share": each.share} for each in verdict.faults]
     if found is not None:
         kinds = {1: "node", 2: "link"}
@@ -106,7 +110,10 @@ def _show(report: Mapping[str, Any]) -> None:
 
     usual = report["usual"]
     if report["bisected"]:
-        rows = [[", ".join(each["nodes"]), f"{each['busbw']:.3g}", f"{each['busbw'] / usual:.0%}"] for each in report["groups"]]
+        rows = [
+            [", ".join(each["nodes"]), f"{each['busbw']:.3g}", f"{each['busbw'] / usual:.0%}"]
+            for each in report["groups"]
+        ]
         out.table(["NODES", "BUSBW (GB/s)", "OF USUAL"], rows)
     else:
         measured = {pair_of(*each["nodes"]): each["busbw"] for each in report["groups"]}

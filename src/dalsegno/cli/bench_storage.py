@@ -34,7 +34,7 @@ def command(folders: tuple[str, ...], size: str, seconds: float, json_: bool, **
     dalsegno bench storage /fsx /tmp --nodes 8
     """
     from dalsegno.bench.collectives import parse_bytes
-    from dalsegno.bench.job import Measured
+    from dalsegno.bench.job import BenchMeasurement
     from dalsegno.bench.storage_measure import HEADERS, compare, read_speeds, table_rows
 
     wanted = [os.path.abspath(each) for each in folders] or [os.getcwd(), "/tmp"]
@@ -53,7 +53,7 @@ def command(folders: tuple[str, ...], size: str, seconds: float, json_: bool, **
         if not each.error:
             detail = {"fstype": each.fstype, "read_mb_per_s": each.read_mb_per_s, "files_per_s": each.files_per_s}
             kind = f"storage {each.folder}"
-            record(done.history, Measured(time.time(), kind, each.write_mb_per_s, "MB/s", (each.host,), detail))
+            record(done.history, BenchMeasurement(time.time(), kind, each.write_mb_per_s, "MB/s", (each.host,), detail))
     if json_:
         out.as_json([{**asdict(each), "shared": each.shared} for each in speeds])
     else:

@@ -93,7 +93,8 @@ def fabrics() -> Mapping[str, Fabric]:
 @cache
 def prices() -> Mapping[str, ListPrice]:
     """Return the known list prices, by instance type and by GPU."""
-    found = (ListPrice(r["name"], float(r["usd_per_gpu_hour"]), r["date"], r["source"]) for r in read_rows("prices.csv"))
+    rows = read_rows("prices.csv")
+    found = (ListPrice(row["name"], float(row["usd_per_gpu_hour"]), row["date"], row["source"]) for row in rows)
     return MappingProxyType({price.name: price for price in found})
 
 
