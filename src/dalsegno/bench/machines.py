@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from dalsegno.bench.nccl_table import NcclTable, NcclTest
+from dalsegno.bench.nccl_table import NcclRow, NcclTable, NcclTest, find_test
 from dalsegno.errors import UsageError
 from dalsegno.hardware import Gpu, Instance, find_instance, gpu_of, gpus, instances
 
@@ -17,6 +17,7 @@ HEAD_CHARS = 300_000  # where a log names its hosts and its instance type
 
 _AWS_HOST = re.compile(r"^ip-\d+-\d+-\d+-\d+|-(?:st|dy)-|^i-[0-9a-f]{8,17}$")
 _OCI_HOST = re.compile(r"^compute-permanent-node-|^inst-[a-z0-9]{5}-|^gpu-\d+$", re.IGNORECASE)
+_PROGRAM = re.compile(r"\b[a-z]{3,10}(?:_[a-z]{3,10})?_perf\b")
 _SEPARATORS = re.compile(r"[^a-z0-9]+")
 
 
@@ -28,7 +29,7 @@ class BenchMachines:
     gpus_per_node: int
     instance: Instance | None = None
     gpu: Gpu | None = None
-    alike: tuple[str, ...] = ()  # other instance types with the same limits
+    assumed: bool = False  # machines of several providers have these GPUs and limits; `instance` is one of them
 
     @property
     def ranks(self) -> int:
@@ -51,11 +52,27 @@ class BenchMachines:
         return self.gpu is not None and self.gpu.link in ("NVLink 4", "NVLink 5") and self.gpus_per_node > 2
 
     def __str__(self) -> str:
-        if self.instance:
+        if self.instance and not self.assumed:
             return f"{self.nodes} x {self.instance.name}"
         if self.gpu:
             return f"{self.nodes} x {self.gpus_per_node} {self.gpu.slurm_type.upper()}"
         return f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}"
+
+
+@dataclass(frozen=True)
+class LogHints:
+    """What the beginning of a log says beside its tables: the programs that it starts, and instance types it names."""
+
+    tests: frozenset[NcclTest] = frozenset()
+    instances: frozenset[str] = frozenset()
+
+
+def read_hints(text: str) -> LogHints:
+    """Return what the beginning of a log says. It is searched once, however many tables follow."""
+    head = text[:HEAD_CHARS]
+    tests = {find_test(name) for name in set(_PROGRAM.findall(head))} - {NcclTest.UNKNOWN}
+    named = {each.name for each in instances().values() if each.gpus and each.name in head}
+    return LogHints(frozenset(tests), frozenset(named))
 
 
 def count_ranks(table: NcclTable) -> int | None:
@@ -77,31 +94,36 @@ def ranks_of_ratio(table: NcclTable) -> int | None:
     return None
 
 
-def name_test(table: NcclTable) -> NcclTable:
-    """Return the table with its test, guessed from its rows if the output does not name it (before 2.16.7)."""
+def name_test(table: NcclTable, hints: LogHints = LogHints(), asked: NcclTest | None = None) -> NcclTable:
+    """Return the table with its test. Output from before 2.16.7 does not name it: then the command in the log does, or
+    what its rows look like."""
+    if asked:
+        return replace(table, test=asked)
     if table.test is not NcclTest.UNKNOWN or not table.rows:
         return table
-    last = table.rows[-1]
-    ratios = [each.busbw / each.algbw for each in last.timings if each.algbw > 0]
-    reduces, rooted = last.redop != "none", last.root >= 0
-    test = NcclTest.UNKNOWN
-    if reduces and not rooted:
-        # Two ranks give the same ratio, 1, in all_reduce and sendrecv; all_reduce is what people run.
-        test = NcclTest.ALL_REDUCE if not ratios or ratios[0] > 0.99 else NcclTest.REDUCE_SCATTER
-    elif reduces:
-        test = NcclTest.REDUCE
-    elif rooted and ratios and ratios[0] > 0.999:
-        test = NcclTest.BROADCAST
-    elif not rooted and last.in_place and last.in_place.wrong is not None:
-        test = NcclTest.ALL_GATHER
-    elif not rooted and last.in_place:
-        test = NcclTest.ALLTOALL
+    (test,) = hints.tests if len(hints.tests) == 1 else (_test_of_row(table.rows[-1]),)
     return replace(table, test=test)
+
+
+def _test_of_row(row: NcclRow) -> NcclTest:
+    ratio = next((each.busbw / each.algbw for each in row.timings if each.algbw > 0), 0.0)
+    reduces, rooted = row.redop != "none", row.root >= 0
+    if reduces and rooted:
+        return NcclTest.REDUCE
+    if reduces:
+        # Two ranks give the same ratio, 1, in all_reduce and sendrecv; all_reduce is what people run.
+        return NcclTest.ALL_REDUCE if ratio > 0.99 or ratio == 0 else NcclTest.REDUCE_SCATTER
+    if rooted:
+        return NcclTest.BROADCAST if ratio > 0.999 else NcclTest.UNKNOWN  # scatter or gather
+    if row.in_place and row.in_place.wrong is not None:
+        return NcclTest.ALL_GATHER  # alltoall does not check data in-place
+    checked = row.out_of_place and row.out_of_place.wrong is not None
+    return NcclTest.ALLTOALL if checked and row.in_place else NcclTest.UNKNOWN
 
 
 def find_machines(
     table: NcclTable,
-    log_head: str = "",
+    hints: LogHints = LogHints(),
     instance: str | None = None,
     nodes: int | None = None,
     gpus_per_node: int | None = None,
@@ -114,16 +136,16 @@ def find_machines(
     count = count_ranks(table) or ranks
     gpu = gpu_of(named) if named else _gpu_of_devices(table)
     hosts = table.hosts
-    named = named or _named_in(log_head, hosts, gpu)
+    named = named or _named_in(hints, hosts, gpu)
     nodes = nodes or len(hosts) or _nodes_for(count, named, gpus_per_node)
-    per_node = gpus_per_node or (max(1, count // nodes) if count else named.gpus if named else 1)
+    per_node = gpus_per_node or (max(1, count // (len(hosts) or nodes)) if count else named.gpus if named else 1)
     if named:
         return BenchMachines(nodes, per_node, named, gpu_of(named))
     candidates = _candidates(gpu, per_node, hosts) if gpu else []
     limits = {(each.nvlink_gbytes_per_s, each.network_gbps if nodes > 1 else None) for each in candidates}
     if len(limits) == 1:
-        names = tuple(each.name for each in candidates[1:])
-        return BenchMachines(nodes, per_node, candidates[0], gpu, names)
+        several = len({each.provider for each in candidates}) > 1
+        return BenchMachines(nodes, per_node, candidates[0], gpu, assumed=several)
     return BenchMachines(nodes, per_node, None, gpu)
 
 
@@ -144,15 +166,15 @@ def _gpu_of_devices(table: NcclTable) -> Gpu | None:
     return find_gpu_of_product(product) if "pcie" not in product.lower() else None
 
 
-def _named_in(log_head: str, hosts: tuple[str, ...], gpu: Gpu | None) -> Instance | None:
+def _named_in(hints: LogHints, hosts: tuple[str, ...], gpu: Gpu | None) -> Instance | None:
     """Return the only GPU instance type that the log names; ParallelCluster's nodes have it without its dot."""
     names = " ".join(hosts[:64])
+    having = [each for each in instances().values() if each.gpus and (gpu is None or each.gpu == gpu.name)]
     found = [
         each
-        for each in instances().values()
-        if each.gpus and (gpu is None or each.gpu == gpu.name)
-        and (each.name in log_head or ("." in each.name and each.name.replace(".", "") in names))
-    ]  # fmt: skip
+        for each in having
+        if each.name in hints.instances or ("." in each.name and each.name.replace(".", "") in names)
+    ]
     return found[0] if len(found) == 1 else None
 
 

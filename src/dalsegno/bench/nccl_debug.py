@@ -247,7 +247,8 @@ def separate_tables(tables: Sequence[NcclTable]) -> int:
         for table in tables
         if table.devices and table.settings and (table.stream or not table.rows)
     }
-    most = max(Counter(first.values()).values(), default=0)
+    mixed = (len({(each.host, each.pid) for each in table.devices if each.rank == 0}) for table in tables)
+    most = max(*Counter(first.values()).values(), *mixed, 0, 0)
     return most if most > 1 else 0
 
 

@@ -39,12 +39,14 @@ def read_json(text: str) -> tuple[NcclTable, ...]:
 
 
 def _load(text: str) -> Any:
-    for candidate in (lambda: text, lambda: _close(text)):
-        try:
-            return json.loads(candidate())
-        except (ValueError, RecursionError):
-            continue
-    return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(_close(text))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _close(text: str) -> str:
@@ -106,14 +108,14 @@ def _device(device: Mapping[str, Any]) -> NcclDevice:
 
 
 def _row(result: Mapping[str, Any]) -> NcclRow | None:
-    placements = [
+    first, second = (
         _timing(_dict(result.get(name)), _dict(result.get(f"{name}_per_iter"))) for name in ("out_of_place", "in_place")
-    ]
-    if not any(placements):
+    )
+    if first is None and second is None:
         return None
     return NcclRow(
         _whole(result.get("size"), 0), _whole(result.get("count"), 0), _text(result.get("type"))[:16],
-        _text(result.get("redop"))[:16], _whole(result.get("root"), -1), *placements,
+        _text(result.get("redop"))[:16], _whole(result.get("root"), -1), first, second,
     )  # fmt: skip
 
 

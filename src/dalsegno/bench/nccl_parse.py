@@ -26,7 +26,7 @@ from dalsegno.bench.nccl_table import (
 
 MAX_LINE = 4096  # nccl-tests cut their own lines at 2048
 MAX_STREAMS = 1024
-MAX_TABLES = 4096
+MAX_TABLES = 1024
 MAX_NOTES = 32
 
 _NAME = r"[^\s\]]{1,256}"
@@ -158,7 +158,7 @@ class _LogReader:
             line = _COLOUR.sub("", line).replace("\x00", "")
         stream, body = self._split(line)
         complete = True
-        if "] " in body and (noise := _DEBUG.search(body)):
+        if "NCCL" in body and (noise := _DEBUG.search(body)):
             body, complete = body[: noise.start()], False
         head = body.lstrip()
         if not head:
@@ -203,7 +203,10 @@ class _LogReader:
         return draft
 
     def _comment(self, number: int, stream: str, text: str) -> None:
-        if found := _VERSION.match(text):
+        if found := _DEVICE.match(text):  # first, because most lines of a header are devices
+            if draft := self._draft(number, stream, 4, again=True):
+                draft.devices.append(_device(found))
+        elif found := _VERSION.match(text):
             if draft := self._draft(number, stream, 1):
                 draft.version, draft.headers, draft.library = found[1], _whole(found[2]), _whole(found[3])
         elif found := _STARTING.match(text):
@@ -213,9 +216,6 @@ class _LogReader:
         elif found := _SETTINGS.match(text):
             if draft := self._draft(number, stream, 3):
                 draft.settings = _settings(found)
-        elif found := _DEVICE.match(text):
-            if draft := self._draft(number, stream, 4, again=True):
-                draft.devices.append(_device(found))
         elif found := _FOOTER.search(text):
             self._footer(number, stream, found[1], found[2].strip())
         elif "busbw" in text and ("size" in text or "bytes" in text):
@@ -333,14 +333,14 @@ def _leading_values(tokens: list[str]) -> list[str]:
 
 def _usual_row(tokens: list[str]) -> NcclRow | None:
     """Return the row of a table with the usual 13 columns, without looking at their names; None if it is not one."""
-    size, count, dtype, redop, root, time, algbw, busbw, wrong, time2, algbw2, busbw2, wrong2 = tokens
+    size, count, dtype, redop, root, *texts = tokens
     try:
-        first = NcclTiming(float(time), float(algbw), float(busbw), None if wrong == "N/A" else float(wrong))
-        second = NcclTiming(float(time2), float(algbw2), float(busbw2), None if wrong2 == "N/A" else float(wrong2))
+        values = [0.0 if text == "N/A" else float(text) for text in texts]
+        first = NcclTiming(values[0], values[1], values[2], None if texts[3] == "N/A" else values[3])
+        second = NcclTiming(values[4], values[5], values[6], None if texts[7] == "N/A" else values[7])
         row = NcclRow(int(size), int(count), dtype, redop, int(root), first, second)
     except ValueError:
         return None
-    values = (first.time_us, first.algbw, first.busbw, second.time_us, second.algbw, second.busbw, row.wrong)
     return row if isfinite(sum(values)) else None
 
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from dalsegno.bench.machines import HEAD_CHARS, BenchMachines, count_ranks, find_machines, name_test
+from dalsegno.bench.machines import BenchMachines, LogHints, count_ranks, find_machines, name_test, read_hints
 from dalsegno.bench.nccl_debug import NcclDebug, NcclFinding, find_problems, read_debug, separate_tables
 from dalsegno.bench.nccl_parse import read_tables
-from dalsegno.bench.nccl_table import NcclOutputUnreadable, NcclTable
+from dalsegno.bench.nccl_table import NcclOutputUnreadable, NcclTable, NcclTest
 from dalsegno.bench.verdict import BenchLevel, BenchReason, BenchVerdict, find_plateau, judge
 from dalsegno.hardware import instances
+
+GROWS_BYTES = 8 << 30  # 2 x p5.48xlarge reach 437 GB/s at 1 GiB, and 479 at 8 GiB
 
 
 @dataclass(frozen=True)
 class MachineAsk:
-    """What the user says about the machines; None where the log shall tell."""
+    """What the user says about the machines and the test; None where the log shall tell."""
 
     instance: str | None = None
     nodes: int | None = None
     gpus_per_node: int | None = None
+    test: NcclTest | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class NcclReport:
         reason, level = self.verdict.reason, self.verdict.level
         if reason is BenchReason.NO_MACHINE:
             hints.append(_ask_for_machine(self.verdict.machines))
+        elif reason is BenchReason.NO_TEST:
+            hints.append("name the test: `--test all_gather`")
         elif reason is BenchReason.TOO_SMALL:
             hints.append("run the test with larger messages: `-b 1G -e 16G -f 2`")
         elif reason is BenchReason.NO_EXPECTATION:
@@ -59,6 +64,8 @@ class NcclReport:
                 "run it again with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,TUNING, and read that log; "
                 "`dalsegno bench pairs` finds a slow node"
             )
+        if reason is BenchReason.BELOW and level is BenchLevel.DEGRADED and self.verdict.size < GROWS_BYTES:
+            hints.append("the bandwidth may still grow with the message: measure up to `-e 16G` too")
         return hints
 
 
@@ -66,7 +73,8 @@ def read_reports(
     source: str, text: str, ask: MachineAsk = MachineAsk(), history: Sequence[NcclTable] = ()
 ) -> list[NcclReport]:
     """Return a report per table. Tables of processes that ran alone beside each other are reported once."""
-    tables = [name_test(table) for table in read_tables(text)]
+    hints = read_hints(text)
+    tables = [name_test(table, hints, ask.test) for table in read_tables(text)]
     if not tables:
         raise NcclOutputUnreadable(
             f"no nccl-tests table in `{source}`",
@@ -76,14 +84,14 @@ def read_reports(
     separate = separate_tables(tables)
     if separate > 1:
         tables = [next((table for table in tables if table.rows), tables[0])]
-    return [_report(source, text[:HEAD_CHARS], table, debug, ask, history, separate) for table in tables]
+    return [_report(source, hints, table, debug, ask, history, separate) for table in tables]
 
 
 def _report(
-    source: str, head: str, table: NcclTable, debug: NcclDebug, ask: MachineAsk, history: Sequence[NcclTable],
+    source: str, hints: LogHints, table: NcclTable, debug: NcclDebug, ask: MachineAsk, history: Sequence[NcclTable],
     separate: int,
 ) -> NcclReport:  # fmt: skip
-    machines = find_machines(table, head, ask.instance, ask.nodes, ask.gpus_per_node, debug.size)
+    machines = find_machines(table, hints, ask.instance, ask.nodes, ask.gpus_per_node, debug.size)
     verdict = judge(table, machines, plateaus(history, table), separate)
     findings = find_problems(debug, machines, separate) if _needs_causes(verdict) else ()
     return NcclReport(source, table, verdict, findings, debug.algorithm(verdict.size))

@@ -125,11 +125,16 @@ class NcclRow:
     @property
     def busbw(self) -> float:
         """Return the lower bus bandwidth of the two placements."""
-        return min((each.busbw for each in self.timings), default=0.0)
+        first, second = self.out_of_place, self.in_place
+        if first is None or second is None:
+            one = first or second
+            return one.busbw if one else 0.0
+        return min(first.busbw, second.busbw)
 
     @property
     def wrong(self) -> float:
-        return sum(each.wrong or 0.0 for each in self.timings)
+        first, second = self.out_of_place, self.in_place
+        return ((first.wrong or 0.0) if first else 0.0) + ((second.wrong or 0.0) if second else 0.0)
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,15 @@ class BenchReason(str, Enum):
     SEPARATE = "each process ran alone"
     ONE_RANK = "one rank"
     TOO_SMALL = "messages too small"
+    NO_TEST = "test not known"
     NO_MACHINE = "machines not known"
     NO_EXPECTATION = "no expectation"
+
+
+_NOT_MEASURED = {  # where the bandwidth says nothing about the machines
+    BenchReason.WRONG_DATA, BenchReason.ERROR, BenchReason.NO_ROWS, BenchReason.WRONG_RANKS, BenchReason.SEPARATE,
+    BenchReason.ONE_RANK, BenchReason.NO_TEST,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,8 @@ class BenchVerdict:
     def sentences(self) -> list[str]:
         """Return the verdict and its arithmetic for people, the most important first."""
         lines = [self._headline()]
+        if self.reason in _NOT_MEASURED:
+            return lines
         if self.bound and self.busbw:
             share = self.busbw / self.bound.busbw
             lines.append(f"limit: {self.bound.formula} = {self.bound.busbw:.1f} GB/s; reached {share:.0%} of it")
@@ -150,6 +159,7 @@ class BenchVerdict:
             BenchReason.SEPARATE: f"{self.separate} processes ran the test alone instead of together",
             BenchReason.ONE_RANK: "one rank exchanges no data",
             BenchReason.TOO_SMALL: f"{rate}, but sizes from {size_text(LARGE_BYTES)} on decide",
+            BenchReason.NO_TEST: f"{rate}; the output does not say which test it is",
             BenchReason.NO_MACHINE: f"{rate}; the instance type is not known",
             BenchReason.NO_EXPECTATION: f"{rate}; no figure to compare with is published for this test and machine",
         }
@@ -181,7 +191,7 @@ def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = 
 
 def find_plateau(table: NcclTable) -> NcclRow | None:
     """Return the row with the highest bus bandwidth at 1 GiB or more; without such sizes, among all rows."""
-    rows = [row for row in table.rows if row.timings]
+    rows = [row for row in table.rows if row.out_of_place or row.in_place]
     large = [row for row in rows if row.size >= LARGE_BYTES]
     return max(large or rows, key=lambda row: row.busbw, default=None)
 
@@ -235,6 +245,8 @@ def _decide(
         return BenchLevel.FAIL, BenchReason.WRONG_RANKS
     if (ranks or machines.ranks) == 1:
         return BenchLevel.UNKNOWN, BenchReason.ONE_RANK
+    if table.test is NcclTest.UNKNOWN:
+        return BenchLevel.UNKNOWN, BenchReason.NO_TEST
     if bound and plateau.busbw > TOLERANCE * bound.busbw:
         return BenchLevel.IMPOSSIBLE, BenchReason.ABOVE_LIMIT
     if expected and plateau.busbw >= expected.busbw:

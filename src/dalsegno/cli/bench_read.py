@@ -15,8 +15,9 @@ from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.bench.nccl_report import MachineAsk, NcclReport
-    from dalsegno.bench.nccl_table import NcclTable
+    from dalsegno.bench.nccl_table import NcclTable, NcclTest
 
+MOST_ROWS = 400  # that are printed
 MAX_BYTES = 256 << 20  # of one file
 
 
@@ -25,6 +26,7 @@ MAX_BYTES = 256 << 20  # of one file
 @click.option("--instance", metavar="TYPE", help="Instance type of the nodes, such as p5.48xlarge.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Number of nodes of the test.")
 @click.option("--gpus-per-node", type=click.IntRange(1), metavar="G", help="GPUs that the test used on each node.")
+@click.option("--test", metavar="NAME", help="Test that the output is of, where it does not say: all_gather.")
 @click.option(
     "--history", multiple=True, metavar="FILE", help="Earlier output of the same test on this cluster; repeatable."
 )
@@ -33,7 +35,7 @@ MAX_BYTES = 256 << 20  # of one file
 @json_option
 def command(
     files: tuple[str, ...], instance: str | None, nodes: int | None, gpus_per_node: int | None,
-    history: tuple[str, ...], svg: str | None, png: str | None, json_: bool,
+    test: str | None, history: tuple[str, ...], svg: str | None, png: str | None, json_: bool,
 ) -> int:  # fmt: skip
     """Read output of nccl-tests, and judge it.
 
@@ -49,7 +51,7 @@ def command(
 
     for option, path in (("--svg", svg), ("--png", png)):
         _check_folder(option, path)
-    reports = _read(files, MachineAsk(instance, nodes, gpus_per_node), history)
+    reports = _read(files, MachineAsk(instance, nodes, gpus_per_node, _test(test)), history)
     _write_plots(reports, svg, png)
     level = worst([each.verdict for each in reports])
     if json_:
@@ -58,6 +60,20 @@ def command(
         for report in reports:
             _show(report)
     return level.exit_code
+
+
+def _test(name: str | None) -> NcclTest | None:
+    from dalsegno.bench.nccl_table import NcclTest, find_test
+    from dalsegno.hardware import did_you_mean
+
+    if name is None:
+        return None
+    found = find_test(name)
+    if found is NcclTest.UNKNOWN:
+        names = [each.value for each in NcclTest if each is not NcclTest.UNKNOWN]
+        hint = did_you_mean(name, names, f"one of {', '.join(names)}")
+        raise UsageError(f"no test `{name}` in nccl-tests", where="--test", hint=hint)
+    return found
 
 
 def _read(files: tuple[str, ...], ask: MachineAsk, history: tuple[str, ...]) -> list[NcclReport]:
@@ -112,13 +128,24 @@ def _write_plots(reports: list[NcclReport], svg: str | None, png: str | None) ->
             Path(png).write_bytes(to_png(picture))
 
 
+def _shown(table: NcclTable) -> NcclTable:
+    """Return the table, or for a very long one, as with -N, its best row of each size."""
+    from dataclasses import replace
+
+    if len(table.rows) <= MOST_ROWS:
+        return table
+    best = {row.size: row for row in sorted(table.rows, key=lambda row: row.busbw)}
+    out.talk(f"{len(table.rows)} rows: the best of each size is shown, --json prints all")
+    return replace(table, rows=tuple(best[size] for size in sorted(best)[:MOST_ROWS]))
+
+
 def _show(report: NcclReport) -> None:
     from dalsegno.bench.nccl_render import render_rows
     from dalsegno.bench.plot import draw_text, make_curve
 
     verdict = report.verdict
     out.data(f"{report.source}:{report.table.line}")
-    out.data(render_rows(report.table))
+    out.data(render_rows(_shown(report.table)))
     if plot := draw_text([make_curve(report.table, verdict)]):
         out.data(f"{plot}\n")
     first, *others = verdict.sentences()
