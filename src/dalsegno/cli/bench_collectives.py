@@ -32,6 +32,8 @@ NAMES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "scatter", "gather", "sendrecv",
 )  # fmt: skip
 
+_NO_PROGRAM = "name the folder of nccl-tests with `--nccl-tests PATH`; `dalsegno bench build` compiles them"
+
 # Flags of nccl-tests that only its own programs have. Those with a value here may be given with this value anyway.
 _ONLY_NCCL_TESTS = {
     "-t": "1", "-g": "1", "-m": "1", "-p": "", "-I": "0", "-K": "0", "-z": "0", "-y": "0", "-T": "0", "-G": "0",
@@ -145,6 +147,7 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
 
     given = "" if nccl_tests == "auto" else nccl_tests
     places = [] if nccl_tests == "no" else nccl_tests_places(given, TESTS[ask.test].test.program, os.environ)
+    only = bool(given or needed or module) and nccl_tests != "no"
     return WorkerProgram(
         name="bench-collective",
         arguments=[ask.to_json()],
@@ -152,9 +155,9 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
         places=places,
         place_arguments=[*ask.nccl_tests_args(), *needed],
         module=module,
-        only_places=bool(given or needed or module) and nccl_tests != "no",
+        only_places=only,
         is_complete=_is_complete,
-        hint="use `--device cpu` to run without GPUs, or a smaller `-e` to use less memory",
+        hint=_NO_PROGRAM if only else "use `--device cpu` to run without GPUs, or a smaller `-e` to use less memory",
     )
 
 

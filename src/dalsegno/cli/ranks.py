@@ -57,7 +57,8 @@ def run_ranks(
         for number, rank in enumerate(commands):
             errors = errors_of(folder, number) if errors_apart else None
             ranks.append(start(rank.argv, rank.env, cwd=cwd, output=log_of(folder, number), errors=errors))
-        _wait(folder, ranks, watch, hint)
+        names = [name_of(rank, number) for number, rank in enumerate(commands)]
+        _wait(folder, ranks, names, watch, hint)
     finally:
         stop((child.process for child in ranks), grace_s=_GRACE_S)
         for child in ranks:
@@ -65,7 +66,12 @@ def run_ranks(
             child.close()
 
 
-def _wait(folder: Path, ranks: Sequence[Child], watch: Callable[[], None], hint: str) -> None:
+def name_of(rank: Rank, number: int) -> str:
+    """Return what a message calls a process. srun stands for all ranks."""
+    return "srun" if rank.argv[0] == "srun" else f"rank {number}"
+
+
+def _wait(folder: Path, ranks: Sequence[Child], names: Sequence[str], watch: Callable[[], None], hint: str) -> None:
     """Wait until all ranks have ended. Raise at the first failure: the other ranks would wait forever."""
     poll = select.poll()
     left = {child.fd: rank for rank, child in enumerate(ranks)}
@@ -75,7 +81,7 @@ def _wait(folder: Path, ranks: Sequence[Child], watch: Callable[[], None], hint:
         for fd, _ in poll.poll(_POLL_S * 1000):
             poll.unregister(fd)
             rank = left.pop(fd)
-            _check(rank, ranks[rank].poll(), folder, hint)
+            _check(names[rank], rank, ranks[rank].poll(), folder, hint)
         watch()
 
 
@@ -84,14 +90,14 @@ class RankFailed(DalsegnoError):
 
     def __init__(self, what: str, hint: str, exit_code: int) -> None:
         super().__init__(what, hint=hint)
-        self.exit_code = exit_code
+        self.code = exit_code
 
 
-def _check(rank: int, code: int | None, folder: Path, hint: str) -> None:
+def _check(name: str, rank: int, code: int | None, folder: Path, hint: str) -> None:
     if code:
         lines = (text_of(errors_of(folder, rank)) or text_of(log_of(folder, rank))).splitlines()
         tail = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
-        raise RankFailed(f"rank {rank} ended with code {code}:{tail}", hint, code)
+        raise RankFailed(f"{name} ended with code {code}:{tail}", hint, code)
 
 
 def log_of(folder: Path, rank: int) -> Path:
