@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -16,8 +17,10 @@ from dalsegno.bench.pairs import (
     judge_pairs,
     next_groups,
     pair_of,
+    picture_of,
     rounds,
 )
+from dalsegno.bench.picture import to_svg
 
 NODES = [f"gpu-{number:02d}" for number in range(40)]
 FAST, SLOW = 100.0, 20.0
@@ -122,3 +125,12 @@ def test_the_heat_map_shows_each_pair_in_percent_of_the_usual():
         "b   100%    - 100%",
         "c    20% 100%    -",
     ]
+
+
+def test_the_heat_map_as_a_picture_names_both_nodes_of_each_cell():
+    nodes = ["a<b>", "c", "d"]
+    svg = to_svg(picture_of(nodes, measure(nodes, ["c"]), FAST))
+    cells = [each for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("rect")]
+    assert len(cells) == 9
+    assert len({each.get("fill") for each in cells}) == 3  # fast, slow, and the diagonal
+    assert "a&lt;b&gt; - c: 20 GB/s" in svg

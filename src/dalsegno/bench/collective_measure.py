@@ -97,9 +97,10 @@ class CollectiveRank:
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int) -> Any:
-    """Return the GPU of a rank, or the CPU. srun may show each task only its own GPU."""
+    """Return the GPU of a rank, or the CPU if there is not a GPU for each. srun may show each task only its own."""
     gpus = torch.cuda.device_count()
-    if wanted == "cpu" or (wanted == "auto" and (not gpus or 1 < gpus < local_size)):
+    own = gpus == 1 and "SLURM_STEP_ID" in os.environ
+    if wanted == "cpu" or (wanted == "auto" and gpus < local_size and not own):
         return torch.device("cpu")
     return torch.device("cuda", local_rank if local_rank < gpus else 0)
 

@@ -13,6 +13,8 @@ from enum import Enum
 from itertools import combinations
 from statistics import median
 
+from dalsegno.bench.picture import Box, Label, Picture
+
 Pair = tuple[str, str]
 LOW = 0.7  # a pair below this share of the usual bandwidth is slow
 _MOST = 0.5  # the share of a node's pairs that are slow if the node is at fault
@@ -265,3 +267,29 @@ def _cell(value: float | None, usual: float, numbers: bool) -> str:
         return "    ?" if numbers else "?"
     share = value / usual
     return f"{min(share, 9.99):5.0%}" if numbers else _SHADES[min(len(_SHADES) - 1, int(share * (len(_SHADES) - 1)))]
+
+
+_CELL, _MARGIN, _LETTER = 22, 12, 7  # pixels
+
+
+def picture_of(nodes: Sequence[str], measured: Mapping[Pair, float], usual: float) -> Picture:
+    """Return the heat map as a picture: green is the usual bandwidth, red is none."""
+    left = _MARGIN + _LETTER * max(len(node) for node in nodes)
+    shapes: list[Box | Label] = []
+    for at, row in enumerate(nodes):
+        y = _MARGIN + at * _CELL
+        shapes.append(Label(left - 6, y + _CELL - 7, row, align=1.0))
+        for beside, column in enumerate(nodes):
+            value = measured.get(pair_of(row, column))
+            title = f"{row} - {column}: not measured" if value is None else f"{row} - {column}: {value:.3g} GB/s"
+            colour = "#eeeeee" if value is None else _colour(value / usual if usual else 0.0)
+            shapes.append(Box(left + beside * _CELL, y, _CELL - 1, _CELL - 1, colour, "" if row == column else title))
+    side = len(nodes) * _CELL
+    below = f"usual: {usual:.3g} GB/s; columns are in the order of the rows"
+    shapes.append(Label(left, 2 * _MARGIN + side + 8, below))
+    return Picture(left + max(side, _LETTER * len(below)) + _MARGIN, side + 4 * _MARGIN, tuple(shapes))
+
+
+def _colour(share: float) -> str:
+    part = max(0.0, min(1.0, share))
+    return f"#{round(200 * (1 - part) + 40):02x}{round(150 * part + 50):02x}46"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,11 +32,13 @@ from dalsegno.errors import UsageError
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to use."
 )
+@click.option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="Write the heat map as SVG.")
 @job_options
 @json_option
 def command(
-    size: str, seconds: float, low: float, floor: float, bisect: bool, device: str, json_: bool, **given: Any
-) -> None:
+    size: str, seconds: float, low: float, floor: float, bisect: bool, device: str, svg: str | None, json_: bool,
+    **given: Any,
+) -> None:  # fmt: skip
     """Measure an all-reduce of every pair of nodes, and name the bad node or link.
 
     All pairs are measured in one job, as many at once as have no node in common: N nodes take N - 1 rounds. A node
@@ -64,6 +67,8 @@ def command(
     report = conclude(lines, low, floor)
     nodes = tuple(report["nodes"])
     record(done.history, BenchMeasurement(time.time(), "pairs", report["usual"], "GB/s", nodes, {"size": size}))
+    if svg:
+        _write_svg(report, svg)
     if json_:
         out.as_json(report)
     else:
@@ -103,6 +108,14 @@ def conclude(lines: Sequence[Mapping[str, Any]], low: float, floor: float) -> di
         "unsure": list(found["unsure"]) if found else [],
         "bisected": found is not None,
     }
+
+
+def _write_svg(report: Mapping[str, Any], file: str) -> None:
+    from dalsegno.bench.pairs import pair_of, picture_of
+    from dalsegno.bench.picture import to_svg
+
+    measured = {pair_of(*each["nodes"]): each["busbw"] for each in report["groups"] if len(each["nodes"]) == 2}
+    Path(file).write_text(to_svg(picture_of(report["nodes"], measured, report["usual"])), encoding="utf-8")
 
 
 def _show(report: Mapping[str, Any]) -> None:
