@@ -9,13 +9,14 @@ which is filled before the clock starts.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -87,13 +88,20 @@ class CollectiveRank:
     def add_up(self, value: float) -> float:
         return self.combine(value, Averaging.MEAN) * self.size
 
-    def gather(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
-
     def leave(self) -> None:
         dist.destroy_process_group()
+
+
+def gather_json(value: Any, ranks: int, device: Any) -> list[Any]:
+    """Return the values of all ranks. torch's own exchange of objects needs numpy, and pickles."""
+    text = json.dumps(value).encode()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
+    dist.all_gather(lengths, torch.tensor([len(text)], device=device))
+    longest = max(int(each.item()) for each in lengths)
+    padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=device)
+    found = [torch.zeros_like(padded) for _ in range(ranks)]
+    dist.all_gather(found, padded)
+    return [json.loads(bytes(each.tolist())) for each in found]
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int) -> Any:
@@ -323,9 +331,10 @@ def read_file(path: str) -> str:
 
 def describe(ask: CollectiveAsk, rank: CollectiveRank) -> NcclTable:
     """Return the table without its rows. All ranks must call this."""
-    found = rank.gather(describe_device(rank))
-    devices = tuple(device for device, _ in found)
-    ids = {device.host: known for device, known in found}
+    device, known = describe_device(rank)
+    found = gather_json([asdict(device), known], rank.size, rank.device)
+    devices = tuple(NcclDevice(**each) for each, _ in found)
+    ids = {each["host"]: known for each, known in found}
     library = ".".join(map(str, torch.cuda.nccl.version())) if rank.backend == "nccl" else "gloo"
     program = f"measured with torch {torch.__version__}, {'NCCL ' * (rank.backend == 'nccl')}{library}"
     hosts = tuple(f"host {host} instance {known or 'unknown'}" for host, known in ids.items())

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dalsegno.bench.collective_measure import choose_device
+from dalsegno.bench.collective_measure import choose_device, gather_json
 from dalsegno.bench.ladder import world_env
 from dalsegno.bench.nccl_table import NcclTest
 from dalsegno.bench.pairs import LOW, Group, GroupResult, judge_pairs, next_groups, rounds
@@ -63,8 +63,7 @@ class PairsRank:
         if self.backend == "nccl":
             torch.cuda.set_device(self.device)
         dist.init_process_group("gloo", rank=self.rank, world_size=self.size, timeout=_TIMEOUT)
-        self.hosts: list[str] = [""] * self.size
-        dist.all_gather_object(self.hosts, socket.gethostname().partition(".")[0])
+        self.hosts: list[str] = self._gather(socket.gethostname().partition(".")[0])
         self.nodes = list(dict.fromkeys(self.hosts))
 
     def measure(self, groups: Sequence[Group]) -> dict[Group, float]:
@@ -76,8 +75,7 @@ class PairsRank:
         dist.barrier()
         own = next((group for group in groups if self.hosts[self.rank] in group), None)
         value = self._bus_bandwidth(made[own], len(ranks[own])) if own else 0.0
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        found = self._gather(value)
         return {
             group: min(value for host, value in zip(self.hosts, found, strict=True) if host in group)
             for group in groups
@@ -114,9 +112,10 @@ class PairsRank:
 
     def share(self, groups: Sequence[Group]) -> list[Group]:
         """Return what rank 0 has decided to measure next."""
-        shared: list[Any] = [list(groups)]
-        dist.broadcast_object_list(shared, 0)
-        return [tuple(group) for group in shared[0]]
+        return [tuple(group) for group in self._gather(groups)[0]]
+
+    def _gather(self, value: Any) -> list[Any]:
+        return gather_json(value, self.size, "cpu")
 
     def leave(self) -> None:
         dist.destroy_process_group()
