@@ -10,6 +10,7 @@ import pytest
 
 from dalsegno.bench.nccl_parse import read_tables
 from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.test_containers import make_image
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "nccl-tests-2.13" / "2x-p5.48xlarge.txt"
 # Stands for a program of nccl-tests with MPI: rank 0 prints the table.
@@ -18,7 +19,7 @@ STAND_IN = f'#!/bin/sh\n[ "$SLURM_PROCID" != 0 ] || cat {RECORDED}\n'
 
 @pytest.fixture(scope="module")
 def nccl_tests(shared: Cli) -> Path:
-    folder = shared.home / "nccl-tests" / "build"
+    folder = shared.home / "bench-programs" / "nccl-tests" / "build"
     folder.mkdir(parents=True)
     (folder / "all_reduce_perf").write_text(STAND_IN)
     (folder / "all_reduce_perf").chmod(0o755)
@@ -34,6 +35,14 @@ def test_nccl_tests_on_nodes_are_printed_judged_and_recorded(shared: Cli, nccl_t
     assert "PASS" in answer.err
     history = [json.loads(line) for line in (shared.home / "bench" / "shared.jsonl").read_text().splitlines()]
     assert (history[-1]["kind"], round(history[-1]["value"])) == ("all_reduce", 487)
+
+
+def test_nccl_tests_of_an_image_are_found_and_run_in_it(shared: Cli, nccl_tests: Path):
+    image = make_image(nccl_tests.parent)
+    mounts = f"{nccl_tests}:/opt/nccl-tests,{RECORDED}:{RECORDED}"
+    words = ("--nodes", "1", "--container-image", str(image), "--container-mounts", mounts)
+    table = read_tables(shared.ok("bench", "all_reduce", *words, cwd=shared.home))[-1]
+    assert table.rows == read_tables(RECORDED.read_text())[-1].rows
 
 
 def test_a_missing_program_of_nccl_tests_is_named_with_its_node(shared: Cli):

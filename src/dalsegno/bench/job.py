@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from posixpath import basename, dirname, join
+from posixpath import basename, join
 from typing import Any
 
 from dalsegno.runs.submit.container import container_options, wrap_guard
@@ -57,7 +57,6 @@ def choose_program(
 def srun_argv(plan: RunPlan, program: Sequence[str]) -> list[str]:
     """Return the command that requests the nodes and runs the program on them, once for each process."""
     options = [option for option in slurm_options(plan.job) if not option.startswith("--comment=")]
-    folder = dirname(plan.folder)
     return [
         "srun",
         *options,
@@ -69,7 +68,7 @@ def srun_argv(plan: RunPlan, program: Sequence[str]) -> list[str]:
         "--input=none",
         "--unbuffered",
         *([f"--chdir={plan.request.chdir}"] if plan.request.chdir else []),
-        *container_options(plan.request, folder, plan.launcher),
+        *container_options(plan.request, plan.request.chdir, plan.launcher),
         *wrap_guard(plan.request, plan.launcher, list(program)),
     ]
 

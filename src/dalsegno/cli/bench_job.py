@@ -33,6 +33,9 @@ _WORDS = (
 JOB_OPTIONS = tuple(replace(each, also=()) for each in OPTIONS if each.word in _WORDS)
 
 
+_IN_IMAGE = "the image needs nccl-tests, or a python3 with torch; `--container-mounts SRC:DST` mounts what it lacks"
+
+
 def job_options(command: _Command) -> _Command:
     """Add the options for where a benchmark runs to a command that takes them as `**given`."""
     one_word = click.option(
@@ -181,6 +184,8 @@ def _in_slurm(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], No
         program = choose_program(
             worker.places, worker.place_arguments, () if worker.only_places else program, worker.module
         )
+    if request.container_image and not worker.only_places:
+        worker = replace(worker, hint=_IN_IMAGE)
     argv = srun_argv(plan, program)
     added = {each.name: each.value for each in plan.variables}
     if place.dry_run:
