@@ -44,8 +44,9 @@ def bare_call(test: str, size: int, device: object) -> object:
     }[test]
 
 
-def compare(rank: object, test: str, size: int, rounds: int, iters: int) -> tuple[float, float]:
-    """Return the median time of one call in microseconds, measured by the worker and by a bare loop, in turns."""
+def compare(rank: object, test: str, size: int, rounds: int, iters: int) -> tuple[float, float, float]:
+    """Return the median time of one call in microseconds, measured by the worker and by a bare loop, and the median of
+    the ratios of neighbours: noise that lasts longer than a round affects both."""
     from dalsegno.bench.collective_measure import measure_placement
     from dalsegno.bench.collectives import DATA_TYPES, TESTS, CollectiveAsk
 
@@ -63,7 +64,8 @@ def compare(rank: object, test: str, size: int, rounds: int, iters: int) -> tupl
         if number:  # the first round connects
             ours.append(found)
             bare.append(rank.combine(took, _mean()))
-    return median(ours), median(bare)
+    ratios = [one / other for one, other in zip(ours, bare, strict=True)]
+    return median(ours), median(bare), median(ratios)
 
 
 def _mean() -> object:
@@ -82,8 +84,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
             if size > arguments.most:
                 continue
             iters = max(3, min(200, int(arguments.iters * (1 << 20) / size)))
-            ours, bare = compare(rank, test, size, arguments.rounds, iters)
-            rows.append({"test": test, "size": size, "ours_us": ours, "bare_us": bare, "ratio": ours / bare})
+            ours, bare, ratio = compare(rank, test, size, arguments.rounds, iters)
+            rows.append({"test": test, "size": size, "ours_us": ours, "bare_us": bare, "ratio": ratio})
     rank.leave()
     return rows if rank.rank == 0 else []
 
@@ -101,8 +103,8 @@ def show(rows: list[dict[str, object]]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--iters", type=int, default=40, help="calls of 1 MiB per round; fewer of larger sizes")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--iters", type=int, default=20, help="calls of 1 MiB per round; fewer of larger sizes")
     parser.add_argument("--most", type=int, default=16 << 20, help="largest size in bytes")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rank-of", default="", help=argparse.SUPPRESS)
