@@ -72,7 +72,7 @@ class CollectiveRank:
     def meet(self) -> None:
         """Wait until all ranks have called this and their devices are idle."""
         self.finish()
-        dist.barrier()
+        dist.barrier(device_ids=[self.device.index]) if self.backend == "nccl" else dist.barrier()
         self.finish()
 
     def combine(self, value: float, how: Averaging) -> float:
@@ -177,6 +177,15 @@ def repeat(values: Sequence[float], count: int, dtype: Any, device: Any) -> Any:
     return period.repeat(count // len(values) + 1)[:count]
 
 
+def write_repeated(target: Any, values: Sequence[float]) -> None:
+    """Fill a tensor with the values again and again, in pieces: a second tensor of its size may not fit."""
+    step = _CHUNK // len(values) * len(values)
+    piece = repeat(values, min(step, len(target)), target.dtype, target.device)
+    for at in range(0, len(target), step):
+        part = target[at : at + step]
+        part.copy_(piece[: len(part)])
+
+
 def fill(
     placed: PlacedCall, test: CollectiveTest, counts: Counts, data: DataType, op: str, rank: CollectiveRank
 ) -> None:
@@ -190,9 +199,9 @@ def fill(
     if test.test in (NcclTest.ALLTOALL, NcclTest.SCATTER):
         for target in range(n):
             piece = to[target * counts.shown : (target + 1) * counts.shown]
-            piece.copy_(repeat(values(me, target), len(piece), to.dtype, to.device))
+            write_repeated(piece, values(me, target))
     else:
-        to.copy_(repeat(values(me), len(to), to.dtype, to.device))
+        write_repeated(to, values(me))
     if test.test in _IN_TENSOR:
         placed.received.copy_(to)
 

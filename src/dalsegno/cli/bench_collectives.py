@@ -186,13 +186,14 @@ def _conclude(ask: CollectiveAsk, done: Finished, instance: str | None, json_: b
     known = instance or (done.plan.instance if done.plan else "") or None
     report = read_reports("output", needs_data(done.text, ask.test) + done.errors, MachineAsk(instance=known))[-1]
     ranks = report.table.listed_ranks or 0
-    detail = {"ranks": ranks, "data_type": ask.data_type, "operation": ask.operation}
+    size = report.verdict.size
+    detail = {"ranks": ranks, "size": size, "data_type": ask.data_type, "operation": ask.operation}
     before = earlier(done.history, ask.test, detail)
     report = replace(report, verdict=judge(report.table, report.verdict.machines, before, report.verdict.separate))
     verdict = report.verdict
     if verdict.busbw and verdict.reason is not BenchReason.WRONG_DATA:
-        size = {**detail, "size": verdict.size}
-        record(done.history, BenchMeasurement(time.time(), ask.test, verdict.busbw, "GB/s", report.table.hosts, size))
+        found = BenchMeasurement(time.time(), ask.test, verdict.busbw, "GB/s", report.table.hosts, detail)
+        record(done.history, found)
     if json_:
         out.as_json(report.to_dict())
     first, *others = verdict.sentences()

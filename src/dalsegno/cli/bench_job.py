@@ -15,7 +15,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import stoppable
 from dalsegno.cli.ranks import LineFollower, Rank, RankFailed, errors_of, local_ranks, log_of, run_ranks, text_of
-from dalsegno.cli.run import _ONE_WORD, _click_option, read_fields
+from dalsegno.cli.run import ONE_WORD, click_option, read_fields
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.submit.options import OPTIONS
 
@@ -39,7 +39,7 @@ _IN_IMAGE = "the image needs nccl-tests, or a python3 with torch; `--container-m
 def job_options(command: _Command) -> _Command:
     """Add the options for where a benchmark runs to a command that takes them as `**given`."""
     one_word = click.option(
-        "--sbatch-arg", _ONE_WORD, multiple=True, metavar="OPTION",
+        "--sbatch-arg", ONE_WORD, multiple=True, metavar="OPTION",
         help="Further option for Slurm, passed unchanged: --sbatch-arg=--reservation=bench. May be repeated.",
     )  # fmt: skip
     nproc = click.option(
@@ -48,7 +48,7 @@ def job_options(command: _Command) -> _Command:
     )  # fmt: skip
     cluster = click.option("--cluster", "-M", metavar="NAME", help="Cluster to use, with --nodes.")
     dry_run = click.option("--dry-run", is_flag=True, help="Print the Slurm command without running it.")
-    for add in [dry_run, cluster, one_word, *(_click_option(each) for each in reversed(JOB_OPTIONS)), nproc]:
+    for add in [dry_run, cluster, one_word, *(click_option(each) for each in reversed(JOB_OPTIONS)), nproc]:
         command = add(command)
     return command
 
