@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -218,6 +219,22 @@ def test_infinite_time_between_failures_is_still_json():
 def test_wrong_input_is_an_error_with_a_hint(words: tuple[str, ...], error: type[DalsegnoError], hint: str):
     found = command("--params", "7B", "--tokens", "1T", *words).exception
     assert isinstance(found, error) and hint in found.hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--mfu", "nan"), ("--mfu", "0"), ("--mfu", "1.1"), ("--failures", "nan"), ("--storage-gbytes-per-s", "inf"),
+     ("--nodes", "0"), ("--hidden", "9" * 400)],
+)  # fmt: skip
+def test_options_outside_of_their_range_are_refused(words: tuple[str, ...]):
+    found = command("--params", "7B", "--tokens", "1T", "--instance", "p5.48xlarge", *words).exception
+    assert isinstance(found, click.UsageError)
+
+
+def test_extreme_sizes_still_give_numbers():
+    words = ("--params", "100000P", "--tokens", "100000P", "--instance", "p5.48xlarge", "--nodes", "1000000")
+    shown = command(*words, "--failures", "1000", "--storage-gbytes-per-s", "0.001")
+    assert shown.exception is None and "nan" not in shown.output and "inf" not in shown.output
 
 
 def test_numbers_are_read_and_written_as_people_do():

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from dalsegno.bench.nccl_parse import MAX_TABLES, read_tables
 from dalsegno.bench.nccl_render import float_text, render
+from dalsegno.bench.nccl_report import MachineAsk, read_reports
 from dalsegno.bench.nccl_table import (
     IterationTimes,
     NcclColumns,
     NcclDevice,
+    NcclOutputUnreadable,
     NcclRow,
     NcclSettings,
     NcclTable,
@@ -23,6 +26,7 @@ from dalsegno.bench.nccl_table import (
     average_busbw,
     find_test,
 )
+from dalsegno.bench.plot import draw, make_curve
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 CURRENT = RECORDED / "nccl-tests-2.19.6"
@@ -224,18 +228,27 @@ def test_other_json_is_no_table_with_rows(text: str):
     "text",
     ["", "\x00" * 1000, "\n" * 1000, "# nThread", "#  Rank  0 Group", "# Out of bounds values : x", "1 2 float",
      "8 2 float sum -1 nan inf -inf 1e999", "# size count type busbw\n8 2 float", "9" * 400, "٣ ٤ float sum -1 1 2 3 0",
+     "9" * 400 + " 2 float sum -1 1 2 3 0 1 2 3 0", "8 2 float sum " + "9" * 400 + " 1 2 3 0 1 2 3 0",
+     '{"config": {}, "results": [{"size": ' + "9" * 400 + ', "in_place": {"bus_bw": 1e999}}]}',
      "²  2 float sum -1 1 2 3 0 1 2 3 0", "# Avg bus bandwidth : 1e999 OK"],
 )  # fmt: skip
 def test_broken_lines_are_skipped(text: str):
     tables = read_tables(text)
     assert all(value.busbw < 1e300 for table in tables for row in table.rows for value in row.timings)
+    assert all(abs(row.size) < 1 << 64 for table in tables for row in table.rows)
+    with suppress(NcclOutputUnreadable):
+        for report in read_reports("log", text, MachineAsk(instance="p5.48xlarge")):
+            assert json.dumps(report.to_dict(), allow_nan=False)
+            assert draw([make_curve(report.table, report.verdict)]).shapes
 
 
 @given(st.text(alphabet=st.sampled_from("# 0123456789.eE+-:[],<>|\n\r\x00\x1bfloatsumbusbwsizeN/A{}\"'"), max_size=600))
 @settings(max_examples=300, deadline=None)
 def test_no_text_makes_the_reader_fail(text: str):
-    read_tables(text)
-    read_tables(recorded("nccl-tests-2.19.6/all_reduce.txt")[:900] + text)
+    for each in (text, recorded("nccl-tests-2.19.6/all_reduce.txt")[:900] + text):
+        with suppress(NcclOutputUnreadable):
+            for report in read_reports("log", each):
+                assert report.verdict.sentences()
 
 
 def test_tables_of_a_file_are_limited():
@@ -245,10 +258,8 @@ def test_tables_of_a_file_are_limited():
 
 @pytest.mark.cluster  # it measures
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", ["log", "rows", "ranks", "blanks", "long lines", "half rows"])
+@pytest.mark.parametrize("kind", ["log", "rows", "ranks", "blanks", "long lines", "half rows", "long names", "quotes"])
 def test_ten_megabytes_are_read_and_judged_in_a_second(kind: str):
-    from dalsegno.bench.nccl_report import read_reports
-
     table = recorded("nccl-tests-2.13/1x-BM.GPU4.8.txt")
     row = table.splitlines()[15]
     info = "gpu49:65234:65300 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read\n"
@@ -258,16 +269,19 @@ def test_ten_megabytes_are_read_and_judged_in_a_second(kind: str):
         "ranks": "".join(f"{number % 512}: {line}\n" for number in range(6400) for line in table.splitlines()),
         "blanks": table + "\n" * 10_000_000,
         "long lines": table + f"{'x ' * 100_000}\n" * 50,
+        "long names": table + f"NCCL{'a' * 4000}\n" * 2500,
+        "quotes": '{"config": {"a": "' + '\\"' * 5_000_000,  # each might start a string
         "half rows": table + f"{row[:60]}\n" * (10_000_000 // 61),
     }[kind]
 
     def measure() -> float:
         started = time.process_time()
-        read_reports("log", text)
+        with suppress(NcclOutputUnreadable):
+            read_reports("log", text)
         return time.process_time() - started
 
     assert len(text) >= 9_900_000
-    assert min(measure() for _ in range(2)) < 1
+    assert any(measure() < 1 for _ in range(3))  # another program may hold the core meanwhile
 
 
 # Writing

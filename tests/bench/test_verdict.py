@@ -15,7 +15,7 @@ from dalsegno.bench.machines import (
     read_hints,
 )
 from dalsegno.bench.nccl_parse import read_tables
-from dalsegno.bench.nccl_report import MachineAsk, read_reports
+from dalsegno.bench.nccl_report import MachineAsk, earlier_results, read_reports
 from dalsegno.bench.nccl_table import (
     IterationTimes,
     NcclDevice,
@@ -127,6 +127,14 @@ def test_no_expectation_exceeds_its_limit_on_any_instance_type(test: NcclTest, n
             bound = find_bound(test, where)
             expected = find_expectation(test, where, bound) if bound else None
             assert expected is None or bound is None or 0 < expected.busbw <= bound.busbw, (instance.name, expected)
+
+
+def test_some_gpus_of_a_node_are_expected_to_use_their_share_of_its_network():
+    where = replace(machines("p5.48xlarge", 2), gpus_per_node=1)
+    bound = find_bound(NcclTest.ALL_REDUCE, where)
+    assert bound is not None and bound.busbw == 400
+    expected = find_expectation(NcclTest.ALL_REDUCE, where, bound)
+    assert expected is not None and expected.busbw == pytest.approx(0.85 * 50)
 
 
 def test_vendor_floor_that_nothing_can_reach_is_reported_and_not_used():
@@ -246,6 +254,15 @@ def test_history_judges_where_nothing_is_published():
     assert judge(table(9, ranks=8), where).reason is BenchReason.NO_EXPECTATION
     assert judge(table(9, ranks=8), where, [9.0, 9.1, 8.9, 9.2, 9.0]).level is BenchLevel.PASS
     assert judge(table(5, ranks=8), where, [9.0, 9.1, 8.9, 9.2, 9.0]).level is BenchLevel.FAIL
+
+
+def test_history_judges_small_messages_on_processors():
+    devices_ = tuple(NcclDevice(rank, 0, rank + 1, "cpu-1", rank, "0x00", "AMD EPYC 9654") for rank in range(2))
+    found = [replace(table(busbw, ranks=2, size=1 << 20), devices=devices_) for busbw in (2.0, 2.1, 2.0, 1.9, 2.0)]
+    for busbw, level in ((2.0, BenchLevel.PASS), (1.0, BenchLevel.FAIL)):
+        one = replace(found[0], rows=(row(1 << 20, busbw, 1.0),))
+        assert judge(one, find_machines(one), earlier_results(found, one)).level is level
+        assert judge(one, find_machines(one)).level is BenchLevel.UNKNOWN
 
 
 def test_history_of_other_tests_and_other_sizes_of_job_does_not_count():

@@ -197,7 +197,7 @@ def make_goodput(
     """Return (1 - share that saving takes) x MTBF / (MTBF + recovery + half an interval), and the time that follows."""
     lost_s = interval_s / 2
     alive = 1.0 if mtbf_s == float("inf") else mtbf_s / (mtbf_s + recovery_s + lost_s)
-    share = (1 - stall_share) * alive
+    share = max(1e-12, (1 - stall_share) * alive)
     return GoodputEstimate(interval_s, stall_share, recovery_s, lost_s, share, ideal_s / share)
 
 

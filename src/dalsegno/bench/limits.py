@@ -50,6 +50,7 @@ class Expectation:
     busbw: float
     by: Bottleneck
     why: str
+    earlier: bool = False  # from earlier results of the same message size
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def vendor_floors() -> tuple[VendorFloor, ...]:
 
 def find_bound(test: NcclTest, machines: BenchMachines) -> Bound | None:
     """Return the lowest limit that no algorithm can exceed; None if the machines are not known well enough."""
-    bounds = [each for each in (_inside(test, machines), _between(test, machines)) if each]
+    between = _between(test, machines, machines.network_gbytes_per_s)
+    bounds = [each for each in (_inside(test, machines), between) if each]
     if machines.nodes > 1 and machines.network_gbytes_per_s <= 0:
         return None
     return min(bounds, key=lambda bound: bound.busbw, default=None)
@@ -112,9 +114,9 @@ def _all_reduce_inside(machines: BenchMachines) -> Bound:
     return Bound(ring, Bottleneck.NVLINK, f"NVLink: {link:g} x {g}/(2 x {g - 1}) x {factor:g}")
 
 
-def _between(test: NcclTest, machines: BenchMachines) -> Bound | None:
-    """Return the limit of the network between the machines."""
-    network, nodes, g, n = machines.network_gbytes_per_s, machines.nodes, machines.gpus_per_node, machines.ranks
+def _between(test: NcclTest, machines: BenchMachines, network: float) -> Bound | None:
+    """Return the limit of the network between the machines, with so many GB/s of each."""
+    nodes, g, n = machines.nodes, machines.gpus_per_node, machines.ranks
     if nodes < 2 or network <= 0:
         return None
     if test is NcclTest.ALL_REDUCE or test in _ALL:
@@ -160,16 +162,17 @@ def _implied_inside(test: NcclTest, machines: BenchMachines) -> Expectation | No
 
 
 def _implied_between(test: NcclTest, machines: BenchMachines) -> Expectation | None:
-    limit = _between(test, machines)
-    network, link = machines.network_gbytes_per_s, machines.link_gbytes_per_s
+    network, link = machines.used_network_gbytes_per_s, machines.link_gbytes_per_s
+    limit = _between(test, machines, network)
     if limit is None or test in (NcclTest.SCATTER, NcclTest.GATHER, NcclTest.SENDRECV):
         return None
-    if test is NcclTest.ALL_REDUCE and (machines.in_switch or (machines.nodes == 2 and 2 * network < link)):
+    trees = machines.in_switch or (machines.nodes == 2 and machines.gpus_per_node > 1 and 2 * network < link)
+    if test is NcclTest.ALL_REDUCE and trees:
         # Trees: a node sends each byte once. With a slow network NCCL takes them for two nodes, with NVLS always.
         return _share_between(TREE_SHARE, limit)
     if test in (NcclTest.ALLTOALL, NcclTest.ALLTOALLV):
         return _share_between(ALLTOALL_SHARE, limit)
-    ring = min(network, link) if link else network
+    ring = min(network, link) if link and machines.gpus_per_node > 1 else network
     return Expectation(NETWORK_SHARE * ring, limit.by, f"{NETWORK_SHARE:g} of the network's {ring:g} GB/s, as a ring")
 
 

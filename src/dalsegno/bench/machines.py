@@ -47,6 +47,13 @@ class BenchMachines:
         return (self.instance.network_gbps or 0.0) / 8 if self.instance else 0.0
 
     @property
+    def used_network_gbytes_per_s(self) -> float:
+        """Return the part of a node's network that belongs to the GPUs of the test: each GPU has its own cards."""
+        if self.instance is None or self.gpus_per_node >= self.instance.gpus:
+            return self.network_gbytes_per_s
+        return self.network_gbytes_per_s * self.gpus_per_node / self.instance.gpus
+
+    @property
     def in_switch(self) -> bool:
         """Return whether NVLink's switches can reduce (NVLS): since Hopper, and only between more than two GPUs."""
         return self.gpu is not None and self.gpu.link in ("NVLink 4", "NVLink 5") and self.gpus_per_node > 2

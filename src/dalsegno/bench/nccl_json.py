@@ -25,9 +25,10 @@ from dalsegno.bench.nccl_table import (
     find_test,
 )
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)  # a string without its end is one token too
 _CLOSERS = {"{": "}", "[": "]"}
 _MAX_DEPTH = 64
+_MAX_RESULTS = 100_000
 
 
 def read_json(text: str) -> tuple[NcclTable, ...]:
@@ -66,7 +67,7 @@ def _close(text: str) -> str:
 
 def _table(document: Mapping[str, Any]) -> NcclTable:
     config = _dict(document.get("config"))
-    results = [_dict(each) for each in _list(document.get("results"))]
+    results = [_dict(each) for each in _list(document.get("results"))[:_MAX_RESULTS]]
     args = [each for each in _list(document.get("args")) if isinstance(each, str)]
     bounds, average = _dict(document.get("out_of_bounds")), _dict(document.get("average_bus_bandwidth"))
     return NcclTable(
@@ -150,10 +151,12 @@ def _hashable(value: Any) -> Any:
 
 
 def _whole(value: Any, otherwise: Any) -> Any:
+    """Return a whole number of at most 63 bits; `otherwise` for everything else."""
     try:
-        return int(value) if isinstance(value, int | float | str) else otherwise
+        number = int(value) if isinstance(value, int | float | str) else otherwise
     except (ValueError, OverflowError):
         return otherwise
+    return number if number is None or abs(number) < 1 << 63 else otherwise
 
 
 def _number(value: Any) -> float:

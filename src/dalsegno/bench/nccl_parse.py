@@ -39,7 +39,8 @@ _PREFIX = re.compile(
     r"|\[(?:default|rank)?(?P<tag>\d{1,7})\](?:: ?| (?=[ #]))"  # torchrun; MPICH's -prepend-rank
     r")"
 )
-_DEBUG = re.compile(r"[A-Za-z_][\w.-]{0,255}:\d{1,9}:\d{1,9} \[-?\d{1,4}\] ")  # gpu49:65234:65300 [0] NCCL INFO …
+_DEBUG = re.compile(r":\d{1,9}:\d{1,9} \[-?\d{1,4}\] ")  # gpu49:65234:65300 [0] NCCL INFO …
+_HOST = re.compile(r"[A-Za-z_][\w.-]*\Z")
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 _VERSION = re.compile(r"# nccl-tests version (\S{1,32})(?: nccl-headers=(\d{1,9}))?(?: nccl-library=(\d{1,9}))?")
 _STARTING = re.compile(r"# Collective test (starting|concluded): (\S{1,256})")
@@ -159,7 +160,8 @@ class _LogReader:
         stream, body = self._split(line)
         complete = True
         if "NCCL" in body and (noise := _DEBUG.search(body)):
-            body, complete = body[: noise.start()], False
+            host = _HOST.search(body, max(0, noise.start() - 256), noise.start())
+            body, complete = body[: host.start() if host else noise.start()], False
         head = body.lstrip()
         if not head:
             return
@@ -338,7 +340,7 @@ def _usual_row(tokens: list[str]) -> NcclRow | None:
         values = [0.0 if text == "N/A" else float(text) for text in texts]
         first = NcclTiming(values[0], values[1], values[2], None if texts[3] == "N/A" else values[3])
         second = NcclTiming(values[4], values[5], values[6], None if texts[7] == "N/A" else values[7])
-        row = NcclRow(int(size), int(count), dtype, redop, int(root), first, second)
+        row = NcclRow(_digits(size), _digits(count), dtype, redop, _digits(root), first, second)
     except ValueError:
         return None
     return row if isfinite(sum(values)) else None
@@ -358,7 +360,7 @@ def _make_row(tokens: list[str], layout: _Layout, line: str) -> NcclRow | None:
         timings = [_timing(layout.placements[0], values[:width], layout.milliseconds)]
         if len(layout.placements) > 1 and len(values) >= width + len(layout.placements[1]):
             timings.append(_timing(layout.placements[1], values[width:], layout.milliseconds))
-        size, count, root = int(lead["size"]), int(lead["count"]), int(lead.get("root", "-1"))
+        size, count, root = _digits(lead["size"]), _digits(lead["count"]), _digits(lead.get("root", "-1"))
     except (ValueError, KeyError):
         return None
     first: NcclTiming | None = timings[0]
@@ -383,6 +385,13 @@ def _number(text: str) -> float:
     """Return a number; 0 for nan and inf, so that no later comparison goes wrong."""
     value = float(text)
     return value if isfinite(value) else 0.0
+
+
+def _digits(text: str) -> int:
+    """Return a whole number; ValueError for one that no size of memory has."""
+    if len(text) > 19:
+        raise ValueError
+    return int(text)
 
 
 def _whole(text: str | None) -> int | None:

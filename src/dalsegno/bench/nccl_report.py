@@ -49,6 +49,8 @@ class NcclReport:
         reason, level = self.verdict.reason, self.verdict.level
         if reason is BenchReason.NO_MACHINE:
             hints.append(_ask_for_machine(self.verdict.machines))
+            if self.table.devices and self.verdict.machines.gpu is None:
+                hints.append("or compare with earlier results of this cluster: `--history FILE`, at least five")
         elif reason is BenchReason.NO_TEST:
             hints.append("name the test: `--test all_gather`")
         elif reason is BenchReason.TOO_SMALL:
@@ -92,7 +94,7 @@ def _report(
     separate: int,
 ) -> NcclReport:  # fmt: skip
     machines = find_machines(table, hints, ask.instance, ask.nodes, ask.gpus_per_node, debug.size)
-    verdict = judge(table, machines, plateaus(history, table), separate)
+    verdict = judge(table, machines, earlier_results(history, table), separate)
     findings = find_problems(debug, machines, separate) if _needs_causes(verdict) else ()
     return NcclReport(source, table, verdict, findings, debug.algorithm(verdict.size))
 
@@ -102,11 +104,12 @@ def _needs_causes(verdict: BenchVerdict) -> bool:
     return verdict.level is not BenchLevel.PASS
 
 
-def plateaus(history: Sequence[NcclTable], table: NcclTable) -> list[float]:
-    """Return the highest bandwidths of earlier tables of the same test on as many ranks."""
-    ranks = count_ranks(table)
+def earlier_results(history: Sequence[NcclTable], table: NcclTable) -> list[float]:
+    """Return what earlier tables of the same test on as many ranks reached at the size that is judged."""
+    ranks, plateau = count_ranks(table), find_plateau(table)
     same = [each for each in map(name_test, history) if each.test is table.test and count_ranks(each) == ranks]
-    return [row.busbw for each in same if (row := find_plateau(each))]
+    found = ([row.busbw for row in each.rows if plateau and row.size == plateau.size] for each in same)
+    return [max(values) for values in found if values]
 
 
 def _ask_for_machine(machines: BenchMachines) -> str:

@@ -138,8 +138,9 @@ class BenchVerdict:
         return lines
 
     def _ring(self) -> str:
-        network = self.machines.network_gbytes_per_s
-        text = f"a ring is limited by the network of a node: {8 * network:g} Gbit/s = {network:g} GB/s; "
+        network = self.machines.used_network_gbytes_per_s
+        part = "a node" if network == self.machines.network_gbytes_per_s else "the GPUs in use"
+        text = f"a ring is limited by the network of {part}: {8 * network:g} Gbit/s = {network:g} GB/s; "
         share = self.busbw / network
         return f"{text}reached {share:.0%} of it" + (", so NCCL did not use a ring" if share > TOLERANCE else "")
 
@@ -167,7 +168,8 @@ class BenchVerdict:
 
 
 def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = (), separate: int = 0) -> BenchVerdict:
-    """Return the verdict on one table. `history` has plateaus of earlier runs of the same test on as many ranks.
+    """Return the verdict on one table. `history` has the bandwidths of earlier runs of the same
+    test, on as many ranks and at the size of the plateau.
 
     `separate` is the number of processes that printed such a table each, because they did not run together.
     """
@@ -224,7 +226,7 @@ def _raise_by_history(
         return expected
     by = expected.by if expected else bound.by if bound else Bottleneck.UNKNOWN
     why = f"median {median(history):.1f} of {len(history)} earlier results, less {HISTORY_K:g} x MAD"
-    return Expectation(own, by, why)
+    return Expectation(own, by, why, earlier=True)
 
 
 def _wrong(table: NcclTable) -> float:
@@ -251,7 +253,7 @@ def _decide(
         return BenchLevel.IMPOSSIBLE, BenchReason.ABOVE_LIMIT
     if expected and plateau.busbw >= expected.busbw:
         return BenchLevel.PASS, BenchReason.REACHED
-    if plateau.size < LARGE_BYTES:
+    if plateau.size < LARGE_BYTES and not (expected and expected.earlier):
         return BenchLevel.UNKNOWN, BenchReason.TOO_SMALL
     if expected is None:
         unknown = machines.gpu is None or bound is None

@@ -24,8 +24,10 @@ MAX_BYTES = 256 << 20  # of one file
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--instance", metavar="TYPE", help="Instance type of the nodes, such as p5.48xlarge.")
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Number of nodes of the test.")
-@click.option("--gpus-per-node", type=click.IntRange(1), metavar="G", help="GPUs that the test used on each node.")
+@click.option("--nodes", type=click.IntRange(1, 1_000_000), metavar="N", help="Number of nodes of the test.")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(1, 1024), metavar="G", help="GPUs of each node that the test used."
+)
 @click.option("--test", metavar="NAME", help="Test that the output is of, where it does not say: all_gather.")
 @click.option(
     "--history", multiple=True, metavar="FILE", help="Earlier output of the same test on this cluster; repeatable."
