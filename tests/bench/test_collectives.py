@@ -167,6 +167,7 @@ def test_unknown_flags_are_refused(words: list[str]):
         ["-G", "1", "--nccl-tests", "no"],
         ["--partition", "train"],
         ["--nodes", "2", "--nproc", "2"],
+        ["--nodes", "1:2"],
         ["-b", "1M", "-e", "1K"],
         ["--nccl-tests", "/not/there"],
     ],

@@ -6,6 +6,7 @@ from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,8 @@ from dalsegno.bench.pairs import (
     rounds,
 )
 from dalsegno.bench.picture import to_svg
+from dalsegno.cli.bench_pairs import command, conclude
+from dalsegno.errors import UsageError
 
 NODES = [f"gpu-{number:02d}" for number in range(40)]
 FAST, SLOW = 100.0, 20.0
@@ -134,3 +137,33 @@ def test_the_heat_map_as_a_picture_names_both_nodes_of_each_cell():
     assert len(cells) == 9
     assert len({each.get("fill") for each in cells}) == 3  # fast, slow, and the diagonal
     assert "a&lt;b&gt; - c: 20 GB/s" in svg
+
+
+def test_a_single_node_is_refused():
+    asked = CliRunner().invoke(command, ["--nodes", "1"])
+    assert isinstance(asked.exception, UsageError)
+
+
+LINES = [
+    {"nodes": ["a", "b", "c"], "backend": "gloo"},
+    {"group": ["a", "b"], "gbytes_per_s": 0.5},
+    {"group": ["a", "c"], "gbytes_per_s": 10.0},
+    {"group": ["b", "c"], "gbytes_per_s": 10.0},
+    {"group": ["a", "b"], "gbytes_per_s": 9.0},
+]
+
+
+def test_a_pair_that_was_fast_when_measured_again_is_fast():
+    assert conclude(LINES, low=0.7, floor=0.0)["faults"] == []
+    assert [each["nodes"] for each in conclude(LINES[:-1], low=0.7, floor=0.0)["faults"]] == [["a", "b"]]
+
+
+def test_pairs_below_the_floor_are_bad_even_if_all_are_alike():
+    found = conclude(LINES, low=0.7, floor=50.0)["faults"]
+    assert {node for each in found for node in each["nodes"]} == {"a", "b", "c"}
+
+
+def test_a_bisection_reports_what_it_found():
+    last = {"usual": 10.0, "faults": [["a"], ["b", "c"]], "unsure": []}
+    report = conclude([*LINES, last], low=0.7, floor=0.0)
+    assert [(each["kind"], each["nodes"]) for each in report["faults"]] == [("node", ["a"]), ("link", ["b", "c"])]

@@ -18,6 +18,7 @@ from dalsegno.cli.ranks import LineFollower, Rank, RankFailed, errors_of, local_
 from dalsegno.cli.run import ONE_WORD, click_option, read_fields
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.submit.options import OPTIONS
+from dalsegno.runs.submit.values import NodeCount
 
 if TYPE_CHECKING:
     from dalsegno.bench.job import BenchMeasurement
@@ -30,7 +31,15 @@ _WORDS = (
     "nodes", "gpus_per_node", "nproc_per_node", "cpus_per_task", "mem", "partition", "time", "account", "qos",
     "constraint", "exclude", "env", "venv", "conda", "container_image", "container_mounts", "sbatch_args",
 )  # fmt: skip
-JOB_OPTIONS = tuple(replace(each, also=()) for each in OPTIONS if each.word in _WORDS)
+_HELP = {
+    "nodes": "Nodes of a cluster. Without it, the benchmark runs on this machine.",
+    "time": "Time limit: 12h, 2:00:00. Default: the partition's.",
+}
+JOB_OPTIONS = tuple(
+    replace(each, also=(), help=_HELP.get(each.word, each.help), shows="N" if each.word == "nodes" else each.shows)
+    for each in OPTIONS
+    if each.word in _WORDS
+)
 
 
 _IN_IMAGE = "the image needs nccl-tests, or a python3 with torch; `--container-mounts SRC:DST` mounts what it lacks"
@@ -63,6 +72,12 @@ class BenchPlace:
     dry_run: bool = False
 
     @property
+    def nodes(self) -> int:
+        """Return the number of nodes; 0 without Slurm."""
+        found = self.fields.get("nodes")
+        return found.max if isinstance(found, NodeCount) else 0
+
+    @property
     def in_slurm(self) -> bool:
         return "nodes" in self.fields
 
@@ -79,6 +94,9 @@ def read_place(given: Mapping[str, Any]) -> BenchPlace:
             "`--nproc` is for this machine, `--nodes` for a cluster",
             hint="remove one of them; `--nproc-per-node` sets the processes on each node",
         )
+    nodes = fields.get("nodes")
+    if isinstance(nodes, NodeCount) and nodes.min != nodes.max:
+        raise UsageError(f"a benchmark cannot change its size: `--nodes {nodes}`", hint=f"use `--nodes {nodes.max}`")
     return BenchPlace(fields, nproc, cluster, dry_run)
 
 

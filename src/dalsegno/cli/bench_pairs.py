@@ -52,8 +52,8 @@ def command(
     from dalsegno.bench.job import BenchMeasurement
 
     place = read_place(given)
-    if not place.in_slurm:
-        raise UsageError("`bench pairs` needs nodes of a cluster", hint="add `--nodes N`")
+    if place.nodes < 2:
+        raise UsageError("`bench pairs` needs at least two nodes of a cluster", hint="add `--nodes N`")
     settings = {"size": parse_bytes(size), "seconds": seconds, "bisect": bisect, "low": low, "device": device}
     worker = WorkerProgram(
         "bench-pairs", [json.dumps(settings)], "pairs",
