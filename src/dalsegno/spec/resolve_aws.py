@@ -55,7 +55,9 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
     queue = own.queues.get(partition.name) or QueueSpec()
     types = tuple(dict.fromkeys((partition.instance, *queue.instances)))
     always = len(own_nodes(partition))
-    reservation = queue.capacity_reservation or own.capacity_reservation or ""
+    kind = queue.capacity_type or own.capacity_type
+    common = own.capacity_reservation if kind != "SPOT" else ""  # no reservation holds SPOT nodes
+    reservation = queue.capacity_reservation or common or ""
     grouped = own.placement_group if queue.placement_group is None else queue.placement_group
     asked = queue.placement_group is not None or "placement_group" in own.model_fields_set
     return aws_facts.SlurmQueue(
@@ -63,7 +65,7 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
         instances=types,
         min_count=always,
         max_count=queue.max_count or always,
-        capacity_type=queue.capacity_type or own.capacity_type,
+        capacity_type=kind,
         capacity_reservation=reservation,
         subnets=tuple(queue.subnets),
         security_groups=tuple(queue.security_groups),

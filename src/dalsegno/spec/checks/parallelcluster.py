@@ -18,7 +18,6 @@ from dalsegno.spec.targets import ParallelCluster, QueueSpec
 OLDEST_VERSION = (3, 13)
 MAX_QUEUES, MAX_SCRIPTS, MAX_TAGS = 50, 10, 40
 MIN_ROOT_GIB = 40
-NAME_LENGTH, NAME_LENGTH_WITH_DATABASE = 60, 40
 # Settings that ParallelCluster writes itself, in lower case
 OWN_SETTINGS = frozenset({
     "epilog", "grestypes", "launchparameters", "prolog", "reconfigflags", "resumefailprogram", "resumeprogram",
@@ -82,11 +81,6 @@ def _check_cluster(own: ParallelCluster, spec: ClusterSpec, report: Problems) ->
     if version[:2] < OLDEST_VERSION:
         what = f"ParallelCluster {own.version} is too old"
         report.add(own, "version", what, "use 3.13.0 or later; 3.16.1 is tested")
-    longest = NAME_LENGTH_WITH_DATABASE if own.database else NAME_LENGTH
-    if len(spec.name) > longest:
-        why = " with a database" if own.database else ""
-        what = f"the cluster's name has {len(spec.name)} characters, but ParallelCluster allows {longest}{why}"
-        report.add(spec, "name", what, "choose a shorter name")
     if len(spec.partitions) > MAX_QUEUES:
         what = f"the file has {len(spec.partitions)} partitions, but ParallelCluster allows {MAX_QUEUES} queues"
         report.add(spec, "partitions", what, "merge some of them, or split the cluster")
@@ -171,11 +165,10 @@ def _check_capacity(
 ) -> None:
     """Check the purchase option of a queue against its reservation, its placement group and its counts."""
     kind = queue.capacity_type or own.capacity_type
-    reservation = queue.capacity_reservation or own.capacity_reservation
-    if kind == "SPOT" and reservation:
+    own_reservation = queue.capacity_reservation or (own.capacity_reservation if not queue.capacity_type else None)
+    if kind == "SPOT" and own_reservation:
         what = f"queue `{partition.name}` has SPOT nodes, which no capacity reservation holds"
-        field = "capacity_type" if isinstance(where, QueueSpec) and queue.capacity_type else "capacity_reservation"
-        report.add(where, field, what, "remove `capacity_reservation`, or use ONDEMAND")
+        report.add(where, "capacity_reservation", what, "remove it, or use `capacity_type: ONDEMAND`")
     common = "placement_group" in own.model_fields_set and own.placement_group
     if kind == "CAPACITY_BLOCK" and (common if queue.placement_group is None else queue.placement_group):
         what = f"queue `{partition.name}` has a capacity block, which cannot be in a placement group"

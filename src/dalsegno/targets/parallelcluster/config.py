@@ -26,7 +26,7 @@ def render_config(cluster: Cluster, known: Prerequisites) -> Tree:
         "Scheduling": {
             "Scheduler": "slurm",
             "SlurmSettings": _slurm_settings(cluster, own),
-            "SlurmQueues": [_queue(cluster, own, queue, known) for queue in own.queues],
+            "SlurmQueues": [_queue(cluster, own, queue, known) for queue in _default_first(cluster, own)],
         },
     }
     if own.login_count:
@@ -148,6 +148,12 @@ def _time(minutes: int) -> str:
     return f"{days}-{rest // 60:02}:{rest % 60:02}:00"
 
 
+def _default_first(cluster: Cluster, own: PclusterSettings) -> list[SlurmQueue]:
+    """Return the queues in the order of the file, with the default one first: ParallelCluster makes the first one it."""
+    default = {partition.name for partition in cluster.partitions if partition.default}
+    return sorted(own.queues, key=lambda queue: queue.name not in default)
+
+
 def _queue(cluster: Cluster, own: PclusterSettings, queue: SlurmQueue, known: Prerequisites) -> Tree:
     partition = next(each for each in cluster.partitions if each.name == queue.name)
     scratch = next((each.mount for each in cluster.storage if each.type == "scratch"), "")
@@ -204,7 +210,6 @@ def partition_settings(partition: Partition) -> dict[str, str]:
         "AllowQos": ",".join(partition.allow_qos),
     }
     values: dict[str, object] = {
-        "Default": "YES" if partition.default else None,
         "MaxTime": None if partition.time_limit_min is None else _time(partition.time_limit_min),
         "DefaultTime": None if partition.default_time_min is None else _time(partition.default_time_min),
         "MaxNodes": partition.max_nodes,
