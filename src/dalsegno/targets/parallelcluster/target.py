@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
-from dalsegno.setup.delivery import find_bundle
+from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import remove_tree
@@ -89,9 +89,11 @@ class PclusterTarget:
         runner: Runner | None = None,
         env: Mapping[str, str] = os.environ,
         pause: Pause = time.sleep,
+        code: Callable[[], CodeBundle] = find_bundle,
     ) -> None:
         self.folder = PclusterFolder(folder)
         self._connect, self._runner, self._env, self._pause = connect, runner or LocalRunner(), env, pause
+        self._code = code
 
     @property
     def kind(self) -> str:
@@ -126,7 +128,7 @@ class PclusterTarget:
         running = there is not None and there.status.operation is OperationState.RUNNING
         changes = () if lost else find_changes(read_sent_config(self.folder), config, own.queue_update)
         missing = self._missing_repositories(aws, cluster, known)
-        scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), find_bundle().key)
+        scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), self._code().key)
         return PclusterPlan(
             cluster,
             fresh=lost,
@@ -189,7 +191,7 @@ class PclusterTarget:
         own = settings_of(plan.cluster)
         pcluster = self._pcluster(plan.cluster.name, own.region, own.version)
         refuse_impossible(plan, shlex.join(pcluster.command("update-compute-fleet", "--status", "STOP_REQUESTED")))
-        ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._pause).apply(plan)
+        ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._code(), self._pause).apply(plan)
 
     def import_images(self, plan: Plan, say: Say) -> None:
         """Nothing is imported: images are imported on the head node."""
