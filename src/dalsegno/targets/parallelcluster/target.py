@@ -94,6 +94,7 @@ class PclusterTarget:
         self.folder = PclusterFolder(folder)
         self._connect, self._runner, self._env, self._pause = connect, runner or LocalRunner(), env, pause
         self._code = code
+        self._found: dict[str, list[str]] = {}  # version -> the command that starts it
 
     @property
     def kind(self) -> str:
@@ -200,7 +201,11 @@ class PclusterTarget:
     def removal(self) -> Removal:
         """Return the file systems of our stack, whose files would be deleted. Others are not touched."""
         resources = read_sent_template(self.folder).get("Resources", {})
-        return Removal(storage=tuple(_data_of(each) for each in resources.values() if _data_of(each)))
+        state = read_state(self.folder)
+        return Removal(
+            storage=tuple(_data_of(each) for each in resources.values() if _data_of(each)),
+            kept=(f"bucket {state.bucket}",) if state and state.bucket else (),
+        )
 
     def destroy(self, say: Say) -> bool:
         state = read_state(self.folder)
@@ -215,8 +220,6 @@ class PclusterTarget:
             follow(f"deletion of {self.folder.name}", pcluster.report, say, self.folder.logs, pause=self._pause)
         if state.stack:
             aws.delete_stack(state.stack, say)
-        if state.bucket:
-            say(f"bucket {state.bucket} stays, with what is in it")
         remove_tree(self.folder.root)
         return True
 
@@ -313,8 +316,9 @@ class PclusterTarget:
         return AwsResources(self._connect(region), self.folder.logs, self._pause)
 
     def _pcluster(self, name: str, region: str, version: str) -> Pcluster:
-        argv = find_pcluster(version, self._runner, self._env)
-        return Pcluster(argv, self._runner, self._env, name, region, self._pause)
+        if version not in self._found:  # to start `pcluster` takes a second
+            self._found[version] = find_pcluster(version, self._runner, self._env)
+        return Pcluster(self._found[version], self._runner, self._env, name, region, self._pause)
 
     def _known(self) -> PclusterState:
         state = read_state(self.folder)
