@@ -180,6 +180,15 @@ def test_change_that_would_end_jobs_waits_until_the_operator_has_stopped_the_nod
     assert stage.clusters["demo"]["fleet"] == "RUNNING"
 
 
+def test_plan_on_the_page_is_what_plan_says(stage: Stage):
+    page = (Path(__file__).parents[3] / "docs" / "parallelcluster.md").read_text()
+    file = page.partition("```yaml\n")[2].partition("```")[0]
+    outside = page.partition("```yaml\n")[0] + page.partition("```yaml\n")[2].partition("```\n")[2]
+    shown = [line.strip() for line in outside.splitlines() if line.startswith("    ")]
+    said = stage.target().plan(cluster_of(file)).sentences()
+    assert len(shown) >= 6 and [line for line in shown if line not in said] == []
+
+
 # Interruptions and failures
 def test_interrupted_creation_is_followed_and_not_started_again(stage: Stage):
     stage.scenario(create=["CREATE_IN_PROGRESS"] * 3 + ["CREATE_COMPLETE"])
@@ -274,6 +283,14 @@ def test_refusals_of_pcluster_are_named_with_a_fix(stage: Stage, message: str, r
     with pytest.raises(CloudError) as raised:
         stage.target().plan(cluster_of(MINIMAL))
     assert raised.value.refusal is refusal and raised.value.hint
+
+
+def test_status_without_credentials_says_why_and_shows_what_is_known(stage: Stage):
+    stage.up()
+    stage.scenario(refuse={"describe-cluster": "Unable to locate credentials"})
+    status = stage.target().status()
+    assert status.phase is ClusterPhase.DEGRADED and len(status.nodes) == 2
+    assert status.problems[0].startswith("AWS cannot be asked: pcluster describe-cluster: no credentials")
 
 
 def test_missing_credentials_are_named_before_anything_else(stage: Stage):
