@@ -72,19 +72,18 @@ class ManagedHead:
     # Report
     def status(self) -> ClusterStatus:
         """Return what Slurm says. The platform is asked from the operator's machine."""
-        name, jobs = self.folder.name, None
         if not self.slurm_runs():
-            return ClusterStatus(
-                name, self.kind, ClusterPhase.DEGRADED, jobs=jobs, problems=("slurmctld does not run",)
-            )
+            return self._silent("slurmctld does not run")
         slurm = self._client(timeout_s=5.0)
         try:
             nodes = tuple(_node(each) for each in slurm.nodes())
             running = tuple(job_status(job) for job in slurm.queue().jobs)
         except DalsegnoError as error:
-            silence = f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"
-            return ClusterStatus(name, self.kind, ClusterPhase.DEGRADED, jobs=jobs, problems=(silence,))
-        return ClusterStatus(name, self.kind, ClusterPhase.UP, nodes, (), running)
+            return self._silent(f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}")
+        return ClusterStatus(self.folder.name, self.kind, ClusterPhase.UP, nodes, (), running)
+
+    def _silent(self, problem: str) -> ClusterStatus:
+        return ClusterStatus(self.folder.name, self.kind, ClusterPhase.DEGRADED, jobs=None, problems=(problem,))
 
     def summary(self) -> ClusterSummary:
         try:
