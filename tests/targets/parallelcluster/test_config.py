@@ -184,6 +184,7 @@ def test_price_counts_machines_that_always_run_and_names_those_on_demand():
     assert said[0] == "prices are those of us-east-1; us-west-2 may differ"
     assert said[1].startswith("starts up to 15 more nodes for jobs (up to 21.42 USD per hour), and stops them after 20")
     assert "SPOT" in said[2]
+    assert any("paid in advance" in line for line in notes(cluster_of(BLOCK), PriceTable()))
 
 
 # Changes

@@ -444,6 +444,29 @@ def test_shell_goes_through_ssm_without_a_key_and_through_ssh_with_one(stage: St
     assert isinstance(target, CanForward) and target.forward(["runs"]).argv[-1] == "/usr/local/bin/dalsegno runs"
 
 
+FAKE_SSH = """#!/bin/sh
+printf '%s\\n' "$*" >> "$FAKE_PCLUSTER/ssh"
+case "$*" in
+  *show\\ node*) while read -r line; do echo "$line"; done < "$FAKE_PCLUSTER/nodes" ;;
+esac
+"""
+
+
+def test_states_of_nodes_come_from_slurm_on_the_head_over_ssh(stage: Stage):
+    stage.up(MINIMAL.replace("us-east-1}", "us-east-1, key: k, allowed_ips: 203.0.113.0/24}"))
+    ssh = stage.root / "bin" / "ssh"
+    ssh.write_text(FAKE_SSH)
+    ssh.chmod(0o755)
+    nodes = {"train-st-train-1": "IDLE+CLOUD", "train-st-train-2": "DOWN+CLOUD Reason=(Code:X)no capacity [slurm@now]"}
+    lines = [f"NodeName={name} State={state} CPUTot=8 RealMemory=1000\n" for name, state in nodes.items()]
+    (stage.root / "fake" / "nodes").write_text("".join(lines))
+    status = stage.target().status()
+    assert {node.name: node.state for node in status.nodes} == {"train-st-train-1": "idle", "train-st-train-2": "down"}
+    assert status.facts["connection"] == "ssh" and "(Code:X)no capacity" in status.nodes[1].reason
+    asked = (stage.root / "fake" / "ssh").read_text()
+    assert "ubuntu@198.51.100.7" in asked and "BatchMode=yes" in asked and "accept-new" in asked
+
+
 def test_commands_about_runs_are_forwarded_to_the_head(stage: Stage):
     stage.up()
     assert is_elsewhere(stage.folder)

@@ -215,7 +215,9 @@ def notes(cluster: Cluster, prices: PriceTable) -> Sequence[str]:
             f"{idle} idle minutes"
         )
     if any(queue.capacity_type == "SPOT" for queue in own.queues):
-        found.append("AWS may take SPOT nodes away with two minutes' notice")
+        found.append("AWS may take SPOT nodes away with two minutes' notice; they cost less than the price above")
+    if any(queue.capacity_type == "CAPACITY_BLOCK" for queue in own.queues):
+        found.append("the nodes of a capacity block are paid in advance, and AWS stops them when the block ends")
     return found
 
 
