@@ -232,16 +232,25 @@ class HyperPod(Section):
     prefix: Annotated[str, shaped(r"[A-Za-z0-9_./-]{0,200}", "lifecycle/demo")] = Field(
         default="", description="Folder in the bucket. Default: the cluster's name."
     )
+    configuration: Literal["api", "provisioning"] = Field(
+        default="api",
+        description="Where HyperPod reads partitions and file systems: in the request (`api`), or in "
+        "provisioning_parameters.json (`provisioning`, for clusters of the first generation).",
+    )
     node_recovery: Literal["Automatic", "None"] = Field(
         default="Automatic", description="HyperPod's own node recovery."
     )
     config_strategy: Literal["Overwrite", "Managed", "Merge"] = Field(
-        default="Managed", description="How HyperPod updates slurm.conf (SlurmConfigStrategy)."
+        default="Managed", description="How HyperPod updates slurm.conf (SlurmConfigStrategy); with `api` only."
     )
     subnets: list[SubnetId] = Field(default=[], description="Subnets; needs security_groups.")
     security_groups: list[SecurityGroupId] = Field(default=[], description="Security groups in those subnets.")
-    volume: SizeMiB | None = Field(default=None, description="Size of an additional EBS volume per instance.")
-    volume_mount: AbsolutePath = Field(default="/opt/sagemaker", description="Mount point of that volume.")
+    volume: SizeMiB | None = Field(
+        default=None, description="Size of an additional EBS volume per instance, which HyperPod mounts at /opt/sagemaker."
+    )
+    ssh_key: File | None = Field(
+        default=None, description="Public key file that may log in as `ubuntu`, through SSM. Default: SSM sessions only."
+    )
     groups: dict[PartitionName, InstanceGroupSpec] = Field(
         default={}, description="Settings by partition that differ from the common ones."
     )
@@ -287,6 +296,12 @@ class Oci(Section):
     boot_volume: SizeMiB = Field(default=250 * 1024, description="Boot volume size of compute nodes.")
     hyperthreading: bool = Field(default=True, description="Two CPUs per core.")
     stack: StackId | None = Field(default=None, description="Existing stack.")
+    stack_version: Literal["v2.10", "v3"] = Field(
+        default="v3", description="Release of the HPC stack, whose variables differ."
+    )
+    template: File | None = Field(
+        default=None, description="Terraform files of the HPC stack, as a zip file. Default: `stack` has them."
+    )
     tags: Tags = Field(default={}, description="Free-form tags on all created resources.")
 
 
