@@ -163,7 +163,7 @@ STATES_OF_OTHERS = {
     "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
 }
 
-TARGETS = (f"{PACKAGE}.targets.local", f"{PACKAGE}.targets.ssh")
+TARGETS = tuple(f"{PACKAGE}.targets.{name}" for name in ("local", "ssh", "parallelcluster", "hyperpod", "oci"))
 MAY_NAME_A_TARGET = {
     "targets/registry.py": "opens a target from a cluster file or from a state folder, and imports it only then",
     "programs.py": "daemons are started by name before anything is imported: a table of modules, as strings",
