@@ -13,17 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from dalsegno.hostlist import expand
 from dalsegno.spec.section import Section, fault, show
-from dalsegno.spec.values import (
-    AbsolutePath,
-    Label,
-    PartitionName,
-    PlainName,
-    Seconds,
-    SizeMiB,
-    UserName,
-    matching,
-    shaped,
-)
+from dalsegno.spec.values import Label, PartitionName, PlainName, Seconds, SizeMiB, UserName, matching, shaped
 
 # An address must not start with a dash, because ssh would read it as an option.
 _ADDRESS = r"[A-Za-z0-9_:][A-Za-z0-9_.:-]{0,252}(\[[0-9,-]{1,200}\][A-Za-z0-9_.:-]{0,100})?"
@@ -246,10 +236,12 @@ class HyperPod(Section):
     subnets: list[SubnetId] = Field(default=[], description="Subnets; needs security_groups.")
     security_groups: list[SecurityGroupId] = Field(default=[], description="Security groups in those subnets.")
     volume: SizeMiB | None = Field(
-        default=None, description="Size of an additional EBS volume per instance, which HyperPod mounts at /opt/sagemaker."
+        default=None,
+        description="Size of an additional EBS volume per instance, which HyperPod mounts at /opt/sagemaker.",
     )
     ssh_key: File | None = Field(
-        default=None, description="Public key file that may log in as `ubuntu`, through SSM. Default: SSM sessions only."
+        default=None,
+        description="Public key file that may log in as `ubuntu`, through SSM. Default: SSM sessions only.",
     )
     groups: dict[PartitionName, InstanceGroupSpec] = Field(
         default={}, description="Settings by partition that differ from the common ones."

@@ -394,43 +394,6 @@ class CanForward(Protocol):
         """Return how to run `dalsegno ARGUMENTS` on the cluster's head; None if the command runs here."""
 
 
-class InstanceAction(Enum):
-    """What a platform can be asked to do with one of its machines."""
-
-    REPLACE = "replace"
-    REBOOT = "reboot"
-
-
-@dataclass(frozen=True)
-class MachineStatus:
-    """A machine of a platform, with its state there and, if it is known, in Slurm."""
-
-    name: str
-    node: str  # name in Slurm; "" if it is not known
-    id: str
-    group: str
-    instance: str
-    state: str  # in the platform's own words
-    slurm_state: str = ""
-    detail: str = ""
-
-
-@runtime_checkable
-class CanManageMachines(Protocol):
-    """A target whose platform lists, replaces and reboots machines on request."""
-
-    def machines(self) -> Sequence[MachineStatus]: ...
-
-    def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None: ...
-
-
-@runtime_checkable
-class CanExport(Protocol):
-    """A target that puts exporters and Prometheus on its own machines, and sends the metrics elsewhere."""
-
-    def switch_exporters(self, on: bool) -> Plan: ...
-
-
 def name_user(target: Target | None, uid: int) -> str:
     """Return the name of a user, as this host or the target knows it."""
     return find_user(uid) or (target.user_name(uid) if isinstance(target, CanNameUsers) else user_of(uid))
@@ -448,7 +411,6 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanSeeDaemons: ("see which daemons run", ""),
     CanMonitor: ("run Prometheus", "`dalsegno monitor config` writes the configuration for your own Prometheus"),
     CanManageUsers: ("change users", "change `users` in the cluster file"),
-    CanManageMachines: ("list the platform's machines", "its controller replaces nodes; `dalsegno nodes` shows them"),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 

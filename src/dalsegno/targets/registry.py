@@ -29,6 +29,10 @@ def open_target(kind: str, folder: Path) -> Target:
         )
     if kind == "ssh":
         return _open_ssh(folder)
+    if kind == "hyperpod":
+        from dalsegno.targets.hyperpod.target import HyperPodTarget
+
+        return HyperPodTarget(folder)
     if platform.system() != "Linux":
         raise TargetError(
             f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"

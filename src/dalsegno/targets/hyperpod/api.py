@@ -86,7 +86,9 @@ class HyperPodApi:
             raise
 
     def instances(self, name: str) -> list[InstanceInfo]:
-        return read_instances(self._pages("sagemaker", "ListClusterNodes", {"ClusterName": name}, "ClusterNodeSummaries"))
+        return read_instances(
+            self._pages("sagemaker", "ListClusterNodes", {"ClusterName": name}, "ClusterNodeSummaries")
+        )
 
     def delete(self, name: str) -> None:
         """Start the deletion of a cluster. A cluster that is gone is success."""
@@ -144,7 +146,9 @@ class HyperPodApi:
     def upload(self, bucket: str, prefix: str, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
             key = f"{prefix}/{name}"
-            self._call("s3", "PutObject", {"Bucket": bucket, "Key": key, "Body": content, "ServerSideEncryption": "AES256"})
+            self._call(
+                "s3", "PutObject", {"Bucket": bucket, "Key": key, "Body": content, "ServerSideEncryption": "AES256"}
+            )
 
     def remove_uploads(self, bucket: str, prefix: str, names: Sequence[str]) -> None:
         """Delete uploaded files. The bucket stays, and files that are gone are success."""

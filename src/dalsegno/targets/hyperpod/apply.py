@@ -11,27 +11,22 @@ from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import make_folder
 from dalsegno.targets.base import Say
-from dalsegno.targets.cloud.progress import EventKind, OperationReport, OperationState, ResourceEvent, follow
+from dalsegno.targets.cloud.progress import OperationReport, OperationState, ResourceEvent, ResourceEventKind, follow
 from dalsegno.targets.folder import write_applied
 from dalsegno.targets.hyperpod.answers import HyperPodStatus, InstanceInfo, InstanceStatus, SlurmRole
 from dalsegno.targets.hyperpod.api import FileSystem, FileSystemState, HyperPodApi
-from dalsegno.targets.hyperpod.folder import (
-    HyperPodFolder,
-    HyperPodStage,
-    HyperPodState,
-    write_hyperpod_state,
-)
+from dalsegno.targets.hyperpod.folder import HyperPodFolder, HyperPodStage, HyperPodState, write_hyperpod_state
 from dalsegno.targets.hyperpod.lifecycle import digests
 from dalsegno.targets.hyperpod.plan import HyperPodPlan
 from dalsegno.targets.hyperpod.requests import SharedFileSystem, create_request, settings_of, update_request
 
 Pause = Callable[[float], None]
 _EVENTS = {
-    InstanceStatus.RUNNING: EventKind.DONE,
-    InstanceStatus.FAILURE: EventKind.FAILED,
-    InstanceStatus.PENDING: EventKind.STARTED,
-    InstanceStatus.SYSTEM_UPDATING: EventKind.STARTED,
-    InstanceStatus.DEEP_HEALTH_CHECK: EventKind.STARTED,
+    InstanceStatus.RUNNING: ResourceEventKind.DONE,
+    InstanceStatus.FAILURE: ResourceEventKind.FAILED,
+    InstanceStatus.PENDING: ResourceEventKind.STARTED,
+    InstanceStatus.SYSTEM_UPDATING: ResourceEventKind.STARTED,
+    InstanceStatus.DEEP_HEALTH_CHECK: ResourceEventKind.STARTED,
 }
 Files = Callable[[Cluster, "tuple[SharedFileSystem, ...]"], Mapping[str, bytes]]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from dalsegno.errors import NotThere
 from dalsegno.hostlist import closest
 from dalsegno.system.processes import Completed, LocalRunner, Runner
+from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.hyperpod.answers import InstanceInfo
 from dalsegno.targets.hyperpod.folder import HyperPodFolder
-from dalsegno.targets.hyperpod.partitions import CONF, PATH
+from dalsegno.targets.hyperpod.partitions import CONF
 
 LOGIN_USER = "ubuntu"  # the user of HyperPod's images
 SSH_DOCUMENT = "AWS-StartSSHSession"

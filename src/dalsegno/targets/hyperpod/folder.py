@@ -47,9 +47,10 @@ class HyperPodStage(Enum):
 
 
 class HyperPodRole(Enum):
-    """The machine whose state folder this is. Commands that need Slurm run on the head."""
+    """The machine whose state folder this is. Commands that need Slurm run on the head, HyperPod's controller."""
 
     OPERATOR = "operator"
+    HEAD = "head"
 
 
 @dataclass(frozen=True)

@@ -1,103 +1,96 @@
-"""What an instance of each role gets beyond HyperPod's image, as a `NodePlan` that becomes its bootstrap script. Pure."""
+"""What an instance of each role gets beyond HyperPod's image: the `NodePlan` of its bootstrap script. Pure."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from dalsegno.observe.alert_rules import ALERTS
 from dalsegno.observe.dialects import DIALECTS
-from dalsegno.observe.monitor_layout import NODE_EXPORTER_PORT
+from dalsegno.observe.monitor_layout import NODE_EXPORTER_PORT, PROMETHEUS_PORT
 from dalsegno.observe.prometheus import alert_groups, recording_group, yaml_text
-from dalsegno.setup.bootstrap import HEAD, HOST, PYTHON
-from dalsegno.setup.node_plan import (
-    NodePlan,
-    PlannedCommand,
-    PlannedFile,
-    PlannedFolder,
-    PlannedLink,
-    PlannedService,
-    PlannedUser,
-)
+from dalsegno.setup.bootstrap import PYTHON
+from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedFolder, PlannedService, PlannedUser
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.hosts import revision
+from dalsegno.targets.cloud.node_plans import (
+    COMMAND,
+    LOGS,
+    METRICS,
+    PATH,
+    ManagedSlurm,
+    compute_plan,
+    head_plan,
+    login_plan,
+)
 from dalsegno.targets.hyperpod.answers import SlurmRole
-from dalsegno.targets.hyperpod.partitions import CONF, PATH
+from dalsegno.targets.hyperpod.folder import HyperPodRole, HyperPodStage, HyperPodState
 from dalsegno.targets.hyperpod.requests import ENTRY, settings_of
 
-HOME = "/var/lib/dalsegno"
-LOGS = "/var/log/dalsegno"
-METRICS = f"{HOME}/metrics"  # files that node_exporter serves, with the GPU metrics of the node agent
 REFRESH = "/usr/local/sbin/dalsegno-refresh"
-EXPORTER_PORT, PROMETHEUS_PORT = 9341, 9090
+EXPORTER_PORT = 9341
 FIRST_UID = 10001
+WRITER = "dalsegno monitor up"
+
+
+class HyperPodSlurm(ManagedSlurm):
+    """HyperPod's Slurm. Its settings are not on a shared file system, so the agents' secrets are on FSx.
+
+    Without FSx, compute nodes have no secret, and their agents check the node without a controller.
+    """
+
+    @property
+    def shared(self) -> str:
+        mount = next((each.mount for each in self.cluster.storage if each.type in ("lustre", "openzfs")), "")
+        return f"{mount}/.dalsegno/{self.cluster.name}/agents" if mount else "/var/lib/dalsegno/agents"
+
+
+def site_of(cluster: Cluster, code: str) -> HyperPodSlurm:
+    """Return the site of a cluster. The names of its nodes are known only once they run."""
+    own = settings_of(cluster)
+    state = HyperPodState(
+        HyperPodStage.UP, own.region, own.bucket, own.prefix, controller_group=own.controller_group,
+        login_group=own.login_group, role=HyperPodRole.HEAD,
+    )  # fmt: skip
+    return HyperPodSlurm(
+        cluster, f"hyperpod-{cluster.name}", code, json.dumps(facts_to_json(state), indent=1), nodes=()
+    )
 
 
 def role_plan(cluster: Cluster, role: SlurmRole, code: str, public_key: str = "", monitored: bool = False) -> NodePlan:
     """Return the plan of the instances of one role. `code` is the key of our code, `public_key` may log in."""
-    controller = role is SlurmRole.CONTROLLER
-    services = [] if role is SlurmRole.LOGIN else [_node_agent(cluster)] if not controller else []
-    if controller:
-        services.append(_partition_guard(cluster, code))
-    packages: tuple[str, ...] = ()
-    files = [
-        PlannedFile("/usr/local/bin/dalsegno", _command(), 0o755),
-        PlannedFile(REFRESH, _refresh(cluster), 0o755),
-    ]
-    folders = [PlannedFolder(LOGS), PlannedFolder(HOME), PlannedFolder(METRICS)]
+    site = site_of(cluster, code)
+    plan = {SlurmRole.CONTROLLER: head_plan, SlurmRole.LOGIN: login_plan, SlurmRole.COMPUTE: compute_plan}[role](site)
+    key = "/home/ubuntu/.ssh/authorized_keys"
+    files = [PlannedFile(REFRESH, _refresh(cluster), 0o755)]
     if public_key:
-        files.append(PlannedFile("/home/ubuntu/.ssh/authorized_keys", f"{public_key}\n", 0o600, "ubuntu", "ubuntu", True))
-    if controller:
-        root = cluster_folder(cluster)
-        folders += [PlannedFolder(f"{HOME}/clusters"), PlannedFolder(root)]
-        files.append(PlannedFile(f"{root}/cluster.json", json.dumps(facts_to_json(cluster), indent=1)))
+        files.append(PlannedFile(key, f"{public_key}\n", 0o600, "ubuntu", "ubuntu", block=True))
+    services, packages, folders = [], [], []
+    if role is SlurmRole.CONTROLLER:
+        parents = site.shared.removesuffix("/agents")
+        folders += [PlannedFolder(parents.rpartition("/")[0], 0o700), PlannedFolder(parents, 0o700)]
+        services.append(_partition_guard(site))
     if monitored:
-        packages += ("prometheus-node-exporter",)
+        packages.append("prometheus-node-exporter")
+        folders.append(PlannedFolder(METRICS))
         files.append(_exporter_options())
         services.append(_node_exporter())
-    if monitored and controller:
-        packages += ("prometheus",)
-        root = f"{cluster_folder(cluster)}/prometheus"
+    if monitored and role is SlurmRole.CONTROLLER:
+        packages.append("prometheus")
+        root = f"{site.folder.root}/prometheus"
         folders += [PlannedFolder(root), PlannedFolder(f"{root}/targets"), PlannedFolder(f"{root}/rules")]
         folders.append(PlannedFolder(f"{root}/data", 0o750, "prometheus", "prometheus"))
         files += [PlannedFile(f"{root}/{name}", text) for name, text in prometheus_files(cluster).items()]
         services += [_slurm_exporter(), _prometheus(cluster, root)]
-    secret = PlannedCommand(
-        "creating the agent's secret",
-        ("/bin/sh", "-c", f"umask 077; head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' > {_SECRET}"),
-        creates=_SECRET,
-    )
-    return NodePlan(
-        cluster.name,
-        f"hyperpod-{cluster.name}",
-        HOST,
-        packages=packages,
+    return replace(
+        plan,
+        packages=(*plan.packages, *packages),
         users=tuple(_users(cluster)),
-        folders=tuple(folders),
-        files=tuple(files),
-        links=(PlannedLink("/opt/dalsegno/current", code),),
-        bundle=code,
-        python=PYTHON,
-        commands=(secret,) if role is SlurmRole.COMPUTE and services else (),
-        services=tuple(services),
-    )
-
-
-_SECRET = f"{HOME}/agent-secret"
-AGENTS_PORT = 6820
-
-
-def cluster_folder(cluster: Cluster) -> str:
-    """Return the folder of the cluster on its controller."""
-    return f"{HOME}/clusters/{cluster.name}"
-
-
-def _command() -> str:
-    return (
-        f"#!{PYTHON} -I\n# Written by Dal Segno.\nimport sys\n\n"
-        'sys.path[:0] = ["/opt/dalsegno/current"]\n'
-        "from dalsegno.cli.main import main\n\nmain()\n"
+        folders=(*folders, *plan.folders),
+        files=(*plan.files, *files),
+        services=(*plan.services, *services),
     )
 
 
@@ -114,6 +107,7 @@ def _refresh(cluster: Cluster) -> str:
 
 
 def _users(cluster: Cluster) -> list[PlannedUser]:
+    """Return the users of the cluster file. All instances give them the same uid, by their order in the file."""
     shared = next((each.mount for each in cluster.storage if each.home), "")
     taken = {user.uid for user in cluster.users if user.uid is not None}
     free = (number for number in range(FIRST_UID, 60000) if number not in taken)
@@ -130,23 +124,14 @@ def _users(cluster: Cluster) -> list[PlannedUser]:
 
 
 def _service(name: str, argv: tuple[str, ...], *depends: object) -> PlannedService:
-    env = {"PATH": PATH, "LC_ALL": "C.UTF-8", "SLURM_CONF": CONF}
+    env = {"PATH": PATH, "LC_ALL": "C.UTF-8", "SLURM_CONF": "/opt/slurm/etc/slurm.conf"}
     return PlannedService(name, argv, f"{LOGS}/{name}.log", env, revision(argv, *depends), keep=True)
 
 
-def _program(name: str, *arguments: str) -> tuple[str, ...]:
-    return (PYTHON, "-I", "/opt/dalsegno/current/dalsegno/programs.py", name, *arguments)
-
-
-def _partition_guard(cluster: Cluster, code: str) -> PlannedService:
-    return _service("hyperpod-partitions", _program("hyperpod-partitions", cluster_folder(cluster)), code)
-
-
-def _node_agent(cluster: Cluster) -> PlannedService:
-    """Return the node agent: it checks the node and writes the metrics of its GPUs. It works without a controller."""
-    arguments = ("--node", HOST, "--controller", f"{HEAD}:{AGENTS_PORT}", "--secret", _SECRET)
-    boot = ("--boot-id", "/proc/sys/kernel/random/boot_id", "--metrics", METRICS)
-    return _service("node-agent", _program("node-agent", *arguments, *boot))
+def _partition_guard(site: HyperPodSlurm) -> PlannedService:
+    program = f"/opt/dalsegno/{site.code}/dalsegno/programs.py"
+    argv = (PYTHON, "-I", program, "hyperpod-partitions", str(site.folder.root), "--secrets", site.shared)
+    return _service("hyperpod-partitions", argv)
 
 
 def _exporter_options() -> PlannedFile:
@@ -155,22 +140,23 @@ def _exporter_options() -> PlannedFile:
 
 
 def _node_exporter() -> PlannedService:
-    argv = ("/usr/bin/prometheus-node-exporter",)
-    unit = "prometheus-node-exporter.service"
-    return PlannedService("node-exporter", argv, f"{LOGS}/node-exporter.log", {}, revision(_exporter_options().content), unit)
+    stamp, unit = revision(_exporter_options().content), "prometheus-node-exporter.service"
+    return PlannedService(
+        "node-exporter", ("/usr/bin/prometheus-node-exporter",), f"{LOGS}/node-exporter.log", {}, stamp, unit
+    )
 
 
 def _slurm_exporter() -> PlannedService:
-    argv = ("/usr/local/bin/dalsegno", "exporter", "--open", "--compat", "sckyzo", "--listen", f"127.0.0.1:{EXPORTER_PORT}")
-    return _service("slurm-exporter", argv)
+    listen = f"127.0.0.1:{EXPORTER_PORT}"
+    return _service("slurm-exporter", (COMMAND, "exporter", "--open", "--compat", "sckyzo", "--listen", listen))
 
 
 def _prometheus(cluster: Cluster, root: str) -> PlannedService:
-    retention = f"{cluster.monitoring.retention_s}s"
     argv = (
         "/usr/bin/setpriv", "--reuid=prometheus", "--regid=prometheus", "--init-groups", "/usr/bin/prometheus",
         f"--config.file={root}/prometheus.yml", f"--storage.tsdb.path={root}/data",
-        f"--storage.tsdb.retention.time={retention}", f"--web.listen-address=127.0.0.1:{PROMETHEUS_PORT}",
+        f"--storage.tsdb.retention.time={cluster.monitoring.retention_s}s",
+        f"--web.listen-address=127.0.0.1:{PROMETHEUS_PORT}",
     )  # fmt: skip
     return _service("prometheus", argv, *sorted(prometheus_files(cluster).items()))
 
@@ -188,10 +174,7 @@ def prometheus_files(cluster: Cluster) -> dict[str, str]:
         },
         "rule_files": ["rules/*.yml"],
         "scrape_configs": [
-            {
-                "job_name": "slurm",
-                "static_configs": [{"targets": [f"127.0.0.1:{EXPORTER_PORT}"], "labels": labels}],
-            },
+            {"job_name": "slurm", "static_configs": [{"targets": [f"127.0.0.1:{EXPORTER_PORT}"], "labels": labels}]},
             {
                 "job_name": "node",
                 "file_sd_configs": [{"files": ["targets/*.json"]}],
@@ -205,10 +188,9 @@ def prometheus_files(cluster: Cluster) -> dict[str, str]:
             signing["role_arn"] = settings.remote_write.role_arn
         config["remote_write"] = [{"url": settings.remote_write.url, "sigv4": signing}]
     files = {
-        "prometheus.yml": yaml_text(config, name, "dalsegno monitor up"),
-        "rules/alerts.yml": yaml_text(alert_groups(ALERTS, name), name, "dalsegno monitor up"),
+        "prometheus.yml": yaml_text(config, name, WRITER),
+        "rules/alerts.yml": yaml_text(alert_groups(ALERTS, name), name, WRITER),
     }
     for dialect, rules in DIALECTS.items():
-        text = yaml_text(recording_group(dialect, rules, name), name, "dalsegno monitor up")
-        files[f"rules/names-{dialect}.yml"] = text
+        files[f"rules/names-{dialect}.yml"] = yaml_text(recording_group(dialect, rules, name), name, WRITER)
     return files

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,9 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.render.slurm_conf import partition_lines
 from dalsegno.spec.facts import Cluster, Node, Partition
-from dalsegno.system.files import read_text, write_atomic, write_if_changed
+from dalsegno.system.files import make_folder, read_text, write_atomic, write_if_changed
 from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.lifecycle import RESOURCES
@@ -34,7 +36,6 @@ log = logging.getLogger("partitions")
 
 BEGIN, END = "# BEGIN partitions of Dal Segno", "# END partitions of Dal Segno"
 CONF = "/opt/slurm/etc/slurm.conf"
-PATH = "/opt/slurm/bin:/opt/slurm/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EVERY_S = 30.0
 _BLOCK = re.compile(rf"\n*{BEGIN}.*?\n.*?{END}\n?", re.DOTALL)
 _NAME = re.compile(r"^\s*PartitionName\s*=\s*(\S+)", re.IGNORECASE)
@@ -129,8 +130,11 @@ def _has_all(line: str, present: Sequence[str], partition: Partition) -> bool:
 class PartitionGuard:
     """Repairs the partitions of one cluster. `turn` may be called at any time, and as often as wanted."""
 
-    def __init__(self, folder: Path, slurm: SlurmClient, conf: Path, resources: Path) -> None:
+    def __init__(
+        self, folder: Path, slurm: SlurmClient, conf: Path, resources: Path, secrets: Path | None = None
+    ) -> None:
         self.folder, self.slurm, self.conf, self.resources = ClusterFolder(folder), slurm, conf, resources
+        self.secrets = secrets
         self._added: set[str] = set()
 
     def turn(self) -> PartitionRepair | None:
@@ -147,6 +151,7 @@ class PartitionGuard:
         repair = replace(repair, lost=tuple(name for name in repair.added if name in self._added))
         self._carry_out(repair, conf)
         self._write_targets(real)
+        self._write_secrets(real)
         return repair
 
     def _carry_out(self, repair: PartitionRepair, conf: str) -> None:
@@ -154,7 +159,9 @@ class PartitionGuard:
             _write_like(self.conf, repair.conf)
             self.slurm.reconfigure()
         for name in repair.added:
-            how = "was lost again from slurm.conf, and is added again" if name in repair.lost else "was missing, is added"
+            how = (
+                "was lost again from slurm.conf, and is added again" if name in repair.lost else "was missing, is added"
+            )
             log.warning("partition %s %s", name, how)
         self._added |= set(repair.added)
         for name, nodes in repair.incomplete.items():
@@ -178,6 +185,16 @@ class PartitionGuard:
         ]
         write_if_changed(folder / "nodes.json", json.dumps(found, indent=1) + "\n")
 
+    def _write_secrets(self, cluster: Cluster) -> None:
+        """Create the secret of each node's agent: HyperPod names a node only when it runs."""
+        if self.secrets is None:
+            return
+        make_folder(self.secrets, 0o700)
+        for node in cluster.nodes:
+            path = self.secrets / node.name
+            if not path.exists():
+                write_atomic(path, secrets.token_hex(32), 0o600)
+
 
 def _write_like(path: Path, text: str) -> None:
     """Replace a file of others, and keep its owner and mode."""
@@ -187,13 +204,14 @@ def _write_like(path: Path, text: str) -> None:
 
 
 def main(arguments: list[str], pause: Callable[[float], None] = time.sleep) -> int:
-    """Run `hyperpod-partitions STATE-FOLDER [--once]` and return the exit code."""
+    """Run `hyperpod-partitions STATE-FOLDER [--secrets FOLDER] [--once]` and return the exit code."""
     start_logging("partitions")
     folder, *rest = arguments
     conf = Path(os.environ.get("SLURM_CONF", CONF))
     slurm = SlurmClient(LocalRunner(), {"PATH": os.environ.get("PATH", PATH), "SLURM_CONF": str(conf)}, timeout_s=30)
     resources = Path(os.environ.get("SAGEMAKER_RESOURCE_CONFIG_PATH", RESOURCES))
-    guard = PartitionGuard(Path(folder), slurm, conf, resources)
+    shared = Path(rest[rest.index("--secrets") + 1]) if "--secrets" in rest else None
+    guard = PartitionGuard(Path(folder), slurm, conf, resources, shared)
     while True:
         try:
             guard.turn()

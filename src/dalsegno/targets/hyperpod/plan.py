@@ -118,7 +118,9 @@ def cost_of(cluster: Cluster, prices: PriceTable) -> HourlyCost:
 def _storage_cost(cluster: Cluster, prices: PriceTable) -> Iterator[CostLine]:
     for each in cluster.storage:
         if each.type == "lustre" and not each.source:
-            yield prices.resource(f"aws-fsx-lustre-{each.throughput_mb_per_s_per_tib or 250}", (each.size_mib or 0) / 1024)
+            yield prices.resource(
+                f"aws-fsx-lustre-{each.throughput_mb_per_s_per_tib or 250}", (each.size_mib or 0) / 1024
+            )
 
 
 def _cost_before(found: ClusterDescription, cluster: Cluster, prices: PriceTable) -> HourlyCost:

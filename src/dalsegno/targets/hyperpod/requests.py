@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.errors import TargetError
@@ -38,7 +38,7 @@ class GroupRequest:
     instance_type: str
     count: int
     partition: str = ""
-    own: InstanceGroupFacts = InstanceGroupFacts()
+    own: InstanceGroupFacts = field(default_factory=InstanceGroupFacts)
 
 
 def settings_of(cluster: Cluster) -> HyperPodFacts:
@@ -63,9 +63,7 @@ def planned_groups(cluster: Cluster) -> list[GroupRequest]:
             instance = nodes[fresh[0]].instance
             kind = instance if instance.startswith("ml.") else f"ml.{instance}"
             extra = own.groups.get(partition.name, InstanceGroupFacts())
-            groups.append(
-                GroupRequest(partition.name, SlurmRole.COMPUTE, kind, len(fresh), partition.name, extra)
-            )
+            groups.append(GroupRequest(partition.name, SlurmRole.COMPUTE, kind, len(fresh), partition.name, extra))
         taken.update(partition.nodes)
     return groups
 
@@ -195,4 +193,3 @@ def _group_changes(own: HyperPodFacts, wanted: GroupRequest, found: GroupDescrip
 def batches(ids: Sequence[str]) -> list[list[str]]:
     """Return the nodes in groups that fit one batch request."""
     return [list(ids[at : at + MOST_PER_BATCH]) for at in range(0, len(ids), MOST_PER_BATCH)]
-

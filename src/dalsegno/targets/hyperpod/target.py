@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
@@ -20,8 +21,6 @@ from dalsegno.targets.base import (
     ClusterStatus,
     ClusterSummary,
     DaemonLog,
-    InstanceAction,
-    MachineStatus,
     NodeTimes,
     Plan,
     Removal,
@@ -64,6 +63,7 @@ from dalsegno.targets.hyperpod.requests import (
     update_request,
 )
 from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status
+from dalsegno.targets.machines import InstanceAction, MachineStatus
 
 Connect = Callable[[str], HyperPodApi]
 ACTIONS = {InstanceAction.REPLACE: "Action:Replace", InstanceAction.REBOOT: "Action:Reboot"}  # exactly these words
@@ -82,7 +82,7 @@ class HyperPodTarget:
         bundle: Callable[[], CodeBundle] = find_bundle,
     ) -> None:
         self.folder = HyperPodFolder(folder)
-        self._connect, self._runner = connect, runner or LocalRunner()
+        self._connect, self._runner = cache(connect), runner or LocalRunner()
         self._pause: Mapping[str, Pause] = {"pause": pause} if pause else {}
         self._bundle = bundle
 
@@ -142,7 +142,7 @@ class HyperPodTarget:
                     f"there is no file system {storage.source} for storage `{storage.name}`",
                     hint="check its id and the region; `aws fsx describe-file-systems` lists them",
                 )
-            if existing is not None and existing.dns_name and (storage.source or state and state.arn):
+            if existing is not None and existing.dns_name and (storage.source or (state and state.arn)):
                 found.append(existing.mounted_at(storage.mount))
             else:
                 missing.append(storage)
@@ -253,7 +253,7 @@ class HyperPodTarget:
         return machine_rows(self._reached()[1], self.slurm if self._has_key() else None)
 
     def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None:
-        """Replace or reboot instances: with a reason that HyperPod's agent looks for in Slurm, or with its batch API."""
+        """Replace or reboot instances: with the reason in Slurm that HyperPod acts on, or with its batch API."""
         state = self._known()
         _, reached = self._reached()
         chosen = [find_instance(reached, name).instance for name in names]
@@ -367,7 +367,7 @@ class HyperPodTarget:
         if on and cluster.monitoring.remote_write is None:
             raise TargetError(
                 "the cluster file names no workspace of Amazon Managed Service for Prometheus",
-                hint="add `monitoring: {remote_write: {url: …, region: …}}`, run `dalsegno up`, then this command again",
+                hint="add `monitoring: {remote_write: {url: …, region: …}}`, then run `dalsegno up` and this command",
             )
         write_hyperpod_state(self.folder, replace(state, monitored=on))
         return self.plan(cluster)
