@@ -126,6 +126,14 @@ def serving() -> Iterator[Emulator]:
         moto.stop()
 
 
+def _available(text: bytes) -> bytes:
+    """Give moto's file systems the state and the mount name that FSx gives them."""
+    answer = json.loads(text)
+    for each in [answer["FileSystem"]] if "FileSystem" in answer else answer["FileSystems"]:
+        each |= {"Lifecycle": "AVAILABLE", "LustreConfiguration": {"MountName": "abcdefgh"}}
+    return json.dumps(answer).encode()
+
+
 def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -138,8 +146,8 @@ def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
             target = self.headers.get("X-Amz-Target", "")
             if not target.startswith("SageMaker."):
                 status, headers, text = self._forward(body)
-                if target.endswith(("CreateFileSystem", "DescribeFileSystems")):  # moto creates them for ever
-                    text = text.replace(b'"CREATING"', b'"AVAILABLE"')
+                if target.endswith(("CreateFileSystem", "DescribeFileSystems")) and status == 200:
+                    text = _available(text)
                 self._reply(status, headers, text)
                 return
 
