@@ -30,9 +30,7 @@ def open_target(kind: str, folder: Path) -> Target:
     if kind == "ssh":
         return _open_ssh(folder)
     if kind == "hyperpod":
-        from dalsegno.targets.hyperpod.target import HyperPodTarget
-
-        return HyperPodTarget(folder)
+        return _open_hyperpod(folder)
     if platform.system() != "Linux":
         raise TargetError(
             f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"
@@ -57,6 +55,23 @@ def _open_ssh(folder: Path) -> Target:
     from dalsegno.targets.ssh.target import SshTarget
 
     return SshTarget(folder)
+
+
+def _open_hyperpod(folder: Path) -> Target:
+    """Return the operator's side of a HyperPod cluster, or on its controller instance, that side."""
+    from dalsegno.targets.hyperpod.folder import HyperPodRole, read_hyperpod_state
+
+    try:
+        state = read_hyperpod_state(ClusterFolder(folder))
+    except DalsegnoError:
+        state = None  # damaged, which the target reports
+    if state is not None and state.role is HyperPodRole.HEAD:
+        from dalsegno.targets.hyperpod.head import HyperPodHead
+
+        return HyperPodHead(folder)
+    from dalsegno.targets.hyperpod.target import HyperPodTarget
+
+    return HyperPodTarget(folder)
 
 
 def is_elsewhere(folder: Path) -> bool:

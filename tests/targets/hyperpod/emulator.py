@@ -83,7 +83,9 @@ class Emulator:
 
     def _listed(self, found: Json) -> Json:
         """Give moto's nodes the ids and host names that HyperPod's have, and those of groups that were added."""
-        nodes = [each for each in found["ClusterNodeSummaries"] if self.groups.get(each["InstanceGroupName"], {}) is not None]
+        nodes = [
+            each for each in found["ClusterNodeSummaries"] if self.groups.get(each["InstanceGroupName"], {}) is not None
+        ]
         counts: dict[str, int] = {}
         for each in nodes:
             counts[each["InstanceGroupName"]] = counts.get(each["InstanceGroupName"], 0) + 1

@@ -165,7 +165,8 @@ def prometheus_files(cluster: Cluster) -> dict[str, str]:
     """Return the settings of Prometheus on the controller: it reads all exporters and writes to the workspace of Amazon
     Managed Service for Prometheus that `monitoring.remote_write` names."""
     settings, name = cluster.monitoring, cluster.name
-    labels = {"instance": "controller", "cluster": name}
+    own = [{"targets": [f"127.0.0.1:{port}"]} for port in (EXPORTER_PORT, NODE_EXPORTER_PORT)]
+    slurm, node = ([{**each, "labels": {"instance": "controller", "cluster": name}}] for each in own)
     config: dict[str, Any] = {
         "global": {
             "scrape_interval": f"{settings.interval_s}s",
@@ -174,11 +175,11 @@ def prometheus_files(cluster: Cluster) -> dict[str, str]:
         },
         "rule_files": ["rules/*.yml"],
         "scrape_configs": [
-            {"job_name": "slurm", "static_configs": [{"targets": [f"127.0.0.1:{EXPORTER_PORT}"], "labels": labels}]},
+            {"job_name": "slurm", "static_configs": slurm},
             {
                 "job_name": "node",
                 "file_sd_configs": [{"files": ["targets/*.json"]}],
-                "static_configs": [{"targets": [f"127.0.0.1:{NODE_EXPORTER_PORT}"], "labels": labels}],
+                "static_configs": node,
             },
         ],
     }

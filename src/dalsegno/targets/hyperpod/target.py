@@ -51,6 +51,7 @@ from dalsegno.targets.hyperpod.folder import (
     read_hyperpod_state,
     write_hyperpod_state,
 )
+from dalsegno.targets.hyperpod.head import TIMES, repair_words
 from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
 from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible, refuse_unbuilt
@@ -66,7 +67,6 @@ from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status
 from dalsegno.targets.machines import InstanceAction, MachineStatus
 
 Connect = Callable[[str], HyperPodApi]
-ACTIONS = {InstanceAction.REPLACE: "Action:Replace", InstanceAction.REBOOT: "Action:Reboot"}  # exactly these words
 REFRESH_S = 900.0
 
 
@@ -268,7 +268,7 @@ class HyperPodTarget:
             refuse_failures(action.value, send(self.folder.name, [each.id for each in chosen]))
             return
         for each in chosen:
-            self.slurm.scontrol("update", f"NodeName={each.host}", "State=FAIL", f"Reason={ACTIONS[action]}")
+            self.slurm.scontrol(*repair_words(action, each.host))
 
     def replace(self, node: str) -> None:
         self.act_on_machines(InstanceAction.REPLACE, [node], through_api=False)
@@ -377,7 +377,7 @@ class HyperPodTarget:
 
     @property
     def node_times(self) -> NodeTimes:
-        return NodeTimes(boot_s=3600.0, gone_s=60.0)  # a replacement takes 20 to 30 minutes
+        return TIMES
 
     def _known(self) -> HyperPodState:
         state = read_hyperpod_state(self.folder)
