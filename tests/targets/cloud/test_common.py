@@ -22,10 +22,10 @@ from dalsegno.targets.cloud.consequences import (
 from dalsegno.targets.cloud.cost import HourlyCost, PriceTable, read_prices
 from dalsegno.targets.cloud.credentials import CloudRefusal, explain, refusal_in_text, refusal_of_code
 from dalsegno.targets.cloud.progress import (
-    ResourceEventKind,
     OperationReport,
     OperationState,
     ResourceEvent,
+    ResourceEventKind,
     first_failure,
     follow,
 )

@@ -195,6 +195,6 @@ def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _serve  # noqa: N815
+        do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _serve
 
     return Handler

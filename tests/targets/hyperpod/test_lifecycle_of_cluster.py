@@ -60,7 +60,7 @@ def test_failed_creation_shows_the_instance_and_is_created_again(aws, tmp_path):
     aws.statuses += [{"ClusterStatus": "Creating"}, failed]
     aws.instance_states["i-00000000000000000"] = ("Failure", "Lifecycle script execution failed on on_create.sh")
     target, cluster = open_hyperpod(tmp_path), cluster_of()
-    with pytest.raises(TargetError, match="on_create.sh") as caught:
+    with pytest.raises(TargetError, match=r"on_create\.sh") as caught:
         up(target, cluster)
     assert "operations" in caught.value.hint, "the events are kept"
     assert target.summary().phase is ClusterPhase.HALF_MADE
@@ -121,7 +121,7 @@ def test_removed_partition_says_what_is_lost(aws, tmp_path):
 def test_other_instance_type_is_refused_with_the_way_around(aws, tmp_path):
     target = open_hyperpod(tmp_path)
     up(target, cluster_of(CPU))
-    with pytest.raises(TargetError, match="cannot become ml.c5.9xlarge") as caught:
+    with pytest.raises(TargetError, match=r"cannot become ml\.c5\.9xlarge") as caught:
         target.plan(cluster_of(CPU.replace("4xlarge", "9xlarge")))
     assert "another name" in caught.value.hint
 
@@ -230,6 +230,6 @@ def test_throttled_requests_are_repeated(aws, tmp_path):
 
 
 def test_wrong_value_is_refused_before_any_request_is_sent(aws, tmp_path):
-    with pytest.raises(DalsegnoError, match="InstanceType cannot be `ml.t2.nano`"):
+    with pytest.raises(DalsegnoError, match=r"InstanceType cannot be `ml\.t2\.nano`"):
         open_hyperpod(tmp_path).plan(cluster_of(CPU.replace("ml.c5.4xlarge", "ml.t2.nano, cpus: 1, memory: 1G")))
     assert aws.sent("CreateCluster") == []

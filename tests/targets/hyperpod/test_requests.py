@@ -28,7 +28,7 @@ OPENZFS = SharedFileSystem("fs-0123456789abcdef1.fsx.us-east-1.amazonaws.com", "
 ALL = (
     "  subnets: [subnet-0123456789abcdef0]\n  security_groups: [sg-0123456789abcdef0]\n  volume: 500G\n"
     "  node_recovery: None\n  tags: {team: research}\n"
-    "  groups: {gpu: {training_plan: 'arn:aws:sagemaker:us-east-1:123456789012:training-plan/p5', threads_per_core: 2}}\n"
+    "  groups: {gpu: {training_plan: 'arn:aws:sagemaker:us-east-1:123456789012:training-plan/p5'}}\n"
 )
 
 

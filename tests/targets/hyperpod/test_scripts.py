@@ -167,8 +167,8 @@ def test_line_that_hyperpods_agent_overwrites_is_added_again(tmp_path, caplog):
     recorded = Path(__file__).parents[2] / "recorded" / "slurm-24.11.5" / "nodes.txt"
     (node,) = [line for line in recorded.read_text().splitlines() if line.startswith("NodeName=cpu-01 ")]
     answers = {
-        "partition": "PartitionName=dev Nodes=ip-10-4-33-[1-2],ip-10-3-96-[1-2] State=UP",
-        "node": "\n".join(node.replace("cpu-01", name) for name in KNOWN),
+        "partition": "PartitionName=dev Nodes=ip-10-4-33-[1-2],ip-10-3-96-[1-2] State=UP\n",
+        "node": "".join(node.replace("cpu-01", name) + "\n" for name in KNOWN),
     }
     runner = FakeRunner(lambda argv, stdin: next((text for word, text in answers.items() if word in "".join(argv)), ""))
     conf, list_ = tmp_path / "slurm.conf", tmp_path / "resources.json"
