@@ -60,7 +60,7 @@ class OciFacts:
     profile: str = "DEFAULT"
     ssh_key: str = ""
     image: str = ""
-    os: str = "ubuntu2204"
+    os: str = "ol8"
     vcn: str = ""
     public_subnet: str = ""
     private_subnet: str = ""

@@ -271,14 +271,14 @@ class Oci(Section):
     region: Region = Field(description="OCI region: eu-frankfurt-1.")
     compartment: CompartmentId = Field(description="OCID of the compartment for all created resources.")
     tenancy: TenancyId | None = Field(default=None, description="OCID of the tenancy. Default: from ~/.oci/config.")
-    ad: DomainName | None = Field(default=None, description="Availability domain. Default: one that has the shape.")
+    ad: DomainName | None = Field(default=None, description="Availability domain. Needed by `up`.")
     profile: Annotated[str, shaped(r"[A-Za-z0-9_-]{1,64}", "DEFAULT")] = Field(
         default="DEFAULT", description="Profile in ~/.oci/config."
     )
     ssh_key: File = Field(default="~/.ssh/id_ed25519.pub", description="Public key file for login to the head node.")
     image: ImageId | None = Field(default=None, description="Custom image. Default: the marketplace image.")
     os: Literal["ubuntu2204", "ubuntu2404", "ol8", "ol9"] = Field(
-        default="ubuntu2204", description="Marketplace image."
+        default="ol8", description="Operating system of the image. The marketplace has ol8; others need `image`."
     )
     vcn: VcnId | None = Field(default=None, description="Existing network (VCN). Default: a new one.")
     public_subnet: OciSubnetId | None = Field(default=None, description="Subnet of head and login nodes; needs vcn.")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 UNBUILT_TARGETS = {  # `validate` accepts files for these targets; `plan` and `up` refuse them
     "parallelcluster": "nothing creates clusters on AWS yet",
-    "oci": "nothing creates clusters on OCI yet",
 }
 
 

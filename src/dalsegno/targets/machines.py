@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from dalsegno.spec.facts import Cluster
 from dalsegno.targets.base import Plan
 
 
@@ -45,3 +46,11 @@ class CanExport(Protocol):
     """A target that puts exporters and Prometheus on its own machines, and sends the metrics elsewhere."""
 
     def switch_exporters(self, on: bool) -> Plan: ...
+
+
+@runtime_checkable
+class CanRenderFiles(Protocol):
+    """A target whose platform reads files of its own, which people may want to use without `dalsegno up`."""
+
+    def platform_files(self, cluster: Cluster) -> Mapping[str, str]:
+        """Return the text of each file by name. Nothing is asked or changed."""

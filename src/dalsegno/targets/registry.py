@@ -31,6 +31,10 @@ def open_target(kind: str, folder: Path) -> Target:
         return _open_ssh(folder)
     if kind == "hyperpod":
         return _open_hyperpod(folder)
+    if kind == "oci":
+        from dalsegno.targets.oci.target import OciTarget
+
+        return OciTarget(folder)
     if platform.system() != "Linux":
         raise TargetError(
             f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +158,22 @@ class HyperPodTarget:
         plans = {role: role_plan(cluster, role, bundle.key, key, monitored) for role in ROLES}
         scripts = {role: render_bootstrap(plan, code, head=_HEAD_ADDRESS) for role, plan in plans.items()}
         return lifecycle_files(cluster, shared, scripts, _without_time(bundle.archive()))
+
+    def platform_files(self, cluster: Cluster) -> dict[str, str]:
+        """Return the requests and the lifecycle scripts, for `aws sagemaker create-cluster` and `aws s3 sync`."""
+        refuse_unbuilt(cluster)
+        own = settings_of(cluster)
+        sample = _SAMPLE.format(region=own.region)
+        shared = [
+            SharedFileSystem(sample, each.mount, "samples" if each.type == "lustre" else "")
+            for each in cluster.storage
+            if each.type in ("lustre", "openzfs")
+        ]
+        request = create_request(cluster, shared)
+        check_request("sagemaker", "CreateCluster", request)
+        scripts = self._files(cluster, shared, None)
+        texts = {f"lifecycle/{name}": text.decode() for name, text in scripts.items() if not name.endswith(".gz")}
+        return {"create-cluster.json": json.dumps(request, indent=1) + "\n", **texts}
 
     def apply(self, plan: Plan, say: Say) -> None:
         if not isinstance(plan, HyperPodPlan):

@@ -1,0 +1,470 @@
+"""A cluster on OCI, created by the HPC stack in Resource Manager and seen from the operator's machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cache
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.spec.facts import Cluster, facts_to_json
+from dalsegno.spec.platform_facts import OciFacts
+from dalsegno.system.files import make_folder, remove_tree, write_atomic
+from dalsegno.system.processes import Completed, LocalRunner, Runner
+from dalsegno.targets.base import (
+    ClusterPhase,
+    ClusterStatus,
+    ClusterSummary,
+    DaemonLog,
+    NodeStatus,
+    NodeTimes,
+    Plan,
+    Removal,
+    RootUse,
+    Say,
+    ShellEntry,
+    job_status,
+)
+from dalsegno.targets.cloud.consequences import CapacityCheck, ChangeEffect, CloudPlan, Minutes, SettingChange
+from dalsegno.targets.cloud.cost import HourlyCost, PriceTable, read_prices
+from dalsegno.targets.cloud.node_plans import PATH
+from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
+from dalsegno.targets.folder import ClusterFolder, read_applied, read_facts, write_applied
+from dalsegno.targets.oci.resource_manager import ResourceManager, SdkResourceManager, StackJobState, StackOperation
+from dalsegno.targets.oci.variables import (
+    Setting,
+    login_user,
+    policy_statements,
+    resource_manager_variables,
+    settings_of,
+    stack_variables,
+    terraform_variables,
+    user_commands,
+)
+
+Connect = Callable[[OciFacts], ResourceManager]
+ANSWER_S = 60.0
+RELEASES_PAGE = "https://github.com/oracle-quickstart/oci-hpc/releases"
+
+
+class OciStage(Enum):
+    """How far the last `up` or `down` got."""
+
+    MAKING = "making"
+    CHANGING = "changing"
+    UP = "up"
+    REMOVING = "removing"
+
+
+class OciRole(Enum):
+    """The machine whose state folder this is."""
+
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True)
+class OciState:
+    """The state file. `job` is the job of Resource Manager that was started last."""
+
+    phase: OciStage
+    stack: str = ""
+    created_stack: bool = False
+    job: str = ""
+    job_operation: StackOperation = StackOperation.PLAN
+    controller: str = ""  # address of the controller
+    variables: Mapping[str, str] = field(default_factory=dict)
+    role: OciRole = OciRole.OPERATOR
+    target: str = "oci"
+
+
+_PHASES = {
+    OciStage.MAKING: ClusterPhase.HALF_MADE,
+    OciStage.CHANGING: ClusterPhase.CHANGING,
+    OciStage.UP: ClusterPhase.UP,
+    OciStage.REMOVING: ClusterPhase.HALF_REMOVED,
+}
+
+
+@dataclass(frozen=True)
+class OciPlan(CloudPlan):
+    """The plan of one `up`: the variables of the stack, and the job of an earlier `up` that still runs."""
+
+    variables: Mapping[str, Setting] = field(default_factory=dict)
+    state: OciState | None = None
+
+    def _sentences(self) -> Iterator[str]:
+        yield from super()._sentences()
+        if not self.empty:
+            yield "runs a PLAN job, whose log is shown, and then the APPLY job of exactly that plan"
+
+    def details(self) -> list[str]:
+        shown = {name: value for name, value in self.variables.items() if not name.endswith("ssh_key")}
+        return [*super().details(), *(f"{name} = {json.dumps(value)}" for name, value in shown.items())]
+
+
+def read_oci_state(folder: ClusterFolder) -> OciState | None:
+    return read_facts(OciState, folder.state)
+
+
+class OciTarget:
+    """The cluster in one state folder of the operator's machine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        connect: Connect = lambda own: SdkResourceManager(own.region, own.profile),
+        runner: Runner | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.folder = ClusterFolder(folder)
+        self._connect, self._runner, self._pause = cache_by_profile(connect), runner or LocalRunner(), pause
+
+    @property
+    def kind(self) -> str:
+        return "oci"
+
+    def root_use(self, cluster: Cluster) -> RootUse | None:
+        return None
+
+    def plan(self, cluster: Cluster) -> OciPlan:
+        """Compare the variables of the stack with those of the last `up`. Nothing is changed."""
+        own, state = settings_of(cluster), read_oci_state(self.folder)
+        manager = self._connect(own)
+        variables = stack_variables(cluster, _public_key(own), _domain(own), getattr(manager, "tenancy", ""))
+        stack = (state.stack if state else "") or own.stack
+        exists = bool(stack) and manager.has_stack(stack)
+        if own.stack and not exists:
+            raise TargetError(f"there is no stack {own.stack}", hint="check `oci.stack`, `oci.region` and the profile")
+        if not exists and not own.template:
+            raise TargetError(
+                "the cluster file names neither the files of the HPC stack nor an existing stack",
+                hint=f"download a release from {RELEASES_PAGE} and set `oci: {{template: oci-hpc.zip}}`",
+            )
+        wanted = resource_manager_variables(variables)
+        fresh = state is None or not exists or not state.variables
+        running = bool(state and state.job and state.phase is not OciStage.UP)
+        return OciPlan(
+            cluster,
+            fresh=fresh,
+            resumes=f"the {state.job_operation.value} job of Resource Manager" if state and running and exists else "",
+            changes=() if fresh or state is None else tuple(_changes(state.variables, wanted)),
+            cost=_cost(cluster, read_prices(os.environ)),
+            time=Minutes(30, 60),
+            checks=(
+                CapacityCheck("the service limit of the shape", f"{len(cluster.nodes)} x {cluster.nodes[0].instance}"),
+                CapacityCheck("the IAM policies", "`dalsegno plan --write FOLDER` writes their statements"),
+            ),
+            variables=variables,
+            state=state,
+        )
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        if not isinstance(plan, OciPlan):
+            raise TypeError(f"not a plan of the oci target: {plan!r}")
+        if plan.empty:
+            return
+        own, manager = settings_of(plan.cluster), self._connect(settings_of(plan.cluster))
+        stage = OciStage.MAKING if plan.fresh else OciStage.CHANGING
+        state = self._save(replace(plan.state or OciState(stage), phase=stage))
+        if plan.resumes:
+            self._follow(manager, state, say)
+        variables = resource_manager_variables(plan.variables)
+        state = self._prepare_stack(manager, own, plan, state, variables, say)
+        planned = self._run(manager, state, StackOperation.PLAN, say)
+        state = self._run(manager, planned, StackOperation.APPLY, say, plan=planned.job)
+        outputs = manager.outputs(state.job)
+        if not outputs.get("controller"):
+            raise TargetError(
+                "the stack has no output `controller`", hint="use the HPC stack of Oracle, release v2.10 or later"
+            )
+        write_applied(self.folder, plan.cluster)
+        self._save(replace(state, phase=OciStage.UP, controller=outputs["controller"], variables=variables))
+        say(f"the controller is {outputs['controller']}")
+
+    def _prepare_stack(
+        self,
+        manager: ResourceManager,
+        own: OciFacts,
+        plan: OciPlan,
+        state: OciState,
+        variables: Mapping[str, str],
+        say: Say,
+    ) -> OciState:
+        stack = state.stack or own.stack
+        if stack and manager.has_stack(stack):
+            say("updating the variables of the stack")
+            manager.update_stack(stack, variables)
+            return self._save(replace(state, stack=stack))
+        say("creating the stack")
+        archive = _read_archive(own.template)
+        stack = manager.create_stack(plan.cluster.name, own.compartment, archive, variables)
+        return self._save(replace(state, stack=stack, created_stack=True))
+
+    def _run(
+        self, manager: ResourceManager, state: OciState, operation: StackOperation, say: Say, plan: str = ""
+    ) -> OciState:
+        job = manager.start(state.stack, operation, plan)
+        state = self._save(replace(state, job=job, job_operation=operation))
+        self._follow(manager, state, say)
+        return state
+
+    def _follow(self, manager: ResourceManager, state: OciState, say: Say) -> None:
+        """Show the log of a job until it ends. Its whole log is kept if it fails."""
+        shown = 0
+
+        def poll() -> OperationReport:
+            nonlocal shown
+            found, lines = manager.job(state.job), manager.log(state.job)
+            for line in lines[shown:]:
+                say(line)
+            shown = len(lines)
+            ended = {StackJobState.SUCCEEDED: OperationState.DONE}.get(found.state, OperationState.FAILED)
+            where = ended if found.state.ended else OperationState.RUNNING
+            logs = ((f"{state.job_operation.value.lower()}.log", "\n".join(lines) + "\n"),)
+            last = next((line for line in reversed(lines) if "error" in line.lower()), "")
+            return OperationReport(where, message=found.failure or last or found.state.value, logs=logs)
+
+        what = f"the {state.job_operation.value} job"
+        follow(what, poll, say, self.folder.root / "operations", pause=self._pause)
+
+    def _save(self, state: OciState) -> OciState:
+        make_folder(self.folder.root)
+        write_atomic(self.folder.state, json.dumps(facts_to_json(state), indent=1), 0o600)
+        return state
+
+    def import_images(self, plan: Plan, say: Say) -> None:
+        """Nothing is imported: images are imported on the cluster."""
+
+    def removal(self) -> Removal:
+        applied = read_applied(self.folder)
+        new = tuple(each.name for each in applied.storage if not each.source) if applied else ()
+        try:
+            return Removal(tuple(job for job in self.slurm.jobs() if not job.state.ended), storage=new)
+        except DalsegnoError:
+            return Removal(storage=new)
+
+    def destroy(self, say: Say) -> bool:
+        """Run the DESTROY job, and delete the stack if `up` created it."""
+        state, found = read_oci_state(self.folder), self.folder.root.exists()
+        applied = read_applied(self.folder)
+        if state is not None and state.stack:
+            if applied is None and not state.job:
+                raise TargetError("nothing says how to reach the stack", hint=f"delete {state.stack} in the console")
+            manager = self._connect(_access(applied, state))
+            if manager.has_stack(state.stack):
+                state = self._save(replace(state, phase=OciStage.REMOVING))
+                self._run(manager, state, StackOperation.DESTROY, say)
+                if state.created_stack:
+                    say("deleting the stack")
+                    manager.delete_stack(state.stack)
+        remove_tree(self.folder.root)
+        return found
+
+    def platform_files(self, cluster: Cluster) -> dict[str, str]:
+        """Return the files for Terraform without Resource Manager, the IAM policies, and commands for users."""
+        own = settings_of(cluster)
+        tenancy = own.tenancy or "TENANCY_OCID"
+        variables = stack_variables(cluster, _public_key(own), _domain(own), tenancy)
+        files = {
+            "terraform.tfvars.json": terraform_variables(variables),
+            "iam-policies.txt": "".join(f"{line}\n" for line in policy_statements(own.compartment)),
+        }
+        if cluster.users:
+            files["users.sh"] = "#!/bin/bash\n# On the controller. Each command asks for a password.\n" + "".join(
+                f"{line}\n" for line in user_commands(cluster)
+            )
+        return files
+
+    # Reading
+
+    def status(self) -> ClusterStatus:
+        state = read_oci_state(self.folder)
+        if state is None:
+            return ClusterStatus(self.folder.name, "oci", ClusterPhase.GONE, jobs=None)
+        facts = {"controller": state.controller or "none", "stack": state.stack or "none"}
+        phase = _PHASES[state.phase]
+        try:
+            nodes = tuple(
+                NodeStatus(
+                    node.name, node.state_text.lower(), node.reason, node.partitions, node.gpus, node.gpus_used,
+                    node.gpu_type, node.address, reason_user=node.reason_user,
+                )
+                for node in self.slurm.nodes()
+            )  # fmt: skip
+            jobs = tuple(job_status(job) for job in self.slurm.jobs())
+        except DalsegnoError as error:
+            phase = ClusterPhase.DEGRADED if phase is ClusterPhase.UP else phase
+            problem = f"Slurm does not answer: {error.what}"
+            return ClusterStatus(self.folder.name, "oci", phase, jobs=None, problems=(problem,), facts=facts)
+        return ClusterStatus(self.folder.name, "oci", phase, nodes, (), jobs, (), facts)
+
+    def summary(self) -> ClusterSummary:
+        try:
+            state, applied = read_oci_state(self.folder), read_applied(self.folder)
+        except DalsegnoError:
+            return ClusterSummary("oci", ClusterPhase.DAMAGED, 0)
+        phase = _PHASES[state.phase] if state else ClusterPhase.GONE
+        return ClusterSummary("oci", phase, len(applied.nodes) if applied else 0)
+
+    def daemon_logs(self) -> list[DaemonLog]:
+        return []  # the logs are on the cluster
+
+    def owner(self) -> int | None:
+        try:
+            return self.folder.root.stat().st_uid
+        except OSError:
+            return None
+
+    @property
+    def slurm(self) -> SlurmClient:
+        """A client that runs Slurm's commands on the controller."""
+        return SlurmClient(_OnController(self), {}, timeout_s=ANSWER_S)
+
+    def slurm_as(self, user: str) -> SlurmClient:
+        return SlurmClient(_OnController(self), {}, prefix=["runuser", "-u", user, "--"], timeout_s=ANSWER_S)
+
+    def slurm_runs(self) -> bool:
+        state = read_oci_state(self.folder)
+        return bool(state and state.controller)
+
+    @property
+    def controller_socket(self) -> Path:
+        return self.folder.controller_socket  # on the operator's machine, there is none
+
+    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        raise TargetError(
+            f"{self.folder.name} is on OCI; its Slurm cannot be used from this shell",
+            hint="`dalsegno shell` opens a shell on its controller",
+        )
+
+    def shell(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        host: str | None = None,
+        user: str | None = None,
+    ) -> ShellEntry:
+        inner = ["sudo", "runuser", "-u", user, "--", *(command or ["/bin/bash", "-l"])] if user else list(command)
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        return ShellEntry(self.ssh_argv(inner, host, terminal=terminal), dict(env))
+
+    def ssh_argv(self, command: Sequence[str], host: str | None = None, *, terminal: bool = False) -> list[str]:
+        """Return ssh to the controller, or through it to a node by its name in Slurm."""
+        state, applied = read_oci_state(self.folder), read_applied(self.folder)
+        if state is None or applied is None or not state.controller:
+            raise NotThere(f"{self.folder.name} has no controller yet", hint="`dalsegno up` creates it")
+        own = settings_of(applied)
+        key, user = own.ssh_key.removesuffix(".pub"), login_user(own)
+        argv = ["ssh", "-i", key, "-o", "StrictHostKeyChecking=accept-new"]
+        argv += ["-t"] if terminal and command else []
+        if host and host not in ("head", "controller"):
+            proxy = shlex.join(["ssh", "-i", key, "-W", "[%h]:%p", f"{user}@{state.controller}"])
+            argv += ["-o", f"ProxyCommand={proxy}", "--", f"{user}@{host}"]
+        else:
+            argv += ["--", f"{user}@{state.controller}"]
+        return [*argv, shlex.join(command)] if command else argv
+
+    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
+        return self.shell(["sudo", *command], env, cwd, host=node)
+
+    def job_images(self) -> str:
+        return ""
+
+    @property
+    def node_times(self) -> NodeTimes:
+        return NodeTimes(boot_s=3600.0, gone_s=60.0)
+
+
+class _OnController:
+    """Runs commands on the controller as root."""
+
+    def __init__(self, target: OciTarget) -> None:
+        self._target = target
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        pairs = [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()]
+        full = self._target.ssh_argv(["sudo", "env", *pairs, *argv])
+        return self._target._runner.run(full, stdin=stdin, timeout_s=timeout_s or ANSWER_S)
+
+
+def cache_by_profile(connect: Connect) -> Connect:
+    """Return `connect` with one connection per region and profile."""
+
+    @cache
+    def open_once(region: str, profile: str) -> ResourceManager:
+        return connect(OciFacts(region, "", "", profile=profile))
+
+    return lambda own: open_once(own.region, own.profile)
+
+
+def _access(applied: Cluster | None, state: OciState) -> OciFacts:
+    """Return what is needed to reach the stack: of the file, or of a stack that was never applied."""
+    if applied is not None:
+        return settings_of(applied)
+    return OciFacts(state.stack.split(".")[3], "", "")
+
+
+def _changes(before: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[SettingChange]:
+    for name in dict.fromkeys([*before, *wanted]):
+        old, new = before.get(name, ""), wanted.get(name, "")
+        if old == new:
+            continue
+        detail = "Terraform replaces nodes whose shape, image or boot volume changes; the PLAN job shows which"
+        effect = ChangeEffect.IN_PLACE if name == "node_count" else ChangeEffect.STOPS_NODES
+        yield SettingChange(name, old, new, effect, "" if effect is ChangeEffect.IN_PLACE else detail)
+
+
+def _cost(cluster: Cluster, prices: PriceTable) -> HourlyCost:
+    own = settings_of(cluster)
+    lines = [prices.instance(cluster.nodes[0].instance, len(cluster.nodes)), prices.instance(own.head_instance)]
+    if cluster.logins:
+        lines.append(prices.instance(own.login_instance or own.head_instance, len(cluster.logins)))
+    return HourlyCost(tuple(lines))
+
+
+def _public_key(own: OciFacts) -> str:
+    hint = "create one with `ssh-keygen -t ed25519`, or set `oci: {ssh_key: FILE}`"
+    try:
+        text = Path(own.ssh_key).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetError(f"the public key {own.ssh_key} cannot be read: {error}", hint=hint) from None
+    if not text.startswith(("ssh-", "ecdsa-", "sk-")):
+        raise TargetError(f"{own.ssh_key} is not a public key", hint=hint)
+    return text
+
+
+def _domain(own: OciFacts) -> str:
+    if not own.ad:
+        raise TargetError(
+            "the cluster file names no availability domain",
+            hint="add `oci: {ad: …}`; `oci iam availability-domain list` shows their names",
+        )
+    return own.ad
+
+
+def _read_archive(path: str) -> bytes:
+    try:
+        found = Path(path).read_bytes()
+    except OSError as error:
+        raise TargetError(f"the stack's files {path} cannot be read: {error}", hint="check `oci.template`") from None
+    if not found.startswith(b"PK"):
+        raise TargetError(f"{path} is not a zip file", hint=f"download a release from {RELEASES_PAGE}")
+    return found
