@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from dalsegno.cli.cluster_file import init, schema, validate
 from dalsegno.errors import DalsegnoError, SpecError, UsageError
 from dalsegno.spec.targets import TARGETS
-from dalsegno.spec.unbuilt import UNBUILT_TARGETS
 
 
 @pytest.fixture
@@ -30,15 +29,6 @@ def test_init_writes_a_valid_file(run, target):
     done = run(validate)
     assert done.exit_code == 0
     assert done.stdout.startswith(f"cluster.yaml is valid: mine on {target}, ")
-
-
-@pytest.mark.parametrize("target", UNBUILT_TARGETS)
-def test_validate_warns_about_an_unimplemented_target(run, target):
-    run(init, "--target", target)
-    done = run(validate)
-    assert done.exit_code == 0 and f"warning: target `{target}` is not built yet: " in done.stderr
-    (warning,) = json.loads(run(validate, "--json").stdout)["warnings"]
-    assert warning.endswith("`plan` and `up` refuse this file")
 
 
 def test_validate_prints_a_summary_line(run, tmp_path):

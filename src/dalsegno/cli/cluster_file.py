@@ -56,7 +56,6 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
     from dalsegno.spec.choices import fit_starter, recommend
     from dalsegno.spec.load import parse_spec
     from dalsegno.spec.model import starter
-    from dalsegno.spec.unbuilt import UNBUILT_TARGETS
     from dalsegno.system.files import write_atomic
 
     path = Path(file)
@@ -77,12 +76,11 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
         raise UsageError(f"invalid cluster name `{name}`", hint="use lowercase letters, digits, `-` and `_`")
     write_atomic(path, text)
     argument = "" if file == "cluster.yaml" else f" {shlex.quote(file)}"
-    then = f" (target `{target}` is not built yet)" if target in UNBUILT_TARGETS else f", then `dalsegno up{argument}`"
     for line in chosen.why if chosen else ():
         out.talk(line)
     for line in chosen.cautions if chosen else ():
         out.warn(line)
-    out.talk(f"wrote {file}; next: `dalsegno validate{argument}`{then}")
+    out.talk(f"wrote {file}; next: `dalsegno validate{argument}`, then `dalsegno up{argument}`")
 
 
 def _read_needs(answers: Mapping[str, Any], ask: bool) -> Needs:
@@ -111,10 +109,7 @@ def _read_needs(answers: Mapping[str, Any], ask: bool) -> Needs:
 @file_argument
 @json_option
 def validate(file: str, json_: bool) -> None:
-    """Check the cluster file FILE (default: cluster.yaml) and report all errors. Exits 1 if there are any.
-
-    A file for a target that is not built yet is checked too, with a warning: `plan` and `up` refuse it.
-    """
+    """Check the cluster file FILE (default: cluster.yaml) and report all errors. Exits 1 if there are any."""
     from dalsegno.spec.load import load_spec
     from dalsegno.spec.resolve import resolve
 
@@ -126,23 +121,14 @@ def validate(file: str, json_: bool) -> None:
         out.as_json(_faulty(file, error))
         raise SystemExit(1) from None
     if json_:
-        out.as_json({"file": file, "valid": True, "problems": [], "warnings": _warnings(cluster), **_counts(cluster)})
+        out.as_json({"file": file, "valid": True, "problems": [], **_counts(cluster)})
         return
     out.data(_summary(file, cluster))
-    for text in _warnings(cluster):
-        out.warn(text)
 
 
 def _faulty(file: str, error: SpecError) -> dict[str, object]:
     problems = [{"what": each.what, "where": each.where, "hint": each.hint} for each in error.problems]
     return {"file": file, "valid": False, "problems": problems}
-
-
-def _warnings(cluster: Cluster) -> list[str]:
-    from dalsegno.spec.unbuilt import UNBUILT_TARGETS
-
-    reason = UNBUILT_TARGETS.get(cluster.target)
-    return [f"target `{cluster.target}` is not built yet: {reason}; `plan` and `up` refuse this file"] if reason else []
 
 
 def _counts(cluster: Cluster) -> dict[str, object]:

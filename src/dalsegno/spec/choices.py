@@ -141,9 +141,7 @@ def _on_aws(needs: Needs) -> tuple[str, tuple[str, str]]:
 def _cautions(needs: Needs, target: str) -> list[str]:
     found = []
     if needs.mig:
-        found.append(
-            "Dal Segno does not create MIG slices; create them in the image, or compare `eks`"
-        )
+        found.append("Dal Segno does not create MIG slices; create them in the image, or compare `eks`")
     if needs.spot and target not in ("parallelcluster", "existing"):
         found.append(f"target `{target}` has no spot instances")
     if needs.managed and target not in ("hyperpod", "existing"):

@@ -127,7 +127,7 @@ def test_scripts_run_twice_on_a_host_and_the_agent_gets_its_secret(ssh_hosts, tm
     run(script)
     eventually(lambda: host.run("cat", "/run/agent-arguments"))
     words = host.run("cat", "/run/agent-arguments").split()
-    assert words[words.index("--node") + 1] == "host-1" and words[words.index("--controller") + 1] == "10.1.2.3:6820"
+    assert words[words.index("--node") + 1] == "host-1" and words[words.index("--controller") + 1] == "10.1.2.3:6870"
     assert words[words.index("--secret") + 1] == "/opt/slurm/etc/dalsegno/agents/host-1"
     assert '"changes": []' in run(script)
     assert json.loads(host.run("cat", "/opt/slurm/etc/health.json"))["mode"] == "auto"

@@ -92,7 +92,7 @@ def test_plan_names_the_worst_change_first_and_the_difference_in_price():
         checks=(CapacityCheck("the quota L-1", "8 vCPU"), CapacityCheck("cr-1", "2", "it holds 1 instance")),
     )
     said = plan.sentences()
-    assert said[0].startswith("SubnetIds: a → b; stops the partition's nodes")
+    assert said[0].startswith("SubnetIds: a → b; needs all compute nodes stopped")
     assert said[1] == "MaxCount: 2 → 4; changes in place"
     assert said[2].endswith("(+0.77 USD per hour)") and said[3] == "takes about 3 to 5 minutes"
     assert said[4] == "cr-1: it holds 1 instance"

@@ -19,7 +19,8 @@ class ChangeEffect(Enum):
 
     IN_PLACE = "changes in place"
     AS_JOBS_END = "replaces nodes as their jobs end"
-    STOPS_NODES = "stops the partition's nodes first, and ends the jobs on them"
+    ENDS_JOBS = "replaces nodes at once, and ends the jobs on them"
+    STOPS_NODES = "needs all compute nodes stopped first"
     LOSES_DATA = "deletes data"
     NEEDS_NEW_CLUSTER = "is not possible on a running cluster"
 

@@ -24,7 +24,7 @@ HEAD_HOME = Path("/var/lib/dalsegno")
 LOGS = "/var/log/dalsegno"
 METRICS = "/var/lib/dalsegno/metrics"
 PATH = "/opt/slurm/bin:/opt/slurm/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-AGENTS_PORT, OBSERVER_PORT = 6820, 6821
+AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # slurmctld of ParallelCluster listens on 6820 to 6829
 COMMAND = "/usr/local/bin/dalsegno"
 _PACKAGES = ("click>=8.1", "pydantic>=2.10", "PyYAML>=6")
 
