@@ -7,9 +7,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -33,14 +32,22 @@ from dalsegno.targets.base import (
     ShellEntry,
     job_status,
 )
-from dalsegno.targets.cloud.consequences import CapacityCheck, ChangeEffect, CloudPlan, Minutes, SettingChange
-from dalsegno.targets.cloud.cost import HourlyCost, PriceTable, read_prices
+from dalsegno.targets.cloud.consequences import CapacityCheck, Minutes
+from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
-from dalsegno.targets.folder import ClusterFolder, read_applied, read_facts, write_applied
+from dalsegno.targets.folder import ClusterFolder, read_applied, write_applied
+from dalsegno.targets.oci.plan import (
+    PHASES,
+    OciPlan,
+    OciStage,
+    OciState,
+    cost_of,
+    find_variable_changes,
+    read_oci_state,
+)
 from dalsegno.targets.oci.resource_manager import ResourceManager, SdkResourceManager, StackJobState, StackOperation
 from dalsegno.targets.oci.variables import (
-    Setting,
     login_user,
     policy_statements,
     resource_manager_variables,
@@ -53,65 +60,6 @@ from dalsegno.targets.oci.variables import (
 Connect = Callable[[OciFacts], ResourceManager]
 ANSWER_S = 60.0
 RELEASES_PAGE = "https://github.com/oracle-quickstart/oci-hpc/releases"
-
-
-class OciStage(Enum):
-    """How far the last `up` or `down` got."""
-
-    MAKING = "making"
-    CHANGING = "changing"
-    UP = "up"
-    REMOVING = "removing"
-
-
-class OciRole(Enum):
-    """The machine whose state folder this is."""
-
-    OPERATOR = "operator"
-
-
-@dataclass(frozen=True)
-class OciState:
-    """The state file. `job` is the job of Resource Manager that was started last."""
-
-    phase: OciStage
-    stack: str = ""
-    created_stack: bool = False
-    job: str = ""
-    job_operation: StackOperation = StackOperation.PLAN
-    controller: str = ""  # address of the controller
-    variables: Mapping[str, str] = field(default_factory=dict)
-    role: OciRole = OciRole.OPERATOR
-    target: str = "oci"
-
-
-_PHASES = {
-    OciStage.MAKING: ClusterPhase.HALF_MADE,
-    OciStage.CHANGING: ClusterPhase.CHANGING,
-    OciStage.UP: ClusterPhase.UP,
-    OciStage.REMOVING: ClusterPhase.HALF_REMOVED,
-}
-
-
-@dataclass(frozen=True)
-class OciPlan(CloudPlan):
-    """The plan of one `up`: the variables of the stack, and the job of an earlier `up` that still runs."""
-
-    variables: Mapping[str, Setting] = field(default_factory=dict)
-    state: OciState | None = None
-
-    def _sentences(self) -> Iterator[str]:
-        yield from super()._sentences()
-        if not self.empty:
-            yield "runs a PLAN job, whose log is shown, and then the APPLY job of exactly that plan"
-
-    def details(self) -> list[str]:
-        shown = {name: value for name, value in self.variables.items() if not name.endswith("ssh_key")}
-        return [*super().details(), *(f"{name} = {json.dumps(value)}" for name, value in shown.items())]
-
-
-def read_oci_state(folder: ClusterFolder) -> OciState | None:
-    return read_facts(OciState, folder.state)
 
 
 class OciTarget:
@@ -155,8 +103,8 @@ class OciTarget:
             cluster,
             fresh=fresh,
             resumes=f"the {state.job_operation.value} job of Resource Manager" if state and running and exists else "",
-            changes=() if fresh or state is None else tuple(_changes(state.variables, wanted)),
-            cost=_cost(cluster, read_prices(os.environ)),
+            changes=() if fresh or state is None else tuple(find_variable_changes(state.variables, wanted)),
+            cost=cost_of(cluster, read_prices(os.environ)),
             time=Minutes(30, 60),
             checks=(
                 CapacityCheck("the service limit of the shape", f"{len(cluster.nodes)} x {cluster.nodes[0].instance}"),
@@ -290,7 +238,7 @@ class OciTarget:
         if state is None:
             return ClusterStatus(self.folder.name, "oci", ClusterPhase.GONE, jobs=None)
         facts = {"controller": state.controller or "none", "stack": state.stack or "none"}
-        phase = _PHASES[state.phase]
+        phase = PHASES[state.phase]
         try:
             nodes = tuple(
                 NodeStatus(
@@ -311,7 +259,7 @@ class OciTarget:
             state, applied = read_oci_state(self.folder), read_applied(self.folder)
         except DalsegnoError:
             return ClusterSummary("oci", ClusterPhase.DAMAGED, 0)
-        phase = _PHASES[state.phase] if state else ClusterPhase.GONE
+        phase = PHASES[state.phase] if state else ClusterPhase.GONE
         return ClusterSummary("oci", phase, len(applied.nodes) if applied else 0)
 
     def daemon_logs(self) -> list[DaemonLog]:
@@ -420,24 +368,6 @@ def _access(applied: Cluster | None, state: OciState) -> OciFacts:
     if applied is not None:
         return settings_of(applied)
     return OciFacts(state.stack.split(".")[3], "", "")
-
-
-def _changes(before: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[SettingChange]:
-    for name in dict.fromkeys([*before, *wanted]):
-        old, new = before.get(name, ""), wanted.get(name, "")
-        if old == new:
-            continue
-        detail = "Terraform replaces nodes whose shape, image or boot volume changes; the PLAN job shows which"
-        effect = ChangeEffect.IN_PLACE if name == "node_count" else ChangeEffect.STOPS_NODES
-        yield SettingChange(name, old, new, effect, "" if effect is ChangeEffect.IN_PLACE else detail)
-
-
-def _cost(cluster: Cluster, prices: PriceTable) -> HourlyCost:
-    own = settings_of(cluster)
-    lines = [prices.instance(cluster.nodes[0].instance, len(cluster.nodes)), prices.instance(own.head_instance)]
-    if cluster.logins:
-        lines.append(prices.instance(own.login_instance or own.head_instance, len(cluster.logins)))
-    return HourlyCost(tuple(lines))
 
 
 def _public_key(own: OciFacts) -> str:
