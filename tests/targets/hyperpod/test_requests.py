@@ -28,7 +28,8 @@ OPENZFS = SharedFileSystem("fs-0123456789abcdef1.fsx.us-east-1.amazonaws.com", "
 ALL = (
     "  subnets: [subnet-0123456789abcdef0]\n  security_groups: [sg-0123456789abcdef0]\n  volume: 500G\n"
     "  node_recovery: None\n  tags: {team: research}\n"
-    "  groups: {gpu: {training_plan: 'arn:aws:sagemaker:us-east-1:123456789012:training-plan/p5'}}\n"
+    "  groups:\n    gpu:\n      training_plan: arn:aws:sagemaker:us-east-1:123456789012:training-plan/p5\n"
+    "      threads_per_core: 2\n"
 )
 
 
@@ -117,8 +118,8 @@ def test_cluster_that_is_as_its_file_needs_no_request():
 def test_smaller_partition_names_what_is_lost():
     (change,) = find_changes(cluster_of(CPU), found_cluster(**{**RUNNING, "cpu": ("ml.c5.4xlarge", 4)}))
     assert change.sentence() == (
-        "instance group cpu: nodes: 4 → 2; stops the partition's nodes first, and ends the jobs on them: "
-        "HyperPod chooses which nodes leave; their local files are lost"
+        "instance group cpu: nodes: 4 → 2; deletes data: "
+        "HyperPod chooses the nodes that leave; their jobs end, and their local files are lost"
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from dalsegno.errors import TargetError
 from dalsegno.hardware import did_you_mean
+from dalsegno.targets.cloud.aws import INSTALL
 
-MISSING_SDK = 'pip install "dalsegno[aws]"'
 _SHOWN = 60
 # Java's classes of letters, digits and separators, which Python's patterns do not have.
 _CLASSES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{M}": ""}
@@ -37,6 +37,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 def check_request(service: str, operation: str, request: Mapping[str, Any]) -> None:
     """Raise TargetError with all problems if the service would refuse the request."""
+    _service_model(service)  # first, because it names a missing SDK
     problems = list(find_problems(input_shape(service, operation), request))
     if problems:
         raise TargetError(
@@ -48,19 +49,32 @@ def check_request(service: str, operation: str, request: Mapping[str, Any]) -> N
 @lru_cache(maxsize=64)
 def input_shape(service: str, operation: str) -> Any:
     """Return botocore's model of an operation's input."""
+    from botocore.model import OperationNotFoundError
+
+    try:
+        return _service_model(service).operation_model(operation).input_shape
+    except OperationNotFoundError:
+        raise _too_old(f"{operation} of {service}") from None
+
+
+@lru_cache(maxsize=8)
+def _service_model(service: str) -> Any:
+    """Return botocore's model of a service. Reading it takes a third of a second, so it is read once."""
     try:
         from botocore.exceptions import UnknownServiceError
-        from botocore.model import OperationNotFoundError
         from botocore.session import get_session
     except ImportError:
-        raise TargetError("this needs the AWS SDK, boto3", hint=MISSING_SDK) from None
+        raise TargetError("this needs the AWS SDK, boto3", hint=f"install it: `{INSTALL}`") from None
     try:
-        return get_session().get_service_model(service).operation_model(operation).input_shape
-    except (UnknownServiceError, OperationNotFoundError):
-        raise TargetError(
-            f"the installed AWS SDK does not know {operation} of {service}",
-            hint='it is too old: `pip install --upgrade "dalsegno[aws]"`',
-        ) from None
+        return get_session().get_service_model(service)
+    except UnknownServiceError:
+        raise _too_old(service) from None
+
+
+def _too_old(what: str) -> TargetError:
+    return TargetError(
+        f"the installed AWS SDK does not know {what}", hint='it is too old: `pip install --upgrade "dalsegno[aws]"`'
+    )
 
 
 def find_problems(shape: Any, value: object, path: str = "") -> Iterator[str]:

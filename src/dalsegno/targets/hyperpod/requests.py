@@ -182,8 +182,8 @@ def _group_changes(own: HyperPodFacts, wanted: GroupRequest, found: GroupDescrip
     if found.target_count < wanted.count:
         yield SettingChange(f"{name}: nodes", str(found.target_count), str(wanted.count), ChangeEffect.IN_PLACE)
     if found.target_count > wanted.count:
-        detail = "HyperPod chooses which nodes leave; their local files are lost"
-        effect = ChangeEffect.STOPS_NODES
+        detail = "HyperPod chooses the nodes that leave; their jobs end, and their local files are lost"
+        effect = ChangeEffect.LOSES_DATA
         yield SettingChange(f"{name}: nodes", str(found.target_count), str(wanted.count), effect, detail)
     if found.source_uri and found.source_uri != own.source_uri:
         detail = "running nodes keep what the old scripts did"

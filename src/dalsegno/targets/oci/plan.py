@@ -82,7 +82,7 @@ def find_variable_changes(before: Mapping[str, str], wanted: Mapping[str, str]) 
         if old == new:
             continue
         detail = "Terraform replaces nodes whose shape, image or boot volume changes; the PLAN job shows which"
-        effect = ChangeEffect.IN_PLACE if name == "node_count" else ChangeEffect.STOPS_NODES
+        effect = ChangeEffect.IN_PLACE if name == "node_count" else ChangeEffect.ENDS_JOBS
         yield SettingChange(name, old, new, effect, "" if effect is ChangeEffect.IN_PLACE else detail)
 
 
