@@ -145,6 +145,8 @@ MAY_READ_SENTENCES = {
     "setup/machine_record.py": "its own marks around a part of a file",
     "spec/document.py": "PyYAML",
     "inject/methods.py": "ip",
+    "targets/parallelcluster/client.py": "pcluster, which gives no codes",
+    "targets/parallelcluster/resources.py": "CloudFormation, which has no code for a template without changes",
     "targets/local/sweep.py": "the command lines of processes",
     "train/disk/convert.py": "pickle",
     "users/homes.py": "authorized_keys, where two lines mark the cluster's keys",

@@ -132,6 +132,7 @@ CASES = {
         own("head_subnet: subnet-0123456789abcdef0") + FSX, 5, "which security group lets the nodes reach it",
         "add `security_groups:`",
     ),
+    "system without an image": (own("os: rocky9"), 4, "publishes no image for `rocky9`", "add `ami:`"),
     "malformed reservation": (own("capacity_reservation: cr-123"), 4, "cannot be `cr-123`", "cr-0123456789abcdef0"),
 }  # fmt: skip
 

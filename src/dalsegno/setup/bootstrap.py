@@ -17,8 +17,8 @@ from dalsegno.setup.delivery import applier_argv, apply_request
 from dalsegno.setup.node_plan import NodePlan
 
 PYTHON = "/opt/dalsegno/python"  # a link to the interpreter that the script has chosen
-HOST = "@DALSEGNO_HOST@"  # stands for the machine's name, which nobody knows before the machine runs
-HEAD = "@DALSEGNO_HEAD@"  # stands for the head's address
+HOST = "@dalsegno-host@"  # stands for the machine's name, which nobody knows before the machine runs
+HEAD = "@dalsegno-head@"  # stands for the head's address
 LOG = "/var/log/dalsegno/bootstrap.log"
 _LINE = 90  # bytes in a line of 120 letters
 # ParallelCluster's own interpreters come first: the systems' are often older than 3.10.

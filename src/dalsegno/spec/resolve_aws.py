@@ -69,8 +69,8 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
         capacity_reservation=reservation,
         subnets=tuple(queue.subnets),
         security_groups=tuple(queue.security_groups),
-        # Reserved capacity is placed already, and a placement group of another place could not use it.
-        placement_group=grouped if asked or not reservation else False,
+        # Reserved capacity is placed already, and a mix of types rarely fits into one place.
+        placement_group=grouped and (asked or not (reservation or len(types) > 1)),
         efa=all(has_efa(each) for each in types) if queue.efa is None else queue.efa,
         spot_price=queue.spot_price,
         root_volume_gib=(queue.root_volume or own.root_volume) // _GIB,

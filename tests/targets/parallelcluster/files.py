@@ -63,8 +63,7 @@ parallelcluster:
     - {script: "https://example.com/start.sh", at: start}
   policies: ["arn:aws:iam::aws:policy/AmazonEC2ContainerRegistryReadOnly"]
   queues:
-    cpu: {capacity_type: SPOT, instances: [c6i.8xlarge, m6i.8xlarge], max_count: 16, spot_price: 1.5,
-          placement_group: false}
+    cpu: {capacity_type: SPOT, instances: [c6i.8xlarge, m6i.8xlarge], max_count: 16, spot_price: 1.5}
   tags: {team: ml}
 head: {instance: m5.8xlarge}
 login: {count: 2, instance: m5.2xlarge}

@@ -87,6 +87,9 @@ def _check_cluster(own: ParallelCluster, spec: ClusterSpec, report: Problems) ->
     if own.scaledown_idletime < 60 or own.scaledown_idletime % 60:
         what = f"`scaledown_idletime` is {own.scaledown_idletime} s, but ParallelCluster counts whole minutes"
         report.add(own, "scaledown_idletime", what, "write `10m`")
+    if own.os.startswith("rocky") and not own.ami:
+        what = f"ParallelCluster publishes no image for `{own.os}`"
+        report.add(own, "os", what, "add `ami:` with an image of your own (`pcluster build-image`)", reads=("ami",))
     _check_tags(own, report)
     for field, size in (("root_volume", own.root_volume), ("head_root_volume", own.head_root_volume)):
         _check_root(own, field, size, report)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dalsegno.errors import TargetError
-from dalsegno.setup.delivery import find_bundle
+from dalsegno.setup.delivery import CodeBundle
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import write_atomic
 from dalsegno.targets.base import Say
@@ -64,9 +64,11 @@ class ApplyOnAws:
         aws: AwsResources,
         pcluster: Pcluster,
         say: Say,
+        code: CodeBundle,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.folder, self.aws, self.pcluster, self.say, self._pause = folder, aws, pcluster, say, pause
+        self.folder, self.aws, self.pcluster, self.say = folder, aws, pcluster, say
+        self._code, self._pause = code, pause
 
     def apply(self, plan: PclusterPlan) -> None:
         cluster, own = plan.cluster, settings_of(plan.cluster)
@@ -104,7 +106,7 @@ class ApplyOnAws:
         return merge_outputs(plan.external, cluster, outputs)
 
     def _upload(self, cluster: Cluster, state: PclusterState) -> PclusterState:
-        bundle = find_bundle()
+        bundle = self._code
         scripts = bootstrap_scripts(cluster, state, bundle.key)
         digest = digest_of(scripts)
         if digest == state.scripts:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
-from dalsegno.setup.delivery import find_bundle
+from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import remove_tree
@@ -89,9 +89,12 @@ class PclusterTarget:
         runner: Runner | None = None,
         env: Mapping[str, str] = os.environ,
         pause: Pause = time.sleep,
+        code: Callable[[], CodeBundle] = find_bundle,
     ) -> None:
         self.folder = PclusterFolder(folder)
         self._connect, self._runner, self._env, self._pause = connect, runner or LocalRunner(), env, pause
+        self._code = code
+        self._found: dict[str, list[str]] = {}  # version -> the command that starts it
 
     @property
     def kind(self) -> str:
@@ -126,7 +129,7 @@ class PclusterTarget:
         running = there is not None and there.status.operation is OperationState.RUNNING
         changes = () if lost else find_changes(read_sent_config(self.folder), config, own.queue_update)
         missing = self._missing_repositories(aws, cluster, known)
-        scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), find_bundle().key)
+        scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), self._code().key)
         return PclusterPlan(
             cluster,
             fresh=lost,
@@ -189,7 +192,7 @@ class PclusterTarget:
         own = settings_of(plan.cluster)
         pcluster = self._pcluster(plan.cluster.name, own.region, own.version)
         refuse_impossible(plan, shlex.join(pcluster.command("update-compute-fleet", "--status", "STOP_REQUESTED")))
-        ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._pause).apply(plan)
+        ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._code(), self._pause).apply(plan)
 
     def import_images(self, plan: Plan, say: Say) -> None:
         """Nothing is imported: images are imported on the head node."""
@@ -198,7 +201,11 @@ class PclusterTarget:
     def removal(self) -> Removal:
         """Return the file systems of our stack, whose files would be deleted. Others are not touched."""
         resources = read_sent_template(self.folder).get("Resources", {})
-        return Removal(storage=tuple(_data_of(each) for each in resources.values() if _data_of(each)))
+        state = read_state(self.folder)
+        return Removal(
+            storage=tuple(_data_of(each) for each in resources.values() if _data_of(each)),
+            kept=(f"bucket {state.bucket}",) if state and state.bucket else (),
+        )
 
     def destroy(self, say: Say) -> bool:
         state = read_state(self.folder)
@@ -213,8 +220,6 @@ class PclusterTarget:
             follow(f"deletion of {self.folder.name}", pcluster.report, say, self.folder.logs, pause=self._pause)
         if state.stack:
             aws.delete_stack(state.stack, say)
-        if state.bucket:
-            say(f"bucket {state.bucket} stays, with what is in it")
         remove_tree(self.folder.root)
         return True
 
@@ -311,8 +316,9 @@ class PclusterTarget:
         return AwsResources(self._connect(region), self.folder.logs, self._pause)
 
     def _pcluster(self, name: str, region: str, version: str) -> Pcluster:
-        argv = find_pcluster(version, self._runner, self._env)
-        return Pcluster(argv, self._runner, self._env, name, region, self._pause)
+        if version not in self._found:  # to start `pcluster` takes a second
+            self._found[version] = find_pcluster(version, self._runner, self._env)
+        return Pcluster(self._found[version], self._runner, self._env, name, region, self._pause)
 
     def _known(self) -> PclusterState:
         state = read_state(self.folder)
