@@ -49,6 +49,7 @@ def test_validate_reports_all_problems(run, tmp_path):
 def test_validate_as_json(run, tmp_path):
     run(init, "c.yaml")
     good = json.loads(run(validate, "c.yaml", "--json").stdout)
+    assert (good["valid"], good["nodes"], good["problems"]) == (True, 4, [])
     (tmp_path / "c.yaml").write_text("name: A\ntarget: local\npartitions: [{name: t, nodes: 1}]\n")
     done = run(validate, "c.yaml", "--json")
     bad = json.loads(done.stdout)

@@ -156,7 +156,7 @@ class HyperPodTarget:
         monitored = bool(state and state.monitored) or cluster.monitoring.prometheus
         code = BootstrapCode(CodeSource.BESIDE)
         plans = {role: role_plan(cluster, role, bundle.key, key, monitored) for role in ROLES}
-        scripts = {role: render_bootstrap(plan, code, head=_HEAD_ADDRESS) for role, plan in plans.items()}
+        scripts = {role: render_bootstrap(plan, code, head=HEAD_ADDRESS) for role, plan in plans.items()}
         return lifecycle_files(cluster, shared, scripts, _without_time(bundle.archive()))
 
     def platform_files(self, cluster: Cluster) -> dict[str, str]:
@@ -411,7 +411,7 @@ class HyperPodTarget:
 
 _SAMPLE = "fs-00000000000000000.fsx.{region}.amazonaws.com"
 # on_create.sh has found the controller's address in HyperPod's own list of instances.
-_HEAD_ADDRESS = "printf '%s' \"${DALSEGNO_HEAD:-}\""
+HEAD_ADDRESS = "printf '%s' \"${DALSEGNO_HEAD:-}\""
 
 
 def _without_time(archive: bytes) -> bytes:
