@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -11,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.setup.bootstrap import HEAD, HOST, PYTHON, BootstrapCode, CodeSource, render_bootstrap
+from dalsegno.setup.bootstrap import HOST, PYTHON, BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.delivery import find_bundle
-from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedService
+from dalsegno.setup.node_plan import NodePlan, PlannedFile
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
-from tests.ssh.conftest import ssh_hosts
-from tests.ssh.hosts import reason_to_skip
+from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
+from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts
+from tests.ssh.hosts import VirtualHost, reason_to_skip, running_hosts
 from tests.waiting import eventually
 
-__all__ = ["ssh_hosts"]
 SPEC = """
 name: demo
 target: parallelcluster
@@ -90,45 +91,57 @@ def test_prolog_stops_a_job_only_for_a_failed_check(tmp_path):
     assert subprocess.run(["sh", script], capture_output=True, timeout=20).returncode == 0
 
 
+ASK = """
+import sys
+from pathlib import Path
+sys.path[:0] = ["/opt/dalsegno/current"]
+from dalsegno.recovery.client import ask
+print(ask(Path("/var/lib/dalsegno/clusters/demo/run/controller.sock"), {"agents": True}, 20))
+"""
+FAKE_AWS = """#!/bin/sh
+# aws s3 cp --only-show-errors URI FILE
+[ "$1 $2" = "s3 cp" ] && cp /root/code.tar.gz "$5"
+"""
+
+
 @pytest.mark.cluster
 @pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "-")
-def test_scripts_run_twice_on_a_host_and_the_agent_gets_its_secret(ssh_hosts, tmp_path):
-    """The head's and a node's script, one after the other on the same host, as if both were one machine."""
-    host = ssh_hosts(1).hosts[0]
-    bundle = find_bundle()
-    code = BootstrapCode(CodeSource.INSIDE, bundle.archive())
-    on = site(bundle.key, ("host-1", "train-dy-train-1"))
-    quiet = replace(on, cluster=replace(on.cluster, monitoring=replace(on.cluster.monitoring, enabled=False)))
-    script = render_bootstrap(replace(head_plan(quiet), services=()), code, "printf 127.0.0.1")
+def test_scripts_of_parallelcluster_connect_a_node_to_the_controller_and_run_twice(tmp_path):
+    """Two virtual hosts in the place of a head node and a compute node. The test stands in for three things that
+    ParallelCluster's machines have: the AWS CLI, the file with the head's address, and the shared /opt/slurm."""
+    cluster, bundle = resolve(parse_spec(SPEC, "cluster.yaml")), find_bundle()
+    state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-1", "3.16.1", bucket="b")
+    scripts = bootstrap_scripts(cluster, state, bundle.key)
+    archive = tmp_path / "code.tar.gz"
+    archive.write_bytes(bundle.archive())
+    node_name = "train-st-train-1"
+    with running_hosts(2, tmp_path / "hosts", ["head-node", node_name]) as rack:
+        head, node = rack["head-node"], rack[node_name]
 
-    def run(text: str) -> str:
-        host.run("sh", "-c", "cat > /root/bootstrap.sh", stdin=text)
-        return host.run("bash", "/root/bootstrap.sh")
+        def copy(host: VirtualHost, path: str, data: bytes, mode: str = "600") -> None:
+            packed = base64.b64encode(data).decode()
+            host.run("sh", "-c", f"mkdir -p $(dirname {path}); base64 -d > {path}; chmod {mode} {path}", stdin=packed)
 
-    first, again = run(script), run(script)
-    assert "creating the secrets of the node agents" in first and '"changes": []' in again
-    secret = host.run("cat", "/opt/slurm/etc/dalsegno/agents/train-dy-train-1")
-    assert (
-        len(secret) == 64 and host.run("stat", "-c", "%a %U", "/opt/slurm/etc/dalsegno/agents/host-1") == "600 root\n"
-    )
-    assert host.run("/usr/local/bin/dalsegno", "--version").strip().endswith(bundle.key.partition("-")[0])
-    assert host.run("stat", "-c", "%a", "/opt/slurm/etc/scripts/prolog.d/50_dalsegno") == "755\n"
-    assert "spank_pyxis" in host.run("cat", "/opt/slurm/etc/plugstack.conf.d/pyxis.conf")
-    compute = compute_plan(quiet)
-    agent = compute.services[0]
-    assert HOST in " ".join(agent.argv) and HEAD in " ".join(agent.argv)
-    record = "printf '%s\\n' \"$@\" > /run/agent-arguments; exec sleep 1000"
-    fake = PlannedService("node-agent", ("/bin/sh", "-c", record, *agent.argv), agent.log, agent.env, agent.revision)
-    # The head's files stay: on this host they belong to the same record, as the plan of one machine would have them.
-    both = replace(head_plan(quiet), folders=(*head_plan(quiet).folders, *compute.folders),
-                   files=tuple({file.path: file for file in (*head_plan(quiet).files, *compute.files)}.values()),
-                   services=(fake,))  # fmt: skip
-    script = render_bootstrap(both, code, "printf 10.1.2.3", wait_for="/opt/slurm/etc/dalsegno/agents/host-1")
-    run(script)
-    eventually(lambda: host.run("cat", "/run/agent-arguments"))
-    words = host.run("cat", "/run/agent-arguments").split()
-    assert words[words.index("--node") + 1] == "host-1" and words[words.index("--controller") + 1] == "10.1.2.3:6870"
-    assert words[words.index("--secret") + 1] == "/opt/slurm/etc/dalsegno/agents/host-1"
-    assert '"changes": []' in run(script)
-    assert json.loads(host.run("cat", "/opt/slurm/etc/health.json"))["mode"] == "auto"
-    assert host.run("readlink", PYTHON).startswith("/usr/")
+        def boot(host: VirtualHost, script: str) -> str:
+            copy(host, "/root/bootstrap.sh", scripts[f"dalsegno/demo/{script}.sh"])
+            return host.run("bash", "/root/bootstrap.sh")
+
+        for host in rack.hosts:
+            copy(host, "/usr/local/bin/aws", FAKE_AWS.encode(), "755")
+            copy(host, "/root/code.tar.gz", archive.read_bytes())
+            copy(host, "/etc/parallelcluster/cfnconfig", f"cfn_head_node_private_ip={head.address}\n".encode())
+        copy(head, "/opt/slurm/etc/slurm.conf", b"ClusterName=demo\n", "644")
+        first, again = boot(head, "head"), boot(head, "head")
+        assert "creating the secrets of the node agents" in first and '"changes": []' in again
+        agents = "/opt/slurm/etc/dalsegno/agents"
+        assert head.run("ls", agents).split() == [node_name, "train-st-train-2"]
+        assert head.run("stat", "-c", "%a %U", agents, f"{agents}/{node_name}") == "700 root\n600 root\n"
+        assert head.run("/usr/local/bin/dalsegno", "--version").strip().endswith(bundle.key.partition("-")[0])
+        assert json.loads(head.run("cat", "/opt/slurm/etc/health.json"))["mode"] == "auto"
+        assert head.run("stat", "-c", "%a", "/opt/slurm/etc/scripts/prolog.d/50_dalsegno") == "755\n"
+        copy(node, f"{agents}/{node_name}", head.run("cat", f"{agents}/{node_name}").encode())
+        boot(node, "compute")
+        assert '"changes": []' in boot(node, "compute")
+        assert node.run("readlink", PYTHON).startswith("/usr/")
+        connected = f"'node': '{node_name}', 'presence': 'connected'"
+        eventually(lambda: connected in head.run(PYTHON, "-I", "-c", ASK))

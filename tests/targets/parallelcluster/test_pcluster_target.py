@@ -16,10 +16,11 @@ import yaml
 
 from dalsegno.errors import NotThere, TargetError
 from dalsegno.setup.delivery import CodeBundle
+from dalsegno.system.processes import FakeRunner
 from dalsegno.targets.base import CanForward, CanReboot, CanReplace, ClusterPhase
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
 from dalsegno.targets.parallelcluster.folder import PclusterSide, read_state, write_state
-from dalsegno.targets.parallelcluster.head import PclusterHead, reboot_command, replace_command
+from dalsegno.targets.parallelcluster.head import PclusterHead
 from dalsegno.targets.parallelcluster.plan import PclusterPlan
 from dalsegno.targets.parallelcluster.target import PclusterTarget
 from dalsegno.targets.registry import is_elsewhere, open_existing, open_target
@@ -180,6 +181,15 @@ def test_change_that_would_end_jobs_waits_until_the_operator_has_stopped_the_nod
     assert stage.clusters["demo"]["fleet"] == "RUNNING"
 
 
+def test_plan_on_the_page_is_what_plan_says(stage: Stage):
+    page = (Path(__file__).parents[3] / "docs" / "parallelcluster.md").read_text()
+    file = page.partition("```yaml\n")[2].partition("```")[0]
+    outside = page.partition("```yaml\n")[0] + page.partition("```yaml\n")[2].partition("```\n")[2]
+    shown = [line.strip() for line in outside.splitlines() if line.startswith("    ")]
+    said = stage.target().plan(cluster_of(file)).sentences()
+    assert len(shown) >= 6 and [line for line in shown if line not in said] == []
+
+
 # Interruptions and failures
 def test_interrupted_creation_is_followed_and_not_started_again(stage: Stage):
     stage.scenario(create=["CREATE_IN_PROGRESS"] * 3 + ["CREATE_COMPLETE"])
@@ -274,6 +284,14 @@ def test_refusals_of_pcluster_are_named_with_a_fix(stage: Stage, message: str, r
     with pytest.raises(CloudError) as raised:
         stage.target().plan(cluster_of(MINIMAL))
     assert raised.value.refusal is refusal and raised.value.hint
+
+
+def test_status_without_credentials_says_why_and_shows_what_is_known(stage: Stage):
+    stage.up()
+    stage.scenario(refuse={"describe-cluster": "Unable to locate credentials"})
+    status = stage.target().status()
+    assert status.phase is ClusterPhase.DEGRADED and len(status.nodes) == 2
+    assert status.problems[0].startswith("AWS cannot be asked: pcluster describe-cluster: no credentials")
 
 
 def test_missing_credentials_are_named_before_anything_else(stage: Stage):
@@ -422,14 +440,38 @@ def test_no_file_of_the_folder_holds_a_secret_that_others_can_read(stage: Stage)
 
 
 # The head node
-def test_repairs_on_the_head_use_parallelclusters_words():
-    assert replace_command("train-dy-train-1").words == (
-        "update", "NodeName=train-dy-train-1", "State=POWER_DOWN_FORCE", "Reason=dalsegno:replace",
-    )  # fmt: skip
-    assert replace_command("train-st-train-1").words[2] == "State=DOWN"
-    assert reboot_command("train-st-train-1").words == (
-        "reboot", "ASAP", "nextstate=RESUME", "reason=dalsegno:replace", "train-st-train-1",
-    )  # fmt: skip
+OURS = "dalsegno:replace:gpu-lost[79] Xid 79"
+
+
+@pytest.mark.parametrize(
+    ("node", "call", "words"),
+    [
+        ("train-dy-train-1", "replace", f"update NodeName=train-dy-train-1 State=POWER_DOWN_FORCE Reason={OURS}"),
+        ("train-st-train-1", "replace", f"update NodeName=train-st-train-1 State=DOWN Reason={OURS}"),
+        ("train-st-train-1", "reboot", f"reboot ASAP nextstate=RESUME reason={OURS} train-st-train-1"),
+    ],
+)
+def test_repairs_use_parallelclusters_words_and_keep_our_reason(tmp_path: Path, node: str, call: str, words: str):
+    calls = repair(tmp_path, node, call, OURS)
+    assert [" ".join(each[1:]) for each in calls if "show" not in each] == [words]
+
+
+@pytest.mark.parametrize(
+    "reason", ["(Code:InsufficientInstanceCapacity)Failure when resuming nodes", "ada looks at it"]
+)
+def test_node_with_a_reason_of_clustermgtd_or_of_a_person_is_left_alone(tmp_path: Path, reason: str):
+    calls = [*repair(tmp_path, "train-st-train-1", "replace", reason),
+             *repair(tmp_path, "train-dy-train-1", "reboot", reason)]  # fmt: skip
+    assert len(calls) == 2 and all("show" in each for each in calls)
+
+
+def repair(folder: Path, node: str, call: str, reason: str) -> list[tuple[str, ...]]:
+    """Ask the head's side for a repair, and return the calls of scontrol."""
+    shown = f"NodeName={node} State=DOWN CPUTot=8 RealMemory=1000 Partitions=train Reason={reason} [root@2026-11-18]\n"
+    runner = FakeRunner(lambda argv, stdin: shown if "show" in argv else "")
+    head = PclusterHead(folder, runner)
+    getattr(head, call)(node)
+    return runner.calls
 
 
 def test_head_can_replace_and_reboot_but_not_change_the_cluster(stage: Stage):

@@ -21,8 +21,11 @@ def login_user(system: str) -> str:
 class HeadOverSsh:
     """A runner whose commands run on the head node."""
 
-    def __init__(self, runner: Runner, state: PclusterState, address: str, folder: PclusterFolder) -> None:
-        self._runner, self._state, self._address, self._folder = runner, state, address, folder
+    def __init__(
+        self, runner: Runner, env: Mapping[str, str], state: PclusterState, address: str, folder: PclusterFolder
+    ) -> None:
+        self._runner, self._env = runner, env
+        self._state, self._address, self._folder = state, address, folder
 
     def run(
         self,
@@ -35,7 +38,7 @@ class HeadOverSsh:
     ) -> Completed:
         words = ["env", *(f"{key}={value}" for key, value in (env or {}).items()), *argv]
         ssh = ssh_argv(self._state, self._address, self._folder, words, None, terminal=False)
-        return self._runner.run(ssh, stdin=stdin, timeout_s=timeout_s)
+        return self._runner.run(ssh, stdin=stdin, env=self._env, timeout_s=timeout_s)
 
 
 def ssh_argv(

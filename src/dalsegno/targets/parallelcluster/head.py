@@ -38,7 +38,8 @@ from dalsegno.targets.parallelcluster.status import KIND, read_status
 
 SLURMCTLD_PORT = 6820  # the first of those that ParallelCluster gives slurmctld
 TIMES = NodeTimes(boot_s=1800.0, gone_s=60.0)  # clustermgtd's limit for a replacement, and its interval
-REASON = "dalsegno:replace"
+PREFIX = "dalsegno:"  # of all reasons that the controller writes
+REASON = f"{PREFIX}replace"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +54,27 @@ def is_dynamic(node: str) -> bool:
     return "-dy-" in node
 
 
-def replace_command(node: str) -> NodeCommand:
+def replace_command(node: str, reason: str) -> NodeCommand:
     """Return how a machine is replaced.
 
     A dynamic node is powered down at once and started again for the next job. A static node is set down: clustermgtd
     terminates its machine and starts another under the same name.
     """
-    if is_dynamic(node):
-        return NodeCommand(("update", f"NodeName={node}", "State=POWER_DOWN_FORCE", f"Reason={REASON}"))
-    return NodeCommand(("update", f"NodeName={node}", "State=DOWN", f"Reason={REASON}"))
+    state = "POWER_DOWN_FORCE" if is_dynamic(node) else "DOWN"
+    return NodeCommand(("update", f"NodeName={node}", f"State={state}", f"Reason={reason}"))
 
 
-def reboot_command(node: str) -> NodeCommand:
+def reboot_command(node: str, reason: str) -> NodeCommand:
     """Return how a machine is rebooted. clustermgtd leaves a node alone that Slurm itself reboots."""
-    return NodeCommand(("reboot", "ASAP", "nextstate=RESUME", f"reason={REASON}", node))
+    return NodeCommand(("reboot", "ASAP", "nextstate=RESUME", f"reason={reason}", node))
+
+
+def reason_to_keep(found: str) -> str | None:
+    """Return the reason to give Slurm: the controller's own again. None: clustermgtd or a person wrote the present one,
+    and takes care of the node."""
+    if not found:
+        return REASON
+    return found if found.startswith(PREFIX) else None
 
 
 class PclusterHead:
@@ -107,10 +115,14 @@ class PclusterHead:
 
     # Repairs
     def replace(self, node: str) -> None:
-        self.slurm.scontrol(*replace_command(node).words)
+        reason = reason_to_keep(self.slurm.node(node).reason)
+        if reason is not None:
+            self.slurm.scontrol(*replace_command(node, reason).words)
 
     def reboot(self, node: str) -> None:
-        self.slurm.scontrol(*reboot_command(node).words)
+        reason = reason_to_keep(self.slurm.node(node).reason)
+        if reason is not None:
+            self.slurm.scontrol(*reboot_command(node, reason).words)
 
     # Report
     def status(self) -> ClusterStatus:

@@ -19,6 +19,7 @@ from dalsegno.targets.parallelcluster.prerequisites import (
     settings_of,
 )
 
+PRICED_REGION = "us-east-1"
 CREATION, UPDATE, FILE_SYSTEMS = Minutes(15, 20), Minutes(3, 10), Minutes(10, 15)
 
 
@@ -164,7 +165,8 @@ def check_quota(need: QuotaNeed, allowed: float | None) -> CapacityCheck:
     what = f"quota {need.code} ({need.name})"
     if allowed is not None and allowed < need.vcpus:
         return CapacityCheck(what, "", f"the cluster needs {need.vcpus} vCPUs, and {allowed:g} are allowed")
-    return CapacityCheck(what, f"the cluster needs {need.vcpus} vCPUs" + ("" if allowed is None else ", allowed"))
+    known = "" if allowed is None else f", and {allowed:g} are allowed"
+    return CapacityCheck(what, f"the cluster needs {need.vcpus} vCPUs{known}")
 
 
 def estimate_cost(cluster: Cluster, prices: PriceTable) -> HourlyCost:
@@ -198,6 +200,8 @@ def notes(cluster: Cluster, prices: PriceTable) -> Sequence[str]:
     """Return consequences that follow from how ParallelCluster works."""
     own = settings_of(cluster)
     found = []
+    if own.region != PRICED_REGION:
+        found.append(f"prices are those of {PRICED_REGION}; {own.region} may differ")
     dynamic = [queue for queue in own.queues if queue.max_count > queue.min_count]
     if dynamic:
         extra = sum(

@@ -23,13 +23,17 @@ def read_status(
     there: PclusterView | None,
     machines: Sequence[PclusterInstance],
     slurm: SlurmClient | None,
+    silence: str = "",
 ) -> ClusterStatus:
-    """Return the status, however broken the cluster is. Without `slurm`, the states of nodes are unknown."""
+    """Return the status, however broken the cluster is. Without `slurm`, the states of nodes are unknown.
+
+    `silence` says why ParallelCluster could not be asked; then nothing is known about the cluster there.
+    """
     if state is None:
         gone = "its folder holds no state: `dalsegno down` removes the rest"
         return ClusterStatus(name, KIND, ClusterPhase.GONE, problems=(gone,))
-    nodes, jobs, silence = _ask(slurm)
-    problems = [*_problems(state, there, applied), *silence]
+    nodes, jobs, unanswered = _ask(slurm)
+    problems = [silence] if silence else [*_problems(state, there, applied), *unanswered]
     facts = {"region": state.region, "ParallelCluster": state.version, "connection": "ssh" if state.key else "SSM"}
     if there is not None:
         running = sum(each.running for each in machines if each.queue)
@@ -44,7 +48,7 @@ def read_status(
     return ClusterStatus(
         name,
         KIND,
-        _phase(state, there, applied, problems),
+        _phase(state, there is not None or bool(silence), applied, problems),
         nodes=_nodes(applied, nodes),
         jobs=None if jobs is None else tuple(job_status(job) for job in jobs),
         problems=tuple(problems),
@@ -81,14 +85,12 @@ def _problems(state: PclusterState, there: PclusterView | None, applied: Cluster
     return found
 
 
-def _phase(
-    state: PclusterState, there: PclusterView | None, applied: Cluster | None, problems: Sequence[str]
-) -> ClusterPhase:
+def _phase(state: PclusterState, exists: bool, applied: Cluster | None, problems: Sequence[str]) -> ClusterPhase:
     if state.phase is PclusterStage.REMOVING:
         return ClusterPhase.HALF_REMOVED
     if state.phase is not PclusterStage.UP:
         return ClusterPhase.CHANGING if applied else ClusterPhase.HALF_MADE
-    if there is None:
+    if not exists:
         return ClusterPhase.STOPPED
     return ClusterPhase.DEGRADED if problems else ClusterPhase.UP
 

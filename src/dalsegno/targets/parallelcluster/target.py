@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import LocalRunner, Runner
@@ -199,10 +201,16 @@ class PclusterTarget:
 
     # Remove
     def removal(self) -> Removal:
-        """Return the file systems of our stack, whose files would be deleted. Others are not touched."""
+        """Return the file systems of our stack, whose files would be deleted, and unfinished jobs if Slurm answers.
+        Other file systems are not touched."""
         resources = read_sent_template(self.folder).get("Resources", {})
         state = read_state(self.folder)
+        jobs: tuple[JobInfo, ...] = ()
+        if state is not None and state.key:
+            with contextlib.suppress(DalsegnoError):
+                jobs = tuple(job for job in self.slurm.jobs() if not job.state.ended)
         return Removal(
+            jobs,
             storage=tuple(_data_of(each) for each in resources.values() if _data_of(each)),
             kept=(f"bucket {state.bucket}",) if state and state.bucket else (),
         )
@@ -229,9 +237,13 @@ class PclusterTarget:
         applied = read_applied(self.folder)
         if state is None:
             return read_status(self.folder.name, None, applied, None, (), None)
-        pcluster = self._pcluster(self.folder.name, state.region, state.version)
-        there = pcluster.describe()
-        machines = pcluster.instances() if there else []
+        try:
+            pcluster = self._pcluster(self.folder.name, state.region, state.version)
+            there = pcluster.describe()
+            machines = pcluster.instances() if there else []
+        except DalsegnoError as error:
+            silence = f"AWS cannot be asked: {error.what}; {error.hint}"
+            return read_status(self.folder.name, state, applied, None, (), None, silence)
         slurm = self._slurm(state, there) if there and there.head_address and state.key else None
         return read_status(self.folder.name, state, applied, there, machines, slurm)
 
@@ -335,7 +347,7 @@ class PclusterTarget:
         return there
 
     def _slurm(self, state: PclusterState, there: PclusterView) -> SlurmClient:
-        runner = HeadOverSsh(self._runner, state, there.head_address, self.folder)
+        runner = HeadOverSsh(self._runner, self._env, state, there.head_address, self.folder)
         return SlurmClient(runner, {"PATH": SLURM_PATH}, timeout_s=60)
 
 
