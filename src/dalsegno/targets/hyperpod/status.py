@@ -10,6 +10,7 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, JobStatus, NodeStatus, job_status
+from dalsegno.targets.cloud.sides import node_status
 from dalsegno.targets.hyperpod.answers import ClusterDescription, HyperPodStatus, InstanceStatus
 from dalsegno.targets.hyperpod.connect import Reached
 from dalsegno.targets.hyperpod.folder import HyperPodStage, HyperPodState
@@ -96,10 +97,7 @@ def _row(each: Reached, nodes: Mapping[str, NodeInfo]) -> NodeStatus:
     if node is None:
         state = instance.status.value.lower()
         return NodeStatus(instance.host or each.names[0], state, instance.message, (instance.group,), gpus_used=None)
-    return NodeStatus(
-        node.name, node.state_text.lower(), node.reason, node.partitions, node.gpus, node.gpus_used, node.gpu_type,
-        node.address, reason_user=node.reason_user,
-    )  # fmt: skip
+    return node_status(node)
 
 
 def machine_rows(reached: Sequence[Reached], slurm: SlurmClient | None) -> list[MachineStatus]:

@@ -17,21 +17,11 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, Storage
 from dalsegno.system.files import remove_tree, write_atomic
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import (
-    ClusterPhase,
-    ClusterStatus,
-    ClusterSummary,
-    DaemonLog,
-    NodeTimes,
-    Plan,
-    Removal,
-    RootUse,
-    Say,
-    ShellEntry,
-)
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, ClusterSummary, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.aws import BotoApi
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.service_model import check_request
+from dalsegno.targets.cloud.sides import OperatorSide
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.hyperpod.answers import ClusterDescription
 from dalsegno.targets.hyperpod.api import HyperPodApi, refuse_failures
@@ -52,7 +42,7 @@ from dalsegno.targets.hyperpod.folder import (
     read_hyperpod_state,
     write_hyperpod_state,
 )
-from dalsegno.targets.hyperpod.head import TIMES, repair_words
+from dalsegno.targets.hyperpod.head import repair_words
 from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
 from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible, refuse_unbuilt
@@ -71,8 +61,11 @@ Connect = Callable[[str], HyperPodApi]
 REFRESH_S = 900.0
 
 
-class HyperPodTarget:
+class HyperPodTarget(OperatorSide):
     """The cluster in one state folder of the operator's machine."""
+
+    kind = "hyperpod"
+    folder: HyperPodFolder
 
     def __init__(
         self,
@@ -86,13 +79,6 @@ class HyperPodTarget:
         self._connect, self._runner = cache(connect), runner or LocalRunner()
         self._pause: Mapping[str, Pause] = {"pause": pause} if pause else {}
         self._bundle = bundle
-
-    @property
-    def kind(self) -> str:
-        return "hyperpod"
-
-    def root_use(self, cluster: Cluster) -> RootUse | None:
-        return None
 
     # Creating, changing and removing
 
@@ -216,9 +202,6 @@ class HyperPodTarget:
                 hint="`dalsegno ssh NODE -- sudo dalsegno-refresh` runs them again",
             )
 
-    def import_images(self, plan: Plan, say: Say) -> None:
-        """Nothing is imported: images are imported on the cluster."""
-
     def removal(self) -> Removal:
         state = read_hyperpod_state(self.folder)
         try:
@@ -302,15 +285,6 @@ class HyperPodTarget:
         reached = name_instances(api.instances(self.folder.name), state.controller_group)
         return found, reached
 
-    def daemon_logs(self) -> list[DaemonLog]:
-        return []  # the logs are on the instances, and in CloudWatch
-
-    def owner(self) -> int | None:
-        try:
-            return self.folder.root.stat().st_uid
-        except OSError:
-            return None
-
     # Slurm and shells
 
     @property
@@ -328,16 +302,6 @@ class HyperPodTarget:
     def _has_key(self) -> bool:
         applied = read_applied(self.folder)
         return bool(applied and settings_of(applied).ssh_key and self.folder.ssh_config.exists())
-
-    @property
-    def controller_socket(self) -> Path:
-        return self.folder.controller_socket  # on the operator's machine, there is none
-
-    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
-        raise TargetError(
-            f"{self.folder.name} is on HyperPod; its Slurm cannot be used from this shell",
-            hint="`dalsegno shell` opens a shell on its login node or controller",
-        )
 
     def shell(
         self,
@@ -388,13 +352,6 @@ class HyperPodTarget:
             )
         write_hyperpod_state(self.folder, replace(state, monitored=on))
         return self.plan(cluster)
-
-    def job_images(self) -> str:
-        return ""
-
-    @property
-    def node_times(self) -> NodeTimes:
-        return TIMES
 
     def _known(self) -> HyperPodState:
         state = read_hyperpod_state(self.folder)

@@ -22,12 +22,8 @@ from dalsegno.targets.base import (
     ClusterPhase,
     ClusterStatus,
     ClusterSummary,
-    DaemonLog,
-    NodeStatus,
-    NodeTimes,
     Plan,
     Removal,
-    RootUse,
     Say,
     ShellEntry,
     job_status,
@@ -36,6 +32,7 @@ from dalsegno.targets.cloud.consequences import CapacityCheck, Minutes
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
+from dalsegno.targets.cloud.sides import OperatorSide, node_status
 from dalsegno.targets.folder import ClusterFolder, read_applied, write_applied
 from dalsegno.targets.oci.plan import (
     PHASES,
@@ -62,8 +59,10 @@ ANSWER_S = 60.0
 RELEASES_PAGE = "https://github.com/oracle-quickstart/oci-hpc/releases"
 
 
-class OciTarget:
+class OciTarget(OperatorSide):
     """The cluster in one state folder of the operator's machine."""
+
+    kind = "oci"
 
     def __init__(
         self,
@@ -74,13 +73,6 @@ class OciTarget:
     ) -> None:
         self.folder = ClusterFolder(folder)
         self._connect, self._runner, self._pause = cache_by_profile(connect), runner or LocalRunner(), pause
-
-    @property
-    def kind(self) -> str:
-        return "oci"
-
-    def root_use(self, cluster: Cluster) -> RootUse | None:
-        return None
 
     def plan(self, cluster: Cluster) -> OciPlan:
         """Compare the variables of the stack with those of the last `up`. Nothing is changed."""
@@ -188,9 +180,6 @@ class OciTarget:
         write_atomic(self.folder.state, json.dumps(facts_to_json(state), indent=1), 0o600)
         return state
 
-    def import_images(self, plan: Plan, say: Say) -> None:
-        """Nothing is imported: images are imported on the cluster."""
-
     def removal(self) -> Removal:
         applied = read_applied(self.folder)
         new = tuple(each.name for each in applied.storage if not each.source) if applied else ()
@@ -240,13 +229,7 @@ class OciTarget:
         facts = {"controller": state.controller or "none", "stack": state.stack or "none"}
         phase = PHASES[state.phase]
         try:
-            nodes = tuple(
-                NodeStatus(
-                    node.name, node.state_text.lower(), node.reason, node.partitions, node.gpus, node.gpus_used,
-                    node.gpu_type, node.address, reason_user=node.reason_user,
-                )
-                for node in self.slurm.nodes()
-            )  # fmt: skip
+            nodes = tuple(node_status(node) for node in self.slurm.nodes())
             jobs = tuple(job_status(job) for job in self.slurm.jobs())
         except DalsegnoError as error:
             phase = ClusterPhase.DEGRADED if phase is ClusterPhase.UP else phase
@@ -262,15 +245,6 @@ class OciTarget:
         phase = PHASES[state.phase] if state else ClusterPhase.GONE
         return ClusterSummary("oci", phase, len(applied.nodes) if applied else 0)
 
-    def daemon_logs(self) -> list[DaemonLog]:
-        return []  # the logs are on the cluster
-
-    def owner(self) -> int | None:
-        try:
-            return self.folder.root.stat().st_uid
-        except OSError:
-            return None
-
     @property
     def slurm(self) -> SlurmClient:
         """A client that runs Slurm's commands on the controller."""
@@ -282,16 +256,6 @@ class OciTarget:
     def slurm_runs(self) -> bool:
         state = read_oci_state(self.folder)
         return bool(state and state.controller)
-
-    @property
-    def controller_socket(self) -> Path:
-        return self.folder.controller_socket  # on the operator's machine, there is none
-
-    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
-        raise TargetError(
-            f"{self.folder.name} is on OCI; its Slurm cannot be used from this shell",
-            hint="`dalsegno shell` opens a shell on its controller",
-        )
 
     def shell(
         self,
@@ -328,13 +292,6 @@ class OciTarget:
     def forward(self, arguments: Sequence[str]) -> ShellEntry | None:
         """Return how to run `dalsegno ARGUMENTS` on the controller, where people install Dal Segno with pip."""
         return self.shell(["dalsegno", *arguments], dict(os.environ), "/")
-
-    def job_images(self) -> str:
-        return ""
-
-    @property
-    def node_times(self) -> NodeTimes:
-        return NodeTimes(boot_s=3600.0, gone_s=60.0)
 
 
 class _OnController:
