@@ -20,7 +20,7 @@ from dalsegno.targets.folder import ClusterFolder, write_applied
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.lifecycle import lifecycle_files
 from dalsegno.targets.hyperpod.node_plans import prometheus_files, role_plan
-from dalsegno.targets.hyperpod.partitions import PartitionGuard, plan_repair, read_groups, real_cluster
+from dalsegno.targets.hyperpod.partitions import DERIVE, PartitionGuard, plan_repair, read_groups, real_cluster
 from dalsegno.targets.hyperpod.requests import SharedFileSystem
 from tests.targets.hyperpod.conftest import CPU, GPU, cluster_of
 
@@ -179,7 +179,9 @@ def test_line_that_hyperpods_agent_overwrites_is_added_again(tmp_path, caplog):
     folder.root.mkdir()
     write_applied(folder, cluster_of(CPU + GPU))
     secrets = tmp_path / "agents"
-    guard = PartitionGuard(folder.root, SlurmClient(runner, {}), conf, list_, secrets)
+    key = tmp_path / "munge.key"
+    key.write_bytes(b"\0key of munge\xff")
+    guard = PartitionGuard(folder.root, SlurmClient(runner, {}), conf, list_, secrets, key)
     assert guard.turn().added == ("gpu",)
     assert guard.turn().added == ()
     reconfigured = [call for call in runner.calls if "reconfigure" in call]
@@ -191,3 +193,7 @@ def test_line_that_hyperpods_agent_overwrites_is_added_again(tmp_path, caplog):
     assert conf.stat().st_mode & 0o777 == 0o640
     assert {path.name for path in secrets.iterdir()} == set(KNOWN)
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in secrets.iterdir())
+    own = tmp_path / "own"
+    subprocess.run([sys.executable, "-I", "-c", DERIVE, key, "demo", "ip-10-4-33-1", own], check=True)
+    assert own.read_text() == (secrets / "ip-10-4-33-1").read_text(), "the node and the controller agree"
+    assert own.stat().st_mode & 0o777 == 0o600

@@ -11,12 +11,13 @@ from dalsegno.observe.alert_rules import ALERTS
 from dalsegno.observe.dialects import DIALECTS
 from dalsegno.observe.monitor_layout import NODE_EXPORTER_PORT, PROMETHEUS_PORT
 from dalsegno.observe.prometheus import alert_groups, recording_group, yaml_text
-from dalsegno.setup.bootstrap import PYTHON
-from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedFolder, PlannedService, PlannedUser
+from dalsegno.setup.bootstrap import HOST, PYTHON
+from dalsegno.setup.node_plan import NodePlan, PlannedCommand, PlannedFile, PlannedFolder, PlannedService, PlannedUser
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.cloud.node_plans import (
     COMMAND,
+    HEAD_HOME,
     LOGS,
     METRICS,
     PATH,
@@ -27,6 +28,7 @@ from dalsegno.targets.cloud.node_plans import (
 )
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.folder import HyperPodRole, HyperPodStage, HyperPodState
+from dalsegno.targets.hyperpod.partitions import DERIVE, MUNGE_KEY
 from dalsegno.targets.hyperpod.requests import ENTRY, settings_of
 
 REFRESH = "/usr/local/sbin/dalsegno-refresh"
@@ -36,15 +38,15 @@ WRITER = "dalsegno monitor up"
 
 
 class HyperPodSlurm(ManagedSlurm):
-    """HyperPod's Slurm. Its settings are not on a shared file system, so the agents' secrets are on FSx.
+    """HyperPod's Slurm, whose machines share no folder that only root can change.
 
-    Without FSx, compute nodes have no secret, and their agents check the node without a controller.
+    So the secret of a node's agent is derived from munge's key, which HyperPod gives all machines: on the node when it
+    is set up, and on the controller when the node appears.
     """
 
     @property
     def shared(self) -> str:
-        mount = next((each.mount for each in self.cluster.storage if each.type in ("lustre", "openzfs")), "")
-        return f"{mount}/.dalsegno/{self.cluster.name}/agents" if mount else "/var/lib/dalsegno/agents"
+        return f"{HEAD_HOME}/agents"
 
 
 def site_of(cluster: Cluster, code: str) -> HyperPodSlurm:
@@ -67,10 +69,12 @@ def role_plan(cluster: Cluster, role: SlurmRole, code: str, public_key: str = ""
     files = [PlannedFile(REFRESH, _refresh(cluster), 0o755)]
     if public_key:
         files.append(PlannedFile(key, f"{public_key}\n", 0o600, "ubuntu", "ubuntu", block=True))
-    services, packages, folders = [], [], []
+    services, packages, folders, commands = [], [], [], []
+    if role is SlurmRole.COMPUTE:
+        folders.append(PlannedFolder(site.shared, 0o700))
+        argv = (PYTHON, "-I", "-c", DERIVE, MUNGE_KEY, cluster.name, HOST, f"{site.shared}/{HOST}")
+        commands.append(PlannedCommand("deriving the secret of the node agent", argv, creates=f"{site.shared}/{HOST}"))
     if role is SlurmRole.CONTROLLER:
-        parents = site.shared.removesuffix("/agents")
-        folders += [PlannedFolder(parents.rpartition("/")[0], 0o700), PlannedFolder(parents, 0o700)]
         services.append(_partition_guard(site))
     if monitored:
         packages.append("prometheus-node-exporter")
@@ -90,6 +94,7 @@ def role_plan(cluster: Cluster, role: SlurmRole, code: str, public_key: str = ""
         users=tuple(_users(cluster)),
         folders=(*folders, *plan.folders),
         files=(*plan.files, *files),
+        commands=(*plan.commands, *commands),
         services=(*plan.services, *services),
     )
 

@@ -7,11 +7,12 @@ keeps the missing PartitionName lines in a marked block at the end of slurm.conf
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,9 +38,26 @@ log = logging.getLogger("partitions")
 BEGIN, END = "# BEGIN partitions of Dal Segno", "# END partitions of Dal Segno"
 CONF = "/opt/slurm/etc/slurm.conf"
 EVERY_S = 30.0
+MUNGE_KEY = "/etc/munge/munge.key"  # all machines of the cluster have it, and only root and munge can read it
+# Writes the secret of a node's agent, on the node. Without a key, there is no secret, and the agent works alone.
+DERIVE = """\
+import hashlib, hmac, os, sys
+key, cluster, node, path = sys.argv[1:]
+if os.path.exists(key):
+    with open(key, "rb") as file:
+        secret = hmac.new(file.read(), f"dalsegno {cluster} {node}".encode(), hashlib.sha256).hexdigest()
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secret)
+    os.replace(path + ".new", path)
+"""
 _BLOCK = re.compile(rf"\n*{BEGIN}.*?\n.*?{END}\n?", re.DOTALL)
 _NAME = re.compile(r"^\s*PartitionName\s*=\s*(\S+)", re.IGNORECASE)
 _NODES = re.compile(r"\sNodes\s*=\s*(\S+)", re.IGNORECASE)
+
+
+def agent_secret(munge_key: bytes, cluster: str, node: str) -> str:
+    """Return the secret of a node's agent, as DERIVE computes it on the node."""
+    return hmac.new(munge_key, f"dalsegno {cluster} {node}".encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -131,10 +149,16 @@ class PartitionGuard:
     """Repairs the partitions of one cluster. `turn` may be called at any time, and as often as wanted."""
 
     def __init__(
-        self, folder: Path, slurm: SlurmClient, conf: Path, resources: Path, secrets: Path | None = None
+        self,
+        folder: Path,
+        slurm: SlurmClient,
+        conf: Path,
+        resources: Path,
+        secrets: Path | None = None,
+        munge_key: Path = Path(MUNGE_KEY),
     ) -> None:
         self.folder, self.slurm, self.conf, self.resources = ClusterFolder(folder), slurm, conf, resources
-        self.secrets = secrets
+        self.secrets, self.munge_key = secrets, munge_key
         self._added: set[str] = set()
 
     def turn(self) -> PartitionRepair | None:
@@ -186,14 +210,13 @@ class PartitionGuard:
         write_if_changed(folder / "nodes.json", json.dumps(found, indent=1) + "\n")
 
     def _write_secrets(self, cluster: Cluster) -> None:
-        """Create the secret of each node's agent: HyperPod names a node only when it runs."""
+        """Write the secret of each node's agent: HyperPod names a node only when it runs."""
         if self.secrets is None:
             return
         make_folder(self.secrets, 0o700)
+        key = self.munge_key.read_bytes()
         for node in cluster.nodes:
-            path = self.secrets / node.name
-            if not path.exists():
-                write_atomic(path, secrets.token_hex(32), 0o600)
+            write_if_changed(self.secrets / node.name, agent_secret(key, cluster.name, node.name), 0o600)
 
 
 def _write_like(path: Path, text: str) -> None:
