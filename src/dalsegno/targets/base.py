@@ -60,6 +60,7 @@ class Removal:
     homes: tuple[str, ...] = ()
     storage: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    needs_yes: bool = False  # the storage is in a cloud: a script must say `--yes`, because nothing restores it
 
     def sentences(self, runs: Collection[str]) -> list[str]:
         """Return the consequences of the removal. `runs` are the active runs, whose jobs are not listed again."""

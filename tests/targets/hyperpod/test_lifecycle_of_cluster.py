@@ -28,7 +28,8 @@ def test_plan_of_a_new_cluster_names_resources_price_time_and_quotas(aws, tmp_pa
     plan = open_hyperpod(tmp_path).plan(cluster_of(CPU + GPU))
     text = "\n".join([*plan.sentences(), *plan.details()])
     assert "creates demo on hyperpod: 4 nodes (c5.4xlarge, g5.xlarge) in 2 partitions" in text
-    assert "2 x ml.g5.xlarge in group gpu" in text
+    assert "creates 4 instance groups (controller: 1 x ml.m5.2xlarge, login: 1 x ml.m5.xlarge, " in text
+    assert "gpu: 2 x ml.g5.xlarge" in text
     assert "USD per hour" in text
     assert "takes about 15 to 30 minutes" in text
     assert "the service quota `ml.g5.xlarge for cluster usage`: at least 2" in text
@@ -145,6 +146,17 @@ def test_new_lustre_file_system_is_created_first_and_removed_last(aws, tmp_path)
     assert target.removal().storage == ("fsx",), "`down` asks before it deletes data"
     assert target.plan(cluster).empty
     assert target.destroy(lambda text: None)
+    assert call("fsx", "describe_file_systems")["FileSystems"] == []
+
+
+def test_script_must_say_yes_before_storage_in_a_cloud_is_deleted(aws, tmp_path, command, monkeypatch):
+    up(open_hyperpod(tmp_path), cluster_of(CPU, SUBNETS, LUSTRE))
+    monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path))
+    refused = command("down", "demo")
+    assert refused.returncode == 2 and "add `--yes`" in refused.stderr
+    assert call("fsx", "describe_file_systems")["FileSystems"] != []
+    done = command("down", "demo", "--yes")
+    assert done.returncode == 0 and "bucket sagemaker-demo-lifecycle is left" in done.stderr
     assert call("fsx", "describe_file_systems")["FileSystems"] == []
 
 

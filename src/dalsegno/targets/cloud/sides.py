@@ -48,9 +48,13 @@ def node_status(node: NodeInfo) -> NodeStatus:
 class CloudSide:
     """What both sides share: a state folder, and nothing that needs root on this machine."""
 
-    kind: str
     folder: ClusterFolder
     times = TIMES
+
+    @property
+    def kind(self) -> str:
+        """The name of the target in cluster files."""
+        raise NotImplementedError
 
     def root_use(self, cluster: Cluster) -> RootUse | None:
         return None

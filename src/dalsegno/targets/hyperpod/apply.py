@@ -177,8 +177,6 @@ class HyperPodWork:
             self.say(f"deleting file system {storage} ({id})")
             self.api.delete_file_system(id)
         self.api.remove_uploads(state.bucket, state.prefix, list(state.uploaded))
-        if state.created_bucket:
-            self.say(f"the bucket {state.bucket} stays: `aws s3 rb s3://{state.bucket}` removes it if it is empty")
 
 
 def _event(instance: InstanceInfo) -> ResourceEvent:

@@ -98,8 +98,8 @@ def make_plan(
 
 
 def _resources(cluster: Cluster, storage: Sequence[Storage], bucket: bool) -> Iterator[CloudResource]:
-    for group in planned_groups(cluster):
-        yield CloudResource("instance", (f"{group.count} x {group.instance_type} in group {group.name}",))
+    groups = [f"{group.name}: {group.count} x {group.instance_type}" for group in planned_groups(cluster)]
+    yield CloudResource("instance group", tuple(groups))
     for each in storage:
         yield CloudResource("FSx for Lustre file system", (each.name,), data=True)
     if bucket:

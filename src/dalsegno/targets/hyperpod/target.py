@@ -208,7 +208,10 @@ class HyperPodTarget(OperatorSide):
             jobs = tuple(job for job in self.slurm.jobs() if not job.state.ended)
         except DalsegnoError:
             jobs = ()
-        return Removal(jobs, storage=tuple(state.created_storage) if state else ())
+        if state is None:
+            return Removal(jobs)
+        kept = (f"bucket {state.bucket}",) if state.created_bucket else ()
+        return Removal(jobs, storage=tuple(state.created_storage), kept=kept, needs_yes=True)
 
     def destroy(self, say: Say) -> bool:
         state, found = read_hyperpod_state(self.folder), self.folder.root.exists()

@@ -184,9 +184,9 @@ class OciTarget(OperatorSide):
         applied = read_applied(self.folder)
         new = tuple(each.name for each in applied.storage if not each.source) if applied else ()
         try:
-            return Removal(tuple(job for job in self.slurm.jobs() if not job.state.ended), storage=new)
+            return Removal(tuple(job for job in self.slurm.jobs() if not job.state.ended), storage=new, needs_yes=True)
         except DalsegnoError:
-            return Removal(storage=new)
+            return Removal(storage=new, needs_yes=True)
 
     def destroy(self, say: Say) -> bool:
         """Run the DESTROY job, and delete the stack if `up` created it."""
