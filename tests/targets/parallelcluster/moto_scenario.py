@@ -63,11 +63,16 @@ server.start()
 host, port = server.get_host_and_port()
 os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
 
+import io
+
 import boto3
+from botocore.awsrequest import AWSResponse
+from urllib3.response import HTTPResponse
 
 from dalsegno.setup.delivery import CodeBundle
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
+from dalsegno.targets.cloud.aws import BotoApi
 from dalsegno.targets.cloud.credentials import CloudError
 from dalsegno.targets.parallelcluster.target import PclusterTarget
 
@@ -121,6 +126,35 @@ stacks = boto3.client("cloudformation").list_stacks()["StackSummaries"]
 found["stacks"] = {each["StackName"]: each["StackStatus"] for each in stacks}
 buckets = [each["Name"] for each in boto3.client("s3").list_buckets()["Buckets"]]
 found["bucket_stays"] = "dalsegno-second-123456789012-us-east-1" in buckets
+# Refusals that moto does not make, as boto3 parses them from the wire
+ERROR = "<Response><Errors><Error><Code>{}</Code><Message>no</Message></Error></Errors></Response>"
+
+
+def answers(codes: list[str]) -> BotoApi:
+    """Return an API whose first answers are these refusals; "" passes a request on to moto."""
+    pauses.clear()
+    api = BotoApi("us-east-1", pauses.append)
+
+    def refuse(request: object, **_: object) -> AWSResponse | None:
+        code = codes.pop(0) if codes else ""
+        if not code:
+            return None
+        body = HTTPResponse(io.BytesIO(ERROR.format(code).encode()), preload_content=False)
+        return AWSResponse("http://127.0.0.1", 400, {}, body)
+
+    api._client("ec2").meta.events.register("before-send.ec2", refuse)
+    return api
+
+
+pauses: list[float] = []
+found["throttled"] = [bool(answers(["RequestLimitExceeded"] * 6).call("ec2", "describe_vpcs")["Vpcs"]), len(pauses)]
+refusals = {}
+for code in ("ExpiredToken", "AuthFailure", "UnauthorizedOperation", "InsufficientInstanceCapacity"):
+    try:
+        answers([code]).call("ec2", "describe_vpcs")
+    except CloudError as error:
+        refusals[code] = error.refusal.value
+found["refusals"] = refusals
 for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
     del os.environ[name]
 os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = "/dev/null"

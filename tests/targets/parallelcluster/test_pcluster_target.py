@@ -19,6 +19,8 @@ from dalsegno.setup.delivery import CodeBundle
 from dalsegno.system.processes import FakeRunner
 from dalsegno.targets.base import CanForward, CanReboot, CanReplace, ClusterPhase
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
+from dalsegno.targets.cloud.progress import OperationState, ResourceEventKind
+from dalsegno.targets.parallelcluster.client import PclusterStatus, parse_cluster, parse_event, parse_instance
 from dalsegno.targets.parallelcluster.folder import PclusterSide, read_state, write_state
 from dalsegno.targets.parallelcluster.head import PclusterHead
 from dalsegno.targets.parallelcluster.plan import PclusterPlan
@@ -204,7 +206,7 @@ def test_interrupted_creation_is_followed_and_not_started_again(stage: Stage):
         target.apply(plan, interrupt)
     assert stage.target().summary().phase is ClusterPhase.HALF_MADE
     again = stage.target().plan(cluster_of(MINIMAL))
-    assert again.sentences()[0] == "follows the creation of demo, which an earlier `up` started"
+    assert again.sentences()[0] == "follows the creation of demo, which an earlier command started"
     stage.target().apply(again, stage.said.append)
     assert [call[0] for call in stage.calls].count("create-cluster") == 1
     assert stage.target().status().phase is ClusterPhase.UP
@@ -401,6 +403,29 @@ def test_cluster_that_vanished_is_created_again(stage: Stage):
     (stage.root / "fake" / "clusters.json").write_text("{}")
     stage.up()
     assert stage.target().status().phase is ClusterPhase.UP
+
+
+def test_up_after_an_interrupted_down_waits_for_the_deletion_and_creates_the_cluster_again(stage: Stage):
+    stage.up()
+    stage.scenario(delete=["DELETE_IN_PROGRESS"] * 3 + ["DELETE_COMPLETE"])
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stage.target().destroy(interrupt)
+    assert stage.target().summary().phase is ClusterPhase.HALF_REMOVED
+    said = stage.up().sentences()
+    assert said[0] == "follows the deletion of demo, which an earlier command started" and said[1].startswith("creates")
+    assert stage.target().status().phase is ClusterPhase.UP
+
+
+@pytest.mark.parametrize("answer", [{}, {"clusterStatus": None}, {"clusterStatus": "NEW_WORD", "headNode": [1]},
+                                    {"cluster": [], "failures": "x", "loginNodes": [None]}])  # fmt: skip
+def test_answers_that_make_no_sense_are_never_taken_for_success(answer: dict[str, Any]):
+    view = parse_cluster(answer)
+    assert view.status is PclusterStatus.UNKNOWN and view.status.operation is OperationState.FAILED
+    assert parse_instance({}).running is False and parse_event({}).kind is ResourceEventKind.OTHER
 
 
 # Connections

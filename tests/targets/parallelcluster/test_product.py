@@ -111,4 +111,9 @@ def test_up_dry_run_and_down_against_an_emulator(tmp_path):
     assert found["objects"] == ["compute.sh", "dalsegno-0.1-abc.tar.gz", "head.sh", "login.sh"]
     assert (found["phase"], found["key"], found["down"], found["down_again"]) == ("up", ["my-key"], True, False)
     assert found["stacks"] == {"dalsegno-demo": "CREATE_COMPLETE", "dalsegno-second": "DELETE_COMPLETE"}
+    assert found["throttled"] == [True, 1], "boto3 gave up once, and the request was repeated after one pause"
+    assert found["refusals"] == {
+        "ExpiredToken": "expired credentials", "AuthFailure": "wrong credentials",
+        "UnauthorizedOperation": "not allowed", "InsufficientInstanceCapacity": "no capacity",
+    }  # fmt: skip
     assert found["bucket_stays"] and found["without_credentials"][0] == "no credentials"

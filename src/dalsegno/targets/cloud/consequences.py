@@ -115,7 +115,7 @@ class CloudPlan:
             yield "nothing to do: the cluster is as the file says"
             return
         if self.resumes:
-            yield f"follows {self.resumes}, which an earlier `up` started"
+            yield f"follows {self.resumes}, which an earlier command started"
         if self.fresh:
             yield describe_cluster(self.cluster)
         for resource in self.resources:

@@ -44,7 +44,7 @@ class PclusterStatus(Enum):
     def operation(self) -> OperationState:
         if self.value.endswith("IN_PROGRESS"):
             return OperationState.RUNNING
-        if self.value.endswith("FAILED"):
+        if self.value.endswith("FAILED") or self is PclusterStatus.UNKNOWN:  # never taken for a success
             return OperationState.FAILED
         return OperationState.GONE if self is PclusterStatus.DELETE_COMPLETE else OperationState.DONE
 

@@ -78,6 +78,8 @@ from dalsegno.targets.parallelcluster.status import read_status
 
 TIMES = NodeTimes(boot_s=1800.0, gone_s=60.0)
 SLURM_PATH = "/opt/slurm/bin:/usr/local/bin:/usr/bin:/bin"
+_REMAINS = (PclusterStatus.CREATE_FAILED, PclusterStatus.DELETE_FAILED)  # of a cluster that cannot be used
+_LOST = (*_REMAINS, PclusterStatus.DELETE_IN_PROGRESS)
 Pause = Callable[[float], None]
 
 
@@ -124,7 +126,7 @@ class PclusterTarget:
         bucket = external.bucket or bucket_name(cluster.name, account, own.region)
         template = render_template(cluster, external, bucket, zone)
         zones = aws.zones(known.compute_subnets)
-        lost = there is None or there.status is PclusterStatus.CREATE_FAILED
+        lost = there is None or there.status in _LOST
         config = render_config(cluster, placeholders(known, cluster))
         prices = read_prices(self._env)
         before = read_applied(self.folder)
@@ -149,7 +151,7 @@ class PclusterTarget:
             new_stack=not prepared,
             changed_stack=prepared and template != read_sent_template(self.folder),
             new_key=bool(own.key) and not aws.has_key(own.key),
-            removes_failed=there is not None and there.status is PclusterStatus.CREATE_FAILED,
+            removes_failed=there is not None and there.status in _REMAINS,
             new_scripts=state is None or state.scripts != digest_of(scripts),
             fleet_stopped=there is not None and there.fleet is FleetStatus.STOPPED,
             missing_repositories=missing,
@@ -176,7 +178,7 @@ class PclusterTarget:
     @staticmethod
     def _notes(cluster: Cluster, there: PclusterView | None, found: Sequence[str]) -> list[str]:
         lines = list(found)
-        if there and there.status is PclusterStatus.CREATE_FAILED:
+        if there and there.status in _REMAINS:
             lines.append("deletes what the failed creation left, after its logs are saved")
         if there and there.fleet is FleetStatus.PROTECTED:
             lines.append("ParallelCluster protects itself: nodes failed to boot ten times; see the logs of a node")
