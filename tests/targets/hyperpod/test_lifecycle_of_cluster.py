@@ -89,7 +89,7 @@ def test_interrupted_up_continues_with_the_operation_that_runs(aws, tmp_path):
     plan = again.plan(cluster)
     assert plan.sentences()[:2] == [
         "finishes what an earlier `up` began",
-        "follows HyperPod's Creating, which an earlier `up` started",
+        "follows HyperPod's Creating, which an earlier command started",
     ]
     again.apply(plan, lambda text: None)
     assert len(aws.sent("CreateCluster")) == 1
