@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from dalsegno.bench.job import BenchMeasurement, choose_program, make_argv, nccl_tests_places, read_history, srun_argv
+from dalsegno.cli.bench import command as bench
 from dalsegno.cli.bench_build import command as build
 from dalsegno.cli.bench_job import earlier, record
 from dalsegno.errors import DalsegnoError, UsageError
@@ -130,6 +132,25 @@ def test_what_is_not_a_source_is_refused(tmp_path: Path, name: str):
     (tmp_path / "folder").mkdir()
     made = CliRunner().invoke(build, [str(tmp_path / name)])
     assert isinstance(made.exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["all_reduce", "--output", "/no/where/a.out"], "cannot be written"),
+        (["all_reduce", "--instance", "p5.48"], "no instance type"),
+        (["broadcast", "--nproc", "2", "-r", "2"], "there is no rank 2"),
+        (["all_reduce", "--device", "cpu", "-o", "avg"], "gloo has no operation `avg`"),
+        (["storage", "--size", "0"], "invalid size `0`"),
+        (["memory", "--size", "0"], "invalid size `0`"),
+        (["pairs", "--nodes", "2", "--svg", "/no/where/a.svg"], "cannot be written"),
+        (["gemm", "--seconds", "nan"], "must be a number"),
+    ],
+)
+def test_wrong_values_are_refused_before_anything_is_measured(words: list[str], what: str):
+    made = CliRunner().invoke(bench, words, standalone_mode=False)
+    assert isinstance(made.exception, (DalsegnoError, click.UsageError)) and what in str(made.exception)
+    assert not made.stdout
 
 
 # History

@@ -72,7 +72,7 @@ def test_plots_are_written(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "what"),
     [(["missing.out"], "no file `missing.out`"), (["."], "`.` is a folder"),
-     ([P5, "--svg", "/no/where/a.svg"], "cannot be written"),
+     ([P5, "--svg", "/no/where/a.svg"], "cannot be written"), ([P5, "--png", "/tmp"], "`/tmp` is a folder"),
      ([P5, "--test", "allreduce"], "no test `allreduce`"), ([P5, "--instance", "p5.48"], "no instance type")],
 )  # fmt: skip
 def test_wrong_usage_is_an_error_with_a_hint(words: list[str], what: str):

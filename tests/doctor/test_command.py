@@ -129,10 +129,16 @@ def test_snapshot_from_which_the_script_would_continue_is_noted(folder: Path):
     assert "note: snapshot.pt exists" in doctor("recorded/scripts/every_rank_saves.py").stdout
 
 
-@pytest.mark.parametrize("subject", ["nowhere.py", "recorded", "1234"])
+@pytest.mark.parametrize("subject", ["nowhere.py", "recorded", "1234", ""])
 def test_unknown_subject_is_a_usage_error(folder: Path, subject: str):
     error = doctor(subject).exception
     assert isinstance(error, UsageError) and error.hint
+
+
+@pytest.mark.parametrize("option", ["--checkpoint", "--dumps"])
+def test_folder_that_does_not_exist_is_a_usage_error(folder: Path, option: str):
+    error = doctor("recorded/scripts/every_rank_saves.py", option, "nowhere").exception
+    assert isinstance(error, UsageError) and error.where == option
 
 
 def test_run_is_examined_from_its_folder(folder: Path):

@@ -252,7 +252,7 @@ SHOWN: list[tuple[str, Callable[[], Case], str, str]] = [
         "snapshot-world-size",
         lambda: Case("x", world_size=4, snapshots=(FoundSnapshot("ckpt", 8, "checkpoint of Dal Segno"),)),
         "the data is divided differently",
-        "run with the former number",
+        "run with 8 ranks",
     ),
     ("left-snapshot", lambda: Case("x", left_snapshot="snapshot.pt"), "snapshot.pt exists", "rm snapshot.pt"),
 ]

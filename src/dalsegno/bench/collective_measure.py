@@ -42,6 +42,7 @@ from dalsegno.bench.collectives import (
 from dalsegno.bench.ladder import world_env
 from dalsegno.bench.nccl_render import render_footer, render_header, render_row
 from dalsegno.bench.nccl_table import NcclDevice, NcclRow, NcclTable, NcclTest, NcclTiming, average_busbw
+from dalsegno.errors import UsageError
 
 Call = Callable[[], Any]
 _TIMEOUT = timedelta(minutes=10)
@@ -105,8 +106,13 @@ def gather_json(value: Any, ranks: int, device: Any) -> list[Any]:
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int) -> Any:
-    """Return the GPU of a rank, or the CPU if there is not a GPU for each. srun may show each task only its own."""
+    """Return the GPU of a rank, or the CPU if there is not a GPU for each. srun may show each task only its own.
+
+    If a GPU is wanted and torch finds none, the process exits with a message.
+    """
     gpus = torch.cuda.device_count()
+    if wanted == "cuda" and not gpus:
+        raise SystemExit(f"torch {torch.__version__} finds no GPU on {socket.gethostname()}")
     own = gpus == 1 and "SLURM_STEP_ID" in os.environ
     if wanted == "cpu" or (wanted == "auto" and gpus < local_size and not own):
         return torch.device("cpu")
@@ -382,11 +388,15 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
 
     asks = [CollectiveAsk.from_json(each) for each in arguments]
-    if any(ask.root >= int(os.environ["WORLD_SIZE"]) for ask in asks):
-        sys.stderr.write("there is no rank with the number that -r names\n")
+    last = int(os.environ["WORLD_SIZE"]) - 1
+    if any(ask.root > last for ask in asks):
+        sys.stderr.write(f"-r names a rank that does not exist: the last rank is {last}\n")
         return 2
     rank = CollectiveRank(asks[0].device)
     try:
         return int(any([measure(ask, rank, write).out_of_bounds for ask in asks]))
+    except UsageError as error:  # such as an operation that the backend does not have
+        sys.stderr.write(f"{error.what}: {error.hint}\n")
+        return error.exit_code
     finally:
         rank.leave()

@@ -91,11 +91,13 @@ _SIZE = re.compile(r"(\d{1,15})([KMGT]?)B?", re.IGNORECASE)
 MAX_SIZES = 10_000
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, where: str = "", least: int = 0) -> int:
     """Parse a size as nccl-tests does: `8`, `32M`, `16G`; the units are powers of 1024."""
     found = _SIZE.fullmatch(text.strip())
-    if not found:
-        raise UsageError(f"invalid size `{text}`", hint="write bytes, or a number with K, M or G: 8, 32M, 16G")
+    if not found or int(found[1]) < least:
+        raise UsageError(
+            f"invalid size `{text}`", where=where, hint="write bytes, or a number with K, M or G: 8, 32M, 16G"
+        )
     return int(found[1]) * _UNITS[found[2].upper()]
 
 

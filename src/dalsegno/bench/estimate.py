@@ -146,7 +146,9 @@ def find_training_instance(name: str) -> tuple[Instance, Gpu]:
     instance = find_instance(name)
     gpu = gpu_of(instance)
     if gpu is None:
-        raise UsageError(f"`{instance.name}` has no GPUs", where="--instance", hint="such as p5.48xlarge")
+        raise UsageError(
+            f"`{instance.name}` has no GPUs", where="--instance", hint="use a type with GPUs, such as p5.48xlarge"
+        )
     if not gpu.bf16_tflops:
         raise DalsegnoError(
             f"the catalog has no bfloat16 speed of the {gpu.product} in `{instance.name}`",

@@ -1,6 +1,6 @@
 """Measure groups of nodes with all-reduces, in one job: one process per node or GPU. Imports torch.
 
-`bench-pairs '{"bytes": 67108864, …}'` runs one rank. Rank 0 decides what is measured next and prints JSON lines: first
+`bench-pairs '{"size": 67108864, …}'` runs one rank. Rank 0 decides what is measured next and prints JSON lines: first
 the nodes, then a line for each measured group, and last the result of a bisection.
 """
 

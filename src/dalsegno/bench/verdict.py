@@ -153,7 +153,7 @@ class BenchVerdict:
         if self.reason is BenchReason.ABOVE_LIMIT and self.bound:
             return f"{where}: {rate} is more than the limit of {self.bound.busbw:.0f} GB/s"
         text = {
-            BenchReason.WRONG_DATA: f"{self.wrong:g} elements are wrong",
+            BenchReason.WRONG_DATA: f"{self.wrong:,.0f} elements are wrong",
             BenchReason.ERROR: f"the test ended with an error: {self.error}",
             BenchReason.NO_ROWS: "the test ended before its first result",
             BenchReason.WRONG_RANKS: f"the test ran with {self.ranks_in_table} ranks, not with {self.machines.ranks}",

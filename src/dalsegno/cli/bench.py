@@ -14,9 +14,8 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.out import json_option
+from dalsegno.cli.out import check_writable, json_option
 from dalsegno.cli.ranks import local_ranks, run_ranks, text_of
-from dalsegno.errors import UsageError
 
 if TYPE_CHECKING:
     from dalsegno.bench.ladder import LadderAsk, LadderReport
@@ -27,20 +26,20 @@ _HINT = "use `--device cpu` to run without GPUs, or a smaller --model-mb or --np
 
 _COLLECTIVES = "bench_collectives"
 ELSEWHERE = {  # command -> its module in `cli/`, imported only when the command is called, and what it does
-    "all_reduce": (_COLLECTIVES, "Measure all_reduce, with the flags and the output of nccl-tests."),
     **{
-        name: (_COLLECTIVES, f"Measure {name}, likewise.")
+        name: (_COLLECTIVES, f"Measure {name} with the flags and output of nccl-tests.")
         for name in (
-            "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "scatter", "gather", "sendrecv",
+            "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "scatter", "gather",
+            "sendrecv",
         )
     },
     "pairs": ("bench_pairs", "Measure every pair of nodes, and name the bad node or link."),
-    "gemm": ("bench_device", "Measure matrix products of each GPU or core against the catalog's peak."),
+    "gemm": ("bench_device", "Measure matrix products on each GPU or core, and compare them with the catalog's peak."),
     "memory": ("bench_device", "Measure the memory bandwidth of each GPU or core."),
-    "storage": ("bench_storage", "Measure writes with fsync, reads and file creation, shared against local."),
+    "storage": ("bench_storage", "Measure writes with fsync, reads and file creation on shared and local folders."),
     "launch": ("bench_launch", "Measure how long a run takes to start."),
     "build": ("bench_build", "Compile nccl-tests on a node or in a container."),
-    "read": ("bench_read", "Read output of nccl-tests: table, plot, and the verdict against the catalog."),
+    "read": ("bench_read", "Read output of nccl-tests, plot it, and judge it by the hardware catalog."),
 }  # fmt: skip
 
 
@@ -65,7 +64,7 @@ class Benchmarks(click.Group):
 
 @click.group(cls=Benchmarks)
 def command() -> None:
-    """Run a benchmark. Everything it compares is measured in the same run."""
+    """Measure collectives, nodes, devices, storage and starts, or judge the output of nccl-tests."""
 
 
 @command.command(short_help="Compare ways to average gradients, from one message per parameter to torch's DDP.")
@@ -112,7 +111,7 @@ def ddp(
 
     ask = LadderAsk(model_mb, layers, steps, batch, device, parse_caps(caps))
     check_torch()
-    _check_folder(timeline)
+    check_writable("--timeline", timeline)
     report = _measure(ask, nproc)
     if report is None:
         return
@@ -126,15 +125,6 @@ def ddp(
         _show(report)
     if timeline:
         out.talk(f"timeline written to {timeline}")
-
-
-def _check_folder(timeline: str | None) -> None:
-    """Raise before measuring if the timeline cannot be written, so that no result is lost."""
-    folder = Path(timeline or ".").parent
-    if not os.access(folder, os.W_OK):
-        raise UsageError(
-            f"`{timeline}` cannot be written", where="--timeline", hint=f"create the folder `{folder}` first"
-        )
 
 
 def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:

@@ -19,20 +19,24 @@ _TIMEOUT_S = 3600.0
 
 @click.command("build")
 @click.argument("source", type=click.Path())
-@click.option("--into", type=click.Path(), metavar="FOLDER", help="Where an archive is unpacked. Default: beside it.")
+@click.option(
+    "--into", type=click.Path(), metavar="FOLDER", help="Folder to unpack an archive in. Default: the archive's."
+)
 @click.option("--mpi/--no-mpi", default=True, show_default=True, help="Build with MPI, which several nodes need.")
 @click.option("--mpi-home", default="", metavar="PATH", help="Folder of MPI, such as /opt/amazon/openmpi.")
 @click.option("--cuda-home", default="", metavar="PATH", help="Folder of CUDA, such as /usr/local/cuda.")
-@click.option("--nccl-home", default="", metavar="PATH", help="Folder of NCCL, if it is not in the system's.")
-@click.option("--jobs", "-j", type=click.IntRange(1, 256), default=8, show_default=True, help="Parallel compilers.")
+@click.option("--nccl-home", default="", metavar="PATH", help="Folder of NCCL, if the compiler does not find it.")
+@click.option(
+    "--jobs", "-j", type=click.IntRange(1, 256), default=8, show_default=True, help="Compilers to run at the same time."
+)
 @job_options
 def command(
     source: str, into: str | None, mpi: bool, mpi_home: str, cuda_home: str, nccl_home: str, jobs: int, **given: Any
 ) -> None:
-    """Compile nccl-tests from SOURCE, a folder or a tar archive, and print the folder of the programs.
+    """Compile nccl-tests from SOURCE, a folder or a tar archive, and print the folder with the programs.
 
-    Put SOURCE on storage that all nodes have. With `--nodes 1` it is compiled on a node, with `--container-image` in
-    a container there; without them on this machine.
+    Put SOURCE on storage that all nodes mount. With `--nodes 1` it is compiled on a node, and with `--container-image`
+    in a container on that node. Without `--nodes` it is compiled on this machine.
 
     \b
     dalsegno bench build nccl-tests-2.19.6.tar.gz --nodes 1 --cuda-home /usr/local/cuda

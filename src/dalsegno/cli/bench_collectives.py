@@ -12,6 +12,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.bench_job import (
+    BenchPlace,
     Finished,
     WorkerProgram,
     earlier,
@@ -61,31 +62,31 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     options = [
         click.option("-b", "--minbytes", default="32M", show_default=True, metavar="SIZE", help="Smallest size."),
         click.option("-e", "--maxbytes", default="32M", show_default=True, metavar="SIZE", help="Largest size."),
-        click.option("-i", "--stepbytes", default="1M", show_default=True, metavar="SIZE", help="Added to each size."),
-        click.option("-f", "--stepfactor", type=click.IntRange(0), default=0, help="Factor between sizes, instead."),
+        click.option("-i", "--stepbytes", default="1M", show_default=True, metavar="SIZE", help="Step between sizes."),
+        click.option("-f", "--stepfactor", type=click.IntRange(0), default=0, help="Factor instead of a step."),
         click.option("-n", "--iters", type=click.IntRange(1), default=20, show_default=True, help="Timed calls."),
-        click.option("-w", "--warmup_iters", type=click.IntRange(0), default=5, show_default=True, help="Calls first."),
+        click.option("-w", "--warmup_iters", type=click.IntRange(0), default=5, show_default=True, help="Warm-ups."),
         click.option("-N", "--run_cycles", type=click.IntRange(1), default=1, show_default=True, help="Repetitions."),
         click.option("-c", "--check", type=click.IntRange(0), default=1, show_default=True, help="Checked calls."),
-        click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg or all."),
-        click.option("-d", "--datatype", default="float", show_default=True, help="int8 … float, bfloat16, or all."),
+        click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg, or all."),
+        click.option("-d", "--datatype", default="float", show_default=True, help="float, half, bfloat16 …, or all."),
         click.option("-r", "--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank."),
         click.option(
             "-a", "--average", type=click.IntRange(0, 3), default=1, show_default=True,
-            help="Time to report: 0 of rank 0, 1 mean, 2 minimum, 3 maximum of the ranks.",
+            help="Time to report: 0 rank 0, 1 mean, 2 minimum, 3 maximum of all ranks.",
         ),
         click.option(
             "--nccl-tests", metavar="PATH", default="auto", show_default=True,
-            help="Program of nccl-tests or its folder; auto: use it if a node has it; no: measure with torch.",
+            help="Program of nccl-tests, or its folder. auto: use it if a node has it. no: measure with torch.",
         ),
         click.option("--module", metavar="NAME", default="", help="Environment module that has nccl-tests."),
         click.option(
             "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
             help="Device, when measuring with torch.",
         ),
-        click.option("--instance", metavar="TYPE", help="Instance type of the nodes, for the verdict."),
+        click.option("--instance", metavar="TYPE", help="Instance type of the nodes, such as p5.48xlarge."),
         json_option,
-        click.option("--output", type=click.Path(dir_okay=False), metavar="FILE", help="Save the output too."),
+        click.option("--output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the output to FILE too."),
     ]  # fmt: skip
     for add in reversed(options):
         command = add(command)
@@ -127,6 +128,7 @@ def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
         _take_part(ask)
         return
     place = read_place(given)
+    _check(ask, place, instance, output)
     worker = _worker(ask, nccl_tests, module, needed)
     if json_:
         with out.progress() as say:
@@ -139,6 +141,19 @@ def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
         with open(output, "w") as file:
             file.write(done.text)
     raise SystemExit(_conclude(ask, done, instance, json_))
+
+
+def _check(ask: CollectiveAsk, place: BenchPlace, instance: str | None, output: str | None) -> None:
+    """Raise for what would fail only after the measurement, or on every rank."""
+    from dalsegno.hardware import find_instance
+
+    if instance:
+        find_instance(instance)
+    out.check_writable("--output", output)
+    if ask.device == "cpu":
+        ask.operations("gloo")
+    if place.nproc and ask.root >= place.nproc:
+        raise UsageError(f"there is no rank {ask.root}", where="-r", hint=f"the ranks are 0 to {place.nproc - 1}")
 
 
 def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[str]) -> WorkerProgram:
@@ -215,10 +230,10 @@ def _make(name: str) -> click.Command:
 
     run.help = f"""Measure {name} with the flags and the output of nccl-tests' {name}_perf.
 
-    It runs nccl-tests where the nodes have them, else it measures with torch: with NCCL on GPUs, with gloo on CPUs.
-    Without `--nodes` it runs on this machine; under torchrun or srun it is one rank.
+    If the nodes have nccl-tests, they run. Otherwise, torch measures: with NCCL on GPUs, with gloo on CPUs. Without
+    `--nodes`, the test runs on this machine. Under torchrun or srun, the command is one rank.
 
-    The verdict goes to standard error. Exit code: 0 also without a verdict, 1 FAIL, 3 DEGRADED, 4 IMPOSSIBLE.
+    The verdict goes to standard error. Exit code: 0 PASS or no verdict, 1 FAIL, 3 DEGRADED, 4 IMPOSSIBLE.
 
     \b
     dalsegno bench {name} -b 8 -e 16G -f 2 --nodes 2 --gpus-per-node 8

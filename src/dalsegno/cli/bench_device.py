@@ -10,16 +10,17 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.bench_job import WorkerProgram, job_options, needs_data, read_place, record, run_worker
-from dalsegno.cli.out import json_option
+from dalsegno.cli.out import finite, json_option
 
 _device = click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to use."
 )
 _seconds = click.option(
-    "--seconds", type=click.FloatRange(0.05, 3600), default=2.0, show_default=True, help="Time of each measurement."
-)
+    "--seconds", type=click.FloatRange(0.05, 3600), default=2.0, show_default=True, callback=finite,
+    help="Time for each measurement.",
+)  # fmt: skip
 _low = click.option(
-    "--low", type=click.FloatRange(0.05, 1.0), default=0.85, show_default=True,
+    "--low", type=click.FloatRange(0.05, 1.0), default=0.85, show_default=True, callback=finite,
     help="A device is slow below this share of the median of its kind.",
 )  # fmt: skip
 
@@ -35,8 +36,8 @@ _low = click.option(
 def gemm(side: int | None, datatype: str, seconds: float, low: float, device: str, json_: bool, **given: Any) -> None:
     """Measure matrix products on each GPU, or on each core of machines without GPUs.
 
-    The peak is the catalog's, for bfloat16 without sparsity. A device that is much slower than the others of its kind
-    is slow; with fewer than three, none is. Exits 1 if a device is slow.
+    OF PEAK compares with the hardware catalog, for bfloat16 without sparsity. A device is slow if it is much slower
+    than the median of its kind, of which there must be at least three. Exits 1 if a device is slow.
 
     \b
     dalsegno bench gemm
@@ -52,14 +53,14 @@ def gemm(side: int | None, datatype: str, seconds: float, low: float, device: st
 
 
 @click.command("memory")
-@click.option("--size", metavar="SIZE", default="0", help="Bytes to copy. Default: 1G; 64M on CPUs.")
+@click.option("--size", metavar="SIZE", help="Bytes to copy. Default: 1G; 64M on CPUs.")
 @_seconds
 @_low
 @_device
 @job_options
 @json_option
-def memory(size: str, seconds: float, low: float, device: str, json_: bool, **given: Any) -> None:
-    """Measure copies within the memory of each GPU, and to and from it; or copies by each core.
+def memory(size: str | None, seconds: float, low: float, device: str, json_: bool, **given: Any) -> None:
+    """Measure copies within the memory of each GPU, and between it and the host; without GPUs, copies by each core.
 
     Exits 1 if a device is slow, as `bench gemm` does.
 
@@ -70,7 +71,8 @@ def memory(size: str, seconds: float, low: float, device: str, json_: bool, **gi
     from dalsegno.bench.collectives import parse_bytes
     from dalsegno.bench.devices import DeviceAsk, DeviceTest
 
-    _run(DeviceAsk(DeviceTest.MEMORY, "auto", 0, parse_bytes(size), seconds, device), low, json_, given)
+    copied = parse_bytes(size, "--size", least=1) if size else 0
+    _run(DeviceAsk(DeviceTest.MEMORY, "auto", 0, copied, seconds, device), low, json_, given)
 
 
 def _run(ask: Any, low: float, json_: bool, given: dict[str, Any]) -> None:
@@ -81,9 +83,10 @@ def _run(ask: Any, low: float, json_: bool, given: dict[str, Any]) -> None:
         "bench-device", [ask.to_json()], ask.test.value, all_ranks=True,
         hint="use `--device cpu` to run without GPUs; `--venv PATH` names a Python with torch",
     )  # fmt: skip
+    place = read_place(given)
     with out.progress() as say:
         say("measuring")
-        done = run_worker(worker, read_place(given), lambda line: None)
+        done = run_worker(worker, place, lambda line: None)
     if done is None:
         return
     judged = judge_devices(read_results(needs_data(done.text, "the measurement")), low)

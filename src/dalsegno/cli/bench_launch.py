@@ -13,7 +13,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.bench_job import history_file, job_options, read_place, record
 from dalsegno.cli.interrupts import stoppable
-from dalsegno.cli.out import json_option
+from dalsegno.cli.out import finite, json_option
 from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
@@ -28,14 +28,15 @@ _POLL_S = 0.05
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Number of starts.")
 @click.option("--framework", default="torch", show_default=True, help="Framework of the run, as in `dalsegno run`.")
 @click.option(
-    "--wait", "wait_s", type=click.FloatRange(1), default=600.0, show_default=True, help="Most seconds for one start."
-)
+    "--wait", "wait_s", type=click.FloatRange(1, 86400), default=600.0, show_default=True, callback=finite,
+    help="Time limit of one start, in seconds.",
+)  # fmt: skip
 @job_options
 @json_option
 def command(repeat: int, framework: str, wait_s: float, json_: bool, **given: Any) -> None:
     """Measure how long a run takes from the request until its script runs on all nodes.
 
-    The script does nothing. Beside it, the same number of nodes runs `srun true`.
+    The script does nothing. For comparison, `srun true` runs on the same number of nodes.
 
     \b
     dalsegno bench launch --nodes 4

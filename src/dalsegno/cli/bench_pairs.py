@@ -12,23 +12,27 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.bench_job import WorkerProgram, job_options, needs_data, read_place, record, run_worker
-from dalsegno.cli.out import json_option
+from dalsegno.cli.out import check_writable, finite, json_option
 from dalsegno.errors import UsageError
 
 
 @click.command("pairs")
 @click.option("--size", default="64M", show_default=True, metavar="SIZE", help="Size of the all-reduce.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.05, 600), default=1.0, show_default=True, help="Time for each measurement."
-)
+    "--seconds", type=click.FloatRange(0.05, 600), default=1.0, show_default=True, callback=finite,
+    help="Time for each measurement.",
+)  # fmt: skip
 @click.option(
-    "--low", type=click.FloatRange(0.05, 1.0), default=0.7, show_default=True,
+    "--low", type=click.FloatRange(0.05, 1.0), default=0.7, show_default=True, callback=finite,
     help="A pair is slow below this share of the usual bandwidth.",
 )  # fmt: skip
 @click.option(
-    "--floor", type=click.FloatRange(0), default=0.0, help="Bus bandwidth in GB/s that every pair must reach."
+    "--floor", type=click.FloatRange(0), default=0.0, callback=finite,
+    help="Bus bandwidth in GB/s that every pair must reach.",
+)  # fmt: skip
+@click.option(
+    "--bisect", is_flag=True, help="Halve the slow group instead of measuring every pair. Faster with many nodes."
 )
-@click.option("--bisect", is_flag=True, help="Halve the slow group instead of measuring every pair: for many nodes.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to use."
 )
@@ -41,8 +45,9 @@ def command(
 ) -> None:  # fmt: skip
     """Measure an all-reduce of every pair of nodes, and name the bad node or link.
 
-    All pairs are measured in one job, as many at once as have no node in common: N nodes take N - 1 rounds. A node
-    whose pairs are mostly slow is bad; if two nodes are slow only with each other, their link is. Exits 1 if one is.
+    All pairs are measured in one job. Pairs without a common node run at the same time, so that N nodes take N - 1
+    rounds. A node is bad if more than half of its pairs are slow. A link is bad if its two nodes are slow only with
+    each other. Exits 1 if a node or link is bad.
 
     \b
     dalsegno bench pairs --nodes 16 --gpus-per-node 8
@@ -54,7 +59,9 @@ def command(
     place = read_place(given)
     if place.nodes < 2:
         raise UsageError("`bench pairs` needs at least two nodes of a cluster", hint="add `--nodes N`")
-    settings = {"size": parse_bytes(size), "seconds": seconds, "bisect": bisect, "low": low, "device": device}
+    check_writable("--svg", svg)
+    count = parse_bytes(size, "--size", least=1)
+    settings = {"size": count, "seconds": seconds, "bisect": bisect, "low": low, "device": device}
     worker = WorkerProgram(
         "bench-pairs", [json.dumps(settings)], "pairs",
         hint="use `--device cpu` to run without GPUs; `--venv PATH` names a Python with torch",
@@ -137,7 +144,7 @@ def _show(report: Mapping[str, Any]) -> None:
         fault = PairFault(PairFaultKind(each["kind"]), tuple(each["nodes"]), each["share"] or 0.0)
         out.data(f"bad {fault}" if each["share"] is not None else f"bad {each['kind']} {' - '.join(each['nodes'])}")
     if report["unsure"]:
-        out.data(f"slow, but not steadily or with nothing to compare: {', '.join(report['unsure'])}")
+        out.data(f"sometimes slow, or without other nodes to compare with: {', '.join(report['unsure'])}")
     if not report["faults"] and not report["unsure"]:
         out.data("no bad node or link")
     elif any(each["kind"] == "node" for each in report["faults"]):

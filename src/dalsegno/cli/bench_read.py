@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,9 +25,9 @@ MAX_BYTES = 256 << 20  # of one file
 @click.option("--instance", metavar="TYPE", help="Instance type of the nodes, such as p5.48xlarge.")
 @click.option("--nodes", type=click.IntRange(1, 1_000_000), metavar="N", help="Number of nodes of the test.")
 @click.option(
-    "--gpus-per-node", type=click.IntRange(1, 1024), metavar="G", help="GPUs of each node that the test used."
+    "--gpus-per-node", type=click.IntRange(1, 1024), metavar="G", help="GPUs that the test used on each node."
 )
-@click.option("--test", metavar="NAME", help="Test that the output is of, where it does not say: all_gather.")
+@click.option("--test", metavar="NAME", help="Test, if the output does not name it: all_gather.")
 @click.option(
     "--history", multiple=True, metavar="FILE", help="Earlier output of the same test on this cluster; repeatable."
 )
@@ -39,20 +38,23 @@ def command(
     files: tuple[str, ...], instance: str | None, nodes: int | None, gpus_per_node: int | None,
     test: str | None, history: tuple[str, ...], svg: str | None, png: str | None, json_: bool,
 ) -> int:  # fmt: skip
-    """Read output of nccl-tests, and judge it.
+    """Read output of nccl-tests, plot it, and judge it by the hardware catalog.
 
     FILE is a log with tables of nccl-tests, of any version, or a file that their option -J wrote. `-` is standard
-    input. The instance type is taken from the log where possible.
+    input. The instance type is taken from the log where possible; otherwise, name it with `--instance`.
 
     \b
-    Exit code: 0 PASS, 1 FAIL or an error, 3 DEGRADED, 4 IMPOSSIBLE, 5 no verdict;
-    of several tables, the worst.
+    Exit code: 0 PASS, 1 FAIL or an error, 3 DEGRADED, 4 IMPOSSIBLE, 5 no verdict.
+    With several tables, the worst verdict counts.
+
+    \b
+    dalsegno bench read slurm-42.out --instance p5.48xlarge
     """
     from dalsegno.bench.nccl_report import MachineAsk
     from dalsegno.bench.verdict import worst
 
     for option, path in (("--svg", svg), ("--png", png)):
-        _check_folder(option, path)
+        out.check_writable(option, path)
     reports = _read(files, MachineAsk(instance, nodes, gpus_per_node, _test(test)), history)
     _write_plots(reports, svg, png)
     level = worst([each.verdict for each in reports])
@@ -109,13 +111,6 @@ def _text(name: str) -> str:
             hint="keep the lines of one run: `grep -v 'NCCL TRACE' FILE | dalsegno bench read -`",
         )
     return content.decode("utf-8", errors="replace")
-
-
-def _check_folder(option: str, path: str | None) -> None:
-    """Raise before reading if a plot cannot be written."""
-    folder = Path(path or ".").parent
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"`{path}` cannot be written", where=option, hint=f"create the folder `{folder}` first")
 
 
 def _write_plots(reports: list[NcclReport], svg: str | None, png: str | None) -> None:

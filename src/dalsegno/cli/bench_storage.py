@@ -12,22 +12,23 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.bench_job import WorkerProgram, job_options, needs_data, read_place, record, run_worker
-from dalsegno.cli.out import json_option
+from dalsegno.cli.out import finite, json_option
 
 
 @click.command("storage")
 @click.argument("folders", nargs=-1, type=click.Path(), metavar="[FOLDER]…")
 @click.option("--size", default="256M", show_default=True, metavar="SIZE", help="Bytes to write and read per node.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.05, 3600), default=5.0, show_default=True, help="Most time of each part."
-)
+    "--seconds", type=click.FloatRange(0.05, 3600), default=5.0, show_default=True, callback=finite,
+    help="Time limit of each measurement.",
+)  # fmt: skip
 @job_options
 @json_option
 def command(folders: tuple[str, ...], size: str, seconds: float, json_: bool, **given: Any) -> None:
-    """Measure FOLDERs: writes with fsync, reads, and how many files can be created per second.
+    """Measure each FOLDER: writes with fsync, reads, and how many files can be created per second.
 
     Without FOLDER it compares the working folder with /tmp. With `--nodes`, all nodes measure at the same time, and
-    ALL NODES is their sum. A read may be answered by a cache of the file server. Exits 1 if a folder cannot be used.
+    ALL NODES is their sum. The file server may answer reads from its cache. Exits 1 if a folder cannot be used.
 
     \b
     dalsegno bench storage /fsx /scratch
@@ -38,7 +39,7 @@ def command(folders: tuple[str, ...], size: str, seconds: float, json_: bool, **
     from dalsegno.bench.storage_measure import HEADERS, compare, read_speeds, table_rows
 
     wanted = [os.path.abspath(each) for each in folders] or [os.getcwd(), "/tmp"]
-    order = {"folders": wanted, "size": parse_bytes(size), "seconds": seconds}
+    order = {"folders": wanted, "size": parse_bytes(size, "--size", least=1), "seconds": seconds}
     place = read_place(given)
     if not place.in_slurm and place.nproc is None:
         place = read_place({**given, "nproc": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,9 @@ _JOB = re.compile(r"\d+([_+]\d+)?")
 @click.option("--partition", "-p", metavar="NAME", help="Partition that the job uses. Default: the cluster's default.")
 @click.option("--ranks", type=click.IntRange(1), metavar="N", help="Number of processes that the job starts.")
 @click.option("--checkpoint", metavar="FOLDER", help="Checkpoint that the job loads.")
-@click.option("--dumps", metavar="FOLDER", help="Files of PyTorch's flight recorder, one for each rank.")
-@click.option("--probe", is_flag=True, help="Also look on the nodes, with a job step of a second.")
-@click.option("--list", "list_", is_flag=True, help="List the symptoms that are looked for, and exit.")
+@click.option("--dumps", metavar="FOLDER", help="Folder with dumps of PyTorch's flight recorder, one for each rank.")
+@click.option("--probe", is_flag=True, help="Also check the nodes, with a job step of about a second.")
+@click.option("--list", "list_", is_flag=True, help="List the known symptoms, and exit.")
 @cluster_option
 @json_option
 @click.pass_context
@@ -49,9 +50,9 @@ def command(
 ) -> None:
     """Find what is wrong with a job, before it starts or after it failed, and print the fix.
 
-    SCRIPT is a Python or batch script, which is read and never run. ARGS are the words that follow it on your command
-    line. JOB is a Slurm job, RUN a run of `dalsegno run`, LOG the output of any job. Without an argument, this
-    environment and the cluster are checked. The exit code is 1 if an error or a warning is found.
+    SCRIPT is a Python or batch script, which is read and never run. ARGS are what follows the script on your command
+    line. JOB is a Slurm job, RUN a run of `dalsegno run`, and LOG the output of any job. Without an argument, doctor
+    checks this environment and the cluster. The exit code is 1 if it finds an error or a warning.
 
     \b
     dalsegno doctor train.py
@@ -67,8 +68,9 @@ def command(
         else:
             out.table(["SYMPTOM", "QUESTION"], [[each.name, each.question] for each in SYMPTOMS])
         return
+    _check_folders({"--checkpoint": checkpoint, "--dumps": dumps})
     if probe:
-        out.talk("looking on the nodes with a short job step")
+        out.talk("checking the nodes with a short job step")
     case = _gather(
         subject,
         _order(name, words, python or "", partition or "", dumps or "", checkpoint or "", ranks or 0, probe),
@@ -79,6 +81,12 @@ def command(
     else:
         _print(case, found)
     ctx.exit(1 if any(finding.severity is not Severity.NOTE for _, finding in found) else 0)
+
+
+def _check_folders(folders: Mapping[str, str | None]) -> None:
+    for option, folder in folders.items():
+        if folder is not None and not os.path.isdir(folder):
+            raise UsageError(f"there is no folder `{folder}`", where=option, hint="check the path")
 
 
 def _order(
@@ -118,15 +126,15 @@ def _gather(subject: str | None, order: DoctorOrder) -> Case:
     if subject in runs:
         return gather_run(runs[subject], order)
     path = Path(subject)
-    if path.is_dir() and (path / "status.json").exists():
+    if subject and path.is_dir() and (path / "status.json").exists():
         return gather_run(RunFolder(path.absolute()), order)
-    if path.is_dir():
-        raise UsageError(f"{subject} is a folder", hint="name a script, a log file, a job or a run")
-    if path.exists():
+    if subject and path.is_dir():
+        raise UsageError(f"`{subject}` is a folder", hint="name a script, a log file, a job or a run")
+    if subject and path.exists():
         return gather_file(path, order)
     if _JOB.fullmatch(subject):
         return gather_job(subject, order)
-    if any(run.startswith(subject) for run in runs):
+    if subject and any(run.startswith(subject) for run in runs):
         return gather_run(find_run(runs_home(), subject), order)
     raise UsageError(
         f"there is no file, job or run `{subject}`", hint="`dalsegno runs` lists the runs, `squeue` the jobs"

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.out import json_option
-
-
-def _finite(_: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Return the value of an option; an error for `nan`, which click takes for a number in any range."""
-    if value is not None and not isfinite(value):
-        raise click.BadParameter("must be a number", param=option)
-    return value
+from dalsegno.cli.out import finite, json_option
 
 
 @click.command()
@@ -23,8 +14,8 @@ def _finite(_: click.Context, option: click.Parameter, value: float | None) -> f
 @click.option("--instance", required=True, metavar="TYPE", help="Instance type of the nodes, such as p5.48xlarge.")
 @click.option("--nodes", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Number of nodes.")
 @click.option(
-    "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True, callback=_finite,
-    help="Share of the GPUs' peak that the model reaches. Llama 3 405B reached 0.38 to 0.43.",
+    "--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True, callback=finite,
+    help="Model FLOP utilization: share of the GPUs' peak that training reaches. Llama 3 405B: 0.38 to 0.43.",
 )  # fmt: skip
 @click.option(
     "--layers", type=click.IntRange(1, 100_000), help="Layers of the model.  [default: as common for its size]"
@@ -39,13 +30,13 @@ def _finite(_: click.Context, option: click.Parameter, value: float | None) -> f
     "--micro-batch", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Sequences per GPU at once."
 )
 @click.option(
-    "--failures", type=click.FloatRange(0, 1000), metavar="RATE", callback=_finite,
+    "--failures", type=click.FloatRange(0, 1000), metavar="RATE", callback=finite,
     help="Failures per 1000 node-days.  [default: 6.5, published by Meta]",
 )  # fmt: skip
 @click.option(
     "--storage-gbytes-per-s", "storage", type=click.FloatRange(0.001, 1e6), metavar="RATE",
-    callback=_finite,
-    help="Speed at which all nodes write checkpoints.  [default: 2 per node, at most 20]",
+    callback=finite,
+    help="GB/s at which all nodes together write a checkpoint.  [default: 2 per node, at most 20]",
 )  # fmt: skip
 @json_option
 def command(

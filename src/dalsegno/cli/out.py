@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -166,3 +168,23 @@ cluster_option = click.option(
     "--cluster", "-M", "name", metavar="NAME", help="Cluster to use. Default: $DALSEGNO_CLUSTER, or the only one."
 )
 json_option = click.option("--json", "json_", is_flag=True, help="Print JSON.")
+
+
+def finite(_: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Return the value of an option; an error for `nan`, which click accepts in every range."""
+    if value is not None and not isfinite(value):
+        raise click.BadParameter("must be a number", param=option)
+    return value
+
+
+def check_writable(option: str, file: str | None) -> None:
+    """Raise if the file that an option names cannot be written. Called before the work, so that no result is lost."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.is_dir():
+        raise UsageError(f"`{file}` is a folder", where=option, hint="name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"`{file}` cannot be written", where=option, hint=f"create the folder `{path.parent}` first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"`{file}` cannot be written", where=option, hint="name a file that you may write")

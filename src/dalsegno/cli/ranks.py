@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.system.children import Child
@@ -97,6 +97,7 @@ def _check(name: str, rank: int, code: int | None, folder: Path, hint: str) -> N
     if code:
         lines = (text_of(errors_of(folder, rank)) or text_of(log_of(folder, rank))).splitlines()
         tail = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
+        hint = "" if code == UsageError.exit_code else hint  # the rank itself has told what to change
         raise RankFailed(f"{name} ended with code {code}:{tail}", hint, code)
 
 

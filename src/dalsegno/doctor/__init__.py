@@ -1,4 +1,4 @@
-"""Find what is wrong with a job, before it starts or after it failed, and tell the fix.
+"""Find what is wrong with a job, before it starts or after it failed, and name the fix.
 
 `gather.py` reads the sources into a `Case`; each symptom judges the case alone.
 """

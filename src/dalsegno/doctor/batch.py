@@ -44,7 +44,7 @@ class BatchFacts:
 
     @property
     def scripts(self) -> list[tuple[BatchLine, str]]:
-        """The Python scripts that are started, with their commands."""
+        """Return the Python scripts that are started, with their commands."""
         return [(each, word) for each in self.commands for word in each.words if _is_script(word)]
 
     @property
@@ -57,7 +57,7 @@ class BatchFacts:
         return [(each, word) for each, word in words if "$" not in word and not word.startswith("-")]
 
     def without_script(self) -> list[BatchLine]:
-        """Return calls of torchrun that name no script. Where variables are used, nobody can tell."""
+        """Return calls of torchrun that name no script. Calls with variables are left out."""
         return [each for each in self.launchers if not _names_script(each)]
 
     def container_lines(self) -> list[BatchLine]:
@@ -103,6 +103,7 @@ def is_batch(text: str) -> bool:
 
 
 def read_batch(text: str, path: str) -> BatchFacts:
+    """Return the options and commands of a batch script."""
     options: dict[str, str] = {}
     option_lines: dict[str, int] = {}
     late, commands, broken = list[BatchLine](), list[BatchLine](), list[BatchLine]()

@@ -18,6 +18,8 @@ from dalsegno.slurm.facts import JobInfo
 
 
 class Severity(Enum):
+    """How bad a finding is."""
+
     ERROR = "error"  # the job fails, or has failed, because of it
     WARNING = "warning"  # the job may fail, or be slow
     NOTE = "note"  # good to know; the exit code stays 0
@@ -98,7 +100,7 @@ class FoundSnapshot:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """The step times of a run: of each rank divided by the median, and of the part that waits for data in seconds."""
+    """The step times of a run: each rank's ratio to the median, the median step, and how long it waits for data."""
 
     slow: Mapping[str, float] = field(default_factory=dict)  # rank -> ratio
     places: Mapping[int, str] = field(default_factory=dict)
@@ -139,7 +141,7 @@ class Case:
 
     @property
     def started(self) -> bool:
-        """Whether there is a log or a record of the job: what it did counts more than what its files allow."""
+        """Return whether there is a log or a record of the job. What it did counts more than what its files allow."""
         return bool(self.signs or self.job or self.run)
 
 

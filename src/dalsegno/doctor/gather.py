@@ -265,7 +265,8 @@ def _with_cluster(case: Case, order: DoctorOrder, script: str, python: str, unch
         unchecked.append(f"the cluster: {one_line(error.what.strip().splitlines()[-1].strip())}")
         return case
     if cluster is None:
-        unchecked.append("the nodes: Slurm has no default partition; name one with `--partition`")
+        missing = f"partition `{order.partition}`" if order.partition else "default partition"
+        unchecked.append(f"the nodes: Slurm has no {missing}; name one with `--partition`")
         return case
     case = replace(case, cluster=cluster)
     if not order.probe:
@@ -302,10 +303,6 @@ def _left_snapshot(case: Case) -> str:
 
 def _with_dumps(case: Case, order: DoctorOrder, owner: int) -> Case:
     """Return the case with the dumps of the flight recorder that the log names, or that lie in a given folder."""
-    if order.dumps and not os.path.isdir(order.dumps):
-        raise UsageError(
-            f"there is no folder {order.dumps}", hint="`--dumps` names the folder of the flight recorder's files"
-        )
     named = [Path(each.values["path"]) for each in case.seen(LogSign.DUMP_WRITTEN) if "path" in each.values]
     paths = sorted(Path(order.dumps).iterdir()) if order.dumps else named
     found = read_dump_files(paths, os.geteuid() if order.dumps else owner)

@@ -42,7 +42,7 @@ _ANSWER = re.compile(
 
 
 class SlurmAccess(Protocol):
-    """Slurm as the doctor needs it: a client, its environment, and whether the nodes are virtual hosts from here."""
+    """Slurm as the doctor needs it: a client, and the environment of its commands."""
 
     @property
     def client(self) -> SlurmClient: ...
@@ -54,8 +54,10 @@ class SlurmAccess(Protocol):
 def look_at_cluster(slurm: SlurmAccess, runner: Runner, partition: str, same_files: bool) -> CaseCluster | None:
     """Return the nodes of a partition, or of the default one; None if there is no such partition."""
     known = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
-    wanted = [each for each in known if each.name in partition.split(",")] if partition else []
-    found = wanted or [each for each in known if each.default] or (list(known) if len(known) == 1 else [])
+    if partition:
+        found = [each for each in known if each.name in partition.split(",")]
+    else:
+        found = [each for each in known if each.default] or (list(known) if len(known) == 1 else [])
     if not found:
         return None
     help_text = runner.run(OPTIONS_ARGV, env=slurm.env, timeout_s=30).stdout
@@ -101,7 +103,7 @@ def probe_nodes(
         "sh", "-c", PROBE, "sh", script and os.path.abspath(script), python, f"{port:04X}" if port else "",
     ]  # fmt: skip
     done = runner.run(argv, env=slurm.env, timeout_s=PROBE_S)
-    return parse_probes(done.checked(hint="start it without `--probe`, or while nodes are free").stdout)
+    return parse_probes(done.checked(hint="run it without `--probe`, or when nodes are free").stdout)
 
 
 def parse_probes(text: str) -> list[NodeProbe]:

@@ -1,6 +1,6 @@
 """Read what the doctor needs from this machine: texts, Python environments, file systems, ports, snapshots, dumps.
 
-All reads are bounded, and no file is run. Whoever examines a job may be root, and the files may be another user's.
+All reads are bounded, and no file is run. The doctor may run as root, and the files may belong to another user.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _port_in_use(case: Case) -> Iterator[DoctorFinding]:
 def _no_containers(case: Case) -> Iterator[DoctorFinding]:
     fix = "`dalsegno containers check` shows which node lacks the plugin and the commands that install it"
     if signs := case.seen(LogSign.NO_CONTAINERS):
-        what = "srun on that node does not know `--container-image`: plugstack.conf loads no container plugin there"
+        what = "srun on that node does not know `--container-image`: its plugstack.conf loads no container plugin"
         yield DoctorFinding(Severity.ERROR, what, fix, evidence_of(signs))
         return
     lines = case.batch.container_lines() if case.batch else []
@@ -91,7 +91,7 @@ def _launcher_arguments(case: Case) -> Iterator[DoctorFinding]:
     batch = case.batch
     broken = [Evidence(f"{batch.path}:{each.line}", each.text) for each in batch.broken] if batch else []
     if broken and batch:
-        what = "a backslash with spaces after it does not continue the line, so that the command ends there"
+        what = "a backslash with spaces after it does not continue the line: the command ends there"
         fix = f"sed -i 's/\\\\[ \\t]*$/\\\\/' {shlex.quote(batch.path)}"
         yield DoctorFinding(Severity.ERROR, what, fix, tuple(broken[:3]))
     if signs := case.seen(LogSign.LAUNCHER_ARGUMENTS):
@@ -106,7 +106,7 @@ def _launcher_arguments(case: Case) -> Iterator[DoctorFinding]:
 
 def _output_folder(case: Case) -> Iterator[DoctorFinding]:
     for missing in case.missing_folders:
-        what = f"the folder {missing.text} does not exist, so that Slurm ends the job at once and leaves no output"
+        what = f"the folder {missing.text} does not exist: Slurm ends the job at once and leaves no output"
         yield DoctorFinding(Severity.ERROR, what, f"mkdir -p {shlex.quote(missing.text)}", (Evidence(missing.where),))
 
 
@@ -130,14 +130,14 @@ def _job_state(case: Case) -> Iterator[DoctorFinding]:
 def _too_few_gpus(case: Case) -> Iterator[DoctorFinding]:
     if signs := case.seen(LogSign.TOO_FEW_GPUS):
         fix = "request one GPU for each process (`--gpus-per-node` equals `--nproc-per-node`)"
-        fix += ', and `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` at the start of the script'
+        fix += ', and call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` at the start of the script'
         what = "two processes use the same GPU, or one uses a GPU that the job does not have"
         yield DoctorFinding(Severity.ERROR, what, fix, evidence_of(signs))
 
 
 def _no_driver(case: Case) -> Iterator[DoctorFinding]:
     if signs := case.seen(LogSign.NO_DRIVER):
-        fix = "use a partition with GPUs (`sinfo -o '%P %G'`); if this one has some: `dalsegno health` on the node"
+        fix = "use a partition with GPUs (`sinfo -o '%P %G'`); if this node has some, run `dalsegno health` for it"
         yield DoctorFinding(Severity.ERROR, "the node has no GPU, or its driver does not run", fix, evidence_of(signs))
 
 

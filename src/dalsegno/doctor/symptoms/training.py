@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from dalsegno.doctor.case import Case, DoctorFinding, Evidence, Severity, Symptom, evidence_of
@@ -50,7 +51,7 @@ def _hang_fix(hang: HangReport) -> str:
 
 
 def _timeout_in_log(case: Case, signs: list[SignSeen], seen: tuple[Evidence, ...]) -> DoctorFinding:
-    """Return what the log alone tells: NCCL prints how far each rank was."""
+    """Return the finding from the log alone: NCCL prints how far each rank got."""
     reached = {int(sign.values["rank"]): int(sign.values["enqueued"]) for sign in case.seen(LogSign.NCCL_PROGRESS)}
     sequence = min((int(sign.values["sequence"]) for sign in signs if "sequence" in sign.values), default=0)
     operation = next((sign.values["operation"] for sign in signs if "operation" in sign.values), "a collective")
@@ -63,8 +64,12 @@ def _timeout_in_log(case: Case, signs: list[SignSeen], seen: tuple[Evidence, ...
     )
     if missing:
         ranks = ", ".join(map(str, missing[:8]))
-        what = f"{operation} (number {sequence}) timed out: rank {ranks} did not call it"
-        return DoctorFinding(Severity.ERROR, what, "look where that rank was: its last lines in the log", seen)
+        what = (
+            f"{operation} (number {sequence}) timed out: {'ranks' if missing[1:] else 'rank'} {ranks} did not call it"
+        )
+        return DoctorFinding(
+            Severity.ERROR, what, "read the last lines of each of these ranks in the log, which show where it was", seen
+        )
     number = f" (number {sequence})" if sequence else ""
     return DoctorFinding(Severity.ERROR, f"{operation}{number} timed out: a rank did not arrive in time", fix, seen)
 
@@ -114,7 +119,7 @@ def _snapshot(case: Case) -> Iterator[DoctorFinding]:
             fix = f"run with {found.world_size} ranks, or convert it first"
             yield DoctorFinding(Severity.ERROR, f"{what}; {found.format} loads on the same number only", fix, seen)
         else:
-            fix = "nothing, if the order of the data may change; else run with the former number of ranks"
+            fix = f"run with {found.world_size} ranks, unless the order of the data may change"
             yield DoctorFinding(
                 Severity.WARNING,
                 f"{what}: the data is divided differently, and new ranks have no state of their own",
@@ -125,11 +130,11 @@ def _snapshot(case: Case) -> Iterator[DoctorFinding]:
 
 def _left_snapshot(case: Case) -> Iterator[DoctorFinding]:
     if case.left_snapshot and not case.started:
-        what = f"{case.left_snapshot} exists, and the script continues from it instead of starting anew"
+        what = f"{case.left_snapshot} exists, and the script continues from it instead of starting from the beginning"
         yield DoctorFinding(
             Severity.NOTE,
             what,
-            f"rm {case.left_snapshot}  # to start from the beginning",
+            f"rm {shlex.quote(case.left_snapshot)}  # to start from the beginning",
             (Evidence(case.left_snapshot),),
         )
 
