@@ -5,7 +5,7 @@ Each cloud target computes these values and adds the requests that `apply` sends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -187,9 +187,3 @@ def show_setting(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(show_setting(each) for each in value[:3]) + (" …" if len(value) > 3 else "")
     return str(value)
-
-
-def worst(changes: Iterable[SettingChange]) -> ChangeEffect | None:
-    """Return the most disruptive effect of several changes; None if there are none."""
-    effects: Sequence[ChangeEffect] = [change.effect for change in changes]
-    return max(effects, key=lambda each: each.rank) if effects else None

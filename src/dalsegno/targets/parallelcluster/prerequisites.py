@@ -175,26 +175,32 @@ def _tags(cluster: Cluster, part: str = "") -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in own.items()]
 
 
+_VPC = {"Ref": "Vpc"}
+_EFA_GROUP = {"Ref": "EfaSecurityGroup"}
+_EVERYWHERE = "0.0.0.0/0"
+
+
 def _add_network(cluster: Cluster, zone: str, resources: dict[str, Any], outputs: dict[str, Any]) -> None:
     """Add a network with a public subnet for the head, a private one for the nodes, and a security group for EFA."""
+    resources |= {**_subnets(cluster, zone), **_routes(cluster), **_efa_group(cluster)}
+    outputs |= {
+        "VpcId": {"Value": _VPC},
+        "PublicSubnet": {"Value": {"Ref": "PublicSubnet"}},
+        "PrimaryPrivateSubnet": {"Value": {"Ref": "PrivateSubnet"}},
+        "SecurityGroup": {"Value": _EFA_GROUP},
+    }
+
+
+def _subnets(cluster: Cluster, zone: str) -> dict[str, Any]:
+    """Return the network, its two subnets, and the gateways through which they reach the internet."""
     place: Any = zone or {"Fn::Select": [0, {"Fn::GetAZs": ""}]}
-    vpc = {"Ref": "Vpc"}
 
     def subnet(cidr: str, part: str, public: bool) -> dict[str, Any]:
-        properties: dict[str, Any] = {"VpcId": vpc, "CidrBlock": cidr, "MapPublicIpOnLaunch": public}
+        properties: dict[str, Any] = {"VpcId": _VPC, "CidrBlock": cidr, "MapPublicIpOnLaunch": public}
         properties["AvailabilityZoneId" if "-az" in zone else "AvailabilityZone"] = place
         return {"Type": "AWS::EC2::Subnet", "Properties": {**properties, "Tags": _tags(cluster, part)}}
 
-    def routes(part: str) -> dict[str, Any]:
-        return {"Type": "AWS::EC2::RouteTable", "Properties": {"VpcId": vpc, "Tags": _tags(cluster, part)}}
-
-    def joins(subnet: str, table: str) -> dict[str, Any]:
-        properties = {"SubnetId": {"Ref": subnet}, "RouteTableId": {"Ref": table}}
-        return {"Type": "AWS::EC2::SubnetRouteTableAssociation", "Properties": properties}
-
-    everywhere = "0.0.0.0/0"
-    group = {"Ref": "EfaSecurityGroup"}
-    resources |= {
+    return {
         "Vpc": {
             "Type": "AWS::EC2::VPC",
             "Properties": {
@@ -207,7 +213,7 @@ def _add_network(cluster: Cluster, zone: str, resources: dict[str, Any], outputs
         "InternetGateway": {"Type": "AWS::EC2::InternetGateway", "Properties": {"Tags": _tags(cluster)}},
         "GatewayAttachment": {
             "Type": "AWS::EC2::VPCGatewayAttachment",
-            "Properties": {"VpcId": vpc, "InternetGatewayId": {"Ref": "InternetGateway"}},
+            "Properties": {"VpcId": _VPC, "InternetGatewayId": {"Ref": "InternetGateway"}},
         },
         "PublicSubnet": subnet(PUBLIC_CIDR, "public", True),
         "PrivateSubnet": subnet(PRIVATE_CIDR, "private", False),
@@ -224,6 +230,20 @@ def _add_network(cluster: Cluster, zone: str, resources: dict[str, Any], outputs
                 "Tags": _tags(cluster),
             },
         },
+    }
+
+
+def _routes(cluster: Cluster) -> dict[str, Any]:
+    """Return the routes of both subnets, and the endpoint for S3."""
+
+    def routes(part: str) -> dict[str, Any]:
+        return {"Type": "AWS::EC2::RouteTable", "Properties": {"VpcId": _VPC, "Tags": _tags(cluster, part)}}
+
+    def joins(subnet: str, table: str) -> dict[str, Any]:
+        properties = {"SubnetId": {"Ref": subnet}, "RouteTableId": {"Ref": table}}
+        return {"Type": "AWS::EC2::SubnetRouteTableAssociation", "Properties": properties}
+
+    return {
         "PublicRoutes": routes("public"),
         "PrivateRoutes": routes("private"),
         "PublicRoute": {
@@ -231,7 +251,7 @@ def _add_network(cluster: Cluster, zone: str, resources: dict[str, Any], outputs
             "DependsOn": "GatewayAttachment",
             "Properties": {
                 "RouteTableId": {"Ref": "PublicRoutes"},
-                "DestinationCidrBlock": everywhere,
+                "DestinationCidrBlock": _EVERYWHERE,
                 "GatewayId": {"Ref": "InternetGateway"},
             },
         },
@@ -239,7 +259,7 @@ def _add_network(cluster: Cluster, zone: str, resources: dict[str, Any], outputs
             "Type": "AWS::EC2::Route",
             "Properties": {
                 "RouteTableId": {"Ref": "PrivateRoutes"},
-                "DestinationCidrBlock": everywhere,
+                "DestinationCidrBlock": _EVERYWHERE,
                 "NatGatewayId": {"Ref": "NatGateway"},
             },
         },
@@ -248,39 +268,39 @@ def _add_network(cluster: Cluster, zone: str, resources: dict[str, Any], outputs
         "S3Endpoint": {  # traffic to S3 costs nothing through it, and the NAT gateway's price per GB otherwise
             "Type": "AWS::EC2::VPCEndpoint",
             "Properties": {
-                "VpcId": vpc,
+                "VpcId": _VPC,
                 "VpcEndpointType": "Gateway",
                 "ServiceName": {"Fn::Sub": "com.amazonaws.${AWS::Region}.s3"},
                 "RouteTableIds": [{"Ref": "PublicRoutes"}, {"Ref": "PrivateRoutes"}],
             },
         },
+    }
+
+
+def _efa_group(cluster: Cluster) -> dict[str, Any]:
+    """Return the security group of all machines. EFA needs all traffic inside it, in both directions."""
+    return {
         "EfaSecurityGroup": {
             "Type": "AWS::EC2::SecurityGroup",
             "Properties": {
                 "GroupDescription": f"All traffic between the machines of {cluster.name}",
-                "VpcId": vpc,
+                "VpcId": _VPC,
                 "Tags": _tags(cluster, "efa"),
             },
         },
-        # EFA needs all traffic inside the group in both directions. Rules of their own avoid a circular reference.
+        # The rules are resources of their own: inside the group they would be a circular reference.
         "EfaInside": {
             "Type": "AWS::EC2::SecurityGroupIngress",
-            "Properties": {"GroupId": group, "SourceSecurityGroupId": group, "IpProtocol": "-1"},
+            "Properties": {"GroupId": _EFA_GROUP, "SourceSecurityGroupId": _EFA_GROUP, "IpProtocol": "-1"},
         },
         "EfaOutside": {
             "Type": "AWS::EC2::SecurityGroupEgress",
-            "Properties": {"GroupId": group, "DestinationSecurityGroupId": group, "IpProtocol": "-1"},
+            "Properties": {"GroupId": _EFA_GROUP, "DestinationSecurityGroupId": _EFA_GROUP, "IpProtocol": "-1"},
         },
         "AllOutside": {
             "Type": "AWS::EC2::SecurityGroupEgress",
-            "Properties": {"GroupId": group, "CidrIp": everywhere, "IpProtocol": "-1"},
+            "Properties": {"GroupId": _EFA_GROUP, "CidrIp": _EVERYWHERE, "IpProtocol": "-1"},
         },
-    }
-    outputs |= {
-        "VpcId": {"Value": vpc},
-        "PublicSubnet": {"Value": {"Ref": "PublicSubnet"}},
-        "PrimaryPrivateSubnet": {"Value": {"Ref": "PrivateSubnet"}},
-        "SecurityGroup": {"Value": group},
     }
 
 
