@@ -55,7 +55,7 @@ def compare(rank: object, test: str, size: int, rounds: int, iters: int) -> tupl
     call, ours, bare = bare_call(test, size, rank.device), [], []
     for number in range(rounds + 1):
         found = measure_placement(ask, size, DATA_TYPES["float"], operation, rank, in_place=False).time_us
-        rank.meet()
+        rank.barrier()
         begin = time.perf_counter()
         for _ in range(iters):
             call()

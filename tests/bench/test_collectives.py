@@ -15,7 +15,7 @@ from dalsegno.bench.collectives import (
     PERIOD,
     TESTS,
     CollectiveAsk,
-    Counts,
+    ElementCounts,
     bandwidths,
     count_elements,
     expected_values,
@@ -76,16 +76,16 @@ def test_nccl_tests_get_the_same_settings():
 @pytest.mark.parametrize(
     ("test", "counts"),
     [
-        ("all_reduce", Counts(100, 100, 100, 400)),
-        ("broadcast", Counts(100, 100, 100, 400)),
-        ("all_gather", Counts(32, 96, 32, 384)),
-        ("reduce_scatter", Counts(96, 32, 32, 384)),
-        ("alltoall", Counts(96, 96, 32, 384)),
-        ("scatter", Counts(96, 32, 32, 384)),
-        ("gather", Counts(32, 96, 32, 384)),
+        ("all_reduce", ElementCounts(100, 100, 100, 400)),
+        ("broadcast", ElementCounts(100, 100, 100, 400)),
+        ("all_gather", ElementCounts(32, 96, 32, 384)),
+        ("reduce_scatter", ElementCounts(96, 32, 32, 384)),
+        ("alltoall", ElementCounts(96, 96, 32, 384)),
+        ("scatter", ElementCounts(96, 32, 32, 384)),
+        ("gather", ElementCounts(32, 96, 32, 384)),
     ],
 )
-def test_elements_are_counted_as_in_nccl_tests(test: str, counts: Counts):
+def test_elements_are_counted_as_in_nccl_tests(test: str, counts: ElementCounts):
     assert count_elements(TESTS[test], 400, FLOAT, 3) == counts
 
 

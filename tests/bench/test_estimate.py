@@ -23,7 +23,7 @@ from dalsegno.bench.estimate import (
     time_text,
     usd_text,
 )
-from dalsegno.bench.training_memory import GIB, Fit, MemoryChoice, ModelShape, memory_choices, shape_of
+from dalsegno.bench.training_memory import GIB, MemoryChoice, MemoryFit, ModelShape, memory_choices, shape_of
 from dalsegno.cli.main import cli
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware import find_instance
@@ -86,16 +86,16 @@ def test_state_is_spread_as_the_zero_paper_says():
 
 
 def test_small_model_fits_with_ddp_and_a_large_one_only_spread():
-    assert choices(1e9, 8)["DDP"].fit is Fit.YES
+    assert choices(1e9, 8)["DDP"].fit is MemoryFit.YES
     large = choices(70e9, 256)
-    assert large["DDP"].fit is large["ZeRO-2"].fit is Fit.NO
-    assert large["FSDP (ZeRO-3)"].fit is Fit.RECOMPUTE and large["TP 8 + ZeRO-1"].fit is Fit.YES
+    assert large["DDP"].fit is large["ZeRO-2"].fit is MemoryFit.NO
+    assert large["FSDP (ZeRO-3)"].fit is MemoryFit.RECOMPUTE and large["TP 8 + ZeRO-1"].fit is MemoryFit.YES
 
 
 def test_pipeline_is_offered_where_tensor_parallelism_alone_does_not_fit():
     names = [choice.name for choice in choices(405e9, 1024).values()]
     assert names == ["DDP", "ZeRO-1", "ZeRO-2", "FSDP (ZeRO-3)", "TP 8 + ZeRO-1", "TP 8 x PP 4 + ZeRO-1"]
-    assert choices(405e9, 1024)["TP 8 x PP 4 + ZeRO-1"].fit is not Fit.NO
+    assert choices(405e9, 1024)["TP 8 x PP 4 + ZeRO-1"].fit is not MemoryFit.NO
 
 
 def test_one_gpu_has_nothing_to_spread():
@@ -157,29 +157,29 @@ def test_checkpoint_interval_is_that_of_young_and_daly():
 def test_goodput_of_a_job_that_is_requeued_falls_with_its_nodes(nodes: int, share: float):
     # 17 min until it trains again, a checkpoint of 50 s every 30 min, 6.5 failures per 1000 node-days
     found = estimate(ask(nodes=nodes))
-    assert found.without.recovery_s == pytest.approx(17 * 60, abs=2)
+    assert found.plain_slurm.recovery_s == pytest.approx(17 * 60, abs=2)
     goodput = make_goodput(1e6, found.mtbf_s, 1800, 50 / 1800, 1020)
     assert goodput.share == pytest.approx(share, abs=0.001) and goodput.elapsed_s == pytest.approx(1e6 / goodput.share)
 
 
 def test_dal_segno_gains_much_on_many_nodes_and_little_on_few():
     few, many = estimate(ask(nodes=4)), estimate(ask(405e9, 15.6e12, nodes=2048))
-    assert abs(few.with_us.share - few.without.share) < 0.01
-    assert many.with_us.share - many.without.share > 0.2
-    assert many.with_us.elapsed_s < many.without.elapsed_s
+    assert abs(few.with_dalsegno.share - few.plain_slurm.share) < 0.01
+    assert many.with_dalsegno.share - many.plain_slurm.share > 0.2
+    assert many.with_dalsegno.elapsed_s < many.plain_slurm.elapsed_s
 
 
 @given(st.floats(1e6, 1e13), st.integers(1, 100_000), st.floats(0, 1000))
 def test_goodput_is_a_share_of_the_time(params: float, nodes: int, rate: float):
     found: TrainingEstimate = estimate(replace(ask(params, nodes=nodes), per_1000_node_days=rate))
-    for side in (found.without, found.with_us):
+    for side in (found.plain_slurm, found.with_dalsegno):
         assert 0 < side.share <= 1 and side.elapsed_s >= found.ideal_s
         assert 0 <= side.stall_share < 1
 
 
 def test_without_failures_only_saving_costs_time():
     found = estimate(replace(ask(), per_1000_node_days=0.0))
-    assert found.failures() == 0 and found.with_us.share == pytest.approx(1 - found.with_us.stall_share)
+    assert found.failures() == 0 and found.with_dalsegno.share == pytest.approx(1 - found.with_dalsegno.stall_share)
 
 
 # The command

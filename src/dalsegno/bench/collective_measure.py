@@ -29,8 +29,8 @@ from dalsegno.bench.collectives import (
     Averaging,
     CollectiveAsk,
     CollectiveTest,
-    Counts,
     DataType,
+    ElementCounts,
     bandwidths,
     count_elements,
     expected_values,
@@ -70,7 +70,7 @@ class CollectiveRank:
         if self.backend == "nccl":
             torch.cuda.synchronize()
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks have called this and their devices are idle."""
         self.finish()
         dist.barrier(device_ids=[self.device.index]) if self.backend == "nccl" else dist.barrier()
@@ -132,7 +132,7 @@ class PlacedCall:
 
 
 def place(
-    test: CollectiveTest, counts: Counts, dtype: Any, op: Any, root: int, rank: CollectiveRank, *, in_place: bool
+    test: CollectiveTest, counts: ElementCounts, dtype: Any, op: Any, root: int, rank: CollectiveRank, *, in_place: bool
 ) -> PlacedCall:
     """Allocate the buffers of one size and return the call on them."""
     n, me = rank.size, rank.rank
@@ -193,7 +193,7 @@ def write_repeated(target: Any, values: Sequence[float]) -> None:
 
 
 def fill(
-    placed: PlacedCall, test: CollectiveTest, counts: Counts, data: DataType, op: str, rank: CollectiveRank
+    placed: PlacedCall, test: CollectiveTest, counts: ElementCounts, data: DataType, op: str, rank: CollectiveRank
 ) -> None:
     """Fill the buffers with the test data of this rank."""
     placed.received.fill_(_POISON)
@@ -213,7 +213,13 @@ def fill(
 
 
 def count_wrong(
-    placed: PlacedCall, test: CollectiveTest, counts: Counts, data: DataType, op: str, root: int, rank: CollectiveRank
+    placed: PlacedCall,
+    test: CollectiveTest,
+    counts: ElementCounts,
+    data: DataType,
+    op: str,
+    root: int,
+    rank: CollectiveRank,
 ) -> float:
     """Return the number of elements that this rank received wrongly."""
     n, me, got = rank.size, rank.rank, placed.received
@@ -256,7 +262,7 @@ def _differences(got: Any, values: Sequence[float], allowed: float = 0.0) -> flo
 
 def time_calls(call: Call, iters: int, rank: CollectiveRank) -> float:
     """Return the mean time of one call in microseconds. All ranks start together."""
-    rank.meet()
+    rank.barrier()
     begin = time.perf_counter()
     for _ in range(iters):
         call()
@@ -279,7 +285,7 @@ def measure_placement(
         wrong = 0.0
         for _ in range(ask.check):
             fill(placed, test, counts, data, op, rank)
-            rank.meet()
+            rank.barrier()
             placed.call()
             rank.finish()
             wrong += rank.add_up(count_wrong(placed, test, counts, data, op, ask.root, rank))

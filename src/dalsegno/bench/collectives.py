@@ -192,7 +192,7 @@ def _choose(noun: str, where: str, name: str, known: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Counts:
+class ElementCounts:
     """The elements that one rank sends and receives, and the count and the size that nccl-tests prints."""
 
     send: int
@@ -201,16 +201,16 @@ class Counts:
     size: int
 
 
-def count_elements(test: CollectiveTest, size: int, data_type: DataType, ranks: int) -> Counts:
+def count_elements(test: CollectiveTest, size: int, data_type: DataType, ranks: int) -> ElementCounts:
     """Return the elements for a size. Parts of a split size are rounded down to 16 bytes, as nccl-tests does."""
     count = size // data_type.size
     if not test.split:
-        return Counts(count, count, count, count * data_type.size)
+        return ElementCounts(count, count, count, count * data_type.size)
     part = count // ranks // (16 // data_type.size) * (16 // data_type.size)
     whole = part * ranks
     send = part if test.name in ("all_gather", "gather") else whole
     receive = part if test.name in ("reduce_scatter", "scatter") else whole
-    return Counts(send, receive, part, whole * data_type.size)
+    return ElementCounts(send, receive, part, whole * data_type.size)
 
 
 def bandwidths(test: CollectiveTest, size: int, time_us: float, ranks: int) -> tuple[float, float]:

@@ -61,7 +61,7 @@ def failure_rates() -> tuple[FailureRate, ...]:
 
 @dataclass(frozen=True)
 class TrainingAsk:
-    """What is to be trained, and on what."""
+    """The model and data to train, and the machines."""
 
     shape: ModelShape
     tokens: float
@@ -97,8 +97,8 @@ class TrainingEstimate:
     memory: tuple[MemoryChoice, ...]
     rate: float  # failures per 1000 node-days
     mtbf_s: float  # of the whole run
-    without: GoodputEstimate
-    with_us: GoodputEstimate
+    plain_slurm: GoodputEstimate
+    with_dalsegno: GoodputEstimate
 
     @property
     def gpus(self) -> int:
@@ -130,7 +130,7 @@ class TrainingEstimate:
                 {"name": each.name, "failures": self.failures(each.per_1000_node_days), "source": each.source}
                 for each in failure_rates()
             ],
-            "without": self._goodput(self.without), "with_dalsegno": self._goodput(self.with_us),
+            "without": self._goodput(self.plain_slurm), "with_dalsegno": self._goodput(self.with_dalsegno),
         }  # fmt: skip
 
     def _goodput(self, goodput: GoodputEstimate) -> dict[str, object]:
@@ -169,11 +169,11 @@ def estimate(ask: TrainingAsk) -> TrainingEstimate:
     memory = memory_choices(ask.shape, gpus, ask.instance.gpus, ask.instance.gpu_memory_gib or gpu.memory_gib)
     return TrainingEstimate(
         ask, gpu, flop, speed, ideal_s, find_price(ask.instance.name, gpu.name), tuple(memory), rate, mtbf_s,
-        without=_without(ask, ideal_s, mtbf_s), with_us=_with_us(ask, ideal_s, mtbf_s),
+        plain_slurm=_plain_slurm(ask, ideal_s, mtbf_s), with_dalsegno=_with_dalsegno(ask, ideal_s, mtbf_s),
     )  # fmt: skip
 
 
-def _without(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate:
+def _plain_slurm(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate:
     """Return the goodput with checkpoints on shared storage, written while training waits, and a requeued job."""
     storage = ask.storage_gbytes_per_s or min(STORAGE_MOST, STORAGE_PER_NODE * ask.nodes)
     save_s = STATE * ask.shape.params / (storage * 1e9)
@@ -183,7 +183,7 @@ def _without(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate
     )
 
 
-def _with_us(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate:
+def _with_dalsegno(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate:
     """Return the goodput with snapshots in memory and a spare node. The new node fetches its part from a buddy."""
     network, state = (ask.instance.network_gbps or 0.0) / 8, STATE * ask.shape.params
     fetch_s = state / ask.nodes / (network * 1e9) if network else 0.0
@@ -257,7 +257,7 @@ GOODPUT_HEADERS = ("", "PLAIN SLURM", "DAL SEGNO")
 
 def goodput_rows(found: TrainingEstimate) -> list[list[str]]:
     """Return the comparison of a requeued job with checkpoints on disk, and of a run of Dal Segno."""
-    sides = (found.without, found.with_us)
+    sides = (found.plain_slurm, found.with_dalsegno)
     rows = [
         ["checkpoint or snapshot every", *(time_text(each.interval_s) for each in sides)],
         ["saving takes", *(f"{each.stall_share:.1%}" for each in sides)],

@@ -60,7 +60,7 @@ class RankDevice:
         )
         self._aside = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks have called this and their devices are idle."""
         self.finish()
         dist.barrier(group=self._aside)
@@ -117,7 +117,7 @@ class MeasuredRung:
 
     def step(self, place: RankDevice) -> float:
         """Start one step at the same time as the other ranks, and return its duration in seconds."""
-        place.meet()
+        place.barrier()
         begin = time.perf_counter()
         if place.rank == 0 or not self.rung.whole_batch:
             train_step(self.rung, *self.batch, self.optimizer)

@@ -115,7 +115,7 @@ def _all_reduce_inside(machines: BenchMachines) -> Bound:
 
 
 def _between(test: NcclTest, machines: BenchMachines, network: float) -> Bound | None:
-    """Return the limit of the network between the machines, with so many GB/s of each."""
+    """Return the limit of the network between the machines, of which each sends `network` GB/s."""
     nodes, g, n = machines.nodes, machines.gpus_per_node, machines.ranks
     if nodes < 2 or network <= 0:
         return None

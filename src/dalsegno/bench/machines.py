@@ -68,7 +68,7 @@ class BenchMachines:
 
 @dataclass(frozen=True)
 class LogHints:
-    """What the beginning of a log says beside its tables: the programs that it starts, and instance types it names."""
+    """The programs and instance types that the beginning of a log names outside of its tables."""
 
     tests: frozenset[NcclTest] = frozenset()
     instances: frozenset[str] = frozenset()
@@ -167,7 +167,7 @@ def find_gpu_of_product(product: str) -> Gpu | None:
 
 
 def _gpu_of_devices(table: NcclTable) -> Gpu | None:
-    """Return the GPU of all devices. A card in a PCIe slot has not the links that the catalog states for its chip."""
+    """Return the GPU of all devices. A card in a PCIe slot lacks the links that the catalog lists for its chip."""
     products = {each.product for each in table.devices}
     product = next(iter(products)) if len(products) == 1 else ""
     return find_gpu_of_product(product) if "pcie" not in product.lower() else None

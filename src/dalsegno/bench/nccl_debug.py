@@ -73,7 +73,7 @@ class NcclFinding:
 
 @dataclass
 class NcclDebug:
-    """What NCCL logged. `links` and `transports` count what was named how often."""
+    """What NCCL logged. `links` and `transports` count how often each was named."""
 
     network: NcclNetwork = NcclNetwork.UNKNOWN
     provider: str = ""

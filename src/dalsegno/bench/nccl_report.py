@@ -1,4 +1,4 @@
-"""From the text of a log to verdicts: tables, what they ran on, how they are judged, and what to check next. Pure."""
+"""Turn the text of a log into verdicts: find its tables and machines, judge them, and say what to check next. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROWS_BYTES = 8 << 30  # 2 x p5.48xlarge reach 437 GB/s at 1 GiB, and 479 at 8 G
 
 @dataclass(frozen=True)
 class MachineAsk:
-    """What the user says about the machines and the test; None where the log shall tell."""
+    """What the user says about the machines and the test; None: taken from the log."""
 
     instance: str | None = None
     nodes: int | None = None
@@ -60,7 +60,7 @@ class NcclReport:
         elif reason is BenchReason.WRONG_DATA:
             hints.append("a GPU, a link or memory corrupts data: run the test on each node alone to find the node")
         elif level is BenchLevel.IMPOSSIBLE:
-            hints.append("check --instance, --nodes and --gpus-per-node: the machines are others than assumed")
+            hints.append("check --instance, --nodes and --gpus-per-node: the machines are not the assumed ones")
         elif level in (BenchLevel.DEGRADED, BenchLevel.FAIL) and not self.findings:
             hints.append(
                 "run it again with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,TUNING, and read that log; "

@@ -70,7 +70,7 @@ class PairVerdict:
 
 
 def judge_pairs(measured: Mapping[Pair, float], low: float = LOW, floor: float = 0.0) -> PairVerdict:
-    """Return which nodes and links are bad. A node is, if more than half of its pairs are slow."""
+    """Return which nodes and links are bad. A node is bad if more than half of its pairs are slow."""
     usual = _usual(measured)
     limit = max(floor, low * usual)
     slow = {pair for pair, value in measured.items() if value < limit}
@@ -140,8 +140,8 @@ class GroupResult:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What to measure next, all at once, because the groups have no node in common; or the faults, if it is done."""
+class PairSearch:
+    """The next step of a bisection: groups without a common node to measure at once, or the faults if it is done."""
 
     groups: tuple[Group, ...] = ()
     faults: tuple[tuple[str, ...], ...] = ()  # one name: a node; two names: a link
@@ -149,7 +149,7 @@ class Search:
     unsure: tuple[str, ...] = field(default=())  # nodes that are slow, but without a fast node to compare with
 
 
-def next_groups(nodes: Sequence[str], results: Iterable[GroupResult]) -> Search:
+def next_groups(nodes: Sequence[str], results: Iterable[GroupResult]) -> PairSearch:
     """Return the next groups to measure, or the faults. Call it again with the results of all groups so far.
 
     It finds one fault at a time: it removes a node of the fault and measures the rest again until that is fast.
@@ -159,15 +159,15 @@ def next_groups(nodes: Sequence[str], results: Iterable[GroupResult]) -> Search:
     while len(left) > 1:
         slow = _slow(left, known)
         if slow is None:
-            return Search(groups=(tuple(left),), faults=tuple(faults))
+            return PairSearch(groups=(tuple(left),), faults=tuple(faults))
         if not slow:
             break
         step = _narrow(tuple(left), known, nodes)
-        if isinstance(step, Search):
-            return Search(groups=step.groups, faults=tuple(faults), done=step.done, unsure=step.unsure)
+        if isinstance(step, PairSearch):
+            return PairSearch(groups=step.groups, faults=tuple(faults), done=step.done, unsure=step.unsure)
         faults.append(step)
         left.remove(step[0])
-    return Search(faults=tuple(sorted(faults)), done=True)
+    return PairSearch(faults=tuple(sorted(faults)), done=True)
 
 
 def _slow(group: Iterable[str], known: Mapping[frozenset[str], bool]) -> bool | None:
@@ -180,7 +180,7 @@ def _slow(group: Iterable[str], known: Mapping[frozenset[str], bool]) -> bool | 
     return None
 
 
-def _narrow(group: Group, known: Mapping[frozenset[str], bool], nodes: Sequence[str]) -> tuple[str, ...] | Search:
+def _narrow(group: Group, known: Mapping[frozenset[str], bool], nodes: Sequence[str]) -> tuple[str, ...] | PairSearch:
     """Return the fault in a slow group, or what to measure to find it."""
     if len(group) == 2:
         return _blame(group, known, nodes)
@@ -189,7 +189,7 @@ def _narrow(group: Group, known: Mapping[frozenset[str], bool], nodes: Sequence[
     answers = {part: _slow(part, known) for part in (one, other)}
     unknown = tuple(part for part, slow in answers.items() if slow is None)
     if unknown:
-        return Search(groups=unknown)
+        return PairSearch(groups=unknown)
     for part, slow in answers.items():
         if slow:
             return _narrow(part, known, nodes)
@@ -198,7 +198,7 @@ def _narrow(group: Group, known: Mapping[frozenset[str], bool], nodes: Sequence[
 
 def _cross(
     one: Group, other: Group, known: Mapping[frozenset[str], bool], nodes: Sequence[str]
-) -> tuple[str, ...] | Search:
+) -> tuple[str, ...] | PairSearch:
     """Return the bad link between two groups that are fast by themselves and slow together, or what to measure."""
     if len(one) == 1 and len(other) == 1:
         return _blame((one[0], other[0]), known, nodes)
@@ -208,17 +208,19 @@ def _cross(
     for part in (one[:half], one[half:]):
         slow = _slow((*part, *other), known)
         if slow is None:
-            return Search(groups=((*part, *other),))
+            return PairSearch(groups=((*part, *other),))
         if slow:
             return _cross(part, other, known, nodes)
     # The parts are fast with the other group, but not together: the fault is not steady.
-    return Search(done=True, unsure=(*one, *other))
+    return PairSearch(done=True, unsure=(*one, *other))
 
 
-def _blame(pair: Sequence[str], known: Mapping[frozenset[str], bool], nodes: Sequence[str]) -> tuple[str, ...] | Search:
+def _blame(
+    pair: Sequence[str], known: Mapping[frozenset[str], bool], nodes: Sequence[str]
+) -> tuple[str, ...] | PairSearch:
     """Return the bad node of a slow pair, or the pair if both are fast with another node."""
     if _slow(pair, known) is None:
-        return Search(groups=(tuple(pair),))
+        return PairSearch(groups=(tuple(pair),))
     fast = {node for each, slow in known.items() if not slow for node in each}
     others = sorted((node for node in nodes if node not in pair), key=lambda node: node not in fast)
     found = []
@@ -229,11 +231,11 @@ def _blame(pair: Sequence[str], known: Mapping[frozenset[str], bool], nodes: Seq
         # Two fast ones suffice: a link to one of them may be bad. One that is not known to be fast proves nothing.
         untried = [other for other in others if other not in tried]
         if untried and len(fast.intersection(tried)) < _WITNESSES:
-            return Search(groups=((node, untried[0]),))
+            return PairSearch(groups=((node, untried[0]),))
         found.append(node)
     if len(found) == 2 and len(fast.difference(pair)) < _WITNESSES:  # are the others all slow?
         unknown = [each for each in combinations(others, 2) if _slow(each, known) is None]
-        return Search(groups=tuple(unknown[:1])) if unknown else Search(done=True, unsure=tuple(pair))
+        return PairSearch(groups=tuple(unknown[:1])) if unknown else PairSearch(done=True, unsure=tuple(pair))
     return (found[0],) if found else tuple(sorted(pair))
 
 

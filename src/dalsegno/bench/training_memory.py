@@ -18,7 +18,7 @@ USABLE_SHARE = 0.92  # of a GPU's memory: CUDA, NCCL's buffers and fragments tak
 GIB = 1 << 30
 
 
-class Fit(str, Enum):
+class MemoryFit(str, Enum):
     """Whether a model fits into the memory of a GPU."""
 
     YES = "yes"
@@ -62,10 +62,10 @@ class MemoryChoice:
     limit: float
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> MemoryFit:
         if self.state + self.kept <= self.limit:
-            return Fit.YES
-        return Fit.RECOMPUTE if self.state + self.recomputed <= self.limit else Fit.NO
+            return MemoryFit.YES
+        return MemoryFit.RECOMPUTE if self.state + self.recomputed <= self.limit else MemoryFit.NO
 
     def to_dict(self) -> dict[str, object]:
         """Return the choice for `--json`, in GiB."""
@@ -75,7 +75,7 @@ class MemoryChoice:
 
 
 def memory_choices(shape: ModelShape, gpus: int, gpus_per_node: int, gpu_memory_gib: float) -> list[MemoryChoice]:
-    """Return the ways to spread the model over so many GPUs, the simplest first."""
+    """Return the ways to spread the model over a number of GPUs, the simplest first."""
     return list(_choices(shape, gpus, gpus_per_node, USABLE_SHARE * gpu_memory_gib * GIB))
 
 
@@ -98,7 +98,7 @@ def _choices(shape: ModelShape, gpus: int, gpus_per_node: int, limit: float) -> 
 def _tensor_and_pipeline(shape: ModelShape, gpus: int, tensor: int, limit: float) -> Iterator[MemoryChoice]:
     """Yield tensor parallelism in a node, then with the fewest pipeline stages that fit.
 
-    A pipeline does not lessen activations: its first stage holds one micro-batch per stage. The optimizer state is
+    A pipeline does not reduce activations: its first stage holds one micro-batch per stage. The optimizer state is
     spread over the replicas (ZeRO-1), the activations over the GPUs of a node (sequence parallelism).
     """
     stages = [1]
@@ -106,8 +106,8 @@ def _tensor_and_pipeline(shape: ModelShape, gpus: int, tensor: int, limit: float
         stages.append(stages[-1] * 2)
     choices = [_pipeline(shape, gpus, tensor, count, limit) for count in stages]
     yield choices[0]
-    if choices[0].fit is not Fit.YES and len(choices) > 1:
-        fitting = (choice for choice in choices[1:] if choice.fit is not Fit.NO)
+    if choices[0].fit is not MemoryFit.YES and len(choices) > 1:
+        fitting = (choice for choice in choices[1:] if choice.fit is not MemoryFit.NO)
         yield next(fitting, choices[-1])
 
 

@@ -177,7 +177,7 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
 
 
 def _is_complete(text: str) -> bool:
-    """Return whether the test got to its end. If it fails then, data was wrong, which the verdict tells."""
+    """Return whether the test got to its end. If it fails after that, data was wrong, and the verdict says so."""
     from dalsegno.bench.nccl_parse import read_tables
 
     return any(table.out_of_bounds is not None for table in read_tables(text))

@@ -1,4 +1,4 @@
-"""What a plan for a cloud comes to, as values: resources, minutes, quotas to check, and what a change ends or loses.
+"""The consequences of a plan for a cloud, as values: resources, minutes, quotas, and what a change ends or deletes.
 
 Each cloud target computes these values and adds the requests that `apply` sends. The text is made here.
 """

@@ -49,7 +49,7 @@ class HourlyCost:
         """Return the price as a consequence, with the age of the oldest price that is in it."""
         dates = [line.date for line in self.lines if line.usd_per_hour is not None and line.date]
         if not dates:
-            return "costs an amount that no price table here knows"
+            return "costs are unknown: there is no price for any of these resources"
         more = f", without {', '.join(self.unknown)}" if self.unknown else ""
         guessed = any(line.usd_per_hour and line.basis is PriceBasis.ESTIMATE for line in self.lines)
         basis = " and estimates" if guessed else ""

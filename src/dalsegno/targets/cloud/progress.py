@@ -1,4 +1,4 @@
-"""Follow an operation that a cloud carries out by itself: report its events, and say what failed first.
+"""Follow an operation that a cloud carries out by itself: report its events, and name the first failure.
 
 The operation runs in the cloud. If this process ends, it goes on, and the next `up` or `down` follows it again.
 """
@@ -35,7 +35,7 @@ class ResourceEventKind(Enum):
     STARTED = "started"
     DONE = "done"
     FAILED = "failed"
-    CANCELLED = "cancelled"  # it was given up because another resource failed
+    CANCELLED = "cancelled"  # because another resource failed
     OTHER = "other"
 
 
@@ -56,7 +56,7 @@ class OperationReport:
 
     state: OperationState
     events: tuple[ResourceEvent, ...] = ()
-    message: str = ""  # the cloud's own words about the whole operation
+    message: str = ""  # the cloud's own message about the whole operation
     logs: tuple[tuple[str, str], ...] = ()  # further logs by file name, kept if the operation failed
 
 
@@ -116,7 +116,7 @@ def _describe(event: ResourceEvent) -> str:
 
 
 def keep_logs(folder: Path, report: OperationReport) -> Path:
-    """Write all that the cloud said about a failed operation to files only the owner can read; return their folder."""
+    """Write the events and logs of a failed operation to files that only the owner can read; return their folder."""
     make_folder(folder, 0o700)
     lines = [
         json.dumps({"at": e.at, "resource": e.resource, "event": e.kind.value, "message": e.message})

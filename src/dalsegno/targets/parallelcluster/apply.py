@@ -56,7 +56,7 @@ def next_state(
 
 
 class ApplyOnAws:
-    """One run of `up`."""
+    """Carries out one plan, step by step."""
 
     def __init__(
         self,
@@ -142,9 +142,7 @@ class ApplyOnAws:
             self.pcluster.export_logs(state.bucket, self.folder.logs / "cluster-logs.tar.gz")
             raise
         if ended is OperationState.GONE:
-            raise TargetError(
-                f"somebody deleted {cluster.name} while it was changed", hint="`dalsegno up` creates it again"
-            )
+            raise TargetError(f"{cluster.name} was deleted while `up` ran", hint="`dalsegno up` creates it again")
         if plan.fleet_stopped:
             self.pcluster.start_fleet()
 

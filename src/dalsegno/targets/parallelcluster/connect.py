@@ -1,4 +1,4 @@
-"""How machines of a cluster on ParallelCluster are reached: with ssh and a key, or through AWS Systems Manager."""
+"""Connect to machines of a cluster on ParallelCluster: with ssh and a key, or through AWS Systems Manager."""
 
 from __future__ import annotations
 

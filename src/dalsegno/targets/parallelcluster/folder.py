@@ -29,7 +29,7 @@ class PclusterFolder(ClusterFolder):
 
     @property
     def logs(self) -> Path:
-        """What the cloud said about operations that failed."""
+        """The events and logs of operations that failed."""
         return self.root / "logs"
 
     @property

@@ -1,8 +1,9 @@
 """The head node's side of a cluster on ParallelCluster: what the controller, the observer and people there use.
 
 clustermgtd, ParallelCluster's daemon, owns the nodes: once a minute it replaces nodes that are down, or drained and
-idle. So a drain is a replacement, and a node is repaired by telling Slurm, never by changing its machine. Reasons that
-clustermgtd wrote are never cleared, and no MAINT reservation is made: some releases replace its nodes without end.
+idle. So draining a node replaces its machine. Nodes are repaired through Slurm, never by changing their machines.
+Reasons that clustermgtd wrote are never cleared, and no MAINT reservation is made: some releases replace its nodes
+without end.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ def reboot_command(node: str, reason: str) -> NodeCommand:
 
 
 def reason_to_keep(found: str) -> str | None:
-    """Return the reason to give Slurm: the controller's own again. None: clustermgtd or a person wrote the present one,
-    and takes care of the node."""
+    """Return the reason to give Slurm; None if clustermgtd or a person wrote the present one and handles the node."""
     if not found:
         return REASON
     return found if found.startswith(PREFIX) else None

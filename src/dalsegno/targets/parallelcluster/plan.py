@@ -1,4 +1,4 @@
-"""The plan for a cluster on ParallelCluster: what it creates or changes, what it costs, what must be there. Pure."""
+"""The plan for a cluster on ParallelCluster: what it creates or changes, what it costs, what must exist. Pure."""
 
 from __future__ import annotations
 
@@ -231,10 +231,10 @@ def refuse_impossible(plan: PclusterPlan, stop: str) -> None:
         )
     faults = [check for check in plan.checks if check.fault]
     if faults:
-        raise TargetError(faults[0].sentence(), hint="`dalsegno plan` shows all that must be there first")
+        raise TargetError(faults[0].sentence(), hint="`dalsegno plan` lists everything that must exist first")
     stopped = any(change.effect is ChangeEffect.STOPS_NODES for change in plan.changes)
     if stopped and not plan.fleet_stopped:
         raise TargetError(
             "this change needs all compute nodes stopped, which would end their jobs",
-            hint=f"when no job runs, `{stop}`, then `dalsegno up` again; it starts them afterwards",
+            hint=f"when no job runs, run `{stop}`, then `dalsegno up`, which starts them again",
         )
