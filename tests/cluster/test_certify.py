@@ -1,0 +1,66 @@
+"""`dalsegno certify` on real nodes: the parts without torch each time, all of them with `long`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dalsegno.bench.certificate import CertifyPart, read_certificate
+from tests.cluster.conftest import Cli
+from tests.waiting import eventually
+
+QUICK = ("certify", "--quick", "--cluster", "shared")
+
+
+def test_the_parts_without_torch_are_measured_judged_and_compared(shared: Cli, tmp_path: Path):
+    parts = ("--only", "health", "--only", "versions", "--only", "storage", "--only", "power-cut")
+    first = shared.run(*QUICK, *parts, "--output", str(tmp_path / "first"))
+    report = read_certificate((tmp_path / "first" / "certificate.json").read_text())
+    levels = {each.part: each.word for each in report.parts}
+    assert levels[CertifyPart.VERSIONS] == levels[CertifyPart.STORAGE] == "PASS", first.err
+    assert levels[CertifyPart.PAIRS] == levels[CertifyPart.POWER_CUT] == "skipped"
+    assert first.code == report.level.exit_code
+    assert "virtual hosts" in first.err
+    page = (tmp_path / "first" / "certificate.html").read_text()
+    assert "dalsegno bench storage" in page and "train-3" in page
+    old = str(tmp_path / "first" / "certificate.json")
+    again = shared.run(*QUICK, "--only", "health", "--output", str(tmp_path / "b"), "--against", old, "--json")
+    changed = {(each["part"], each["trend"]) for each in json.loads(again.out)["changes"]}
+    assert {("versions", "no longer measured"), ("storage", "no longer measured")} <= changed
+
+
+def test_a_power_cut_without_a_terminal_needs_yes_and_bad_input_measures_nothing(shared: Cli, tmp_path: Path):
+    for words, said in (
+        (("--power-cut",), "--yes"),
+        (("--against", "/not/there"), "cannot be read"),
+        (("--partition", "nowhere"), "there is no partition"),
+    ):
+        answer = shared.run(*QUICK, *words, "--output", str(tmp_path))
+        assert (answer.code, said in answer.err) == (2, True), answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_all_parts_are_measured_with_torch(shared: Cli, tmp_path: Path):
+    answer = shared.run(*QUICK, "--output", str(tmp_path), timeout_s=600)
+    report = read_certificate((tmp_path / "certificate.json").read_text())
+    outcomes = {each.part.value: (each.outcome.value, each.summary) for each in report.parts}
+    for part in ("health", "versions", "storage", "pairs", "collectives", "gemm"):
+        assert outcomes[part][0] == "measured", (outcomes, answer.err)
+    assert any("gloo" in line for line in report.simulated)
+    assert (tmp_path / "certificate.html").read_text().count("<svg") == 2
+
+
+@pytest.mark.long
+def test_an_interrupted_certificate_leaves_no_job_behind(shared: Cli, tmp_path: Path):
+    process = shared.start("certify", "--cluster", "shared", "--only", "gemm", "--output", str(tmp_path))
+    jobs = ("shell", "-M", "shared", "--", "squeue", "-h", "-o", "%j")
+    eventually(lambda: "bench-gemm" in shared.ok(*jobs), within_s=60)
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    eventually(lambda: "bench-gemm" not in shared.ok(*jobs), within_s=30)
