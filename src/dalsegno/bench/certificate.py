@@ -1,9 +1,9 @@
 """The certificate of a cluster: what was measured, the verdict on it, and what got worse since an older one. Pure.
 
-    certificate = Certificate("train", time.time(), ("gpu-1", "gpu-2"), parts)
-    certificate.level                     # PASS, DEGRADED, FAIL or UNKNOWN
-    compare_certificates(older, certificate)
-    read_certificate(certificate.to_json()) == certificate
+certificate = Certificate("train", time.time(), ("gpu-1", "gpu-2"), parts)
+certificate.level                     # PASS, DEGRADED, FAIL or UNKNOWN
+compare_certificates(older, certificate)
+read_certificate(certificate.to_json()) == certificate
 """
 
 from __future__ import annotations

@@ -96,8 +96,13 @@ def certify_versions(nodes: Mapping[str, Mapping[str, str]], commands: Sequence[
     )  # fmt: skip
 
 
-def certify_storage(report: Sequence[Mapping[str, Any]], commands: Sequence[str]) -> CertifiedPart:
-    """Judge each folder on each node. One that cannot be used is a failure, a slow node a degradation."""
+def certify_storage(
+    report: Sequence[Mapping[str, Any]], commands: Sequence[str], compare_nodes: bool = True
+) -> CertifiedPart:
+    """Judge each folder on each node. One that cannot be used is a failure, a slow node a degradation.
+
+    Virtual hosts are not compared with each other: they take turns on one disk.
+    """
     speeds = [FolderSpeed(**{key: value for key, value in each.items() if key != "shared"}) for each in report]
     if not speeds:
         raise ValueError("no folder was measured")
@@ -106,7 +111,7 @@ def certify_storage(report: Sequence[Mapping[str, Any]], commands: Sequence[str]
     good = [each for each in speeds if not each.error]
     for each in good:
         same = [other.write_mb_per_s for other in good if other.folder == each.folder]
-        if len(same) >= LEAST_NODES and each.write_mb_per_s < SLOW_STORAGE * median(same):
+        if compare_nodes and len(same) >= LEAST_NODES and each.write_mb_per_s < SLOW_STORAGE * median(same):
             share = each.write_mb_per_s / median(same)
             findings.append(f"{each.folder} on {each.host} writes at {share:.0%} of the median of the nodes")
     level = BenchLevel.FAIL if failed else BenchLevel.DEGRADED if findings else BenchLevel.PASS
@@ -139,7 +144,7 @@ def certify_pairs(report: Mapping[str, Any], commands: Sequence[str]) -> Certifi
     figures += [CertifiedFigure(" - ".join(pair), value, "GB/s") for pair, value in sorted(pairs.items())]
     rows = [(" - ".join(pair), f"{value:.3g} GB/s", f"{value / usual:.0%}" if usual else "-")
             for pair, value in sorted(pairs.items(), key=lambda each: each[1])]  # fmt: skip
-    summary = f"the usual bus bandwidth of a pair is {usual:.3g} GB/s; {len(report['faults'])} bad nodes or links"
+    summary = f"the usual bus bandwidth of a pair is {usual:.3g} GB/s; bad nodes or links: {len(report['faults'])}"
     nodes = [str(each) for each in report["nodes"]]
     return _part(
         CertifyPart.PAIRS, level, summary, figures=tuple(figures), findings=tuple(findings),
@@ -176,12 +181,14 @@ def _busbw(row: Mapping[str, Any]) -> float:
     return min(float(each["busbw"]) for each in (row["out_of_place"], row["in_place"]) if each is not None)
 
 
-def certify_devices(report: Sequence[Mapping[str, Any]], commands: Sequence[str]) -> CertifiedPart:
+def certify_devices(
+    report: Sequence[Mapping[str, Any]], commands: Sequence[str], low: float = devices.LOW
+) -> CertifiedPart:
     """Name the devices that are slower than the others. Too few devices have no verdict."""
     results = [
         DeviceResult(**{**each["result"], "test": DeviceTest(each["result"]["test"])}) for each in report
     ]  # fmt: skip
-    judged = judge_devices(results)
+    judged = judge_devices(results, low)
     slow = [f"{each.result.device} of {each.result.host}: {each.of_median:.0%} of the median" for each in judged
             if each.slow]  # fmt: skip
     few = len(results) < devices.LEAST

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PARTS = ("health", "versions", "storage", "pairs", "collectives", "gemm", "container", "power-cut")
 GRACE_S = 30.0  # for a benchmark, which ends its own job
 DRILL_GRACE_S = 180.0  # for a drill, which undoes its faults
+SHARED_LOW = 0.3  # the share of the usual speed below which a virtual host is slow: others use the same processors
 IMMEDIATE_S = 300  # most time that a job waits for its nodes
 _MOST_BYTES = 64 << 20  # of an older certificate
 
@@ -103,7 +105,13 @@ def command(
 
 
 def _prefixed(say: Say, part: str) -> Say:
-    return lambda text: say(f"{part}: {text.strip()}")
+    """Return a `say` for the messages of a command, without its own clock and without the lines of its table."""
+
+    def passed_on(text: str) -> None:
+        if text.strip() and not text.lstrip().startswith("#"):
+            say(f"{part}: {re.sub(r'^ *[0-9.]+ s  ', '', text).strip()}")
+
+    return passed_on
 
 
 # Options
@@ -293,7 +301,9 @@ def _node_health(slurm: SlurmHere, node: NodeInfo) -> Any:
     state = node.word if phase is NodePhase.IN_SERVICE else phase.value
     failed = tuple(name for name, verdict in last.items() if verdict is Verdict.FAILED)
     warned = tuple(name for name, verdict in last.items() if verdict is Verdict.WARNED)
-    return NodeHealth(node.name, state, well, own["reason"] or node.reason, failed if last else None, warned)
+    warned += (f"{phase.value} {own['reason'] or own['note']}".strip(),) if phase is NodePhase.SUSPECTED else ()
+    checked = bool(own["boot"])  # an agent was connected; checks are recorded only when their results change
+    return NodeHealth(node.name, state, well, own["reason"] or node.reason, failed if checked else None, warned)
 
 
 def _versions(stage: CertifyStage, say: Say) -> CertifiedPart:
@@ -306,7 +316,7 @@ def _versions(stage: CertifyStage, say: Say) -> CertifiedPart:
     fields: dict[str, object] = {"nodes": NodeCount(stage.count, stage.count), "nproc_per_node": 1}
     fields |= {"partition": stage.ask.partition} if stage.ask.partition else {}
     fields |= {"sbatch_args": (f"--immediate={IMMEDIATE_S}",)}
-    done = run_worker(worker, BenchPlace(fields, cluster=stage.ask.cluster), say)
+    done = run_worker(worker, BenchPlace(fields, cluster=stage.ask.cluster), lambda line: None)
     found = read_versions(needs_data(done.text if done else "", "the job"))
     slurmd = {each.name: each.version for each in stage.known}
     merged = {node: {"slurmd": slurmd.get(node, ""), **each} for node, each in found.items()}
@@ -351,9 +361,9 @@ def _storage(stage: CertifyStage, say: Say) -> CertifiedPart:
     folder = folder_of(stage.slurm.env)
     applied = read_applied(folder) if folder else None
     mounts = [each.mount for each in applied.storage] if applied else []
-    size = ["--size", "4M", "--seconds", "0.5"] if stage.ask.quick else ["--size", "256M"]
+    size = ["--size", "16M", "--seconds", "1"] if stage.ask.quick else ["--size", "256M"]
     told, report = _bench(stage, ["storage", *(mounts or [os.getcwd()]), "/tmp", *size], say)
-    return certify_storage(report, [told])
+    return certify_storage(report, [told], compare_nodes=not stage.simulated)
 
 
 def _gpus(stage: CertifyStage) -> list[str]:
@@ -363,8 +373,9 @@ def _gpus(stage: CertifyStage) -> list[str]:
 def _pairs(stage: CertifyStage, say: Say) -> CertifiedPart:
     from dalsegno.bench.certificate_parts import certify_pairs
 
-    size = ["--size", "4M", "--seconds", "0.2"] if stage.ask.quick else []
-    told, report = _bench(stage, ["pairs", *size, *_gpus(stage)], say)
+    size = ["--size", "4M", "--seconds", "0.5"] if stage.ask.quick else []
+    low = ["--low", str(SHARED_LOW)] if stage.simulated else []
+    told, report = _bench(stage, ["pairs", *size, *low, *_gpus(stage)], say)
     return certify_pairs(report, [told])
 
 
@@ -381,10 +392,12 @@ def _collectives(stage: CertifyStage, say: Say) -> CertifiedPart:
 
 def _gemm(stage: CertifyStage, say: Say) -> CertifiedPart:
     from dalsegno.bench.certificate_parts import certify_devices
+    from dalsegno.bench.devices import LOW
 
     time_ = ["--seconds", "0.5"] if stage.ask.quick else []
-    told, report = _bench(stage, ["gemm", *time_, *_gpus(stage)], say)
-    return certify_devices(report, [told])
+    low = ["--low", str(SHARED_LOW)] if stage.simulated else []
+    told, report = _bench(stage, ["gemm", *time_, *low, *_gpus(stage)], say)
+    return certify_devices(report, [told], SHARED_LOW if stage.simulated else LOW)
 
 
 def _container(stage: CertifyStage, say: Say) -> CertifiedPart:
