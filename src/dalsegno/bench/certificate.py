@@ -1,9 +1,6 @@
 """The certificate of a cluster: what was measured, the verdict on it, and what got worse since an older one. Pure.
 
-certificate = Certificate("train", time.time(), ("gpu-1", "gpu-2"), parts)
-certificate.level                     # PASS, DEGRADED, FAIL or UNKNOWN
-compare_certificates(older, certificate)
-read_certificate(certificate.to_json()) == certificate
+`Certificate.level` is the verdict, `compare_certificates` the comparison. `to_json` and `read_certificate` are inverse.
 """
 
 from __future__ import annotations
