@@ -37,6 +37,7 @@ from dalsegno.bench.certificate_parts import (
 )
 from dalsegno.bench.verdict import BenchLevel
 from dalsegno.bench.versions_measure import read_versions, versions_here
+from dalsegno.cli.certify import PARTS
 
 PASS, DEGRADED, FAIL, UNKNOWN = BenchLevel.PASS, BenchLevel.DEGRADED, BenchLevel.FAIL, BenchLevel.UNKNOWN
 HOSTILE = "<script>alert('1')</script>\x1b[31m"
@@ -48,6 +49,10 @@ def part(which: CertifyPart, level: BenchLevel, *figures: CertifiedFigure) -> Ce
 
 def certificate(*parts: CertifiedPart) -> Certificate:
     return Certificate("one", 1_700_000_000.0, ("n1", "n2"), parts, version="1.0")
+
+
+def test_the_options_name_all_parts():
+    assert tuple(each.value for each in CertifyPart) == PARTS
 
 
 # The verdict
@@ -86,7 +91,8 @@ def test_a_part_that_could_not_be_run_rules_out_a_pass_but_one_that_was_skipped_
 def test_a_certificate_survives_its_json_report():
     figure = CertifiedFigure("steps lost", 3.0, "steps", BetterFigure.LOWER)
     whole = replace(part(CertifyPart.POWER_CUT, PASS, figure), findings=("f",), head=("A",), rows=(("1",),))
-    first = replace(certificate(whole, not_measured(CertifyPart.GEMM, "why")), simulated=("gloo",), quick=True)
+    parts = (whole, not_measured(CertifyPart.GEMM, "why"))
+    first = replace(certificate(*parts), simulated=("gloo",), quick=True, measured=1)
     assert read_certificate(first.to_json()) == first
     assert json.loads(first.to_json())["level"] == "UNKNOWN"
 

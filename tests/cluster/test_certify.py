@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.bench.certificate import CertifyPart, read_certificate
-from tests.cluster.conftest import Cli
+from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.test_containers import make_image
 from tests.waiting import eventually
 
 QUICK = ("certify", "--quick", "--cluster", "shared")
@@ -48,10 +49,13 @@ def test_a_power_cut_without_a_terminal_needs_yes_and_bad_input_measures_nothing
 
 @pytest.mark.long
 def test_all_parts_are_measured_with_torch(shared: Cli, tmp_path: Path):
-    answer = shared.run(*QUICK, "--output", str(tmp_path), timeout_s=600)
+    folder = shared.home / "certify-image"
+    folder.mkdir()
+    image = ("--container-image", str(make_image(folder)))
+    answer = shared.run(*QUICK, *image, "--output", str(tmp_path), timeout_s=600)
     report = read_certificate((tmp_path / "certificate.json").read_text())
     outcomes = {each.part.value: (each.outcome.value, each.summary) for each in report.parts}
-    for part in ("health", "versions", "storage", "pairs", "collectives", "gemm"):
+    for part in ("health", "versions", "storage", "pairs", "collectives", "gemm", "container"):
         assert outcomes[part][0] == "measured", (outcomes, answer.err)
     assert any("gloo" in line for line in report.simulated)
     assert (tmp_path / "certificate.html").read_text().count("<svg") == 2
@@ -66,3 +70,26 @@ def test_an_interrupted_certificate_leaves_no_job_behind(shared: Cli, tmp_path: 
     process.communicate(timeout=60)
     assert process.returncode == 130
     eventually(lambda: "bench-gemm" not in shared.ok(*jobs), timeout_s=30)
+
+
+THREE = """
+name: one
+target: local
+partitions: [{name: train, nodes: 3, cpus: 4, memory: 2G, default: true}]
+slurm: {accounting: false}
+"""
+
+
+@pytest.mark.long
+def test_a_power_cut_is_survived_but_not_made_while_there_are_jobs(cache: Path, tmp_path: Path):
+    cut = ("certify", "--only", "power-cut", "--power-cut", "--yes", "--output", str(tmp_path))
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(THREE))
+        job = cli.ok("shell", "--", "sbatch", "--parsable", "--chdir=/", "--wrap", "sleep 300").strip()
+        refused = cli.run(*cut)
+        assert (refused.code, "there are jobs on the cluster" in refused.out) == (5, True), refused.err
+        cli.ok("shell", "--", "scancel", job)
+        eventually(lambda: not cli.ok("shell", "--", "squeue", "-h"))
+        answer = cli.run(*cut, timeout_s=300)
+        assert answer.code == 0, answer.out + answer.err
+        assert "the power of train-" in answer.out

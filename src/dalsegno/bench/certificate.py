@@ -114,6 +114,7 @@ class Certificate:
     simulated: tuple[str, ...] = ()
     quick: bool = False
     version: str = ""  # of Dal Segno
+    measured: int = 0  # nodes that were idle and measured; `health` is about all of them
 
     @property
     def level(self) -> BenchLevel:
@@ -131,7 +132,7 @@ class Certificate:
 
     def sentences(self) -> list[str]:
         """Return the summary of the whole certificate."""
-        found = [f"{len(self.nodes)} {'node' if len(self.nodes) == 1 else 'nodes'} of {self.cluster}"]
+        found = [f"{self.measured} of {len(self.nodes)} nodes of {self.cluster} were idle and measured"]
         for outcome in PartOutcome:
             names = [each.part.value for each in self.parts if each.outcome is outcome]
             found += [f"{outcome.value}: {', '.join(names)}"] if names else []
@@ -144,6 +145,7 @@ class Certificate:
         return {
             "format": FORMAT, "cluster": self.cluster, "at": self.at, "level": self.level.value,
             "nodes": list(self.nodes), "simulated": list(self.simulated), "quick": self.quick, "version": self.version,
+            "measured": self.measured,
             "parts": [_part_to_dict(each) for each in self.parts],
         }  # fmt: skip
 
@@ -173,6 +175,7 @@ def read_certificate(text: str, source: str = "") -> Certificate:
         return Certificate(
             str(found["cluster"]), float(found["at"]), _texts(found["nodes"]), tuple(map(_read_part, known)),
             _texts(found["simulated"]), bool(found["quick"]), str(found["version"]),
+            int(found["measured"]),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CertificateUnreadable(

@@ -111,10 +111,16 @@ def _read_older(file: str) -> Certificate:
 
 def _make_folder(output: str) -> Path:
     """Create the folder of the report before anything is measured, so that no result is lost."""
+    from dalsegno.system.execute import as_caller
+
     folder = Path(output).absolute()
-    try:
+
+    def make() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+
+    try:
+        as_caller(make)  # with the rights of the user who called sudo
     except OSError as error:
         raise UsageError(
             f"the report cannot be written to {folder}: {error.strerror}", where="--output",
@@ -145,7 +151,7 @@ def _certificate(stage: CertifyStage, parts: Sequence[CertifiedPart]) -> Certifi
         simulated.append("pairs and collectives were measured without GPUs: gloo over TCP stands for NCCL")
     nodes = tuple(each.name for each in stage.known)
     return Certificate(
-        stage.name, time.time(), nodes, tuple(parts), tuple(simulated), stage.ask.quick, __version__
+        stage.name, time.time(), nodes, tuple(parts), tuple(simulated), stage.ask.quick, __version__, stage.count
     )  # fmt: skip
 
 
@@ -153,10 +159,19 @@ def _write(
     folder: Path, certificate: Certificate, changes: Sequence[CertificateChange] | None, notes: Sequence[str]
 ) -> None:
     from dalsegno.bench.certificate_page import render_certificate
+    from dalsegno.system.execute import as_caller
     from dalsegno.system.files import write_atomic
 
-    write_atomic(folder / "certificate.json", certificate.to_json() + "\n", mode=0o644)
-    write_atomic(folder / "certificate.html", render_certificate(certificate, changes, notes), mode=0o644)
+    files = {
+        "certificate.json": certificate.to_json() + "\n",
+        "certificate.html": render_certificate(certificate, changes, notes),
+    }
+
+    def write() -> None:
+        for name, text in files.items():
+            write_atomic(folder / name, text, mode=0o644)
+
+    as_caller(write)
 
 
 def _changes_as_json(changes: Sequence[CertificateChange]) -> list[dict[str, object]]:

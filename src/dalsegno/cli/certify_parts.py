@@ -216,8 +216,8 @@ def _dalsegno(argv: Sequence[str], say: Say, grace_s: float) -> Any:
         try:
             return json.loads(text_of(log_of(folder, 0)))
         except ValueError:
-            said = text_of(errors_of(folder, 0)).strip()
-            lines = [each for each in said.splitlines() if each.startswith("error:")] or said.splitlines()[-3:]
+            said = text_of(errors_of(folder, 0)).strip().splitlines()
+            lines = [each for each in said if each.startswith(("error:", "hint:"))] or said[-3:]
             reason = " ".join(lines).removeprefix("error: ") or "it printed no report"
             code = f" (exit code {failed.code})" if failed else ""
             raise DalsegnoError(f"`{shlex.join(['dalsegno', *argv[:2]])}` failed{code}: {reason}") from None
