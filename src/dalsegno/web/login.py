@@ -38,9 +38,9 @@ def role_of(uid: int, owners: Collection[int]) -> WebRole:
 
 
 class LoginServer:
-    """Answers `{"login": true}`, `{"link": true}` and `{"revoke": true}`, of operators also `{"revoke": true, "uid": N}`.
+    """Answers `{"login": true}`, `{"link": true}` and `{"revoke": true}`. `address` is the HOST:PORT of the page.
 
-    `address` is the HOST:PORT of the page.
+    Operators may also send `{"revoke": true, "uid": N}`.
     """
 
     def __init__(
