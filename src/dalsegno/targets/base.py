@@ -60,6 +60,7 @@ class Removal:
     homes: tuple[str, ...] = ()
     storage: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    needs_yes: bool = False  # the storage is in a cloud: a script must say `--yes`, because nothing restores it
 
     def sentences(self, runs: Collection[str]) -> list[str]:
         """Return the consequences of the removal. `runs` are the active runs, whose jobs are not listed again."""
@@ -403,8 +404,8 @@ class CanMonitor(Protocol):
 class CanForward(Protocol):
     """A target whose cluster is used on another machine: most commands run there."""
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry:
-        """Return how to run `dalsegno ARGUMENTS` on the cluster's head."""
+    def forward(self, arguments: Sequence[str]) -> ShellEntry | None:
+        """Return how to run `dalsegno ARGUMENTS` on the cluster's head; None if the command runs here."""
 
 
 def name_user(target: Target | None, uid: int) -> str:
