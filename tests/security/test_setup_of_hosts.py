@@ -22,7 +22,8 @@ from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedFolder
 from dalsegno.spec.facts import User
 from dalsegno.targets.ssh.desired import hosts_lines
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshFolder, read_secrets, write_secrets
-from dalsegno.targets.ssh.plan import check_hosts, refuse_privileges
+from dalsegno.targets.ssh.people import AssignedIds, check_accounts, refuse_privileges
+from dalsegno.targets.ssh.plan import check_hosts
 from tests.targets.test_ssh_plans import CLUSTER, CODE, HOSTS, ON
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user takes root")
@@ -169,7 +170,7 @@ def test_host_adds_no_name_of_another_domain_to_the_hosts_files():
 def test_host_cannot_make_a_user_of_the_cluster_a_system_account():
     cluster = replace(CLUSTER, users=(User("alice", (), ""),))
     facts = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], users=(HostUser("alice", 0, 0),))}
-    faults = check_hosts(cluster, facts, CODE)
+    faults = check_accounts(cluster, facts, AssignedIds())
     assert set(faults) == {"gpu-2"} and "system account" in faults["gpu-2"].what
 
 

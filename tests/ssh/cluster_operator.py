@@ -70,8 +70,8 @@ class Operator:
         argv = [sys.executable, "-m", "dalsegno", "up", str(self.file)]
         return subprocess.Popen(argv, cwd=self.folder, env=self._env(), stderr=subprocess.PIPE, text=True)
 
-    def on_head(self, *argv: str) -> str:
-        return self.rack.hosts[0].run(*argv)
+    def on_head(self, *argv: str, stdin: str = "") -> str:
+        return self.rack.hosts[0].run(*argv, stdin=stdin)
 
 
 def _is_in(name: str, nodes: str) -> bool:

@@ -6,19 +6,22 @@ The tests share three hosts and run in order. The last one removes the cluster.
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.ssh.cluster_operator import Operator
-from tests.ssh.hosts import reason_to_skip, running_hosts
+from tests.ssh.cluster_operator import Done, Operator
+from tests.ssh.hosts import make_key, reason_to_skip, running_hosts
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 LOGIN = "admin"  # may use sudo without a password
 FOREIGN = "# written by hand\n"
-ACCOUNTING = "users: [{name: ada}]\nhealth: {mode: observe}\n"
+STORAGE = "[{name: team, mount: /shared, type: existing, home: true}, {name: disk, mount: /scratch, type: scratch}]"
+MORE = f"users: [{{name: ada}}]\nhealth: {{mode: observe}}\nstorage: {STORAGE}\n"
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +30,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     if reason := reason_to_skip():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("lab")
-    with running_hosts(3, folder / "hosts", names=["head", "n1", "n2"]) as rack:
+    shared = folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    with running_hosts(3, folder / "hosts", names=["head", "n1", "n2"], shared=shared) as rack:
         operator = Operator(folder, rack)
         operator.clear_hosts()
         rack["n1"].run("sh", "-c", f"mkdir -p /etc/slurm; printf '{FOREIGN}' > /etc/slurm/gres.conf")
-        operator.write(more=ACCOUNTING, user=LOGIN)
+        operator.write(more=MORE, user=LOGIN)
         operator.up()
         yield operator
 
@@ -47,6 +53,68 @@ def test_jobs_run_on_all_nodes_as_a_user_of_the_file(lab):
     assert len(uids) == 1
     ran = eventually(lambda: lab.on_head("sacct", "-aXno", "user,state").split())
     assert ran == ["ada", "COMPLETED"]
+
+
+def test_job_has_a_scratch_folder_on_each_node(lab):
+    script = "stat -c %U:%a $TMPDIR; echo $TMPDIR"
+    job, *others = lab.on_head("runuser", "-u", "ada", "--", "srun", "-N1", "sh", "-c", script).split()
+    assert job == "ada:700" and others[0].startswith("/scratch/job-")
+    eventually(lambda: lab.rack["n1"].run("ls", "/scratch") + lab.rack["n2"].run("ls", "/scratch") == "")
+
+
+def ssh_as(lab: Operator, user: str, key: Path, *command: str) -> Done:
+    """Log in to the head with a key of the user, who is on this machine."""
+    argv = ["ssh", "-F", "none", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"]
+    argv += ["-o", f"UserKnownHostsFile={lab.rack.known_hosts}", f"{user}@{lab.rack['head'].address}"]
+    done = subprocess.run([*argv, shlex.join(command)], capture_output=True, text=True, timeout=60)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def bea(lab: Operator) -> Path:
+    """The key of a user who was added by command."""
+    key = lab.folder / "bea-key"
+    make_key(key, comment="bea@desk")
+    lab.dalsegno("group", "add", "vision")
+    lab.dalsegno("user", "add", "bea", "--full-name", "Bea Lind", "--group", "vision", "--ssh-key", f"{key}.pub")
+    return key
+
+
+def test_new_user_logs_in_goes_on_to_a_node_and_runs_jobs(lab, bea):
+    assert ssh_as(lab, "bea", bea, "ssh", "-o", "BatchMode=yes", "n2", "hostname; pwd").out == "n2\n/shared/bea\n"
+    assert sorted(ssh_as(lab, "bea", bea, "srun", "-N2", "hostname").out.split()) == ["n1", "n2"]
+    assert len({host.run("id", "bea") for host in lab.rack.hosts}) == 1
+    assert "(vision)" in lab.rack["n1"].run("id", "bea")
+    listed = {user["name"]: user for user in json.loads(lab.dalsegno("user", "ls", "--json").out)}
+    assert listed["bea"]["groups"] == ["vision"] and listed["bea"]["home"] == "/shared/bea"
+    assert "nothing to do" in lab.up().err
+
+
+def test_user_neither_reads_files_of_others_nor_cancels_their_jobs(lab, bea):
+    lab.on_head("sh", "-c", "umask 022; echo secret > /shared/ada/notes; chown ada: /shared/ada/notes")
+    denied = ssh_as(lab, "bea", bea, "cat", "/shared/ada/notes")
+    assert denied.code == 1 and "Permission denied" in denied.err
+    job = lab.on_head("runuser", "-u", "ada", "--", "sbatch", "--parsable", "-D", "/tmp", "--wrap", "sleep 60").strip()
+    assert ssh_as(lab, "bea", bea, "scancel", job).code != 0
+    assert lab.on_head("squeue", "-hj", job, "-o", "%u").strip() == "ada"
+    lab.on_head("scancel", job)
+
+
+def test_removed_user_cannot_log_in_and_the_home_is_kept(lab, bea):
+    uid = lab.on_head("id", "-u", "bea")
+    left = f"setpriv --reuid={uid.strip()} --regid={uid.strip()} --clear-groups sleep 300 >/dev/null 2>&1 & :"
+    lab.on_head("sh", "-c", left)
+    assert "kept /shared/bea" in lab.dalsegno("user", "rm", "bea").err
+    assert ssh_as(lab, "bea", bea, "true").code == 255
+    assert lab.rack["n1"].run("sh", "-c", "getent passwd bea vision || true") == ""
+    assert lab.on_head("stat", "-c", "%u", "/shared/bea") == uid
+    assert lab.on_head("sh", "-c", f"pgrep -U {uid.strip()} || true") == ""
+    lab.dalsegno("group", "rm", "vision")
+    assert lab.dalsegno("user", "add", "cem").code == 0
+    assert lab.on_head("id", "-u", "cem") != uid
+    refused = lab.dalsegno("user", "rm", "cem", "--remove-home", code=2)
+    assert "/shared/cem is not on this machine" in refused.err
+    lab.dalsegno("user", "rm", "cem")
 
 
 def test_status_of_the_operator_shows_all_daemons(lab):
@@ -94,8 +162,7 @@ SCRIPT = "#!/bin/sh\nwhile :; do echo rank $RANK generation $DALSEGNO_GENERATION
 
 
 def test_run_continues_after_a_worker_was_killed(lab):
-    for host in lab.rack.hosts:  # they share no file system
-        host.run("sh", "-c", "cat > /home/ada/train.sh; chmod 755 /home/ada/train.sh", stdin=SCRIPT)
+    lab.on_head("sh", "-c", "cat > /shared/ada/train.sh; chmod 755 /shared/ada/train.sh", stdin=SCRIPT)
     as_ada = ["runuser", "-l", "ada", "-c"]
     run = lab.on_head(*as_ada, "dalsegno run --no-preload --detach -N 2 ./train.sh").strip()
     assert eventually(lambda: "rank 1 generation 1" in lab.on_head(*as_ada, f"dalsegno logs {run}"), every_s=0.5)
@@ -139,14 +206,14 @@ def test_killed_daemon_is_started_again(lab):
 
 
 def test_node_that_leaves_the_file_is_cleaned(lab):
-    lab.write(nodes="n1", more=ACCOUNTING, user=LOGIN)
+    lab.write(nodes="n1", more=MORE, user=LOGIN)
     lab.up()
     assert lab.on_head("sinfo", "-hNo", "%N").split() == ["n1"]
     assert lab.rack["n2"].run("sh", "-c", "ls /etc/slurm; pidof slurmd munged || true") == ""
 
 
 def test_connection_that_is_cut_half_way_is_continued_by_the_next_up(lab):
-    lab.write(more=ACCOUNTING, user=LOGIN)
+    lab.write(more=MORE, user=LOGIN)
     with lab.start_up() as up:
         assert up.stderr
         for line in up.stderr:
@@ -166,4 +233,5 @@ def test_down_restores_every_host(lab):
         left = "ls -d /opt/* /var/lib/dalsegno/clusters/* 2>/dev/null; pidof slurmctld slurmd munged mariadbd || true"
         assert host.run("sh", "-c", left) == ""
         assert "Dal Segno" not in host.run("cat", "/etc/hosts")
+        assert host.run("id", "-u", "ada") and host.run("stat", "-c", "%U", "/shared/ada") == "ada\n"
     assert not Path(lab.state).exists()

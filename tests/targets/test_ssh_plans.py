@@ -8,11 +8,12 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
-from dalsegno.setup.inspect import HostFacts, HostUser, InspectedDisk, InspectedGpu, ListeningPort
+from dalsegno.setup.inspect import HostFacts, HostGroup, HostUser, InspectedDisk, InspectedGpu, ListeningPort
 from dalsegno.setup.node_plan import NodePlan
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm, SshAccess, SshHost, Storage, User
-from dalsegno.targets.ssh.desired import ClusterOnHosts, assign_uids, host_plan
+from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.folder import ClusterSecrets
+from dalsegno.targets.ssh.people import AssignedIds, assign_ids, check_accounts, known_ids
 from dalsegno.targets.ssh.plan import (
     CodeFit,
     SshPlan,
@@ -22,6 +23,7 @@ from dalsegno.targets.ssh.plan import (
     refuse_unbuilt,
     summarize,
 )
+from dalsegno.targets.ssh.storage import check_storage
 
 FACTS = HostFacts(
     "head",
@@ -135,8 +137,102 @@ def test_cgroup_v2_without_systemd_is_not_used():
 def test_users_have_one_uid_on_all_hosts():
     cluster = replace(CLUSTER, users=(User("ada", (), ""), User("bob", (), ""), User("cem", (), "", uid=4000)))
     first = replace(FACTS, users=(HostUser("root", 0, 0), HostUser("bob", 1007, 1007)))
-    second = replace(FACTS, users=(HostUser("somebody", 10001, 10001),))
-    assert assign_uids(cluster, [first, second]) == {"ada": 10002, "bob": 1007, "cem": 4000}
+    second = replace(FACTS, users=(HostUser("somebody", 20001, 20001),))
+    ids = assign_ids(cluster, {"gpu-1": second, "head": first}, AssignedIds())
+    assert ids.uids == {"ada": 20002, "bob": 1007, "cem": 4000}
+    assert {user.uid for host in HOSTS for user in host_plan(replace(ON, before=ids), host).users} == {20002}
+
+
+def test_uid_of_a_removed_user_is_not_assigned_again():
+    before = AssignedIds({"zoe": 20001})
+    assert assign_ids(CLUSTER, HOSTS, before).uids == {"zoe": 20001, "ada": 20002}
+
+
+def test_accounts_of_an_earlier_cluster_keep_their_uids_as_the_head_says():
+    liar = replace(FACTS, users=(HostUser("ada", 1000, 1000, ours=True),))
+    head = replace(FACTS, users=(HostUser("ada", 20007, 20007, ours=True),))
+    facts = {"gpu-1": liar, "head": head}
+    assert assign_ids(CLUSTER, facts, known_ids(CLUSTER, facts, AssignedIds())).uids == {"ada": 20007}
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [
+        ({"users": (HostUser("ada", 33, 33),)}, "`ada` is a system account of this machine (uid 33)"),
+        (
+            {"users": (HostUser("ada", 1000, 1000),), "groups": (HostGroup("sudo", 27, ("ada",)),)},
+            "`ada` is an account of this machine with the rights of sudo",
+        ),
+        ({"groups": (HostGroup("ada", 1000),)}, "`ada` is a group of this machine"),
+    ],
+)
+def test_user_who_would_get_the_rights_of_an_account_leaves_that_host_out(facts, fault):
+    found = check_accounts(CLUSTER, {**HOSTS, "gpu-1": replace(FACTS, **facts)}, AssignedIds())
+    assert {host: error.what for host, error in found.items()} == {"gpu-1": f"gpu-1: {fault}"}
+
+
+HOME, SCRATCH = Storage("home", "/home", home=True), Storage("scratch", "/scratch", "scratch")
+
+
+def test_homes_on_shared_storage_are_created_by_the_head_only():
+    on = replace(ON, cluster=replace(CLUSTER, storage=(HOME,)))
+    made = {host: [(user.make_home, user.cluster_key) for user in host_plan(on, host).users] for host in HOSTS}
+    others = {host: [(False, True)] for host in HOSTS if host != "head"}
+    assert made == {"head": [(True, True)], **others}
+    assert [(user.make_home, user.cluster_key) for user in host_plan(ON, "gpu-1").users] == [(True, False)]
+
+
+def test_head_exports_folders_and_the_others_mount_them(golden):
+    on = replace(ON, cluster=replace(CLUSTER, storage=(HOME, SCRATCH)))
+    lines = []
+    for host in ("head", "gpu-1"):
+        plan, bare = host_plan(on, host), host_plan(ON, host)
+        lines.append(f"{host}: {' '.join(name for name in plan.packages if name not in bare.packages)}\n")
+        lines += [f"  {each.path} ({each.mode:04o})\n" for each in plan.folders if each not in bare.folders]
+        new = [each for each in plan.files if each.path not in {file.path for file in bare.files}]
+        lines += [f"  {each.path} ({each.mode:04o}):\n{each.content}" for each in new]
+        lines += [f"  mounts {each.path}\n" for each in plan.mounts]
+        lines += [f"  once: {each.name}\n" for each in plan.commands if each not in bare.commands]
+        lines += [f"  service: {each.unit}\n" for each in plan.services if each.name not in names(bare)]
+    golden("ssh/storage.txt", "".join(lines))
+    conf = host_plan(on, "gpu-1").file("/etc/slurm/slurm.conf").content
+    assert "Prolog=/etc/slurm/slurm-prolog" in conf and "TaskProlog=/etc/slurm/slurm-task-prolog" in conf
+
+
+def test_head_is_changed_first_if_the_others_mount_its_folders():
+    mount = change(ChangeKind.MOUNT, "/home", ChangeAction.CREATE)
+    serving = {"head": host_plan(replace(ON, cluster=replace(CLUSTER, storage=(HOME,))), "head")}
+    plan = SshPlan(CLUSTER, serving, {"head": (), "gpu-1": (mount,)}, HOSTS, "c0ffee", SECRETS)
+    assert plan.head_first
+    assert not replace(plan, changes={"gpu-1": ()}).head_first
+    assert not replace(plan, plans={"head": host_plan(ON, "head")}).head_first
+    assert summarize([mount]) == ["mounts /home"]
+
+
+def test_host_that_lacks_an_existing_mount_is_left_out():
+    cluster = replace(CLUSTER, storage=(Storage("fsx", "/fsx/team", "existing"),))
+    mounted = replace(FACTS, disks=(*FACTS.disks, InspectedDisk("/fsx", "lustre")))
+    found = check_storage(cluster, {"head": mounted, "gpu-1": FACTS})
+    assert {host: error.what for host, error in found.items()} == {"gpu-1": "gpu-1: nothing is mounted at /fsx/team"}
+
+
+def test_head_without_systemd_serves_no_nfs():
+    cluster = replace(CLUSTER, storage=(HOME,))
+    found = check_storage(cluster, {"head": replace(FACTS, systemd=False), "gpu-1": replace(FACTS, systemd=False)})
+    assert list(found) == ["head"]
+
+
+def test_storage_does_not_hide_the_keys_of_the_login():
+    hosts = tuple(replace(host, user="ubuntu") for host in CLUSTER.ssh.hosts)
+    cluster = replace(CLUSTER, storage=(HOME,), ssh=replace(CLUSTER.ssh, hosts=hosts))
+    assert set(check_storage(cluster, HOSTS)) == set(HOSTS)
+    assert check_storage(replace(cluster, storage=(Storage("homes", "/people", home=True),)), HOSTS) == {}
+
+
+def test_hosts_know_the_ssh_keys_of_each_other():
+    facts = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], host_keys=("ssh-ed25519 AAAA",))}
+    lines = host_plan(replace(ON, facts=facts), "login-1").file("/etc/ssh/ssh_known_hosts").content
+    assert lines == "gpu-2,c0-rack7,10.0.0.4 ssh-ed25519 AAAA\n"
 
 
 def test_two_hosts_with_one_name_are_refused():
@@ -239,8 +335,8 @@ def test_plan_without_changes_is_empty():
 
 def test_parts_that_are_not_built_are_refused():
     refuse_unbuilt(CLUSTER)
-    asked = replace(CLUSTER, slurm=Slurm(rest=True), storage=(Storage("home", "/home", "nfs"),))
-    with pytest.raises(TargetError, match=r"`storage` and `slurm\.rest` are not built yet for `target: ssh`"):
+    asked = replace(CLUSTER, slurm=Slurm(rest=True, backup_controller=True))
+    with pytest.raises(TargetError, match=r"`slurm\.backup_controller` and `slurm\.rest` are not built yet for"):
         refuse_unbuilt(asked)
 
 

@@ -23,12 +23,16 @@ from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.node_plan import NodePlan, outline, plan_to_json
 
 LOCK_WAIT_S = 20.0  # for another request on the same machine
-MODULES = ("machine_record", "machine_services", "applier")  # in the order in which they import each other
+# In the order in which they import each other. All of them use the standard library only.
+MODULES = (
+    "errors", "users.homes", "setup.machine_record", "setup.machine_services", "setup.machine_accounts",
+    "setup.machine_mounts", "setup.applier",
+)  # fmt: skip
 # Reads the modules from stdin and starts the applier. The names are those of the package, so that its imports work.
 _BOOT = (
     "import json, sys, types\n"
     "stream = sys.stdin.buffer\n"
-    "for name in ('dalsegno', 'dalsegno.setup'):\n"
+    "for name in ('dalsegno', 'dalsegno.users', 'dalsegno.setup'):\n"
     "    sys.modules[name] = types.ModuleType(name)\n"
     "    sys.modules[name].__path__ = []\n"
     "for name, text in json.loads(stream.read(int(stream.readline()))):\n"
@@ -45,8 +49,8 @@ def applier_argv(python: str = "python3") -> list[str]:
 
 @cache
 def _program() -> bytes:
-    room = resources.files("dalsegno.setup")
-    modules = [[f"dalsegno.setup.{name}", room.joinpath(f"{name}.py").read_text()] for name in MODULES]
+    room = resources.files("dalsegno")
+    modules = [[f"dalsegno.{name}", room.joinpath(f"{name.replace('.', '/')}.py").read_text()] for name in MODULES]
     text = json.dumps(modules).encode()
     return b"%d\n%s" % (len(text), text)
 
@@ -81,6 +85,8 @@ class ChangeKind(Enum):
 
     PACKAGE = "package"
     USER = "user"
+    GROUP = "group"
+    MOUNT = "mount"
     FOLDER = "folder"
     FILE = "file"
     LINK = "link"
@@ -97,6 +103,8 @@ class ChangeAction(Enum):
     CHANGE = "change"
     REPLACE = "replace"
     RESTORE = "restore"
+    REMOVE = "remove"
+    UNMOUNT = "unmount"
     RUN = "run"
     START = "start"
     RESTART = "restart"

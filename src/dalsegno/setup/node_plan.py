@@ -16,24 +16,48 @@ from dalsegno.spec.facts import facts_from_json, facts_to_json
 
 @dataclass(frozen=True)
 class PlannedUser:
-    """An account that must exist. An existing account with another uid is an error; other fields are left alone."""
+    """An account that must exist, with a group of its own that has the same number.
+
+    An account that the machine had before is left alone. If it has another uid, that is an error.
+    """
 
     name: str
-    uid: int | None = None
-    groups: tuple[str, ...] = ()
-    home: str = ""  # "": the system's default
+    uid: int
+    full_name: str = ""
+    home: str = ""  # "": /home/NAME
     shell: str = "/bin/bash"
     ssh_keys: tuple[str, ...] = ()
+    make_home: bool = True  # False: another machine creates it, on storage that both see
+    cluster_key: bool = False  # whether the home gets a key with which the user reaches the other machines
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A group and those members that the cluster wants. Other members of a group that was there before are kept."""
+
+    name: str
+    gid: int | None = None  # None: the machine has the group already
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlannedFolder:
-    """A folder with its owner and mode. If the plan created it, the removal deletes it with everything in it."""
+    """A folder with its owner and mode. If the plan created it, the removal deletes it with everything in it, unless
+    `keep` is set."""
 
     path: str
     mode: int = 0o755
     owner: str = "root"
     group: str = "root"
+    keep: bool = False  # it holds files of users
+
+
+@dataclass(frozen=True)
+class PlannedMount:
+    """A line of /etc/fstab, and a mount point where it must be mounted. The removal unmounts it."""
+
+    path: str
+    line: str
 
 
 @dataclass(frozen=True)
@@ -98,6 +122,7 @@ class NodePlan:
     host: str
     packages: tuple[str, ...] = ()
     users: tuple[PlannedUser, ...] = ()
+    groups: tuple[PlannedGroup, ...] = ()
     folders: tuple[PlannedFolder, ...] = ()
     files: tuple[PlannedFile, ...] = ()
     links: tuple[PlannedLink, ...] = ()
@@ -105,6 +130,7 @@ class NodePlan:
     python: str = "/usr/bin/python3"
     commands: tuple[PlannedCommand, ...] = ()
     services: tuple[PlannedService, ...] = ()
+    mounts: tuple[PlannedMount, ...] = ()
 
     def file(self, path: str) -> PlannedFile:
         """Return the planned file with this path."""

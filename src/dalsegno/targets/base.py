@@ -356,6 +356,7 @@ class PeopleView:
     gids: Mapping[str, int]
     homes: Path
     directory: str = ""
+    elsewhere: bool = False  # whether the homes are on other machines
 
 
 @runtime_checkable

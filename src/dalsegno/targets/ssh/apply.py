@@ -33,6 +33,7 @@ from dalsegno.targets.ssh.folder import (
     SshStage,
     SshState,
     read_seen,
+    write_ids,
     write_secrets,
     write_seen,
     write_ssh_state,
@@ -58,9 +59,14 @@ class ApplyOnHosts:
         """Change all hosts. A host that fails is reported at the end, and the next `up` repairs it."""
         write_secrets(self.folder, plan.secrets)
         write_seen(self.folder, {**read_seen(self.folder), **plan.facts})
+        write_ids(self.folder, plan.ids)  # before any account is created
         self._drain(plan)
         changed = [host for host, changes in plan.changes.items() if changes]
-        done = self.hosts.each(changed, lambda host: self._change(plan, host))
+        first = [plan.cluster.head] if plan.head_first and plan.cluster.head in changed else []
+        done = self.hosts.each(first, lambda host: self._change(plan, host))
+        if not any(isinstance(each, DalsegnoError) for each in done.values()):
+            rest = [host for host in changed if host not in first]
+            done = {**done, **self.hosts.each(rest, lambda host: self._change(plan, host))}
         failed = {**plan.faults, **{host: each for host, each in done.items() if isinstance(each, DalsegnoError)}}
         head = plan.cluster.head
         if head in failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dalsegno.errors import TargetError
@@ -19,7 +19,6 @@ from dalsegno.setup.node_plan import (
     PlannedFolder,
     PlannedLink,
     PlannedService,
-    PlannedUser,
     content_digest,
 )
 from dalsegno.slurm.layout import Cgroups, DaemonHost, DatabaseStorage, Dbd, Layout, NodePlace, Paths, Timeouts
@@ -37,7 +36,9 @@ from dalsegno.system.hosts import revision
 from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.folder import IDENTITY
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshRole, SshStage, SshState, head_folder, state_text
+from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
 from dalsegno.targets.ssh.services import LOGS, ServiceSite, compute_services, head_commands, head_services, munge
+from dalsegno.targets.ssh.storage import StorageParts, scratch_programs, storage_parts, without_own_programs
 
 ETC = "/etc/slurm"
 RESERVED_MIB = 512  # for the system and our own daemons, on a host whose size is not in the file
@@ -61,6 +62,11 @@ class ClusterOnHosts:
     cluster_id: str
     code: str  # key of our code
     operator: str = ""
+    before: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of an earlier `up`
+
+    @cached_property
+    def ids(self) -> AssignedIds:
+        return assign_ids(self.cluster, self.facts, self.before)
 
     @cached_property
     def addresses(self) -> dict[str, str]:
@@ -100,6 +106,7 @@ class ClusterOnHosts:
             slurm_user="slurm",
             proctrack="cgroup" if tracked else "linuxproc",
             task_plugin="task/cgroup" if tracked and self._constrains else "task/none",
+            programs=scratch_programs(cluster, ETC),
             timeouts=Timeouts(credential_s=30),
             submit_hosts={
                 self.facts[host].hostname: self.addresses[host]
@@ -127,7 +134,7 @@ class ClusterOnHosts:
         held = ("cores", "memory", "devices") if self._constrains else ()
         layout = replace(self.layout, cgroups=Cgroups(plugin=plugin, constrain=held))
         files = {
-            "slurm.conf": render_slurm_conf(cluster, layout, self.slurm),
+            "slurm.conf": render_slurm_conf(without_own_programs(cluster), layout, self.slurm),
             "gres.conf": render_gres_conf(cluster, layout, self.slurm),
             "cgroup.conf": render_cgroup_conf(cluster, layout, self.slurm),
             HEALTH: settings_text(cluster.health),
@@ -136,6 +143,12 @@ class ClusterOnHosts:
         if cluster.slurm.topology:
             files["topology.conf"] = render_topology_conf(cluster, layout, self.slurm)
         return files
+
+    def storage(self, host: str) -> StorageParts:
+        facts = self.facts[host]
+        launcher = [facts.python_path, "-I", "/opt/dalsegno/current/dalsegno/programs.py"]
+        debian = facts.os_id in DEBIAN
+        return storage_parts(self.sized, host, self.addresses, debian=debian, etc=ETC, launcher=launcher)
 
     def site(self, host: str) -> ServiceSite:
         files = self.slurm_files(host)
@@ -197,23 +210,25 @@ def slurm_version(facts: HostFacts) -> Version:
 def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     """Return the plan of one host."""
     cluster = on.sized
-    site, role = on.site(host), _Role.of(on, host)
+    site, role, storage = on.site(host), _Role.of(on, host), on.storage(host)
     return NodePlan(
         cluster.name,
         on.cluster_id,
         host,
-        packages=(*role.packages, *cluster.ssh.packages),
-        users=_users(on),
-        folders=(*_folders(on, host), *role.folders),
-        files=(*_common_files(on, host), *role.files),
+        packages=(*role.packages, *storage.packages, *cluster.ssh.packages),
+        users=planned_users(cluster, host, on.ids),
+        groups=planned_groups(cluster, on.ids),
+        folders=(*_folders(on, host), *role.folders, *storage.folders),
+        files=(*_common_files(on, host), *role.files, *storage.files),
         links=(
             PlannedLink(str(site.folder.etc), ETC),
             PlannedLink("/opt/dalsegno/current", on.code),
         ),
         bundle=on.code,
         python=on.facts[host].python_path,
-        commands=role.commands,
-        services=role.services,
+        commands=(*role.commands, *storage.commands),
+        services=(*storage.services, *role.services),
+        mounts=storage.mounts,
     )
 
 
@@ -310,6 +325,7 @@ def _common_files(on: ClusterOnHosts, host: str) -> list[PlannedFile]:
         *slurm,
         PlannedFile("/etc/munge/munge.key", on.secrets.munge_key, 0o400, "munge", "munge", secret=True),
         PlannedFile("/etc/hosts", hosts_lines(on), block=True),
+        PlannedFile("/etc/ssh/ssh_known_hosts", known_hosts_lines(on.cluster.ssh.hosts, on.facts), block=True),
         PlannedFile("/usr/local/bin/dalsegno", own_command(on.facts[host].python_path), 0o755),
     ]
 
@@ -342,32 +358,6 @@ def own_command(python: str) -> str:
         'sys.path[:0] = ["/opt/dalsegno/current"]\n'
         "from dalsegno.cli.main import main\n\nmain()\n"
     )
-
-
-def _users(on: ClusterOnHosts) -> tuple[PlannedUser, ...]:
-    """Return the accounts of the cluster file. One uid holds on all hosts: jobs run with it everywhere."""
-    uids = assign_uids(on.cluster, on.facts.values())
-    return tuple(PlannedUser(user.name, uids[user.name], user.groups) for user in on.cluster.users)
-
-
-FIRST_UID = 10001
-
-
-def assign_uids(cluster: Cluster, facts: Iterable[HostFacts]) -> dict[str, int]:
-    """Return the uid of each user: the one in the file, the one that a host already has, or the next free one."""
-    known: dict[str, int] = {}
-    for each in facts:
-        known = {**{user.name: user.uid for user in each.users}, **known}
-    given = {user.name: user.uid for user in cluster.users if user.uid is not None}
-    taken = {*known.values(), *given.values()}
-    found: dict[str, int] = {}
-    for user in cluster.users:
-        uid = given.get(user.name, known.get(user.name))
-        if uid is None:
-            uid = next(number for number in range(FIRST_UID, 60000) if number not in taken)
-            taken.add(uid)
-        found[user.name] = uid
-    return found
 
 
 def _defaults(facts: HostFacts) -> str:

@@ -14,6 +14,7 @@ from dalsegno.setup.inspect import HostFacts
 from dalsegno.spec.facts import SshAccess, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
 from dalsegno.targets.folder import ClusterFolder, read_facts
+from dalsegno.targets.ssh.people import AssignedIds
 
 HEAD_HOME = Path("/var/lib/dalsegno")
 
@@ -33,6 +34,11 @@ class SshFolder(ClusterFolder):
     def seen(self) -> Path:
         """The facts of each host, as they were last seen. A host that does not answer keeps its place in Slurm."""
         return self.root / "hosts.json"
+
+    @property
+    def ids(self) -> Path:
+        """The uids and gids of users and groups, also of those that were removed."""
+        return self.root / "ids.json"
 
     @property
     def database(self) -> Path:
@@ -128,6 +134,14 @@ def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
     for path in (folder.secret / "agents").iterdir():
         if path.name not in held.agents:
             path.unlink()
+
+
+def read_ids(folder: SshFolder) -> AssignedIds:
+    return read_facts(AssignedIds, folder.ids) or AssignedIds()
+
+
+def write_ids(folder: SshFolder, ids: AssignedIds) -> None:
+    write_atomic(folder.ids, json.dumps(facts_to_json(ids), indent=1))
 
 
 def read_seen(folder: SshFolder) -> dict[str, HostFacts]:

@@ -17,7 +17,8 @@ from dalsegno.spec.values import is_node_name
 from dalsegno.targets.base import counted, named
 from dalsegno.targets.ssh.desired import DEBIAN, ETC, RED_HAT, sized_node, slurm_version
 from dalsegno.targets.ssh.folder import ClusterSecrets
-from dalsegno.users.checks import check_groups, is_system_uid
+from dalsegno.targets.ssh.people import AssignedIds
+from dalsegno.targets.ssh.storage import NFS_SERVER
 
 OLDEST_PYTHON = (3, 10)
 SLURM_DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
@@ -39,6 +40,7 @@ class SshPlan:
     fresh: bool = False
     unfinished: bool = False  # an earlier `up` was interrupted, or failed on some hosts
     faults: Mapping[str, DalsegnoError] = field(default_factory=dict)  # hosts that cannot be changed now, and why
+    ids: AssignedIds = field(default_factory=AssignedIds)  # of users and groups
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
     wait_for: tuple[str, ...] = ()  # jobs on nodes that leave
     people: bool = False  # accounts, users and QOS change in Slurm
@@ -62,6 +64,12 @@ class SshPlan:
     def reconfigures(self) -> bool:
         """Whether slurmctld must read its files again: they change, and it is not restarted anyway."""
         return self.writes(f"{ETC}/slurm.conf") and not self._does(ChangeKind.SERVICE, "slurmctld")
+
+    @property
+    def head_first(self) -> bool:
+        """Whether the head must be changed before the other hosts: they mount what it exports."""
+        serves = any(service.name == NFS_SERVER for service in self.plans[self.cluster.head].services)
+        return serves and any(change.kind is ChangeKind.MOUNT for each in self.changes.values() for change in each)
 
     def writes(self, path: str) -> bool:
         return self._does(ChangeKind.FILE, path)
@@ -146,7 +154,17 @@ def summarize(changes: Iterable[MachineChange]) -> list[str]:
     lines = [
         (packages, f"installs {named('package', packages)}"),
         (those(ChangeKind.CODE), "installs Dal Segno"),
-        (those(ChangeKind.USER), f"adds {named('user', those(ChangeKind.USER))}"),
+        *(
+            (found, f"{verb} {named(noun, found)}")
+            for kind, noun in ((ChangeKind.USER, "user"), (ChangeKind.GROUP, "group"))
+            for action, verb in _ACCOUNT_VERBS.items()
+            if (found := those(kind, action)) is not None
+        ),
+        *(
+            (found, f"{verb} {', '.join(found)}")
+            for verb, actions in _MOUNT_VERBS.items()
+            if (found := those(ChangeKind.MOUNT, *actions)) is not None
+        ),
         (written, f"writes {named('file', written)}"),
         (replaced, f"replaces {named('file', replaced)}, which `down` restores"),
         (those(ChangeKind.FILE, ChangeAction.RESTORE), "restores files that are no longer needed"),
@@ -159,13 +177,15 @@ def summarize(changes: Iterable[MachineChange]) -> list[str]:
     return [line for condition, line in lines if condition]
 
 
+_ACCOUNT_VERBS = {ChangeAction.CREATE: "adds", ChangeAction.CHANGE: "changes", ChangeAction.REMOVE: "removes"}
+_MOUNT_VERBS = {"mounts": (ChangeAction.CREATE, ChangeAction.CHANGE), "unmounts": (ChangeAction.UNMOUNT,)}
 _VERBS = {ChangeAction.START: "starts", ChangeAction.RESTART: "restarts", ChangeAction.STOP: "stops"}
 
 
 def refuse_unbuilt(cluster: Cluster) -> None:
     """Raise for parts of the cluster file that nothing sets up on ssh hosts yet, so that nobody relies on them."""
     parts = {
-        "`storage`": bool(cluster.storage),
+        "`directory: {kind: ldap}`": cluster.directory.ldap,
         "`slurm.backup_controller`": cluster.slurm.backup_controller,
         "`slurm.rest`": cluster.slurm.rest,
         "`containers`": bool(cluster.containers.enabled),
@@ -174,7 +194,7 @@ def refuse_unbuilt(cluster: Cluster) -> None:
     if found := [name for name, used in parts.items() if used]:
         raise TargetError(
             f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} not built yet for `target: ssh`",
-            hint="remove it from the cluster file; a file system that all hosts mount already can be used as it is",
+            hint="remove it from the cluster file",
         )
 
 
@@ -209,7 +229,6 @@ def check_hosts(
     faults: dict[str, DalsegnoError] = {}
     for host, each in facts.items():
         fault = _false_name(host, each, cluster) or _unfit(host, each) or _misfit(host, each, code)
-        fault = fault or _system_account(host, each, cluster)
         if fault is None and host in nodes:
             fault = _too_small(host, each, cluster)
         if fault is not None:
@@ -251,24 +270,6 @@ def _false_name(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError 
         f"{host}: it calls itself `{facts.hostname}`, which is not a host name, or is the name of another host",
         hint="give the machine a host name of its own: `hostnamectl set-hostname NAME`",
     )
-
-
-def _system_account(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError | None:
-    """Return an error if a user of the cluster is a system account there: the other hosts would get its uid."""
-    wanted = {user.name for user in cluster.users}
-    found = next((each for each in facts.users if each.name in wanted and is_system_uid(each.uid)), None)
-    if found is None:
-        return None
-    return TargetError(
-        f"{host}: `{found.name}` is a system account there (uid {found.uid})",
-        hint="choose another name for that user of the cluster",
-    )
-
-
-def refuse_privileges(cluster: Cluster) -> None:
-    """Raise if a user would get rights over the machines by a group that the cluster file does not allow by name."""
-    for user in cluster.users:
-        check_groups(user, {group.name: group.gid for group in cluster.groups})
 
 
 def _misfit(host: str, facts: HostFacts, code: CodeFit) -> DalsegnoError | None:

@@ -28,6 +28,7 @@ from dalsegno.targets.base import (
     DaemonLog,
     DaemonStatus,
     NodeTimes,
+    PeopleView,
     Plan,
     Removal,
     RootUse,
@@ -42,22 +43,19 @@ from dalsegno.targets.ssh.folder import (
     SshStage,
     SshState,
     head_folder,
+    read_ids,
     read_secrets,
     read_seen,
     read_ssh_state,
     write_ssh_state,
 )
-from dalsegno.targets.ssh.plan import (
-    SshPlan,
-    check_hosts,
-    check_releases,
-    foreign_programs,
-    refuse_privileges,
-    refuse_unbuilt,
-)
+from dalsegno.targets.ssh.people import AssignedIds, check_accounts, homes_of, known_ids, refuse_privileges
+from dalsegno.targets.ssh.plan import SshPlan, check_hosts, check_releases, foreign_programs, refuse_unbuilt
 from dalsegno.targets.ssh.services import HEAD_PORTS, NODE_PORTS, PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
+from dalsegno.targets.ssh.storage import check_storage
+from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
 Connect = Callable[[SshAccess], contextlib.AbstractContextManager[HostRunner]]
 COMPARE_S = 120.0
@@ -86,12 +84,16 @@ class SshTarget:
 
     def plan(self, cluster: Cluster) -> SshPlan:
         """Inspect every host, compute its plan, and let it report the differences."""
+        applied = read_applied(self.folder)
+        return self._plan(with_roster(cluster, roster_of(applied)) if applied else cluster)
+
+    def _plan(self, cluster: Cluster) -> SshPlan:
         state, before = self._state(), read_applied(self.folder)
         refuse_unbuilt(cluster)
         refuse_privileges(cluster)
         _refuse_impossible(before, cluster)
         with self._connect(cluster.ssh) as hosts:
-            facts, faults = _inspect(hosts, cluster)
+            facts, faults, ids = _inspect(hosts, cluster, read_ids(self.folder))
             _raise_for_head(cluster, faults)
             check_releases(cluster, facts)
             cluster_id = self._cluster_id()
@@ -106,6 +108,7 @@ class SshTarget:
                 cluster_id,
                 find_bundle().key,
                 f"{getpass.getuser()}@{socket.gethostname()}",
+                ids,
             )
             if not on.sized.nodes:
                 raise next(iter(faults.values()))
@@ -125,6 +128,7 @@ class SshTarget:
             fresh=state is None,
             unfinished=state is not None and (state.phase is not SshStage.UP or bool(state.failed)),
             faults=faults,
+            ids=on.ids,
             remove_hosts=leaving,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
             reservations=(before.reservations if before else ()) != cluster.reservations,
@@ -146,6 +150,19 @@ class SshTarget:
         with self._connect(state.ssh) as hosts:
             work = ApplyOnHosts(hosts, self._slurm(hosts, head.host), self.folder, state, say)
             work.apply(plan)
+
+    def people(self) -> PeopleView:
+        applied = read_applied(self.folder)
+        if applied is None:
+            raise TargetError(f"there is no complete cluster {self.folder.name}", hint="`dalsegno up` creates it")
+        ids = read_ids(self.folder)
+        return PeopleView(applied, ids.uids, ids.gids, Path(homes_of(applied)), elsewhere=True)
+
+    def change_people(self, roster: Roster) -> SshPlan:
+        return self._plan(with_roster(from_file(self.people().cluster), roster))
+
+    def set_password(self, user: str, password: str) -> None:
+        raise TargetError("accounts on ssh hosts have no passwords", hint="log in with an SSH key: `--ssh-key FILE`")
 
     def import_images(self, plan: Plan, say: Say) -> None:
         """Nothing is imported: images are imported on the head."""
@@ -322,19 +339,23 @@ def _ask(hosts: HostRunner, host: str, request: bytes, facts: HostFacts | None =
     return read_answer(host, done.stdout or done.stderr)
 
 
-def _inspect(hosts: HostRunner, cluster: Cluster) -> tuple[dict[str, HostFacts], dict[str, DalsegnoError]]:
-    """Return the facts of each host that the cluster can use, and why it cannot use the others."""
+def _inspect(
+    hosts: HostRunner, cluster: Cluster, ids: AssignedIds
+) -> tuple[dict[str, HostFacts], dict[str, DalsegnoError], AssignedIds]:
+    """Return the facts of each host that the cluster can use, why it cannot use the others, and the ids that users and
+    groups have already."""
     seen = inspect_hosts(hosts, cluster.ssh.names, all_packages())
     faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
     facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
-    faults |= check_hosts(cluster, facts)
+    ids = known_ids(cluster, facts, ids)
+    faults |= {**check_accounts(cluster, facts, ids), **check_storage(cluster, facts), **check_hosts(cluster, facts)}
     foreign = {
         host: foreign_programs(host, each, HEAD_PORTS if host == cluster.head else NODE_PORTS)
         for host, each in facts.items()
         if not each.record
     }
     faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
-    return {host: each for host, each in facts.items() if host not in faults}, faults
+    return {host: each for host, each in facts.items() if host not in faults}, faults, ids
 
 
 def _raise_for_head(cluster: Cluster, faults: Mapping[str, DalsegnoError]) -> None:
