@@ -23,6 +23,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "node-agent": "dalsegno.node_agent.agent",
     "job-scratch": "dalsegno.system.job_scratch",
     "storage-probe": "dalsegno.storage.probe",
+    "container-plugin": "dalsegno.containers.native",
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 LOGIN = "admin"  # may use sudo without a password
 FOREIGN = "# written by hand\n"
 STORAGE = "[{name: team, mount: /shared, type: existing, home: true}, {name: disk, mount: /scratch, type: scratch}]"
-MORE = f"users: [{{name: ada}}]\nhealth: {{mode: observe}}\nstorage: {STORAGE}\n"
+MORE = f"users: [{{name: ada}}]\nhealth: {{mode: observe}}\nstorage: {STORAGE}\ncontainers: {{enabled: true}}\n"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,41 @@ def test_job_has_a_scratch_folder_on_each_node(lab):
     job, *others = lab.on_head("runuser", "-u", "ada", "--", "srun", "-N1", "sh", "-c", script).split()
     assert job == "ada:700" and others[0].startswith("/scratch/job-")
     eventually(lambda: lab.rack["n1"].run("ls", "/scratch") + lab.rack["n2"].run("ls", "/scratch") == "")
+
+
+def test_container_runs_on_all_nodes(lab, tmp_path):
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
+    (root / "bin/sh").symlink_to("busybox")
+    (root / "inside").touch()
+    image = lab.folder / "shared/ada/tiny.sqsh"
+    subprocess.run(["mksquashfs", root, image, "-all-root", "-quiet", "-no-progress"], check=True, timeout=60)
+    lab.on_head("chown", "ada:", "/shared/ada/tiny.sqsh")  # the hosts have no loop devices for an image of root
+    script = "busybox ls /inside && busybox hostname"
+    asked = ["srun", "-N2", "--container-image=/shared/ada/tiny.sqsh", "/bin/sh", "-c", script]
+    printed = lab.on_head("runuser", "-l", "ada", "-c", shlex.join(asked))
+    assert sorted(printed.split()) == ["/inside", "/inside", "n1", "n2"]
+
+
+def test_prometheus_reads_every_host(lab):
+    assert "Prometheus is at" in lab.dalsegno("monitor", "up").err
+
+    def states() -> dict[str, str]:
+        told = json.loads(lab.dalsegno("monitor", "status", "--json", code=None).out or "{}")
+        return {f"{each['job']} {each['host']}": each["state"] for each in told.get("targets", [])}
+
+    hosts = {"dalsegno head", "node head", "node n1", "node n2"}
+    eventually(lambda: states() == dict.fromkeys(hosts, "up"), timeout_s=60, every_s=2)
+    users = lab.on_head("ps", "-o", "user:20=", "-C", "prometheus,prometheus-node-exporter").split()
+    assert set(users) == {"prometheus"}
+    assert "nothing to do" in lab.up().err
+    lab.dalsegno("monitor", "down")
+    assert "node-exporter" not in lab.dalsegno("status", "--json").out
+
+
+def test_web_page_is_opened_through_the_head(lab):
+    assert "http" in json.loads(lab.dalsegno("web", "--no-open", "--json").out)["url"]
 
 
 def ssh_as(lab: Operator, user: str, key: Path, *command: str) -> Done:

@@ -10,7 +10,18 @@ from dalsegno.errors import TargetError
 from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
 from dalsegno.setup.inspect import HostFacts, HostGroup, HostUser, InspectedDisk, InspectedGpu, ListeningPort
 from dalsegno.setup.node_plan import NodePlan
-from dalsegno.spec.facts import Cluster, Node, Partition, Slurm, SshAccess, SshHost, Storage, User
+from dalsegno.spec.facts import (
+    Cluster,
+    Containers,
+    Monitoring,
+    Node,
+    Partition,
+    Slurm,
+    SshAccess,
+    SshHost,
+    Storage,
+    User,
+)
 from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.folder import ClusterSecrets
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, check_accounts, known_ids
@@ -18,6 +29,7 @@ from dalsegno.targets.ssh.plan import (
     CodeFit,
     SshPlan,
     check_hosts,
+    check_monitoring,
     check_releases,
     foreign_programs,
     refuse_unbuilt,
@@ -346,3 +358,50 @@ def test_accounting_can_be_left_out():
     assert "slurmdbd" not in names(plan)
     assert plan.commands == ()
     assert "mariadb-server" not in plan.packages
+
+
+def test_every_host_compiles_the_container_plugin_and_shows_scratch_in_containers():
+    on = replace(
+        ON, cluster=replace(CLUSTER, containers=Containers(enabled=True, folder="/fsx/images"), storage=(SCRATCH,))
+    )
+    for host in HOSTS:
+        plan = host_plan(on, host)
+        (command,) = [each for each in plan.commands if each.name == "compiling the container plugin"]
+        conf = plan.file("/etc/slurm/plugstack.conf").content
+        assert command.creates in conf and "images=/fsx/images" in conf and "show=/scratch" in conf
+        assert "libslurm-dev" in plan.packages
+    assert not any(file.path == "/etc/slurm/plugstack.conf" for file in host_plan(ON, "head").files), (
+        "Pyxis may be there"
+    )
+
+
+PROMETHEUS = replace(
+    ON,
+    cluster=replace(CLUSTER, monitoring=Monitoring(prometheus=True)),
+    secrets=replace(
+        SECRETS, monitor_password="of the head", monitor_web="hash 1", exporter_password="p", exporter_web="h"
+    ),
+)
+
+
+def test_prometheus_runs_on_the_head_and_an_exporter_on_every_node():
+    assert {"prometheus", "alertmanager", "node-exporter"} <= set(names(host_plan(PROMETHEUS, "head")))
+    assert names(host_plan(PROMETHEUS, "gpu-1")) == ["munge", "slurmd", "node-agent", "node-exporter"]
+    assert names(host_plan(PROMETHEUS, "login-1")) == ["munge"]
+    assert (
+        "--metrics" in next(each for each in host_plan(PROMETHEUS, "gpu-1").services if each.name == "node-agent").argv
+    )
+
+
+def test_passwords_of_prometheus_are_on_the_head_only_and_not_for_all_to_read():
+    assert "of the head" not in str(host_plan(PROMETHEUS, "gpu-1"))
+    own = [file for file in host_plan(PROMETHEUS, "head").files if "/monitor/" in file.path]
+    assert own and all(
+        (file.mode, file.owner, file.group, file.secret) == (0o640, "root", "prometheus", True) for file in own
+    )
+
+
+def test_host_without_packages_of_prometheus_is_left_out_of_monitoring():
+    rocky = {**HOSTS, "gpu-1": replace(HOSTS["gpu-1"], os_id="rocky", os_version="9.4")}
+    assert list(check_monitoring(PROMETHEUS.cluster, rocky)) == ["gpu-1"]
+    assert check_monitoring(CLUSTER, rocky) == {}

@@ -69,7 +69,8 @@ class MachineMounts:
             emit(step=f"mounting {path}")
             if what == "change":
                 self.unmount(path)
-            self.kept[path] = {"line": item["line"], "created": not os.path.isdir(path)}
+            created = self.kept.get(path, {}).get("created", not os.path.isdir(path))
+            self.kept[path] = {"line": item["line"], "created": created}
             self.record.save()
             os.close(make_folder(path))
             hint = "check that the server exports the folder to this machine, and that port 2049 is open"

@@ -114,6 +114,28 @@ class PlannedService:
 
 
 @dataclass(frozen=True)
+class HostParts:
+    """A piece of a machine's plan, for one purpose such as storage or monitoring. Pieces are added."""
+
+    packages: tuple[str, ...] = ()
+    folders: tuple[PlannedFolder, ...] = ()
+    files: tuple[PlannedFile, ...] = ()
+    commands: tuple[PlannedCommand, ...] = ()
+    services: tuple[PlannedService, ...] = ()
+    mounts: tuple[PlannedMount, ...] = ()
+
+    def __add__(self, other: HostParts) -> HostParts:
+        return HostParts(
+            (*self.packages, *(name for name in other.packages if name not in self.packages)),
+            (*self.folders, *other.folders),
+            (*self.files, *other.files),
+            (*self.commands, *other.commands),
+            (*self.services, *other.services),
+            (*self.mounts, *other.mounts),
+        )
+
+
+@dataclass(frozen=True)
 class NodePlan:
     """The plan of one machine. `bundle` is the key of the code that /opt/dalsegno must hold; "" if none."""
 

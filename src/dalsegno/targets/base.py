@@ -391,8 +391,8 @@ class CanMonitor(Protocol):
 class CanForward(Protocol):
     """A target whose cluster is used on another machine: most commands run there."""
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry:
-        """Return how to run `dalsegno ARGUMENTS` on the cluster's head."""
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
+        """Return how to run `dalsegno ARGUMENTS` on the cluster's head, as root or as the user who logs in."""
 
 
 def name_user(target: Target | None, uid: int) -> str:

@@ -73,7 +73,7 @@ class ApplyOnHosts:
             raise failed[head]
         self._finish(plan, failed)
         self._remove(plan.remove_hosts)
-        write_applied(self.folder, plan.cluster)
+        write_applied(self.folder, plan.recorded)
         ssh = without(self.state.ssh, plan.remove_hosts)
         state = replace(self.state, phase=SshStage.UP, ssh=ssh, failed=tuple(failed))
         write_ssh_state(self.folder, replace(state, slurm_version=str(self.slurm.version())))

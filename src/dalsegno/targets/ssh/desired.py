@@ -11,20 +11,14 @@ from functools import cached_property
 from dalsegno.errors import TargetError
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
+from dalsegno.observe.monitor_layout import MonitorLayout
 from dalsegno.setup.inspect import HostFacts
-from dalsegno.setup.node_plan import (
-    NodePlan,
-    PlannedCommand,
-    PlannedFile,
-    PlannedFolder,
-    PlannedLink,
-    PlannedService,
-    content_digest,
-)
+from dalsegno.setup.node_plan import HostParts, NodePlan, PlannedFile, PlannedFolder, PlannedLink, content_digest
 from dalsegno.slurm.layout import Cgroups, DaemonHost, DatabaseStorage, Dbd, Layout, NodePlace, Paths, Timeouts
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
+    render_plugstack_conf,
     render_slurm_conf,
     render_slurmdbd_conf,
     render_topology_conf,
@@ -35,10 +29,12 @@ from dalsegno.spec.facts import Cluster, Node, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.folder import IDENTITY
+from dalsegno.targets.ssh.containers import container_parts, container_plugin
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshRole, SshStage, SshState, head_folder, state_text
+from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
 from dalsegno.targets.ssh.services import LOGS, ServiceSite, compute_services, head_commands, head_services, munge
-from dalsegno.targets.ssh.storage import StorageParts, scratch_programs, storage_parts, without_own_programs
+from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
 ETC = "/etc/slurm"
 RESERVED_MIB = 512  # for the system and our own daemons, on a host whose size is not in the file
@@ -107,6 +103,7 @@ class ClusterOnHosts:
             proctrack="cgroup" if tracked else "linuxproc",
             task_plugin="task/cgroup" if tracked and self._constrains else "task/none",
             programs=scratch_programs(cluster, ETC),
+            spank=container_plugin(cluster, str(self.slurm), ETC) if cluster.containers.enabled else None,
             timeouts=Timeouts(credential_s=30),
             submit_hosts={
                 self.facts[host].hostname: self.addresses[host]
@@ -140,15 +137,15 @@ class ClusterOnHosts:
             HEALTH: settings_text(cluster.health),
             IDENTITY: f"{self.cluster_id}\n",
         }
+        if cluster.containers.enabled:  # otherwise an installed Pyxis may have a plugstack.conf there
+            files["plugstack.conf"] = render_plugstack_conf(cluster, layout, self.slurm)
         if cluster.slurm.topology:
             files["topology.conf"] = render_topology_conf(cluster, layout, self.slurm)
         return files
 
-    def storage(self, host: str) -> StorageParts:
-        facts = self.facts[host]
-        launcher = [facts.python_path, "-I", "/opt/dalsegno/current/dalsegno/programs.py"]
-        debian = facts.os_id in DEBIAN
-        return storage_parts(self.sized, host, self.addresses, debian=debian, etc=ETC, launcher=launcher)
+    @cached_property
+    def monitor(self) -> MonitorLayout:
+        return monitor_layout(self.sized, head_folder(self.cluster.name))
 
     def site(self, host: str) -> ServiceSite:
         files = self.slurm_files(host)
@@ -209,49 +206,45 @@ def slurm_version(facts: HostFacts) -> Version:
 
 def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     """Return the plan of one host."""
-    cluster = on.sized
-    site, role, storage = on.site(host), _Role.of(on, host), on.storage(host)
+    cluster, facts = on.sized, on.facts[host]
+    site, debian = on.site(host), facts.os_id in DEBIAN
+    launcher = [facts.python_path, "-I", "/opt/dalsegno/current/dalsegno/programs.py"]
+    parts = storage_parts(cluster, host, on.addresses, debian=debian, etc=ETC, launcher=launcher) + _role(on, host)
+    if cluster.containers.enabled:
+        parts += container_parts(str(on.slurm), debian=debian, launcher=launcher)
+    if cluster.monitoring.prometheus:
+        parts += monitor_parts(on.monitor, host, on.secrets, folder=site.folder, systemd=facts.systemd)
     return NodePlan(
         cluster.name,
         on.cluster_id,
         host,
-        packages=(*role.packages, *storage.packages, *cluster.ssh.packages),
+        packages=tuple(dict.fromkeys((*parts.packages, *cluster.ssh.packages))),
         users=planned_users(cluster, host, on.ids),
         groups=planned_groups(cluster, on.ids),
-        folders=(*_folders(on, host), *role.folders, *storage.folders),
-        files=(*_common_files(on, host), *role.files, *storage.files),
+        folders=(*_folders(on, host), *parts.folders),
+        files=(*_common_files(on, host), *parts.files),
         links=(
             PlannedLink(str(site.folder.etc), ETC),
             PlannedLink("/opt/dalsegno/current", on.code),
         ),
         bundle=on.code,
-        python=on.facts[host].python_path,
-        commands=(*role.commands, *storage.commands),
-        services=(*storage.services, *role.services),
-        mounts=storage.mounts,
+        python=facts.python_path,
+        commands=parts.commands,
+        services=parts.services,
+        mounts=parts.mounts,
     )
 
 
-@dataclass(frozen=True)
-class _Role:
-    """What a host has beyond that which all hosts have."""
-
-    packages: tuple[str, ...] = ()
-    folders: tuple[PlannedFolder, ...] = ()
-    files: tuple[PlannedFile, ...] = ()
-    commands: tuple[PlannedCommand, ...] = ()
-    services: tuple[PlannedService, ...] = ()
-
-    @classmethod
-    def of(cls, on: ClusterOnHosts, host: str) -> _Role:
-        if host == on.cluster.head:
-            return _head(on)
-        if any(node.name == host for node in on.sized.nodes):
-            return _compute(on, host)
-        return cls(packages_for(on.facts[host], ("client",)), services=(munge(on.site(host)),))
+def _role(on: ClusterOnHosts, host: str) -> HostParts:
+    """Return what a host has beyond that which all hosts have."""
+    if host == on.cluster.head:
+        return _head(on)
+    if any(node.name == host for node in on.sized.nodes):
+        return _compute(on, host)
+    return HostParts(packages_for(on.facts[host], ("client",)), services=(munge(on.site(host)),))
 
 
-def _head(on: ClusterOnHosts) -> _Role:
+def _head(on: ClusterOnHosts) -> HostParts:
     cluster, host, folder = on.sized, on.cluster.head, head_folder(on.cluster.name)
     site, slurm = on.site(host), ("slurm", "slurm")
     dbd_conf = render_slurmdbd_conf(cluster, on.layout, on.slurm) if cluster.slurm.accounting else ""
@@ -280,7 +273,7 @@ def _head(on: ClusterOnHosts) -> _Role:
         ]
         folders.append(PlannedFolder(str(folder.database), 0o700, *slurm))
     kinds = ("client", "controller", *(["accounting"] if cluster.slurm.accounting else []))
-    return _Role(
+    return HostParts(
         packages_for(on.facts[host], kinds),
         tuple(folders),
         tuple(files),
@@ -289,12 +282,12 @@ def _head(on: ClusterOnHosts) -> _Role:
     )
 
 
-def _compute(on: ClusterOnHosts, host: str) -> _Role:
+def _compute(on: ClusterOnHosts, host: str) -> HostParts:
     folder, secret = head_folder(on.cluster.name), on.secrets.agents[host]
     spool = PlannedFolder(f"/var/lib/slurm/slurmd/{on.cluster.name}", 0o755)
     watched = on.cluster.health.mode != "off"
     files = (PlannedFile(str(folder.agent_secret(host)), secret, 0o600, secret=True),) if watched else ()
-    return _Role(
+    return HostParts(
         packages_for(on.facts[host], ("client", "node")),
         (spool,),
         files,

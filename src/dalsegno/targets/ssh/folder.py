@@ -10,9 +10,11 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.observe.monitor_layout import USER
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.spec.facts import SshAccess, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
+from dalsegno.system.passwords import bcrypt_hash, draw_password
 from dalsegno.targets.folder import ClusterFolder, read_facts
 from dalsegno.targets.ssh.people import AssignedIds
 
@@ -34,6 +36,16 @@ class SshFolder(ClusterFolder):
     def seen(self) -> Path:
         """The facts of each host, as they were last seen. A host that does not answer keeps its place in Slurm."""
         return self.root / "hosts.json"
+
+    @property
+    def monitor(self) -> Path:
+        """The configuration of Prometheus' programs, on the head, and of node_exporter, on every host."""
+        return self.root / "monitor"
+
+    @property
+    def node_metrics(self) -> Path:
+        """The folder of a compute node for the metrics of its agent, which node_exporter serves."""
+        return self.root / "metrics"
 
     @property
     def ids(self) -> Path:
@@ -105,13 +117,20 @@ class ClusterSecrets:
     munge_key: str
     metrics_token: str
     agents: Mapping[str, str] = field(default_factory=dict)  # node -> the secret of its agent
+    # Passwords of Prometheus' programs, and the files that let them check these; empty without Prometheus
+    monitor_password: str = ""
+    monitor_web: str = ""
+    exporter_password: str = ""
+    exporter_web: str = ""
 
     def __repr__(self) -> str:
         return "ClusterSecrets(…)"
 
 
-def read_secrets(folder: SshFolder, nodes: Iterable[str]) -> ClusterSecrets:
+def read_secrets(folder: SshFolder, nodes: Iterable[str], *, prometheus: bool = False) -> ClusterSecrets:
     """Return the secrets in the folder. Those that are missing are new, and not written yet."""
+    monitor = _web_login(folder, "monitor") if prometheus else ("", "")
+    exporter = _web_login(folder, "exporter") if prometheus else ("", "")
 
     def kept(path: Path, size: int) -> str:
         return (read_text(path) or "").strip() or secrets.token_hex(size)
@@ -120,7 +139,19 @@ def read_secrets(folder: SshFolder, nodes: Iterable[str]) -> ClusterSecrets:
         kept(folder.munge_key, 64),
         kept(folder.metrics_token, 32),
         {node: kept(folder.agent_secret(node), 32) for node in nodes},
+        *monitor,
+        *exporter,
     )
+
+
+def _web_login(folder: SshFolder, name: str) -> tuple[str, str]:
+    """Return a password of Prometheus' programs, and the file that lets them check it. A new hash of the same password
+    would differ, and restart them."""
+    password, web = (read_text(folder.secret / f"{name}-{part}") or "" for part in ("password", "web.yml"))
+    if password and web:
+        return password, web
+    password = draw_password()
+    return password, json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}}) + "\n"  # JSON is YAML, too
 
 
 def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
@@ -129,6 +160,11 @@ def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
     make_folder(folder.secret / "agents", 0o700)
     write_atomic(folder.munge_key, held.munge_key, 0o600)
     write_atomic(folder.metrics_token, held.metrics_token, 0o600)
+    if held.monitor_password:
+        write_atomic(folder.secret / "monitor-password", held.monitor_password, 0o600)
+        write_atomic(folder.secret / "monitor-web.yml", held.monitor_web, 0o600)
+        write_atomic(folder.secret / "exporter-password", held.exporter_password, 0o600)
+        write_atomic(folder.secret / "exporter-web.yml", held.exporter_web, 0o600)
     for node, secret in held.agents.items():
         write_atomic(folder.agent_secret(node), secret, 0o600)
     for path in (folder.secret / "agents").iterdir():

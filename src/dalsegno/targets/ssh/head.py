@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
+from dalsegno.observe.monitor_layout import MonitorLayout
 from dalsegno.setup.applier import answer
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, SshHost
@@ -34,6 +35,7 @@ from dalsegno.targets.base import (
 )
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.ssh.folder import SshFolder, read_ssh_state
+from dalsegno.targets.ssh.monitoring import monitor_layout
 from dalsegno.targets.ssh.services import LOGS, PATH
 from dalsegno.targets.ssh.shell import ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
@@ -80,6 +82,19 @@ class HeadTarget:
 
     def destroy(self, say: Say) -> bool:
         self._refuse("removed")
+
+    def switch_monitor(self, on: bool) -> Plan:
+        self._refuse("changed")
+
+    def has_monitor(self) -> bool:
+        applied = read_applied(self.folder)
+        return applied is not None and applied.monitoring.prometheus
+
+    def monitor_layout(self) -> MonitorLayout:
+        applied = read_applied(self.folder)
+        if applied is None:
+            raise TargetError(f"there is no complete cluster {self.folder.name}", hint="run `dalsegno up` again")
+        return monitor_layout(applied, self.folder)
 
     def _refuse(self, what: str) -> NoReturn:
         state = read_ssh_state(self.folder)
@@ -192,7 +207,8 @@ class HeadTarget:
         return SshHost(found.name, found.address, "", found.port)  # keys of the operator are not here
 
     def job_images(self) -> str:
-        return ""
+        applied = read_applied(self.folder)
+        return applied.containers.folder if applied and applied.containers.enabled else ""
 
     @property
     def node_times(self) -> NodeTimes:

@@ -6,7 +6,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
@@ -41,6 +41,8 @@ class SshPlan:
     unfinished: bool = False  # an earlier `up` was interrupted, or failed on some hosts
     faults: Mapping[str, DalsegnoError] = field(default_factory=dict)  # hosts that cannot be changed now, and why
     ids: AssignedIds = field(default_factory=AssignedIds)  # of users and groups
+    prometheus_in_file: bool = False  # `dalsegno monitor up` may have switched it on beside the file
+    monitor_switch: bool | None = None  # `dalsegno monitor up` or `down`; None: neither
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
     wait_for: tuple[str, ...] = ()  # jobs on nodes that leave
     people: bool = False  # accounts, users and QOS change in Slurm
@@ -51,6 +53,12 @@ class SshPlan:
     def empty(self) -> bool:
         moved = any(self.changes.values()) or self.remove_hosts or self.people or self.reservations
         return not (moved or self.fresh or self.unfinished or self.faults)
+
+    @property
+    def recorded(self) -> Cluster:
+        """The cluster as the file describes it."""
+        monitoring = replace(self.cluster.monitoring, prometheus=self.prometheus_in_file)
+        return replace(self.cluster, monitoring=monitoring)
 
     @property
     def only_user(self) -> str:
@@ -188,8 +196,7 @@ def refuse_unbuilt(cluster: Cluster) -> None:
         "`directory: {kind: ldap}`": cluster.directory.ldap,
         "`slurm.backup_controller`": cluster.slurm.backup_controller,
         "`slurm.rest`": cluster.slurm.rest,
-        "`containers`": bool(cluster.containers.enabled),
-        "`monitoring.prometheus`": cluster.monitoring.prometheus,
+        "`containers.images`": bool(cluster.containers.images),
     }
     if found := [name for name, used in parts.items() if used]:
         raise TargetError(
@@ -295,6 +302,19 @@ def _too_small(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError |
                 hint="correct the partition's size in the cluster file, or leave it out: the machine's own is used",
             )
     return None
+
+
+def check_monitoring(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
+    """Return the hosts that have no packages of Prometheus, or whose own Prometheus uses its ports."""
+    faults: dict[str, DalsegnoError] = {}
+    watched = {cluster.head, *(node.name for node in cluster.nodes)}
+    for host, each in facts.items() if cluster.monitoring.prometheus else ():
+        if host in watched and each.os_id not in DEBIAN:
+            faults[host] = TargetError(
+                f"{host}: {each.os_id} has no packages of Prometheus and node_exporter",
+                hint="leave out `monitoring.prometheus`, and let a Prometheus of your own read `dalsegno exporter`",
+            )
+    return faults
 
 
 def foreign_programs(host: str, facts: HostFacts, ports: Iterable[int]) -> DalsegnoError | None:

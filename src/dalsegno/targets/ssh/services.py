@@ -68,6 +68,8 @@ def compute_services(site: ServiceSite, node: str, secret_digest: str) -> list[P
     secret, boot = str(site.folder.agent_secret(node)), "/proc/sys/kernel/random/boot_id"
     controller = f"{site.head_address}:{AGENTS_PORT}"
     arguments = ["--node", node, "--controller", controller, "--secret", secret, "--boot-id", boot]
+    if site.cluster.monitoring.prometheus:
+        arguments += ["--metrics", str(site.folder.node_metrics)]
     return [munge(site), slurmd, _own(site, "node-agent", arguments, depends=[secret_digest])]
 
 

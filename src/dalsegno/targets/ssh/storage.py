@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.setup.node_plan import (
+    HostParts,
     PlannedCommand,
     PlannedFile,
     PlannedFolder,
@@ -25,21 +26,9 @@ NFS_SERVER = "nfs-server"
 SHARED_MODE, HOMES_MODE = 0o1777, 0o755  # as /tmp and /home
 
 
-@dataclass(frozen=True)
-class StorageParts:
-    """What the storage adds to the plan of a host."""
-
-    packages: tuple[str, ...] = ()
-    folders: tuple[PlannedFolder, ...] = ()
-    files: tuple[PlannedFile, ...] = ()
-    mounts: tuple[PlannedMount, ...] = ()
-    commands: tuple[PlannedCommand, ...] = ()
-    services: tuple[PlannedService, ...] = ()
-
-
 def storage_parts(
     cluster: Cluster, host: str, addresses: dict[str, str], *, debian: bool, etc: str, launcher: Sequence[str]
-) -> StorageParts:
+) -> HostParts:
     """Return the storage of one host. `launcher` starts our helper programs there, `etc` has Slurm's files."""
     wanted = host_storage(cluster, host, addresses)
     folders = [
@@ -60,7 +49,7 @@ def storage_parts(
         commands, services = (_export(text),), (_nfs_server(),)
     packages = wanted.packages if debian or not wanted.packages else ("nfs-utils",)
     mounts = tuple(PlannedMount(each.mount, line) for each, line in zip(wanted.mounts, lines, strict=True))
-    return StorageParts(packages, tuple(folders), tuple(files), mounts, commands, services)
+    return HostParts(packages, tuple(folders), tuple(files), commands, services, mounts)
 
 
 def _nfs_server() -> PlannedService:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
+from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
 from dalsegno.setup.delivery import Answer, applier_argv, compare_request, find_bundle, read_answer, status_request
 from dalsegno.setup.inspect import HostFacts, inspect_hosts
 from dalsegno.slurm.client import SlurmClient
@@ -35,7 +36,7 @@ from dalsegno.targets.base import (
     Say,
     ShellEntry,
 )
-from dalsegno.targets.folder import read_applied
+from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
 from dalsegno.targets.ssh.desired import ClusterOnHosts, all_packages, host_plan
 from dalsegno.targets.ssh.folder import (
@@ -49,8 +50,16 @@ from dalsegno.targets.ssh.folder import (
     read_ssh_state,
     write_ssh_state,
 )
+from dalsegno.targets.ssh.monitoring import MONITOR_PORTS, monitor_layout
 from dalsegno.targets.ssh.people import AssignedIds, check_accounts, homes_of, known_ids, refuse_privileges
-from dalsegno.targets.ssh.plan import SshPlan, check_hosts, check_releases, foreign_programs, refuse_unbuilt
+from dalsegno.targets.ssh.plan import (
+    SshPlan,
+    check_hosts,
+    check_monitoring,
+    check_releases,
+    foreign_programs,
+    refuse_unbuilt,
+)
 from dalsegno.targets.ssh.services import HEAD_PORTS, NODE_PORTS, PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
@@ -85,10 +94,13 @@ class SshTarget:
     def plan(self, cluster: Cluster) -> SshPlan:
         """Inspect every host, compute its plan, and let it report the differences."""
         applied = read_applied(self.folder)
-        return self._plan(with_roster(cluster, roster_of(applied)) if applied else cluster)
+        merged = with_roster(cluster, roster_of(applied)) if applied else cluster
+        return self._plan(merged, has_prometheus(cluster, self.folder))
 
-    def _plan(self, cluster: Cluster) -> SshPlan:
+    def _plan(self, cluster: Cluster, prometheus: bool) -> SshPlan:
         state, before = self._state(), read_applied(self.folder)
+        in_file = cluster.monitoring.prometheus
+        cluster = replace(cluster, monitoring=replace(cluster.monitoring, prometheus=prometheus))
         refuse_unbuilt(cluster)
         refuse_privileges(cluster)
         _refuse_impossible(before, cluster)
@@ -100,7 +112,7 @@ class SshTarget:
             remembered = read_seen(self.folder) if before else {}
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
-            held_secrets = read_secrets(self.folder, [node.name for node in cluster.nodes])
+            held_secrets = read_secrets(self.folder, [node.name for node in cluster.nodes], prometheus=prometheus)
             on = ClusterOnHosts(
                 cluster,
                 {**held, **facts},
@@ -129,6 +141,7 @@ class SshTarget:
             unfinished=state is not None and (state.phase is not SshStage.UP or bool(state.failed)),
             faults=faults,
             ids=on.ids,
+            prometheus_in_file=in_file,
             remove_hosts=leaving,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
             reservations=(before.reservations if before else ()) != cluster.reservations,
@@ -147,6 +160,8 @@ class SshTarget:
         state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh)
         write_ssh_state(self.folder, state)  # first: from here on `down` and `status` find the cluster
         write_atomic(self._identity, plan.cluster_id)
+        if plan.monitor_switch is not None:
+            write_monitor_switch(plan.recorded, self.folder, plan.monitor_switch)
         with self._connect(state.ssh) as hosts:
             work = ApplyOnHosts(hosts, self._slurm(hosts, head.host), self.folder, state, say)
             work.apply(plan)
@@ -159,7 +174,22 @@ class SshTarget:
         return PeopleView(applied, ids.uids, ids.gids, Path(homes_of(applied)), elsewhere=True)
 
     def change_people(self, roster: Roster) -> SshPlan:
-        return self._plan(with_roster(from_file(self.people().cluster), roster))
+        applied = self.people().cluster
+        return self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
+
+    def switch_monitor(self, on: bool) -> SshPlan:
+        applied = self.people().cluster
+        if on and not applied.monitoring.enabled:
+            raise TargetError(f"monitoring of {self.folder.name} is turned off", hint=ENABLE)
+        return replace(self._plan(applied, on), monitor_switch=on)
+
+    def has_monitor(self) -> bool:
+        applied = read_applied(self.folder)
+        return applied is not None and has_prometheus(applied, self.folder)
+
+    def monitor_layout(self) -> MonitorLayout:
+        layout = monitor_layout(self.people().cluster, head_folder(self.folder.name))
+        return replace(layout, password_file=str(self.folder.secret / "monitor-password"))
 
     def set_password(self, user: str, password: str) -> None:
         raise TargetError("accounts on ssh hosts have no passwords", hint="log in with an SSH key: `--ssh-key FILE`")
@@ -270,10 +300,11 @@ class SshTarget:
         argv = ssh_argv(host, as_root(host, command), terminal=False, known_hosts=known_hosts)
         return ShellEntry(argv, dict(env))
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry:
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
         state = self._known()
         host, argv = self._host(state, state.head), ["/usr/local/bin/dalsegno", *arguments]
+        argv = as_root(host, argv) if root else argv
         terminal = sys.stdin.isatty() and sys.stdout.isatty()
         return ShellEntry(ssh_argv(host, argv, terminal=terminal, known_hosts=state.ssh.known_hosts), dict(os.environ))
 
@@ -348,9 +379,11 @@ def _inspect(
     faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
     facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
     ids = known_ids(cluster, facts, ids)
-    faults |= {**check_accounts(cluster, facts, ids), **check_storage(cluster, facts), **check_hosts(cluster, facts)}
+    faults |= {**check_accounts(cluster, facts, ids), **check_storage(cluster, facts)}
+    faults |= {**check_monitoring(cluster, facts), **check_hosts(cluster, facts)}
+    monitor_ports = MONITOR_PORTS if cluster.monitoring.prometheus else ()
     foreign = {
-        host: foreign_programs(host, each, HEAD_PORTS if host == cluster.head else NODE_PORTS)
+        host: foreign_programs(host, each, (*(HEAD_PORTS if host == cluster.head else NODE_PORTS), *monitor_ports))
         for host, each in facts.items()
         if not each.record
     }
