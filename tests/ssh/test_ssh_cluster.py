@@ -98,6 +98,28 @@ def test_web_page_is_opened_through_the_head(lab):
     assert "http" in json.loads(lab.dalsegno("web", "--no-open", "--json").out)["url"]
 
 
+ORDER = """
+import sys
+from pathlib import Path
+sys.path[:0] = ["/opt/dalsegno/current"]
+from dalsegno.targets.ssh.head import HeadTarget
+HeadTarget(Path("/var/lib/dalsegno/clusters/lab")).reboot("n2")
+"""
+
+
+def test_head_reboots_a_node_over_ssh_and_can_do_nothing_else_there(lab):
+    node = lab.rack["n2"]
+    node.run("sh", "-c", "printf '#!/bin/sh\\ntouch /run/rebooted\\nkill $PPID\\n' > /usr/local/sbin/reboot")
+    node.run("chmod", "755", "/usr/local/sbin/reboot")
+    lab.on_head("/usr/bin/python3", "-c", ORDER)
+    eventually(lambda: node.run("sh", "-c", "ls /run/rebooted 2>/dev/null || true"))
+    key = "/var/lib/dalsegno/clusters/lab/secret/repair-key"
+    argv = f"ssh -F none -i {key} -o BatchMode=yes -l root {node.address} cat /etc/shadow 2>&1 || true"
+    assert "only reboot and reset are allowed" in lab.on_head("sh", "-c", argv)
+    assert lab.on_head("stat", "-c", "%U %a", key) == "root 600\n"
+    node.run("rm", "/usr/local/sbin/reboot")
+
+
 def ssh_as(lab: Operator, user: str, key: Path, *command: str) -> Done:
     """Log in to the head with a key of the user, who is on this machine."""
     argv = ["ssh", "-F", "none", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"]

@@ -295,6 +295,14 @@ class CanReplace(Protocol):
 
 
 @runtime_checkable
+class HasMachines(Protocol):
+    """A target whose machines only a person can replace."""
+
+    def machines(self) -> Mapping[str, str]:
+        """Return the machine of each node in words, such as "the machine at 10.0.0.12"."""
+
+
+@runtime_checkable
 class CanResize(Protocol):
     """A target that can change the number of a partition's nodes without a new cluster file."""
 

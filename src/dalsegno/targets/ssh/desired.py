@@ -33,6 +33,7 @@ from dalsegno.targets.ssh.containers import container_parts, container_plugin
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshRole, SshStage, SshState, head_folder, state_text
 from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
+from dalsegno.targets.ssh.repair import head_parts, node_parts
 from dalsegno.targets.ssh.services import LOGS, ServiceSite, compute_services, head_commands, head_services, munge
 from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
@@ -214,6 +215,10 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
         parts += container_parts(str(on.slurm), debian=debian, launcher=launcher)
     if cluster.monitoring.prometheus:
         parts += monitor_parts(on.monitor, host, on.secrets, folder=site.folder, systemd=facts.systemd)
+    if host == cluster.head:
+        parts += head_parts(site.folder, on.secrets.repair_key)
+    elif host in {node.name for node in cluster.nodes}:
+        parts += node_parts(on.secrets.repair_public)
     return NodePlan(
         cluster.name,
         on.cluster_id,

@@ -15,6 +15,7 @@ from dalsegno.setup.inspect import HostFacts
 from dalsegno.spec.facts import SshAccess, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
 from dalsegno.system.passwords import bcrypt_hash, draw_password
+from dalsegno.system.ssh import make_key_pair
 from dalsegno.targets.folder import ClusterFolder, read_facts
 from dalsegno.targets.ssh.people import AssignedIds
 
@@ -27,6 +28,11 @@ class SshFolder(ClusterFolder):
 
     def agent_secret(self, node: str) -> Path:
         return self.secret / "agents" / node
+
+    @property
+    def repair_key(self) -> Path:
+        """The key with which the head resets and reboots nodes."""
+        return self.secret / "repair-key"
 
     @property
     def metrics_token(self) -> Path:
@@ -122,6 +128,8 @@ class ClusterSecrets:
     monitor_web: str = ""
     exporter_password: str = ""
     exporter_web: str = ""
+    repair_key: str = ""  # the head's, for orders to nodes
+    repair_public: str = ""
 
     def __repr__(self) -> str:
         return "ClusterSecrets(…)"
@@ -141,7 +149,13 @@ def read_secrets(folder: SshFolder, nodes: Iterable[str], *, prometheus: bool = 
         {node: kept(folder.agent_secret(node), 32) for node in nodes},
         *monitor,
         *exporter,
+        *_repair_key(folder),
     )
+
+
+def _repair_key(folder: SshFolder) -> tuple[str, str]:
+    private, public = read_text(folder.repair_key) or "", read_text(folder.repair_key.with_suffix(".pub")) or ""
+    return (private, public.strip()) if private and public else make_key_pair(f"dalsegno-{folder.name}")
 
 
 def _web_login(folder: SshFolder, name: str) -> tuple[str, str]:
@@ -160,6 +174,8 @@ def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
     make_folder(folder.secret / "agents", 0o700)
     write_atomic(folder.munge_key, held.munge_key, 0o600)
     write_atomic(folder.metrics_token, held.metrics_token, 0o600)
+    write_atomic(folder.repair_key, held.repair_key, 0o600)
+    write_atomic(folder.repair_key.with_suffix(".pub"), f"{held.repair_public}\n", 0o600)
     if held.monitor_password:
         write_atomic(folder.secret / "monitor-password", held.monitor_password, 0o600)
         write_atomic(folder.secret / "monitor-web.yml", held.monitor_web, 0o600)

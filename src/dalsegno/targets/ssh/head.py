@@ -36,6 +36,7 @@ from dalsegno.targets.base import (
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.ssh.folder import SshFolder, read_ssh_state
 from dalsegno.targets.ssh.monitoring import monitor_layout
+from dalsegno.targets.ssh.repair import REBOOT, RESET, repair_argv
 from dalsegno.targets.ssh.services import LOGS, PATH
 from dalsegno.targets.ssh.shell import ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
@@ -43,14 +44,6 @@ from dalsegno.targets.ssh.status import gone, phase_of, read_status
 SLURMCTLD_PORT = 6817
 POWER_S = 120.0
 TIMES = NodeTimes(boot_s=900.0, gone_s=30.0)  # real machines take minutes to boot
-
-
-def open_head(folder: Path) -> HeadTarget:
-    """Return the target on the head. It can reboot nodes if the cluster file has a command for each of them."""
-    applied = read_applied(SshFolder(folder))
-    hosts = [applied.ssh.host(node.name) for node in applied.nodes] if applied else []
-    powered = bool(hosts) and all(host is not None and host.power_cycle for host in hosts)
-    return PoweredHeadTarget(folder) if powered else HeadTarget(folder)
 
 
 class HeadTarget:
@@ -214,18 +207,35 @@ class HeadTarget:
     def node_times(self) -> NodeTimes:
         return TIMES
 
+    def reset_gpus(self, node: str) -> None:
+        self._order(self._node(node), RESET)
+
+    def reboot(self, node: str) -> None:
+        """Reboot a node: with the command of the cluster file, which also helps if the node hangs, or else over ssh."""
+        host = self._node(node)
+        if not host.power_cycle:
+            self._order(host, REBOOT)
+            return
+        hint = "check `ssh.power_cycle` in the cluster file; it runs on the head, as root"
+        self.runner.run(host.power_cycle, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)
+
+    def _order(self, host: SshHost, order: str) -> None:
+        hint = "sshd there must let root log in with a key; `ssh.power_cycle` in the file reboots a machine that hangs"
+        argv = repair_argv(host, self.folder, order)
+        self.runner.run(argv, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)
+
+    def machines(self) -> Mapping[str, str]:
+        applied = read_applied(self.folder)
+        hosts = [applied.ssh.host(node.name) for node in applied.nodes] if applied else []
+        return {host.name: f"the machine of {host.name} at {host.address}" for host in hosts if host is not None}
+
+    def _node(self, name: str) -> SshHost:
+        applied = read_applied(self.folder)
+        host = applied.ssh.host(name) if applied else None
+        if host is None:
+            raise NotThere(f"there is no node `{name}`", hint="`dalsegno status` shows the nodes")
+        return host
+
     def _client(self, prefix: Sequence[str] = (), timeout_s: float = 30) -> SlurmClient:
         env = {"PATH": PATH, "SLURM_CONF": str(self.folder.slurm_conf)}
         return SlurmClient(self.runner, env, prefix=prefix, timeout_s=timeout_s)
-
-
-class PoweredHeadTarget(HeadTarget):
-    """A head that can switch its nodes off and on, with `ssh.power_cycle` of the cluster file."""
-
-    def reboot(self, node: str) -> None:
-        applied = read_applied(self.folder)
-        host = applied.ssh.host(node) if applied else None
-        if host is None:
-            raise NotThere(f"there is no node `{node}`", hint="`dalsegno status` shows the nodes")
-        hint = "check `ssh.power_cycle` in the cluster file; it runs on the head, as root"
-        self.runner.run(host.power_cycle, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)
