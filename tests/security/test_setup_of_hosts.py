@@ -24,7 +24,7 @@ from dalsegno.targets.ssh.desired import hosts_lines
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshFolder, read_secrets, write_secrets
 from dalsegno.targets.ssh.people import AssignedIds, check_accounts, refuse_privileges
 from dalsegno.targets.ssh.plan import check_hosts
-from tests.targets.test_ssh_plans import CLUSTER, CODE, HOSTS, ON
+from tests.targets.test_ssh_plans import CLUSTER, HOSTS, ON
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user takes root")
 DAEMON = 54321  # the uid of a daemon's user, who owns some of the folders
@@ -158,7 +158,7 @@ def test_host_whose_name_would_be_more_than_a_name_is_left_out(name: str):
     facts = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], hostname=name)}
     if name == "head":  # two machines with one name: nobody can tell which is right
         facts["head"] = replace(HOSTS["head"], hostname="ip-10-0-0-1")
-    faults = check_hosts(CLUSTER, facts, CODE)
+    faults = check_hosts(CLUSTER, facts)
     assert set(faults) == {"gpu-2"} and "calls itself" in faults["gpu-2"].what
 
 

@@ -10,11 +10,12 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.ssh.cluster_operator import Done, Operator
+from tests.ssh.cluster_operator import SOURCE, Done, Operator
 from tests.ssh.hosts import make_key, reason_to_skip, running_hosts
 from tests.waiting import eventually
 
@@ -228,6 +229,30 @@ def test_run_continues_after_a_worker_was_killed(lab):
     assert eventually(lambda: "rank 0 generation 2" in lab.on_head(*as_ada, f"dalsegno logs {run}"), every_s=0.5)
     lab.on_head(*as_ada, f"dalsegno cancel {run}")
     assert eventually(lambda: lab.on_head("squeue", "-h") == "", every_s=0.5)
+
+
+def test_upgrade_updates_host_by_host_and_runs_continue(lab, tmp_path):
+    shutil.copytree(SOURCE, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    with (tmp_path / "src/dalsegno/__init__.py").open("a") as file:
+        file.write("# a later version\n")
+    newer = replace(lab, source=tmp_path / "src")
+    as_ada = ["runuser", "-l", "ada", "-c"]
+    run = lab.on_head(*as_ada, "dalsegno run --no-preload --detach -N 2 ./train.sh").strip()
+    assert eventually(lambda: "rank 1 generation 1" in lab.on_head(*as_ada, f"dalsegno logs {run}"), every_s=0.5)
+    refused = newer.up(code=1)
+    assert "another version of Dal Segno is on 3 hosts (head, n1, n2)" in refused.err and "--upgrade" in refused.err
+    before = pids(lab, "slurmctld", "slurmd")
+    done = newer.dalsegno("up", "--upgrade", str(lab.file))
+    steps = [line.partition(":")[0].split()[-1] for line in done.err.splitlines() if "installing Dal Segno" in line]
+    assert steps == ["n1", "n2", "head"]
+    assert pids(lab, "slurmctld", "slurmd") == before
+    lines = lab.on_head(*as_ada, f"dalsegno logs {run}").count("\n")
+    assert eventually(lambda: lab.on_head(*as_ada, f"dalsegno logs {run}").count("\n") > lines + 20, every_s=0.5)
+    assert "generation 2" not in lab.on_head(*as_ada, f"dalsegno logs {run}")
+    lab.on_head(*as_ada, f"dalsegno cancel {run}")
+    assert eventually(lambda: lab.on_head("squeue", "-h") == "", every_s=0.5)
+    assert "nothing to do" in newer.up().err
+    lab.dalsegno("up", "--upgrade", str(lab.file))
 
 
 def test_changed_file_applies_only_the_difference(lab):

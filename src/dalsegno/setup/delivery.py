@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import platform
+import sys
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -179,6 +181,18 @@ def _answer(result: Mapping[str, Any]) -> Answer:
     )
 
 
+@dataclass(frozen=True)
+class CodeFit:
+    """The Python and the processor that code and its packages are made for."""
+
+    python: tuple[int, ...]
+    machine: str
+
+    @classmethod
+    def here(cls) -> CodeFit:
+        return cls(sys.version_info[:2], platform.machine())
+
+
 DEPENDENCIES = ("click", "pydantic", "yaml")
 _PACKAGES = ("click", "pydantic", "pydantic_core", "yaml", "_yaml", "annotated_types", "typing_extensions",
              "typing_inspection")  # fmt: skip
@@ -193,7 +207,7 @@ class CodeBundle:
     files: tuple[tuple[Path, str], ...]  # each file, and its name in the archive
 
     def archive(self) -> bytes:
-        """Return the archive to send to machines with the same Python and processor as this one."""
+        """Return the archive to send to the machines."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
             for path, inside in self.files:
@@ -203,9 +217,22 @@ class CodeBundle:
         return packed.getvalue()
 
 
-def find_bundle(names: Iterable[str] = _PACKAGES) -> CodeBundle:
-    """Return this installation of Dal Segno, with the packages it needs."""
+def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None) -> CodeBundle:
+    """Return this installation of Dal Segno, with the packages it needs.
+
+    For machines with another Python, `wheels` has the compiled packages (`setup/wheels.py`). The others are plain
+    Python, or can do without their compiled part.
+    """
     files = tuple(found for name in ("dalsegno", *names) for found in _files_of(name))
+    if wheels is not None:
+        own = [path for path in sorted(wheels.rglob("*")) if path.is_file()]
+        replaced = {path.name for path in wheels.iterdir() if path.is_dir()}
+        kept = [
+            (path, inside)
+            for path, inside in files
+            if inside.partition("/")[0] not in replaced and not inside.endswith(".so")
+        ]
+        files = (*kept, *((path, path.relative_to(wheels).as_posix()) for path in own))
     contents = hashlib.sha256()
     for path, inside in files:
         contents.update(inside.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -396,6 +396,14 @@ class CanMonitor(Protocol):
 
 
 @runtime_checkable
+class CanUpgrade(Protocol):
+    """A target whose hosts have our code installed, and keep it until they are told otherwise."""
+
+    def plan_upgrade(self, cluster: Cluster) -> Plan:
+        """Return a plan as `plan` does, which may also update our code on the hosts."""
+
+
+@runtime_checkable
 class CanForward(Protocol):
     """A target whose cluster is used on another machine: most commands run there."""
 
@@ -420,6 +428,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanSeeDaemons: ("see which daemons run", ""),
     CanMonitor: ("run Prometheus", "`dalsegno monitor config` writes the configuration for your own Prometheus"),
     CanManageUsers: ("change users", "change `users` in the cluster file"),
+    CanUpgrade: ("update Dal Segno on its hosts", "plain `dalsegno up` uses the version here"),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 

@@ -57,7 +57,7 @@ class ClusterOnHosts:
     facts: Mapping[str, HostFacts]
     secrets: ClusterSecrets
     cluster_id: str
-    code: str  # key of our code
+    codes: Mapping[str, str]  # host -> key of our code for its Python
     operator: str = ""
     before: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of an earlier `up`
 
@@ -156,7 +156,7 @@ class ClusterOnHosts:
             head_folder(self.cluster.name),
             self.addresses[self.cluster.head],
             self.facts[host].python_path,
-            f"/opt/dalsegno/{self.code}",
+            f"/opt/dalsegno/{self.codes[host]}",
             revision(*parts),
             content_digest(self.secrets.munge_key),
         )
@@ -230,9 +230,9 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
         files=(*_common_files(on, host), *parts.files),
         links=(
             PlannedLink(str(site.folder.etc), ETC),
-            PlannedLink("/opt/dalsegno/current", on.code),
+            PlannedLink("/opt/dalsegno/current", on.codes[host]),
         ),
-        bundle=on.code,
+        bundle=on.codes[host],
         python=facts.python_path,
         commands=parts.commands,
         services=parts.services,

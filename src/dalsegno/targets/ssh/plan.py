@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import DalsegnoError, TargetError
-from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
+from dalsegno.setup.delivery import ChangeAction, ChangeKind, CodeBundle, MachineChange
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.setup.node_plan import NodePlan
 from dalsegno.spec.facts import Cluster
@@ -37,10 +35,13 @@ class SshPlan:
     facts: Mapping[str, HostFacts]
     cluster_id: str
     secrets: ClusterSecrets
+    bundles: Mapping[str, CodeBundle] = field(default_factory=dict)  # our code, by its key
     fresh: bool = False
     unfinished: bool = False  # an earlier `up` was interrupted, or failed on some hosts
     faults: Mapping[str, DalsegnoError] = field(default_factory=dict)  # hosts that cannot be changed now, and why
     ids: AssignedIds = field(default_factory=AssignedIds)  # of users and groups
+    upgrades: tuple[str, ...] = ()  # hosts of the cluster that have other code of ours than this machine
+    may_upgrade: bool = False
     prometheus_in_file: bool = False  # `dalsegno monitor up` may have switched it on beside the file
     monitor_switch: bool | None = None  # `dalsegno monitor up` or `down`; None: neither
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
@@ -93,6 +94,7 @@ class SshPlan:
         if self.fresh:
             return [_creation(self), *_per_host(self), *faults]
         lines = [
+            (self.upgrades, f"updates Dal Segno on {named('host', self.upgrades)}, one after the other"),
             (self.unfinished, "finishes what an earlier `up` began"),
             (self.remove_hosts, f"drains and removes {named('host', self.remove_hosts)}"),
             (self.people, "updates accounts, users and QOS"),
@@ -205,24 +207,9 @@ def refuse_unbuilt(cluster: Cluster) -> None:
         )
 
 
-@dataclass(frozen=True)
-class CodeFit:
-    """The Python and the processor that our code and its dependencies, which the hosts get from here, are made for."""
-
-    python: tuple[int, ...]
-    machine: str
-
-    @classmethod
-    def here(cls) -> CodeFit:
-        return cls(sys.version_info[:2], platform.machine())
-
-
-def check_hosts(
-    cluster: Cluster, facts: Mapping[str, HostFacts], code: CodeFit | None = None
-) -> dict[str, DalsegnoError]:
+def check_hosts(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
     """Return the hosts that cannot be used, and why. Raise if two hosts have one name: Slurm could not tell them
     apart."""
-    code = code or CodeFit.here()
     counts = Counter(each.hostname for each in facts.values())
     for name, count in counts.items():
         if count > 1:
@@ -235,7 +222,7 @@ def check_hosts(
     nodes = {node.name: node for node in cluster.nodes}
     faults: dict[str, DalsegnoError] = {}
     for host, each in facts.items():
-        fault = _false_name(host, each, cluster) or _unfit(host, each) or _misfit(host, each, code)
+        fault = _false_name(host, each, cluster) or _unfit(host, each)
         if fault is None and host in nodes:
             fault = _too_small(host, each, cluster)
         if fault is not None:
@@ -276,16 +263,6 @@ def _false_name(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError 
     return TargetError(
         f"{host}: it calls itself `{facts.hostname}`, which is not a host name, or is the name of another host",
         hint="give the machine a host name of its own: `hostnamectl set-hostname NAME`",
-    )
-
-
-def _misfit(host: str, facts: HostFacts, code: CodeFit) -> DalsegnoError | None:
-    if facts.python[:2] == code.python[:2] and facts.machine == code.machine:
-        return None
-    there, here = (".".join(map(str, version[:2])) for version in (facts.python, code.python))
-    return TargetError(
-        f"{host}: it has Python {there} on {facts.machine}, this machine has Python {here} on {code.machine}",
-        hint=f"run `dalsegno` with Python {there} on {facts.machine}: the hosts get its packages from here",
     )
 
 

@@ -15,12 +15,23 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
 from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
-from dalsegno.setup.delivery import Answer, applier_argv, compare_request, find_bundle, read_answer, status_request
+from dalsegno.setup.delivery import (
+    Answer,
+    ChangeKind,
+    CodeBundle,
+    CodeFit,
+    applier_argv,
+    compare_request,
+    find_bundle,
+    read_answer,
+    status_request,
+)
 from dalsegno.setup.inspect import HostFacts, inspect_hosts
+from dalsegno.setup.wheels import fetch_wheels
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, SshAccess, SshHost
 from dalsegno.system.files import read_text, remove_tree, write_atomic
-from dalsegno.system.processes import Completed
+from dalsegno.system.processes import Completed, LocalRunner
 from dalsegno.system.ssh import HostRunner, SshConnections, read_password_file
 from dalsegno.targets.base import (
     ClusterPhase,
@@ -35,6 +46,7 @@ from dalsegno.targets.base import (
     RootUse,
     Say,
     ShellEntry,
+    named,
 )
 from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
@@ -97,6 +109,9 @@ class SshTarget:
         merged = with_roster(cluster, roster_of(applied)) if applied else cluster
         return self._plan(merged, has_prometheus(cluster, self.folder))
 
+    def plan_upgrade(self, cluster: Cluster) -> SshPlan:
+        return replace(self.plan(cluster), may_upgrade=True)
+
     def _plan(self, cluster: Cluster, prometheus: bool) -> SshPlan:
         state, before = self._state(), read_applied(self.folder)
         in_file = cluster.monitoring.prometheus
@@ -109,6 +124,9 @@ class SshTarget:
             _raise_for_head(cluster, faults)
             check_releases(cluster, facts)
             cluster_id = self._cluster_id()
+            code = self._code(facts, faults)
+            facts = {host: each for host, each in facts.items() if host in code}
+            _raise_for_head(cluster, faults)
             remembered = read_seen(self.folder) if before else {}
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
@@ -118,7 +136,7 @@ class SshTarget:
                 {**held, **facts},
                 held_secrets,
                 cluster_id,
-                find_bundle().key,
+                {host: bundle.key for host, bundle in code.items()},
                 f"{getpass.getuser()}@{socket.gethostname()}",
                 ids,
             )
@@ -137,10 +155,12 @@ class SshTarget:
             facts,
             cluster_id,
             held_secrets,
+            bundles={bundle.key: bundle for bundle in code.values()},
             fresh=state is None,
             unfinished=state is not None and (state.phase is not SshStage.UP or bool(state.failed)),
             faults=faults,
             ids=on.ids,
+            upgrades=_upgrades(state, compared),
             prometheus_in_file=in_file,
             remove_hosts=leaving,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
@@ -153,6 +173,11 @@ class SshTarget:
             raise TypeError(f"not a plan of the ssh target: {plan!r}")
         if plan.empty:
             return
+        if plan.upgrades and not plan.may_upgrade:
+            raise TargetError(
+                f"another version of Dal Segno is on {named('host', plan.upgrades)}",
+                hint="`dalsegno up --upgrade` updates the hosts one after the other; runs and jobs continue",
+            )
         old = self._state()
         known = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
         ssh = replace(plan.cluster.ssh, hosts=tuple(known.values()))
@@ -315,6 +340,21 @@ class SshTarget:
     def node_times(self) -> NodeTimes:
         return NodeTimes(boot_s=900.0, gone_s=30.0)
 
+    def _code(self, facts: Mapping[str, HostFacts], faults: dict[str, DalsegnoError]) -> dict[str, CodeBundle]:
+        """Return our code for the Python of each host. A host without it is added to the faults."""
+        found: dict[CodeFit, CodeBundle | DalsegnoError] = {}
+        for each in facts.values():
+            fit = CodeFit(each.python[:2], each.machine)
+            if fit not in found:
+                found[fit] = _bundle_for(fit, self.folder.root.parents[1] / "wheels")
+        code = {host: found[CodeFit(each.python[:2], each.machine)] for host, each in facts.items()}
+        faults |= {
+            host: TargetError(f"{host}: {each.what}", hint=each.hint)
+            for host, each in code.items()
+            if isinstance(each, DalsegnoError)
+        }
+        return {host: each for host, each in code.items() if not isinstance(each, DalsegnoError)}
+
     def _slurm(self, hosts: HostRunner, head: str) -> SlurmClient:
         env = {"PATH": PATH, "SLURM_CONF": str(head_folder(self.folder.name).slurm_conf)}
         return SlurmClient(HeadRunner(hosts, head), env, timeout_s=60)
@@ -364,6 +404,15 @@ class _OneCommand:
             return HeadRunner(hosts, self._state.head).run(argv, stdin=stdin, env=env, timeout_s=timeout_s)
 
 
+def _bundle_for(fit: CodeFit, cache: Path) -> CodeBundle | DalsegnoError:
+    if fit == CodeFit.here():
+        return find_bundle()
+    try:
+        return find_bundle(wheels=fetch_wheels(LocalRunner(), cache, fit))
+    except DalsegnoError as error:
+        return error
+
+
 def _ask(hosts: HostRunner, host: str, request: bytes, facts: HostFacts | None = None) -> Answer:
     argv = applier_argv(facts.python_path) if facts else applier_argv()
     done = hosts.run(host, argv, stdin=request, root=True, timeout_s=COMPARE_S)
@@ -389,6 +438,19 @@ def _inspect(
     }
     faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
     return {host: each for host, each in facts.items() if host not in faults}, faults, ids
+
+
+def _upgrades(state: SshState | None, compared: Mapping[str, Answer | DalsegnoError]) -> tuple[str, ...]:
+    """Return the hosts that a complete `up` has set up, and that lack the code of this machine."""
+    if state is None or state.phase is not SshStage.UP:
+        return ()
+    known = [host for host in state.ssh.names if host not in state.failed]
+    answers = {host: each for host, each in compared.items() if not isinstance(each, DalsegnoError)}
+    return tuple(
+        host
+        for host in known
+        if host in answers and any(change.kind is ChangeKind.CODE for change in answers[host].changes)
+    )
 
 
 def _raise_for_head(cluster: Cluster, faults: Mapping[str, DalsegnoError]) -> None:
