@@ -34,6 +34,7 @@ from dalsegno.targets.ssh.plan import (
     refuse_unbuilt,
     summarize,
 )
+from dalsegno.targets.ssh.releases import slurm_version
 from dalsegno.targets.ssh.storage import check_storage
 
 FACTS = HostFacts(
@@ -399,3 +400,42 @@ def test_host_without_packages_of_prometheus_is_left_out_of_monitoring():
     rocky = {**HOSTS, "gpu-1": replace(HOSTS["gpu-1"], os_id="rocky", os_version="9.4")}
     assert list(check_monitoring(PROMETHEUS.cluster, rocky)) == ["gpu-1"]
     assert check_monitoring(CLUSTER, rocky) == {}
+
+
+def test_slurm_packages_of_the_file_replace_those_of_the_distribution():
+    access = replace(CLUSTER.ssh, slurm_packages=("slurm-smd", "slurm-smd-slurmd"), slurm_version="25.05.3")
+    on = replace(ON, cluster=replace(CLUSTER, ssh=access))
+    assert host_plan(on, "gpu-1").packages == ("munge", "slurm-smd", "slurm-smd-slurmd", "htop")
+    assert "mariadb-server" in host_plan(on, "head").packages and str(on.slurm) == "25.05.3"
+    installed = replace(FACTS, packages=(("slurm-smd", "24.11.6-1"), ("slurmd", "22.05.8")))
+    assert str(slurm_version(installed, access)) == "24.11.6", "what is installed is right"
+
+
+@pytest.mark.parametrize(
+    ("system", "fault", "hint"),
+    [
+        (
+            ("ubuntu", "22.04"),
+            "gpu-1: ubuntu 22.04 has Slurm 21.08.5, and 22.05 is the oldest that works",
+            "slurm_packages",
+        ),
+        (
+            ("rocky", "9.4"),
+            "gpu-1: Slurm is not installed, and its release for rocky 9.4 is not known",
+            "install munge slurm slurm-slurmd slurm-slurmctld slurm-slurmdbd, which EPEL has, on that machine",
+        ),
+    ],
+)
+def test_system_without_a_usable_slurm_is_refused_with_what_is_missing(system, fault, hint):
+    facts = replace(HOSTS["gpu-1"], host="gpu-1", os_id=system[0], os_version=system[1])
+    found = check_hosts(CLUSTER, {**HOSTS, "gpu-1": facts})["gpu-1"]
+    assert found.what == fault and hint in found.hint
+
+
+def test_host_of_the_rhel_family_with_slurm_is_used():
+    rocky = replace(FACTS, os_id="rocky", os_version="9.4", packages=(("slurm", "22.05.9-1.el9"),))
+    facts = {name: replace(rocky, host=name, hostname=each.hostname, gpus=each.gpus) for name, each in HOSTS.items()}
+    assert check_hosts(CLUSTER, facts) == {}
+    plan = host_plan(replace(ON, facts=facts), "head")
+    assert plan.packages[:4] == ("munge", "slurm", "slurm-slurmctld", "slurm-slurmdbd")
+    assert any(file.path == "/etc/sysconfig/slurmdbd" for file in plan.files)

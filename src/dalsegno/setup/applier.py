@@ -128,10 +128,14 @@ class Applier:
         if self.root or not self.plan["packages"]:
             return []
         if shutil.which("dpkg-query", path=PATH):
-            query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *self.plan["packages"]]
-            there = {line.split()[0] for line in run(query)[1].splitlines() if line.endswith(" installed")}
+            names = [name.partition("=")[0] for name in self.plan["packages"]]
+            query = ["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n", *names]
+            rows = [line.split() for line in run(query)[1].splitlines() if line.endswith(" installed")]
+            there = {word for row in rows for word in (row[0], f"{row[0]}={row[1]}")}
             return [name for name in self.plan["packages"] if name not in there]
-        return [name for name in self.plan["packages"] if run(["rpm", "-q", name])[0] != 0]
+        # dnf and rpm write a version with `-` in place of `=`
+        wanted = [name.replace("=", "-", 1) for name in self.plan["packages"]]
+        return [name for name in wanted if run(["rpm", "-q", name])[0] != 0]
 
     def install(self, names: list[str]) -> None:
         """Install packages without letting them start their daemons: those start when their files are there."""

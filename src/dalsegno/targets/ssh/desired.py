@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from dalsegno.errors import TargetError
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
 from dalsegno.observe.monitor_layout import MonitorLayout
@@ -33,20 +32,13 @@ from dalsegno.targets.ssh.containers import container_parts, container_plugin
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshRole, SshStage, SshState, head_folder, state_text
 from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
+from dalsegno.targets.ssh.releases import DEBIAN, packages_for, slurm_version
 from dalsegno.targets.ssh.repair import head_parts, node_parts
 from dalsegno.targets.ssh.services import LOGS, ServiceSite, compute_services, head_commands, head_services, munge
 from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
 ETC = "/etc/slurm"
 RESERVED_MIB = 512  # for the system and our own daemons, on a host whose size is not in the file
-# Releases of Slurm in the distributions, for hosts where it is not installed yet.
-DISTRIBUTION_SLURM = {
-    ("debian", "12"): Version(22, 5, 8),
-    ("debian", "13"): Version(24, 11, 5),
-    ("ubuntu", "22.04"): Version(21, 8, 5),
-    ("ubuntu", "24.04"): Version(23, 11, 4),
-}
-DEBIAN, RED_HAT = ("debian", "ubuntu"), ("rhel", "rocky", "almalinux", "centos", "ol", "fedora", "amzn")
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ class ClusterOnHosts:
 
     @cached_property
     def slurm(self) -> Version:
-        return slurm_version(self.facts[self.cluster.head])
+        return slurm_version(self.facts[self.cluster.head], self.cluster.ssh)
 
     @cached_property
     def layout(self) -> Layout:
@@ -191,20 +183,6 @@ def tracks_with_cgroups(hosts: Iterable[HostFacts]) -> bool:
     return all(_can_track(facts) for facts in hosts)
 
 
-def slurm_version(facts: HostFacts) -> Version:
-    """Return the release of Slurm on a machine: the installed one, or the one of the distribution."""
-    for name in ("slurmctld", "slurmd", "slurm-client", "slurm"):
-        if facts.version_of(name):
-            return Version.parse(facts.version_of(name))
-    known = DISTRIBUTION_SLURM.get((facts.os_id, facts.os_version))
-    if known is None:
-        raise TargetError(
-            f"the release of Slurm for {facts.os_id} {facts.os_version} is not known",
-            hint="install Slurm's packages on the machine first, then run `dalsegno up` again",
-        )
-    return known
-
-
 def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     """Return the plan of one host."""
     cluster, facts = on.sized, on.facts[host]
@@ -246,7 +224,9 @@ def _role(on: ClusterOnHosts, host: str) -> HostParts:
         return _head(on)
     if any(node.name == host for node in on.sized.nodes):
         return _compute(on, host)
-    return HostParts(packages_for(on.facts[host], ("client",)), services=(munge(on.site(host)),))
+    return HostParts(
+        packages_for(on.facts[host], ("munge", "client"), on.cluster.ssh), services=(munge(on.site(host)),)
+    )
 
 
 def _head(on: ClusterOnHosts) -> HostParts:
@@ -277,9 +257,9 @@ def _head(on: ClusterOnHosts) -> HostParts:
             PlannedFile(f"{_defaults(on.facts[host])}/slurmdbd", socket),
         ]
         folders.append(PlannedFolder(str(folder.database), 0o700, *slurm))
-    kinds = ("client", "controller", *(["accounting"] if cluster.slurm.accounting else []))
+    accounting = ("accounting", "database") if cluster.slurm.accounting else ()
     return HostParts(
-        packages_for(on.facts[host], kinds),
+        packages_for(on.facts[host], ("munge", "client", "controller", *accounting), cluster.ssh),
         tuple(folders),
         tuple(files),
         tuple(head_commands(site)),
@@ -293,7 +273,7 @@ def _compute(on: ClusterOnHosts, host: str) -> HostParts:
     watched = on.cluster.health.mode != "off"
     files = (PlannedFile(str(folder.agent_secret(host)), secret, 0o600, secret=True),) if watched else ()
     return HostParts(
-        packages_for(on.facts[host], ("client", "node")),
+        packages_for(on.facts[host], ("munge", "client", "node"), on.cluster.ssh),
         (spool,),
         files,
         services=tuple(compute_services(on.site(host), host, content_digest(secret))),
@@ -360,31 +340,3 @@ def own_command(python: str) -> str:
 
 def _defaults(facts: HostFacts) -> str:
     return "/etc/default" if facts.os_id in DEBIAN else "/etc/sysconfig"
-
-
-PACKAGES = {
-    "client": (("munge", "slurm-client", "slurm-wlm-basic-plugins"), ("munge", "slurm")),
-    "node": (("slurmd",), ("slurm-slurmd",)),
-    "controller": (("slurmctld",), ("slurm-slurmctld",)),
-    "accounting": (
-        ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"),
-        ("slurm-slurmdbd", "mariadb-server"),
-    ),
-}
-
-
-def all_packages() -> tuple[str, ...]:
-    """Return the packages of all parts and distributions: whether a host has them is asked before anything else."""
-    found = [name for families in PACKAGES.values() for names in families for name in names]
-    return tuple(dict.fromkeys(found))
-
-
-def packages_for(facts: HostFacts, kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return the distribution's packages for the parts that a host has."""
-    if facts.os_id not in (*DEBIAN, *RED_HAT):
-        raise TargetError(
-            f"{facts.os_id or 'unknown'} {facts.os_version} is not supported",
-            hint="use Debian 12 or 13, Ubuntu 22.04 or 24.04, or a distribution of the RHEL family",
-        )
-    index = 0 if facts.os_id in DEBIAN else 1
-    return tuple(name for kind in kinds for name in PACKAGES[kind][index])

@@ -13,9 +13,10 @@ from dalsegno.setup.node_plan import NodePlan
 from dalsegno.spec.facts import Cluster
 from dalsegno.spec.values import is_node_name
 from dalsegno.targets.base import counted, named
-from dalsegno.targets.ssh.desired import DEBIAN, ETC, RED_HAT, sized_node, slurm_version
+from dalsegno.targets.ssh.desired import ETC, sized_node
 from dalsegno.targets.ssh.folder import ClusterSecrets
 from dalsegno.targets.ssh.people import AssignedIds
+from dalsegno.targets.ssh.releases import DEBIAN, check_system, slurm_version
 from dalsegno.targets.ssh.storage import NFS_SERVER
 
 OLDEST_PYTHON = (3, 10)
@@ -222,7 +223,7 @@ def check_hosts(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, D
     nodes = {node.name: node for node in cluster.nodes}
     faults: dict[str, DalsegnoError] = {}
     for host, each in facts.items():
-        fault = _false_name(host, each, cluster) or _unfit(host, each)
+        fault = _false_name(host, each, cluster) or check_system(host, each, cluster.ssh) or _unfit(host, each)
         if fault is None and host in nodes:
             fault = _too_small(host, each, cluster)
         if fault is not None:
@@ -231,11 +232,6 @@ def check_hosts(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, D
 
 
 def _unfit(host: str, facts: HostFacts) -> DalsegnoError | None:
-    if facts.os_id not in (*DEBIAN, *RED_HAT):
-        return TargetError(
-            f"{host}: {facts.os_id or 'its system'} {facts.os_version} is not supported",
-            hint="use Debian 12 or 13, Ubuntu 22.04 or 24.04, or a distribution of the RHEL family",
-        )
     if facts.python[:2] < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
         return TargetError(f"{host}: Python {version} is too old", hint="Dal Segno needs Python 3.10 or later there")
@@ -321,7 +317,7 @@ def _foreign_slurm(host: str, facts: HostFacts) -> DalsegnoError | None:
 
 def check_releases(cluster: Cluster, facts: Mapping[str, HostFacts]) -> None:
     """Raise if the hosts have different releases of Slurm."""
-    releases = {host: slurm_version(each).release for host, each in facts.items()}
+    releases = {host: slurm_version(each, cluster.ssh).release for host, each in facts.items()}
     wanted = releases[cluster.head]
     for host, release in releases.items():
         if release != wanted:

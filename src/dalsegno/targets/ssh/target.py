@@ -50,7 +50,7 @@ from dalsegno.targets.base import (
 )
 from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
-from dalsegno.targets.ssh.desired import ClusterOnHosts, all_packages, host_plan
+from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.folder import (
     SshFolder,
     SshStage,
@@ -72,6 +72,7 @@ from dalsegno.targets.ssh.plan import (
     foreign_programs,
     refuse_unbuilt,
 )
+from dalsegno.targets.ssh.releases import all_packages
 from dalsegno.targets.ssh.services import HEAD_PORTS, NODE_PORTS, PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
@@ -424,7 +425,7 @@ def _inspect(
 ) -> tuple[dict[str, HostFacts], dict[str, DalsegnoError], AssignedIds]:
     """Return the facts of each host that the cluster can use, why it cannot use the others, and the ids that users and
     groups have already."""
-    seen = inspect_hosts(hosts, cluster.ssh.names, all_packages())
+    seen = inspect_hosts(hosts, cluster.ssh.names, all_packages(cluster.ssh))
     faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
     facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
     ids = known_ids(cluster, facts, ids)
