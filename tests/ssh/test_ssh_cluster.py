@@ -64,6 +64,12 @@ def test_job_has_a_scratch_folder_on_each_node(lab):
     eventually(lambda: lab.rack["n1"].run("ls", "/scratch") + lab.rack["n2"].run("ls", "/scratch") == "")
 
 
+def test_storage_is_checked_from_every_node(lab):
+    told = json.loads(lab.dalsegno("storage", "check", "team", "--quick", "--json").out)
+    assert told["ok"] and told["user"] == "ada"
+    assert {"team", "disk"} == {each["name"] for each in json.loads(lab.dalsegno("storage", "ls", "--json").out)}
+
+
 def test_container_runs_on_all_nodes(lab, tmp_path):
     root = tmp_path / "root"
     (root / "bin").mkdir(parents=True)

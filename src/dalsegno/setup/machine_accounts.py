@@ -15,6 +15,7 @@ import pwd
 import re
 from pathlib import Path
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.setup.machine_record import SETUP, Change, Json, Record, Refused, checked, digest, emit, read, run, write
 from dalsegno.users.homes import install_keys, make_home
 
@@ -165,6 +166,7 @@ class MachineAccounts:
         found, home = pwd.getpwnam(user["name"]), Path(home_of(user))
         ids = (found.pw_uid, found.pw_gid)
         os.makedirs(home.parent, exist_ok=True)
+        refuse_open(home.parent)
         if make_home(home.parent, home.name, *ids):
             as_user(ids, COPY_SKELETON, str(home))
         elif home.lstat().st_uid != found.pw_uid:
@@ -173,7 +175,11 @@ class MachineAccounts:
         keys = list(user["ssh_keys"])
         if user["cluster_key"]:
             keys += self.cluster_key(ids, user["name"], str(home))
-        install_keys(home.parent, home.name, *ids, keys)
+        try:
+            install_keys(home.parent, home.name, *ids, keys)
+        except DalsegnoError as error:  # a user must not be able to stop `up` with a link in the home
+            emit(step=f"{error.what}: {error.hint}")
+            return
         self.record.part("homes")[user["name"]] = home_stamp(user)
         self.record.save()
 
@@ -194,6 +200,16 @@ class MachineAccounts:
                 if find_group(name) is not None:
                     checked(["groupdel", name])
         self.forget("users", name)
+
+
+def refuse_open(homes: Path) -> None:
+    """Raise if others than root can put something at the place of a home."""
+    about = homes.stat()
+    if about.st_uid != 0 or about.st_mode & 0o022:
+        raise Refused(
+            f"users can change {homes}, where root would create home folders",
+            f"`chown root {homes}; chmod 755 {homes}`, or choose another folder for homes",
+        )
 
 
 def as_user(ids: tuple[int, int], script: str, *arguments: str) -> str:

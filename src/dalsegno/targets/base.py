@@ -404,6 +404,15 @@ class CanUpgrade(Protocol):
 
 
 @runtime_checkable
+class HasOwnCode(Protocol):
+    """A target whose nodes have our code at another path than this machine."""
+
+    @property
+    def node_launcher(self) -> tuple[str, ...]:
+        """The command on a node to put before the name of one of our helper programs."""
+
+
+@runtime_checkable
 class CanForward(Protocol):
     """A target whose cluster is used on another machine: most commands run there."""
 

@@ -35,7 +35,7 @@ def node_parts(public_key: str) -> HostParts:
     """Return what lets the head reset and reboot a node. The key opens no shell, no port and no file there."""
     line = f'restrict,command="{PROGRAM}" {public_key}\n'
     return HostParts(
-        folders=(PlannedFolder("/root/.ssh", 0o700),),
+        folders=(PlannedFolder("/root/.ssh", 0o700, keep=True),),
         files=(
             PlannedFile(PROGRAM, _PROGRAM, 0o755),
             PlannedFile("/root/.ssh/authorized_keys", line, 0o600, block=True),

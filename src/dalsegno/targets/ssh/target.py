@@ -15,23 +15,11 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
 from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
-from dalsegno.setup.delivery import (
-    Answer,
-    ChangeKind,
-    CodeBundle,
-    CodeFit,
-    applier_argv,
-    compare_request,
-    find_bundle,
-    read_answer,
-    status_request,
-)
-from dalsegno.setup.inspect import HostFacts, inspect_hosts
-from dalsegno.setup.wheels import fetch_wheels
+from dalsegno.setup.delivery import compare_request, status_request
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, SshAccess, SshHost
 from dalsegno.system.files import read_text, remove_tree, write_atomic
-from dalsegno.system.processes import Completed, LocalRunner
+from dalsegno.system.processes import Completed
 from dalsegno.system.ssh import HostRunner, SshConnections, read_password_file
 from dalsegno.targets.base import (
     ClusterPhase,
@@ -62,25 +50,23 @@ from dalsegno.targets.ssh.folder import (
     read_ssh_state,
     write_ssh_state,
 )
-from dalsegno.targets.ssh.monitoring import MONITOR_PORTS, monitor_layout
-from dalsegno.targets.ssh.people import AssignedIds, check_accounts, homes_of, known_ids, refuse_privileges
-from dalsegno.targets.ssh.plan import (
-    SshPlan,
-    check_hosts,
-    check_monitoring,
-    check_releases,
-    foreign_programs,
-    refuse_unbuilt,
-)
-from dalsegno.targets.ssh.releases import all_packages
-from dalsegno.targets.ssh.services import HEAD_PORTS, NODE_PORTS, PATH
+from dalsegno.targets.ssh.monitoring import monitor_layout
+from dalsegno.targets.ssh.people import homes_of, refuse_privileges
+from dalsegno.targets.ssh.plan import SshPlan, check_releases, refuse_unbuilt
+from dalsegno.targets.ssh.services import PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
-from dalsegno.targets.ssh.storage import check_storage
+from dalsegno.targets.ssh.survey import (
+    ask_host,
+    code_for_hosts,
+    hosts_to_upgrade,
+    inspect_cluster,
+    raise_for_head,
+    refuse_impossible,
+)
 from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
 Connect = Callable[[SshAccess], contextlib.AbstractContextManager[HostRunner]]
-COMPARE_S = 120.0
 
 
 def connect(ssh: SshAccess) -> SshConnections:
@@ -119,15 +105,15 @@ class SshTarget:
         cluster = replace(cluster, monitoring=replace(cluster.monitoring, prometheus=prometheus))
         refuse_unbuilt(cluster)
         refuse_privileges(cluster)
-        _refuse_impossible(before, cluster)
+        refuse_impossible(before, cluster)
         with self._connect(cluster.ssh) as hosts:
-            facts, faults, ids = _inspect(hosts, cluster, read_ids(self.folder))
-            _raise_for_head(cluster, faults)
+            facts, faults, ids = inspect_cluster(hosts, cluster, read_ids(self.folder))
+            raise_for_head(cluster, faults)
             check_releases(cluster, facts)
             cluster_id = self._cluster_id()
-            code = self._code(facts, faults)
+            code = code_for_hosts(facts, faults, self.folder.root.parents[1] / "wheels")
             facts = {host: each for host, each in facts.items() if host in code}
-            _raise_for_head(cluster, faults)
+            raise_for_head(cluster, faults)
             remembered = read_seen(self.folder) if before else {}
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
@@ -144,9 +130,9 @@ class SshTarget:
             if not on.sized.nodes:
                 raise next(iter(faults.values()))
             plans = {host: host_plan(on, host) for host in facts}
-            compared = hosts.each(plans, lambda host: _ask(hosts, host, compare_request(plans[host]), facts[host]))
+            compared = hosts.each(plans, lambda host: ask_host(hosts, host, compare_request(plans[host]), facts[host]))
         faults |= {host: each for host, each in compared.items() if isinstance(each, DalsegnoError)}
-        _raise_for_head(cluster, faults)
+        raise_for_head(cluster, faults)
         old = state.ssh.names if state else ()
         leaving = tuple(host for host in old if host not in wanted)
         return SshPlan(
@@ -161,7 +147,7 @@ class SshTarget:
             unfinished=state is not None and (state.phase is not SshStage.UP or bool(state.failed)),
             faults=faults,
             ids=on.ids,
-            upgrades=_upgrades(state, compared),
+            upgrades=hosts_to_upgrade(state, compared),
             prometheus_in_file=in_file,
             remove_hosts=leaving,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
@@ -250,7 +236,7 @@ class SshTarget:
             return gone(self.folder)
         with self._connect(state.ssh) as hosts:
             names = state.ssh.names
-            found = hosts.each(names, lambda host: _ask(hosts, host, status_request()))
+            found = hosts.each(names, lambda host: ask_host(hosts, host, status_request()))
             silent = [each.what for each in found.values() if isinstance(each, DalsegnoError)]
             daemons = [
                 DaemonStatus(host, name, running)
@@ -326,6 +312,10 @@ class SshTarget:
         argv = ssh_argv(host, as_root(host, command), terminal=False, known_hosts=known_hosts)
         return ShellEntry(argv, dict(env))
 
+    @property
+    def node_launcher(self) -> tuple[str, ...]:
+        return ("python3", "-I", "/opt/dalsegno/current/dalsegno/programs.py")
+
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
         state = self._known()
@@ -340,21 +330,6 @@ class SshTarget:
     @property
     def node_times(self) -> NodeTimes:
         return NodeTimes(boot_s=900.0, gone_s=30.0)
-
-    def _code(self, facts: Mapping[str, HostFacts], faults: dict[str, DalsegnoError]) -> dict[str, CodeBundle]:
-        """Return our code for the Python of each host. A host without it is added to the faults."""
-        found: dict[CodeFit, CodeBundle | DalsegnoError] = {}
-        for each in facts.values():
-            fit = CodeFit(each.python[:2], each.machine)
-            if fit not in found:
-                found[fit] = _bundle_for(fit, self.folder.root.parents[1] / "wheels")
-        code = {host: found[CodeFit(each.python[:2], each.machine)] for host, each in facts.items()}
-        faults |= {
-            host: TargetError(f"{host}: {each.what}", hint=each.hint)
-            for host, each in code.items()
-            if isinstance(each, DalsegnoError)
-        }
-        return {host: each for host, each in code.items() if not isinstance(each, DalsegnoError)}
 
     def _slurm(self, hosts: HostRunner, head: str) -> SlurmClient:
         env = {"PATH": PATH, "SLURM_CONF": str(head_folder(self.folder.name).slurm_conf)}
@@ -405,75 +380,5 @@ class _OneCommand:
             return HeadRunner(hosts, self._state.head).run(argv, stdin=stdin, env=env, timeout_s=timeout_s)
 
 
-def _bundle_for(fit: CodeFit, cache: Path) -> CodeBundle | DalsegnoError:
-    if fit == CodeFit.here():
-        return find_bundle()
-    try:
-        return find_bundle(wheels=fetch_wheels(LocalRunner(), cache, fit))
-    except DalsegnoError as error:
-        return error
-
-
-def _ask(hosts: HostRunner, host: str, request: bytes, facts: HostFacts | None = None) -> Answer:
-    argv = applier_argv(facts.python_path) if facts else applier_argv()
-    done = hosts.run(host, argv, stdin=request, root=True, timeout_s=COMPARE_S)
-    return read_answer(host, done.stdout or done.stderr)
-
-
-def _inspect(
-    hosts: HostRunner, cluster: Cluster, ids: AssignedIds
-) -> tuple[dict[str, HostFacts], dict[str, DalsegnoError], AssignedIds]:
-    """Return the facts of each host that the cluster can use, why it cannot use the others, and the ids that users and
-    groups have already."""
-    seen = inspect_hosts(hosts, cluster.ssh.names, all_packages(cluster.ssh))
-    faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
-    facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
-    ids = known_ids(cluster, facts, ids)
-    faults |= {**check_accounts(cluster, facts, ids), **check_storage(cluster, facts)}
-    faults |= {**check_monitoring(cluster, facts), **check_hosts(cluster, facts)}
-    monitor_ports = MONITOR_PORTS if cluster.monitoring.prometheus else ()
-    foreign = {
-        host: foreign_programs(host, each, (*(HEAD_PORTS if host == cluster.head else NODE_PORTS), *monitor_ports))
-        for host, each in facts.items()
-        if not each.record
-    }
-    faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
-    return {host: each for host, each in facts.items() if host not in faults}, faults, ids
-
-
-def _upgrades(state: SshState | None, compared: Mapping[str, Answer | DalsegnoError]) -> tuple[str, ...]:
-    """Return the hosts that a complete `up` has set up, and that lack the code of this machine."""
-    if state is None or state.phase is not SshStage.UP:
-        return ()
-    known = [host for host in state.ssh.names if host not in state.failed]
-    answers = {host: each for host, each in compared.items() if not isinstance(each, DalsegnoError)}
-    return tuple(
-        host
-        for host in known
-        if host in answers and any(change.kind is ChangeKind.CODE for change in answers[host].changes)
-    )
-
-
-def _raise_for_head(cluster: Cluster, faults: Mapping[str, DalsegnoError]) -> None:
-    if cluster.head in faults:
-        raise faults[cluster.head]
-
-
 def _people(cluster: Cluster) -> object:
     return (cluster.accounts, cluster.users, cluster.slurm.qos)
-
-
-def _refuse_impossible(before: Cluster | None, wanted: Cluster) -> None:
-    if before is None:
-        return
-    if before.slurm.accounting != wanted.slurm.accounting:
-        word = "on" if wanted.slurm.accounting else "off"
-        raise TargetError(
-            f"accounting cannot be switched {word} while the cluster is up: job ids would be used twice",
-            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
-        )
-    if before.head != wanted.head:
-        raise TargetError(
-            f"the head cannot move from `{before.head}` to `{wanted.head}` while the cluster is up",
-            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
-        )
