@@ -13,6 +13,7 @@ from dalsegno.setup.node_plan import NodePlan
 from dalsegno.spec.facts import (
     Cluster,
     Containers,
+    Directory,
     Monitoring,
     Node,
     Partition,
@@ -342,9 +343,23 @@ def test_plan_without_changes_is_empty():
 
 def test_parts_that_are_not_built_are_refused():
     refuse_unbuilt(CLUSTER)
-    asked = replace(CLUSTER, slurm=Slurm(rest=True, backup_controller=True))
-    with pytest.raises(TargetError, match=r"`slurm\.backup_controller` and `slurm\.rest` are not built yet for"):
+    asked = replace(CLUSTER, slurm=Slurm(backup_controller=True), directory=Directory(ldap=True))
+    with pytest.raises(
+        TargetError, match=r"`directory: {kind: ldap}` and `slurm\.backup_controller` are not built yet for"
+    ):
         refuse_unbuilt(asked)
+    images = Containers(enabled=True, images=("ubuntu:24.04",))
+    with pytest.raises(TargetError, match=r"`containers\.images` without `containers\.folder` is not built yet"):
+        refuse_unbuilt(replace(CLUSTER, containers=images))
+    refuse_unbuilt(replace(CLUSTER, containers=replace(images, folder="/fsx/images")))
+
+
+def test_slurmrestd_runs_as_nobody_on_the_head():
+    on = replace(ON, cluster=replace(CLUSTER, slurm=Slurm(rest=True)))
+    plan = host_plan(on, "head")
+    service = next(each for each in plan.services if each.name == "slurmrestd")
+    assert service.argv[1:3] == ("-u", "nobody") and service.argv[-1].endswith("/run/rest/slurmrestd.sock")
+    assert "slurmrestd" in plan.packages and "slurmrestd" not in host_plan(on, "gpu-1").packages
 
 
 def test_accounting_can_be_left_out():

@@ -34,7 +34,15 @@ from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
 from dalsegno.targets.ssh.releases import DEBIAN, packages_for, slurm_version
 from dalsegno.targets.ssh.repair import head_parts, node_parts
-from dalsegno.targets.ssh.services import LOGS, ServiceSite, compute_services, head_commands, head_services, munge
+from dalsegno.targets.ssh.services import (
+    LOGS,
+    ServiceSite,
+    compute_services,
+    head_commands,
+    head_services,
+    munge,
+    rest_parts,
+)
 from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
 ETC = "/etc/slurm"
@@ -193,6 +201,9 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
         parts += container_parts(str(on.slurm), debian=debian, launcher=launcher)
     if cluster.monitoring.prometheus:
         parts += monitor_parts(on.monitor, host, on.secrets, folder=site.folder, systemd=facts.systemd)
+    if host == cluster.head and cluster.slurm.rest:
+        package = "slurmrestd" if debian else "slurm-slurmrestd"
+        parts += rest_parts(site, on.slurm, package, systemd=facts.systemd)
     if host == cluster.head:
         parts += head_parts(site.folder, on.secrets.repair_key)
     elif host in {node.name for node in cluster.nodes}:

@@ -68,7 +68,7 @@ class SshPlan:
 
     @property
     def import_images(self) -> tuple[str, ...]:
-        return ()
+        return () if self.empty else self.cluster.containers.images
 
     @property
     def reconfigures(self) -> bool:
@@ -198,8 +198,8 @@ def refuse_unbuilt(cluster: Cluster) -> None:
     parts = {
         "`directory: {kind: ldap}`": cluster.directory.ldap,
         "`slurm.backup_controller`": cluster.slurm.backup_controller,
-        "`slurm.rest`": cluster.slurm.rest,
-        "`containers.images`": bool(cluster.containers.images),
+        "`containers.images` without `containers.folder`": bool(cluster.containers.images)
+        and not cluster.containers.folder,
     }
     if found := [name for name, used in parts.items() if used]:
         raise TargetError(

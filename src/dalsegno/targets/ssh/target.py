@@ -76,6 +76,10 @@ def connect(ssh: SshAccess) -> SshConnections:
     return SshConnections([address_of(host) for host in ssh.hosts], known_hosts=known_hosts, sudo_password=password)
 
 
+IMPORT_S = 3600.0
+_IMPORT_HINT = "the head must reach the registry; `dalsegno up` does not try again: `dalsegno image import` on the head"
+
+
 class SshTarget:
     """The cluster in one state folder of the operator's machine."""
 
@@ -207,7 +211,20 @@ class SshTarget:
         raise TargetError("accounts on ssh hosts have no passwords", hint="log in with an SSH key: `--ssh-key FILE`")
 
     def import_images(self, plan: Plan, say: Say) -> None:
-        """Nothing is imported: images are imported on the head."""
+        """Import the images of the cluster file on the head, into the folder that all hosts see."""
+        state, applied = self._known(), self.people().cluster
+        failed = []
+        with self._connect(state.ssh) as hosts:
+            for image in plan.import_images:
+                say(f"importing {image} on {state.head}")
+                store = f"DALSEGNO_IMAGES={applied.containers.folder}"
+                argv = ["env", store, "/usr/local/bin/dalsegno", "image", "import", "--or-kept", "--quiet", image]
+                done = hosts.run(state.head, argv, root=True, timeout_s=IMPORT_S)
+                if done.exit_code != 0:
+                    failed.append(f"{image}: {(done.stderr.strip() or 'no output').splitlines()[0]}")
+        if failed:
+            lines = "".join(f"\n  {each}" for each in failed)
+            raise TargetError(f"{self.folder.name} is up, but images were not imported:{lines}", hint=_IMPORT_HINT)
 
     def removal(self) -> Removal:
         state = self._state()
