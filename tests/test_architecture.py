@@ -34,7 +34,10 @@ TRAIN_TALK = (
     "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
-UP_TO_7 = (*UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview")
+UP_TO_7 = (
+    *UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview",
+    "doctor",
+)  # fmt: skip
 EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -57,13 +60,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "adopt": UP_TO_3,  # describes a cluster of others; it changes nothing
     "users": UP_TO_3,
     "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
-    "bench": ("errors", "hardware", "spec", "runs"),
+    "bench": UP_TO_4,
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target
     "targets": (*UP_TO_5, "inject", "observe"),
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
+    "doctor": (*UP_TO_4, "train.disk", "why"),  # what is wrong with a job, and the fix
     "overview": (*UP_TO_4, "targets.base", "recovery", "observe"),  # a whole cluster at one moment, and the verdict
     "drill": (
         *UP_TO_4,
@@ -118,6 +122,10 @@ MAY_PRINT = {
     "storage/probe.py": "a program of its own, whose answer is what it prints",
     "setup/host_inspector.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
+    "bench/collective_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/pairs_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/device_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/storage_measure.py": "a program of its own, whose answer is what it prints",
     "targets/local/nvidia_smi.py": "a stand-alone program that runs inside virtual hosts",
     "setup/machine_record.py": "a program of its own, whose answer is what it prints",
 }
@@ -127,12 +135,15 @@ MAY_READ_SENTENCES = {
     "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
     "runs/coordinator/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
+    "runs/hang.py": "stacks, as Python's faulthandler and py-spy write them",
     "runs/logs.py": "Python's tracebacks",
     "runs/agent/evidence.py": "Python's tracebacks",
     "runs/status.py": "messages of status files that were written before they named their cause",
     "health/checks/": "the kernel, munge, chrony",
     "health/readers/": "nvidia-smi and the kernel's log",
     "health/xids.py": "the driver's lines in the kernel's log",
+    "bench/nccl_parse.py": "nccl-tests",
+    "bench/nccl_debug.py": "NCCL's lines with NCCL_DEBUG",
     "containers/import_image.py": "Enroot and curl",
     "containers/image_metadata.py": "unsquashfs and the start script of an image",
     "containers/named.py": "srun",
@@ -140,7 +151,9 @@ MAY_READ_SENTENCES = {
     "containers/plugstack/": "ssh, srun and install on other hosts",
     "containers/squash.py": "mksquashfs",
     "demo/researchers.py": "sbatch",
+    "doctor/logs.py": "Python, PyTorch, NCCL, torchrun, Slurm, conda and the NVIDIA driver",
     "runs/submit/container.py": "`srun --mpi=list`",
+    "bench/collective_measure.py": "the kernel's /proc/cpuinfo",
     "runs/torchrun/args.py": "argparse",
     "setup/machine_record.py": "its own marks around a part of a file",
     "spec/document.py": "PyYAML",

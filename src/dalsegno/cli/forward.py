@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 # The other commands work here: they create, change and show clusters, or need none.
 FORWARDED = frozenset({
     "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
-    "inject", "drill", "monitor", "web",
+    "inject", "drill", "monitor", "web", "doctor",
 })  # fmt: skip
 # These read secrets of the cluster, or are for its administrators, whose login may be another than root.
 AS_ROOT = frozenset({"monitor", "web", "automation", "inject"})
@@ -24,6 +24,8 @@ def forward(arguments: Sequence[str]) -> None:
         return
     if tuple(arguments[:2]) in CHANGES_HOSTS:
         return
+    if arguments[0] == "doctor" and any(os.path.isfile(word) for word in arguments[1:]):
+        return  # a script or a log of this machine is examined here
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.targets.base import CanForward
     from dalsegno.targets.registry import is_elsewhere

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.coordinator.admission import NodeAdmission
-from dalsegno.runs.coordinator.agents import Peer, RunAgents, order_standbys, start_message
-from dalsegno.runs.coordinator.background import BackgroundTasks
+from dalsegno.runs.coordinator.agents import Peer, RunAgents, StartMessages, order_standbys, setup_message
+from dalsegno.runs.coordinator.background import BackgroundTasks, PacedAction
 from dalsegno.runs.coordinator.connect import Connect, listen_again, read_connect, write_connect
 from dalsegno.runs.coordinator.events import (
     AgentGone,
@@ -93,6 +93,9 @@ class Coordinator:
         self.suspended = False  # whether the coordinator ends but the run does not
         self.is_shut_down = False
         self._left: set[str] = set()  # nodes that the run has left, but whose agents may still be connected
+        self._starts = StartMessages(site)
+        self._saving = PacedAction(self.save_state)
+        self._reporting = PacedAction(self._update_status)
         self._over = asyncio.Event()
         self._background = BackgroundTasks()
 
@@ -184,12 +187,12 @@ class Coordinator:
             return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
         self.memory.update(peer.name, peer.hello.held, keeper, peer.hello.safe)
-        peer.send({"setup": self.site.setup()})
+        peer.send(setup_message(self.site))
         if peer.name in self.run.ready:
             self._readmit(peer)
         elif peer.hello.generation:
             peer.send({"reset": True})
-        self.update_status()
+        self._reporting.request()
 
     def _readmit(self, peer: Peer) -> None:
         """Accept an agent of the previous coordinator, and handle its reports about workers that have ended since."""
@@ -289,12 +292,16 @@ class Coordinator:
         self.progress_writer.changed(before, self.run)
         if self.run.phase is GenerationPhase.RUNNING:
             self.started = self.started or time.time()
-        self.memory.used.update(self.run.group.agents if self.run.group else ())
-        self.save_state()  # before the orders are executed, because a successor must know them
+        if self.run.group is not None and self.run.group is not before.group:
+            self.memory.used.update(self.run.group.agents)
+        if orders:
+            self.save_state()  # before the orders are executed, because a successor must know them
+        else:
+            self._saving.request()  # agents repeat what they reported to a successor that does not know it
         for order in orders:
             self._execute(order)
         self.admission.watch()
-        self.update_status()
+        self._reporting.request()
 
     def _execute(self, order: Order) -> None:
         if isinstance(order, OpenStore):
@@ -313,14 +320,17 @@ class Coordinator:
         elif isinstance(order, Exclude):
             self._exclude(order.agent, order.why)
         elif isinstance(order, ReleaseNodes):
-            self.run_in_background(self._move())
+            self.agents.send_all({"finish": 0})
+            self.run_in_background(self.node_source.move())
         elif isinstance(order, Finish):
             self.finish(order)
 
     def _start_workers(self, order: Start) -> None:
+        if self.run.phase is not GenerationPhase.RUNNING or self.run.group is not order.group:
+            return  # a member was lost while the orders before this one were sent: the generation is stopped already
         self.hangs.generation_started()
         in_memory = self.memory.start(order.group, order.agent, time.monotonic())
-        message = start_message(self.site, order, self.agents.peers, in_memory)
+        message = self._starts.message(order, self.agents.peers, in_memory)
         if message is not None:
             self.agents.send(order.agent, message)
 
@@ -329,10 +339,6 @@ class Coordinator:
         self.note(f"{agent}: {why}; the run continues without it")
         self.node_source.exclude(agent)
         self.agents.send(agent, {"finish": 0})
-
-    async def _move(self) -> None:
-        self.agents.send_all({"finish": 0})
-        await self.node_source.move()
 
     def finish(self, order: Finish) -> None:
         if self.end is None:
@@ -357,7 +363,7 @@ class Coordinator:
             self.hangs.check()
             self._send_memory_updates()
             order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
-            self.update_status()
+            self._reporting.request()
 
     async def _ask_slurm(self) -> None:
         while True:
@@ -424,7 +430,7 @@ class Coordinator:
             source.jobs, source.has_nodes, source.coming, source.waits, source.refused,
         )  # fmt: skip
 
-    def update_status(self) -> None:
+    def _update_status(self) -> None:
         if not self.is_shut_down:
             self.status_writer.status(self._facts())
             if self.node_source.has_nodes and not self.started:
