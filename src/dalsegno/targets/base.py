@@ -411,17 +411,12 @@ class CanUpgrade(Protocol):
 
 
 @runtime_checkable
-class HasOwnCode(Protocol):
-    """A target whose nodes have our code at another path than this machine."""
+class CanForward(Protocol):
+    """A target whose cluster is used on another machine: most commands run there, with the code that is there."""
 
     @property
     def node_launcher(self) -> tuple[str, ...]:
         """The command on a node to put before the name of one of our helper programs."""
-
-
-@runtime_checkable
-class CanForward(Protocol):
-    """A target whose cluster is used on another machine: most commands run there."""
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the cluster's head, as root or as the user who logs in."""
