@@ -303,10 +303,9 @@ class CanReplace(Protocol):
 
 @runtime_checkable
 class HasMachines(Protocol):
-    """A target whose machines only a person can replace."""
+    """A target whose machines only a person can replace. `machines` names them in words, by node."""
 
-    def machines(self) -> Mapping[str, str]:
-        """Return the machine of each node in words, such as "the machine at 10.0.0.12"."""
+    def machines(self) -> Mapping[str, str]: ...
 
 
 @runtime_checkable
@@ -404,10 +403,9 @@ class CanMonitor(Protocol):
 
 @runtime_checkable
 class CanUpgrade(Protocol):
-    """A target whose hosts have our code installed, and keep it until they are told otherwise."""
+    """A target whose hosts keep our code as it is, unless a plan of `plan_upgrade` updates it."""
 
-    def plan_upgrade(self, cluster: Cluster) -> Plan:
-        """Return a plan as `plan` does, which may also update our code on the hosts."""
+    def plan_upgrade(self, cluster: Cluster) -> Plan: ...
 
 
 @runtime_checkable
