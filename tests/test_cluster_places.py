@@ -59,7 +59,7 @@ def test_path_is_not_accepted_as_cluster_name(name: str, tmp_path: Path):
         place_named(name, {"DALSEGNO_HOME": str(tmp_path)})
 
 
-@pytest.mark.parametrize("target", ["parallelcluster", "hyperpod", "oci"])
+@pytest.mark.parametrize("target", ["hyperpod", "oci"])
 def test_unimplemented_target_is_refused(target: str, tmp_path: Path):
     place = place_named("one", {"DALSEGNO_HOME": str(tmp_path)})
     with pytest.raises(TargetError, match=f"target `{target}` is not built yet"):

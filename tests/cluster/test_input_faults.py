@@ -216,7 +216,7 @@ def test_invalid_cluster_file_is_reported(tmp_path: Path, file: str, words: str)
     assert not (tmp_path / "clusters").exists()
 
 
-@pytest.mark.parametrize("target", ["parallelcluster", "hyperpod", "oci"])
+@pytest.mark.parametrize("target", ["hyperpod", "oci"])
 def test_unimplemented_target_validates_and_up_refuses_it(tmp_path: Path, target: str):
     cli = Bounded(tmp_path, os.geteuid())
     assert plain(cli.run("init", "--target", target)).code == 0

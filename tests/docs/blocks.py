@@ -61,6 +61,8 @@ NOT_RUN = {
     "PYTHONPATH=src python3 benchmarks/collectives.py --nproc 1": "takes a minute",
     "PYTHONPATH=src python3 benchmarks/bench_gpu.py": "needs an NVIDIA GPU",
     "sudo benchmarks/up.py": "takes minutes",
+    "sudo benchmarks/scale.py": "takes minutes",
+    "sudo benchmarks/scale.py --nodes 256 --seconds 5": "takes a minute",
     "sudo benchmarks/up.py --quick": "takes a minute",
     "sudo benchmarks/up.py --write": "takes minutes, and writes into the repository",
     "sudo benchmarks/restart.py": "takes a quarter of an hour",

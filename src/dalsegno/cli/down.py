@@ -54,7 +54,8 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     may_change(place)
     with place.lock(), interruptible():
         target, runs = open_cluster(place), runs_on(place)
-        if not _confirm(place.name, target.removal().sentences([run.run for run in runs]), yes):
+        removal = target.removal()
+        if not _confirm(place.name, removal.sentences([run.run for run in runs]), yes):
             out.talk(f"{place.name} was not changed")
             raise SystemExit(1)
         started = time.monotonic()
@@ -65,7 +66,8 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
             write_ends(runs)
         clear_leftovers(runs_home())
     if found:
-        out.talk(f"{place.name} is down after {time.monotonic() - started:.1f} s; nothing of it is left")
+        left = ", ".join(removal.kept) or "nothing of it"
+        out.talk(f"{place.name} is down after {time.monotonic() - started:.1f} s; {left} is left")
     else:
         out.talk(f"there is no cluster {place.name}: nothing to remove")
         if others := [each.name for each in places() if each.name != place.name]:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.spec.aws_facts import PclusterSettings
 
 DEFAULT_ACCOUNT = "users"  # the account of users without one
 BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
@@ -343,6 +344,7 @@ class Cluster:
     containers: Containers = field(default_factory=Containers)
     monitoring: Monitoring = field(default_factory=Monitoring)
     platform: str = ""  # of `target: existing`: what created the cluster
+    parallelcluster: PclusterSettings | None = None
 
 
 _T = TypeVar("_T")

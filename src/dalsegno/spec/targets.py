@@ -15,6 +15,7 @@ from dalsegno.hostlist import expand
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.values import (
     AbsolutePath,
+    InstanceName,
     Label,
     PartitionName,
     PlainName,
@@ -172,8 +173,23 @@ CapacityType = Literal["ONDEMAND", "SPOT", "CAPACITY_BLOCK"]
 Tags = dict[Label, Label]
 
 
+StackName = Annotated[str, shaped(r"[A-Za-z][A-Za-z0-9-]{0,127}", "parallelcluster-prerequisites")]
+DomainDn = Annotated[
+    str, shaped(r"[A-Za-z0-9.-]{3,253}|((dc|ou|cn|DC|OU|CN)=[^,=\s]{1,63},?){1,20}", "dc=corp,dc=example,dc=com")
+]
+LdapUri = Annotated[str, shaped(r"ldaps?://[A-Za-z0-9.:-]{1,253}/?", "ldaps://corp.example.com")]
+ScriptUri = Annotated[str, shaped(r"(s3|https)://[A-Za-z0-9._~/%+-]{3,1000}", "s3://my-bucket/install.sh")]
+S3Uri = Annotated[
+    str, shaped(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]{0,900})?", "s3://my-bucket/data")
+]
+ScriptWord = Annotated[str, shaped(r"[^\x00-\x1f\x7f]{1,1000}", "v2.26.6-1")]
+PclusterVersion = Annotated[str, shaped(r"3\.\d{1,2}\.\d{1,2}", "3.16.1")]
+RepositoryEvent = Literal["NEW", "CHANGED", "DELETED"]
+ALL_EVENTS: list[RepositoryEvent] = ["NEW", "CHANGED", "DELETED"]
+
+
 class Database(Section):
-    """A MySQL server for Slurm's accounting. Default: one on the head node."""
+    """A MySQL server for Slurm's accounting. Without one, ParallelCluster has no accounting."""
 
     uri: Annotated[str, shaped(r"[A-Za-z0-9.-]{1,253}(:\d{1,5})?", "db.example.com:3306")] = Field(
         description="Host and port."
@@ -182,9 +198,56 @@ class Database(Section):
     password_secret: SecretArn = Field(description="Secrets Manager ARN of its password.")
 
 
+class DirectoryService(Section):
+    """A directory of users, such as AWS Managed Microsoft AD."""
+
+    domain: DomainDn = Field(description="Domain name, or its distinguished name.")
+    address: LdapUri = Field(description="URI of the directory; ldaps unless you accept passwords in clear text.")
+    password_secret: SecretArn = Field(description="Secrets Manager ARN of the reader's password.")
+    reader: Annotated[str, shaped(r"[^\x00-\x1f\x7f]{1,255}", "cn=ReadOnly,ou=Users,dc=corp,dc=example,dc=com")] = (
+        Field(description="User that reads the directory.")
+    )
+    ca_certificate: AbsolutePath | None = Field(default=None, description="File with the CA's certificate on the head.")
+    access_filter: Annotated[str, shaped(r"[^\x00-\x1f\x7f]{1,1000}", "memberOf=cn=ml,dc=corp")] | None = Field(
+        default=None, description="LDAP filter of users that may log in."
+    )
+    create_ssh_keys: bool = Field(default=True, description="Give each user an SSH key at the first login.")
+
+
+class ActionSpec(Section):
+    """A script of your own that runs on the machines, before or after Dal Segno's."""
+
+    script: ScriptUri = Field(description="s3:// or https:// address of the script.")
+    args: list[ScriptWord] = Field(default=[], description="Arguments of the script.")
+    on: Literal["head", "compute", "login", "all"] = Field(default="all", description="Machines that run it.")
+    at: Literal["start", "configured", "updated"] = Field(
+        default="configured", description="When it runs: OnNodeStart, OnNodeConfigured or OnNodeUpdated (head only)."
+    )
+
+
+class RepositorySpec(Section):
+    """A folder of an FSx for Lustre file system that mirrors a bucket (data repository association)."""
+
+    storage: PlainName = Field(description="Name of the `lustre` storage.")
+    path: AbsolutePath = Field(default="/data", description="Folder in the file system.")
+    s3: S3Uri = Field(description="Bucket and prefix: s3://my-bucket/data.")
+    import_events: list[RepositoryEvent] = Field(default=ALL_EVENTS, description="Changes in S3 that appear as files.")
+    export_events: list[RepositoryEvent] = Field(default=ALL_EVENTS, description="Changes of files that go to S3.")
+
+
 class QueueSpec(Section):
     """Settings of one partition that differ from the common ones."""
 
+    instances: list[InstanceName] = Field(
+        default=[],
+        max_length=20,
+        description="Further instance types, with as many CPUs and GPUs, used as capacity allows.",
+    )
+    efa: bool | None = Field(default=None, description="Elastic Fabric Adapter. Default: if all its types have it.")
+    security_groups: list[SecurityGroupId] = Field(default=[], description="Additional security groups of its nodes.")
+    spot_price: float | None = Field(default=None, gt=0, description="Maximum price per hour of SPOT nodes, in USD.")
+    root_volume: SizeMiB | None = Field(default=None, description="Size of the root volume.")
+    ami: AmiId | None = Field(default=None, description="Custom AMI of its nodes.")
     capacity_type: CapacityType | None = Field(default=None, description="ONDEMAND, SPOT or CAPACITY_BLOCK.")
     capacity_reservation: ReservationId | None = Field(default=None, description="Capacity reservation or block.")
     subnets: list[SubnetId] = Field(default=[], description="Subnets of its nodes.")
@@ -198,21 +261,43 @@ class ParallelCluster(Section):
     """AWS ParallelCluster."""
 
     region: Region = Field(description="AWS region.")
+    version: PclusterVersion = Field(default="3.16.1", description="Version of ParallelCluster for this cluster.")
     os: Literal["alinux2023", "ubuntu2204", "ubuntu2404", "rhel8", "rocky8", "rhel9", "rocky9"] = Field(
         default="ubuntu2204", description="Operating system of all machines."
+    )
+    stacks: list[StackName] = Field(
+        default=[], description="Existing CloudFormation stacks with the network, file systems and bucket to use."
     )
     availability_zone: Zone | None = Field(default=None, description="Availability zone of a new network.")
     head_subnet: SubnetId | None = Field(default=None, description="Subnet of the head node. Default: a new network.")
     subnets: list[SubnetId] = Field(default=[], description="Subnets of the compute nodes. Default: the head node's.")
-    key: KeyName | None = Field(default=None, description="EC2 key pair (ed25519). Without one, connect with SSM.")
+    security_groups: list[SecurityGroupId] = Field(
+        default=[], description="Additional security groups of all machines. Default: one for EFA in a new network."
+    )
+    key: KeyName | None = Field(
+        default=None, description="EC2 key pair; a new one (ed25519) if there is none. Without it, connect with SSM."
+    )
     allowed_ips: Cidr | None = Field(default=None, description="Addresses that may reach the head node's sshd.")
     capacity_type: CapacityType = Field(default="ONDEMAND", description="Purchase option of compute nodes.")
     capacity_reservation: ReservationId | None = Field(default=None, description="Capacity reservation or block.")
     placement_group: bool = Field(default=True, description="Keep compute nodes close to each other.")
     scaledown_idletime: Seconds = Field(default=600, description="Idle time after which dynamic nodes are stopped.")
-    ami: AmiId | None = Field(default=None, description="Custom AMI.")
+    queue_update: Literal["DRAIN", "TERMINATE", "COMPUTE_FLEET_STOP"] = Field(
+        default="DRAIN", description="How nodes change: when their jobs end, at once, or only while all are stopped."
+    )
+    ami: AmiId | None = Field(default=None, description="Custom AMI of all machines.")
+    root_volume: SizeMiB = Field(default=200 * 1024, description="Size of the root volume of compute nodes.")
+    head_root_volume: SizeMiB = Field(default=500 * 1024, description="Size of the root volume of the head node.")
+    gpu_health_checks: bool = Field(
+        default=False, description="ParallelCluster's own GPU check before each job (`dcgmi diag -r 2`)."
+    )
     bucket: Bucket | None = Field(default=None, description="S3 bucket for the bootstrap scripts. Default: a new one.")
     database: Database | None = Field(default=None, description="MySQL server for accounting.")
+    directory_service: DirectoryService | None = Field(default=None, description="Directory of users.")
+    actions: list[ActionSpec] = Field(default=[], max_length=30, description="Scripts of your own.")
+    data_repositories: list[RepositorySpec] = Field(
+        default=[], max_length=8, description="Folders of Lustre file systems that mirror a bucket."
+    )
     policies: list[PolicyArn] = Field(default=[], description="Additional IAM policies of the nodes.")
     queues: dict[PartitionName, QueueSpec] = Field(
         default={}, description="Settings by partition that differ from the common ones."

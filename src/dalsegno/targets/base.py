@@ -51,11 +51,15 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Removal:
-    """What `destroy` would end or delete: unfinished jobs, and home folders and storage that are not empty."""
+    """What `destroy` would end or delete: unfinished jobs, and home folders and storage that are not empty.
+
+    `kept` names what it leaves, such as a bucket with data.
+    """
 
     jobs: tuple[JobInfo, ...] = ()
     homes: tuple[str, ...] = ()
     storage: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
     def sentences(self, runs: Collection[str]) -> list[str]:
         """Return the consequences of the removal. `runs` are the active runs, whose jobs are not listed again."""
@@ -71,6 +75,8 @@ class Removal:
             yield f"deletes {named('home folder', self.homes)}, with all runs and checkpoints in them"
         if self.storage:
             yield f"deletes the files of storage {', '.join(self.storage)}"
+        if self.kept:
+            yield f"keeps {', '.join(self.kept)}"
 
 
 def named(noun: str, names: Iterable[str]) -> str:

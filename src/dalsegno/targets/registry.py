@@ -29,6 +29,8 @@ def open_target(kind: str, folder: Path) -> Target:
         )
     if kind == "ssh":
         return _open_ssh(folder)
+    if kind == "parallelcluster":
+        return _open_parallelcluster(folder)
     if platform.system() != "Linux":
         raise TargetError(
             f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"
@@ -53,6 +55,23 @@ def _open_ssh(folder: Path) -> Target:
     from dalsegno.targets.ssh.target import SshTarget
 
     return SshTarget(folder)
+
+
+def _open_parallelcluster(folder: Path) -> Target:
+    """Return the operator's side of a cluster on ParallelCluster, or on its head node, the head's."""
+    from dalsegno.targets.parallelcluster.folder import PclusterSide, read_state
+
+    try:
+        state = read_state(ClusterFolder(folder))
+    except DalsegnoError:
+        state = None  # damaged, which the target reports
+    if state is not None and state.role is PclusterSide.HEAD:
+        from dalsegno.targets.parallelcluster.head import PclusterHead
+
+        return PclusterHead(folder)
+    from dalsegno.targets.parallelcluster.target import PclusterTarget
+
+    return PclusterTarget(folder)
 
 
 def is_elsewhere(folder: Path) -> bool:
