@@ -31,6 +31,10 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
 }
 
 
+# The same on hosts that have our code installed.
+HOST_LAUNCHER = ("python3", "-I", "/opt/dalsegno/current/dalsegno/programs.py")
+
+
 def launcher() -> tuple[str, ...]:
     """Return the command to put before a program's name. It works wherever this file and Python can be read."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))

@@ -150,11 +150,11 @@ def _chosen(cluster: Cluster, names: Sequence[str]) -> list[Storage]:
 
 def _programs_of(place: ClusterPlace) -> NodePrograms:
     from dalsegno.cluster import open_cluster
-    from dalsegno.programs import launcher
+    from dalsegno.programs import HOST_LAUNCHER, launcher
     from dalsegno.targets.base import CanForward
 
     target = open_cluster(place)
-    start = target.node_launcher if isinstance(target, CanForward) else launcher()
+    start = HOST_LAUNCHER if isinstance(target, CanForward) else launcher()
 
     def enter(node: str, words: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
         entry = target.on_node(node, words, dict(os.environ), "/")

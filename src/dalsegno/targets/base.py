@@ -51,10 +51,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Removal:
-    """What `destroy` would end or delete: unfinished jobs, and home folders and storage that are not empty.
-
-    `kept` names what it leaves, such as a bucket with data.
-    """
+    """What `destroy` would end or delete, such as home folders that are not empty, and what it keeps."""
 
     jobs: tuple[JobInfo, ...] = ()
     homes: tuple[str, ...] = ()
@@ -417,10 +414,6 @@ class CanUpgrade(Protocol):
 @runtime_checkable
 class CanForward(Protocol):
     """A target whose cluster is used on another machine: most commands run there, with the code that is there."""
-
-    @property
-    def node_launcher(self) -> tuple[str, ...]:
-        """The command on a node to put before the name of one of our helper programs."""
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the cluster's head, as root or as the user who logs in."""

@@ -329,10 +329,6 @@ class SshTarget:
         argv = ssh_argv(host, as_root(host, command), terminal=False, known_hosts=known_hosts)
         return ShellEntry(argv, dict(env))
 
-    @property
-    def node_launcher(self) -> tuple[str, ...]:
-        return ("python3", "-I", "/opt/dalsegno/current/dalsegno/programs.py")
-
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
         state = self._known()
