@@ -82,6 +82,8 @@ NOT_RUN = {
     "sudo benchmarks/gpu_cluster.py": "needs an NVIDIA GPU",
     "sudo benchmarks/gpu_cluster.py --write": "needs an NVIDIA GPU, and writes into the repository",
     "sudo .venv/bin/python -m benchmarks.ssh --hosts 32": "takes a minute",
+    "pip install --upgrade 'dalsegno[ssh]'": "changes the environment of this test",
+    "dalsegno up --upgrade": "needs hosts over SSH; tests/ssh/test_ssh_cluster.py",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
     **dict.fromkeys(
         (
