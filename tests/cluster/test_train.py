@@ -21,11 +21,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 pytest.importorskip("torch")
 
 FAULTS = ["worker"] * 7 + ["agent", "srun", "power", "power"]
-SHAPE = ("-N", "4")
+SHAPE = UNDISTURBED = ("-N", "4")
 NODES = 6  # of `cluster_for_runs`
-if not os.environ.get("DALSEGNO_LONG"):  # as many ranks, but half of the imports
+if not os.environ.get("DALSEGNO_LONG"):  # as many ranks on fewer nodes, each of which imports torch
     FAULTS = ["worker", "agent", "power"]
     SHAPE = ("-N", "2", "--nproc-per-node", "2")
+    UNDISTURBED = ("-N", "1", "--nproc-per-node", "4")
     NODES = 3
 EACH = 17  # steps for each fault
 STEPS = EACH * len(FAULTS) + 13
@@ -75,6 +76,7 @@ for step in ckpt.steps(total):
     time.sleep(pause)
 weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
 print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
+print("ddp", *sorted(name for name in model._get_ddp_logging_data() if "backward_comp" in name or "comm" in name))
 """
 
 
@@ -126,10 +128,16 @@ class Training:
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster_for_runs: Cli, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    training = Training(cluster_for_runs, tmp_path_factory.mktemp("undisturbed"), STEPS, 0.0)
+    training = Training(cluster_for_runs, tmp_path_factory.mktemp("undisturbed"), STEPS, 0.0, *UNDISTURBED)
     assert training.run.wait_for_end(2 * LONG_S) == 0, training.run.tail()
     training.run.no_trace()
     return training
+
+
+def test_ddp_measures_how_long_a_rank_waits_for_others(undisturbed: Training) -> None:
+    """The names are those that `train/progress.py` reads; another version of torch may have others."""
+    (measured,) = [line for line in undisturbed.run.log(0).splitlines() if line.startswith("ddp")]
+    assert {"backward_comm_time", "backward_compute_comm_overlap_time"} <= set(measured.split())
 
 
 def test_weights_are_bit_identical_after_kills_and_power_cuts(
