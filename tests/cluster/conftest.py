@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import pytest
 
+from dalsegno.spec.health import LOAD_TESTS
 from dalsegno.system.cgroups import SYSTEMD_RUNS
 from dalsegno.system.hanging_calls import slowness
 from tests.cluster.warm_cli import READING, WARM, WarmCli
@@ -61,6 +62,7 @@ health: {mode: observe}  # what is broken here stays so
 """
 
 
+NO_LOAD_TESTS = f"{{{', '.join(f'{name}: off' for name in LOAD_TESTS)}}}"
 PINGED_S = 200  # slurmctld pings its nodes every 100 s: a node that missed the last ping is `idle*` until the next
 
 
@@ -118,9 +120,11 @@ class Cli:
         )  # fmt: skip
 
     def file(self, text: str, name: str = "cluster.yaml") -> str:
-        """Write a cluster file. Metrics and the web page are off unless the test asks for them: they take CPU time."""
+        """Write a cluster file. Metrics, the web page and load tests are off unless the test asks for them: they take
+        CPU time."""
         path = self.home / name
-        path.write_text(text if "monitoring:" in text else f"{text}\nmonitoring: {{enabled: false}}\n")
+        added = {"monitoring:": "{enabled: false}", "health:": f"{{checks: {NO_LOAD_TESTS}}}"}
+        path.write_text("\n".join([text, *(f"{key} {value}" for key, value in added.items() if key not in text), ""]))
         return str(path)
 
     def status(self, name: str) -> dict[str, object]:

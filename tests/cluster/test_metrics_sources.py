@@ -24,7 +24,10 @@ target: local
 partitions:
   - {name: train, nodes: 3, spares: 1, gpus: 2, gpu_type: h100, cpus: 4, memory: 1G, default: true}
 slurm: {accounting: false}
-health: {per_hour: 100, max_out: 50%, checks: {gpu-temperature: off}}
+health:
+  per_hour: 100
+  max_out: 50%
+  checks: {gpu-temperature: off, pair-collective: off, load-product: off, load-memory: off}
 monitoring: {enabled: true}
 """
 # In both scripts, rank 1 is slower than the others, which wait for it in every step.
