@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 IN_COMMON = "shared"
+CACHES = "DALSEGNO_TEST_CACHES"  # a folder for what all lanes need, and only the first of them makes
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 1 << 30
 TESTS = Path(__file__).parent
@@ -80,6 +81,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     waits = [bool(options.beside and item.get_closest_marker(options.beside)) for item in session.items]
     own, rest = (list(compress(session.items, which)) for which in (waits, [not each for each in waits]))
     folder = Path(tempfile.mkdtemp(prefix="dalsegno-lanes-"))
+    (folder / "caches").mkdir()
+    folder.chmod(0o755)
+    os.environ[CACHES] = str(folder / "caches")
     lanes = [taken(rest, folder) for _ in range(options.lanes)] + [iter(own)] * bool(own)
     outputs = [folder / f"output-{number}" for number in range(len(lanes))]
     pids = []

@@ -20,10 +20,12 @@ from dalsegno.spec.health import LOAD_TESTS
 from dalsegno.system.cgroups import SYSTEMD_RUNS
 from dalsegno.system.hanging_calls import slowness
 from tests.cluster.warm_cli import READING, WARM, WarmCli
+from tests.lanes import CACHES
 from tests.waiting import eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
 WARM_CLI = WarmCli()
+NOBODY = 65534
 
 SHARED = """
 name: shared
@@ -98,7 +100,7 @@ class Cli:
         return {**os.environ, "PATH": path, **{name: str(value) for name, value in own.items()}}
 
     def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
-        forked = WARM if type(self).argv is Cli.argv else READING
+        forked = WARM if self.argv() == Cli.argv(self) else READING
         if args and args[0] in forked and self.uid == os.geteuid():
             done = WARM_CLI.run(args, self.env, cwd or self.home, timeout_s * slowness())
             return Answer(done.returncode, done.stdout, done.stderr)
@@ -186,10 +188,26 @@ def end_all(cli: Cli) -> None:
 
 @pytest.fixture(scope="session")
 def cache() -> Iterator[Path]:
-    """Return a cache for MariaDB's empty database, which is created once for all homes."""
-    folder = make_home("ds-cache-")
+    """Return a cache for MariaDB's empty database and the container plugin, which are made once for all homes."""
+    yield from common_cache("root", os.geteuid())
+
+
+@pytest.fixture(scope="session")
+def cache_of_nobody() -> Iterator[Path]:
+    """Return such a cache of the user of rootless clusters."""
+    yield from common_cache("nobody", NOBODY if os.geteuid() == 0 else os.geteuid())
+
+
+def common_cache(name: str, owner: int) -> Iterator[Path]:
+    """Yield a folder of this user. All lanes share it; a single process removes it afterwards."""
+    common = os.environ.get(CACHES)
+    folder = Path(common) / name if common else make_home("ds-cache-")
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    os.chown(folder, owner, owner)
     yield folder
-    shutil.rmtree(folder)
+    if not common:
+        shutil.rmtree(folder)
 
 
 AnyCli = TypeVar("AnyCli", bound=Cli)
