@@ -57,7 +57,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
             return True
         if collection_path.name == "cluster":
             return which.startswith("not cluster") or None
-    if TESTS / "cluster" in collection_path.parents or not collection_path.name.startswith("test_"):
+    if not collection_path.name.startswith("test_"):
+        return None
+    if which.startswith("cluster and alone"):
+        return "mark.alone" not in collection_path.read_text() or None
+    if TESTS / "cluster" in collection_path.parents:
         return None
     if which.startswith("not cluster"):
         return ALL_ON_CLUSTER.search(collection_path.read_text()) is not None or None

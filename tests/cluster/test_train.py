@@ -253,4 +253,4 @@ def test_all_ranks_save_the_same_step_when_a_node_must_leave(stopped: Training, 
     assert len(ends) == 1, "all ranks have stopped after the same step"
     assert stopped.sources() == ["nothing", "disk"]
     assert min(step for g, _, step, _ in stopped.losses() if g == 2) == ends.pop() + 1, "no step is done twice"
-    assert stopped.weights() == undisturbed.weights() and len(stopped.weights()) == 1
+    assert stopped.weights() == undisturbed.weights() != set()
