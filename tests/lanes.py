@@ -31,8 +31,11 @@ TESTS = Path(__file__).parent
 # About half of the unit tests, by the time they take. Only these import torch.
 FIRST_HALF = ("bench", "containers", "node_agent", "recovery", "runs", "security", "submit", "train")
 ALL_ON_CLUSTER = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.cluster", re.MULTILINE)
-# These take a minute or more, so they start first.
-LONGEST = ("test_run_faults.py", "test_train.py", "test_gpt.py", "test_blocks_on_cluster.py")
+# These take longest, so they start first, as do the files with the shared cluster.
+LONGEST = (
+    IN_COMMON, "test_blocks_on_cluster.py", "test_containers.py", "test_recovery.py", "test_run_ends.py",
+    "test_run_faults.py", "test_ssh_cluster.py", "test_train.py",
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -162,6 +162,7 @@ def test_machine_with_only_loopback_address_gets_an_error(user: Rootless):
     assert done.returncode == 1 and "no network address but 127.0.0.1" in done.stderr
 
 
+@pytest.mark.long  # test_monitoring.py has Prometheus read all nodes as root
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="the package prometheus is missing")
 def test_prometheus_reads_all_nodes_without_root(user: Rootless):
     more = "monitoring: {interval: 1s, prometheus: true}\n"

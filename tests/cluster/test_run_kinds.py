@@ -229,6 +229,7 @@ def test_run_whose_coordinator_host_died_is_reported(stranger: Person, work: Pat
     run.no_trace()
 
 
+@pytest.mark.long  # test_run_ends.py resumes in a requeued job
 def test_run_resumes_in_its_requeued_job_after_losing_the_coordinator_host(stranger: Person, work: Path):
     run = stranger.begin(work, WAITS, "-N", "3", "--env", "DALSEGNO_COORDINATOR_TIMEOUT=3")
     root = Cli(stranger.home, stranger.uid)
