@@ -100,15 +100,23 @@ class Cli:
         return {**os.environ, "PATH": path, **{name: str(value) for name, value in own.items()}}
 
     def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
-        forked = WARM if self.argv() == Cli.argv(self) else READING
-        if args and args[0] in forked and self.uid == os.geteuid():
-            done = WARM_CLI.run(args, self.env, cwd or self.home, timeout_s * slowness())
+        warm = self._warm_words(args)
+        if warm and self.uid == os.geteuid():
+            done = WARM_CLI.run(warm, self.env, cwd or self.home, timeout_s * slowness())
             return Answer(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
             self.argv(*args), env=self.env, cwd=cwd or self.home, capture_output=True, text=True,
             timeout=timeout_s * slowness(), check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
+
+    def _warm_words(self, args: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words of `dalsegno` to run from the warm process; none if the command is started by itself."""
+        plain, words = Cli.argv(self), self.argv(*args)
+        own = tuple(words[len(plain) :]) if words[: len(plain)] == plain else ()
+        if args and args[0] in READING:
+            return args
+        return own if own and own[0] in WARM else ()
 
     def ok(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> str:
         answer = self.run(*args, cwd=cwd, timeout_s=timeout_s)
