@@ -3,9 +3,11 @@
 
     PYTHONPATH=src python benchmarks/snapshot_gpu.py              4 GiB of state, a minute or two
     PYTHONPATH=src python benchmarks/snapshot_gpu.py --gib 1      a smaller state
+    PYTHONPATH=src python benchmarks/snapshot_gpu.py --gib 60 --slots 1 --runs 3    a state of half the memory
     PYTHONPATH=src python benchmarks/snapshot_gpu.py --folder /fsx/tmp    where torch's own saves write
 
-It needs torch with CUDA and one GPU. It also measures without pinned slots, and checks every byte.
+It needs torch with CUDA and one GPU. It also measures without pinned slots, restores a model with its optimizer, and
+checks every byte. DCP saves the restored state to the same memory (/dev/shm), so that no disk is compared.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from table import Row, render
 from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.files import sweep
 from dalsegno.train.memory.slots import Slots
-from dalsegno.train.memory.snapshot import open_snapshot, state_of
-from dalsegno.train.state import TrainingState, take
+from dalsegno.train.memory.snapshot import checksum, open_snapshot, state_of
+from dalsegno.train.nested import empty_out
+from dalsegno.train.resume import open_intact
+from dalsegno.train.state import Objects, TrainingState, take
 
 RUN = f"benchmark-{os.getpid()}"
 GIB = 1 << 30
@@ -44,7 +48,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="dalsegno-benchmark-", dir=options.folder))
     rows: list[Row] = []
     try:
-        for one in measure(int(options.gib * GIB), options.runs, folder):
+        for one in measure(int(options.gib * GIB), options.runs, options.slots, folder):
             print(f"{one.what}: {', '.join(f'{value:.4f}' for value in one.times_s)} {one.verdict}", flush=True)
             rows.append(one)
     finally:
@@ -58,17 +62,19 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=4.0, help="size of the state")
     parser.add_argument("--runs", type=int, default=5, help="repetitions")
+    parser.add_argument("--slots", type=int, default=2, help="slots in shared memory, each as large as the state")
     parser.add_argument("--folder", default=None, help="where torch.save and DCP write")
     return parser.parse_args()
 
 
-def measure(size: int, runs: int, folder: Path) -> Iterator[Row]:
+def measure(size: int, runs: int, slots: int, folder: Path) -> Iterator[Row]:
+    yield from restores(size, runs, slots)
     tensors = device_state(size)
     yield from floor(tensors, runs)
-    yield from snapshots(tensors, runs, size / GIB)
-    yield from overlapped(tensors, runs * 4)
-    yield from guarded(tensors, "torch.save, complete", lambda: torch_save(tensors, folder), 2)
-    yield from guarded(tensors, "DCP async_save: training stalls", lambda: async_save_stall(tensors, folder), 3)
+    yield from snapshots(tensors, runs, slots, size / GIB)
+    yield from overlapped(tensors, runs * 4, slots)
+    yield from guarded("torch.save, complete", lambda: torch_save(tensors, folder), 2)
+    yield from guarded("DCP async_save: training stalls", lambda: async_save_stall(tensors, folder), 3)
 
 
 def device_state(size: int) -> dict[str, torch.Tensor]:
@@ -102,12 +108,14 @@ def floor(tensors: dict[str, torch.Tensor], runs: int) -> Iterator[Row]:
 
     copy()
     yield Row("floor: copies into pinned memory", None, tuple(synced(copy) for _ in range(runs)))
+    pinned.clear()
+    torch._C._host_emptyCache()  # the slots need the memory
 
 
-def snapshots(tensors: dict[str, torch.Tensor], runs: int, gib: float) -> Iterator[Row]:
+def snapshots(tensors: dict[str, torch.Tensor], runs: int, count: int, gib: float) -> Iterator[Row]:
     """Measure until the copy is complete, which is an upper bound of the stall."""
     for pins in (True, False):
-        slots, copier = Slots(RUN, 0, generation=1), Copier(CUDA)
+        slots, copier = Slots(RUN, 0, generation=1, count=count), Copier(CUDA)
         started = time.perf_counter()
         slots.prepare(state_at(tensors, 0))
         pinned = pins and all([copier.pin(slot) for slot in slots.slots])
@@ -142,9 +150,9 @@ def one_snapshot(slots: Slots, copier: Copier, tensors: dict[str, torch.Tensor],
     return time.perf_counter() - started, called - started
 
 
-def overlapped(tensors: dict[str, torch.Tensor], steps: int) -> Iterator[Row]:
+def overlapped(tensors: dict[str, torch.Tensor], steps: int, count: int) -> Iterator[Row]:
     """Measure steps that end with a change of every tensor, with and without a snapshot of each."""
-    work, slots, copier = compute(STEP_S), Slots(RUN, 0, generation=2), Copier(CUDA)
+    work, slots, copier = compute(STEP_S), Slots(RUN, 0, generation=2, count=count), Copier(CUDA)
     slots.prepare(state_at(tensors, 0))
     for slot in slots.slots:
         copier.pin(slot)
@@ -153,6 +161,7 @@ def overlapped(tensors: dict[str, torch.Tensor], steps: int) -> Iterator[Row]:
     for _ in train(tensors, work, 5, slots, copier, checked=True):
         pass
     slots.close()
+    sweep(RUN)
     beside, stalled_s = [step_s for step_s, _ in measured], median(stall_s for _, stall_s in measured)
     note = f"{median(beside) / median(without) - 1:+.1%}; {stalled_s * 1000:.1f} ms of it are stall"
     yield Row("a step of training, no snapshots", None, tuple(without))
@@ -197,6 +206,84 @@ def newest(slots: Slots | None) -> int:
     return max((record.step for record in slots.records() if record), default=0) if slots else 0
 
 
+def restores(size: int, runs: int, count: int) -> Iterator[Row]:
+    """Measure how a restarted script gets its model and optimizer back: from a slot, and with DCP from memory."""
+    objects, folder = trained(size), Path(tempfile.mkdtemp(prefix="dalsegno-benchmark-", dir="/dev/shm"))
+    slots, copier = Slots(RUN, 0, generation=3, count=count), Copier(CUDA)
+    draft = slots.begin(take(objects.nested(), own=None, step=1, rank=0, world=1))
+    if draft is None:
+        raise RuntimeError("no slot was free")
+    copier.start(draft).wait()  # pins the slot: a staging buffer would need as much memory again
+    draft.commit()
+    slot, expected = draft.slot.path, sums_of(objects)
+    slots.close()
+    yield Row("checksums of the slot, after the commit", None, (timed(lambda: checksum(slot)),))
+    own = [restore(size, slot, expected) for _ in range(runs)]
+    sweep(RUN)
+    yield Row("restore: check every byte", None, tuple(checked for checked, _ in own))
+    yield Row("restore: load the model and the optimizer", None, tuple(loaded for _, loaded in own))
+    try:
+        dcp_save(objects, folder)
+        del objects
+        times_s = tuple(dcp_load(size, folder) for _ in range(runs))
+        yield Row("DCP load from the same memory, nothing checked", None, times_s)
+    finally:
+        shutil.rmtree(folder)
+        torch.cuda.empty_cache()
+
+
+def trained(size: int, states: bool = True) -> Objects:
+    """Return a model and an Adam optimizer whose state has about `size` bytes: a third each is weights and moments."""
+    layers, width = 48, 4096
+    rows = max(1, size // 3 // 4 // layers // width)
+    model = torch.nn.ModuleList(torch.nn.Linear(width, rows, bias=False, device=CUDA) for _ in range(layers))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    if states:
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    return Objects({"model": model, "optimizer": optimizer})
+
+
+def sums_of(objects: Objects) -> list[float]:
+    tensors = empty_out(objects.nested())[1]
+    return [float(tensors[key].double().sum()) for key in sorted(tensors)]
+
+
+def restore(size: int, slot: Path, expected: list[float]) -> tuple[float, float]:
+    """Restore a fresh model from a slot as `resume` does; return the times of the check and of the load."""
+    objects = trained(size, states=False)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    snapshot = open_intact(slot, print)
+    if snapshot is None:
+        raise RuntimeError("the snapshot is damaged")
+    state, checked = state_of(snapshot), time.perf_counter()
+    objects.restore(state.shell, {piece.key: piece.tensor for piece in state.pieces})
+    torch.cuda.synchronize()
+    ended = time.perf_counter()
+    if sums_of(objects) != expected:
+        raise RuntimeError("the restored state differs")
+    return checked - started, ended - checked
+
+
+def dcp_save(objects: Objects, folder: Path) -> None:
+    from torch.distributed.checkpoint import save
+
+    save(objects.nested(), checkpoint_id=folder, no_dist=True)
+
+
+def dcp_load(size: int, folder: Path) -> float:
+    """Load with DCP into a model whose optimizer has its states already, which DCP needs."""
+    from torch.distributed.checkpoint import load
+
+    objects = trained(size)
+    nested = objects.nested()
+    return synced(lambda: load(nested, checkpoint_id=folder, no_dist=True))
+
+
 def torch_save(tensors: dict[str, torch.Tensor], folder: Path) -> float:
     took = synced(lambda: torch.save(tensors, folder / "whole.pt"))
     (folder / "whole.pt").unlink()
@@ -218,7 +305,7 @@ def async_save_stall(tensors: dict[str, torch.Tensor], folder: Path) -> float:
 # Helpers
 
 
-def guarded(tensors: dict[str, torch.Tensor], what: str, once: Callable[[], float], runs: int) -> Iterator[Row]:
+def guarded(what: str, once: Callable[[], float], runs: int) -> Iterator[Row]:
     """Yield a row for one of torch's own saves. If it fails, for example on a full disk, the row shows the error."""
     try:
         yield Row(what, None, tuple(once() for _ in range(runs)))
@@ -260,6 +347,12 @@ def check(slots: Slots, step: int) -> None:
     for piece in state_of(snapshot).pieces:
         if not bool((piece.tensor.to(CUDA) == step).all()):
             raise RuntimeError(f"{piece.key} of step {step} has wrong values")
+
+
+def timed(act: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    act()
+    return time.perf_counter() - started
 
 
 def synced(act: Callable[[], object]) -> float:

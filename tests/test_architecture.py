@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "adopt": UP_TO_3,  # describes a cluster of others; it changes nothing
     "users": UP_TO_3,
     "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
-    "bench": ("errors", "hardware", "spec", "runs"),
+    "bench": ("errors", "printable", "hardware", "spec", "runs"),
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target
     "targets": (*UP_TO_5, "inject", "observe"),
@@ -133,6 +133,8 @@ MAY_READ_SENTENCES = {
     "health/checks/": "the kernel, munge, chrony",
     "health/readers/": "nvidia-smi and the kernel's log",
     "health/xids.py": "the driver's lines in the kernel's log",
+    "bench/nccl_parse.py": "nccl-tests",
+    "bench/nccl_debug.py": "NCCL's lines with NCCL_DEBUG",
     "containers/import_image.py": "Enroot and curl",
     "containers/image_metadata.py": "unsquashfs and the start script of an image",
     "containers/named.py": "srun",

@@ -2,6 +2,7 @@
  * `stepd UID TASKS [--OPTION[=VALUE]]... -- COMMAND...`. Its environment is the job's. In it, PLUGSTACK is an argument
  * of the plugin's line in plugstack.conf, and STEP_CGROUPS lists the cgroup folders for tasks, separated by colons. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <grp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -171,6 +172,11 @@ int main(int argc, char *argv[]) {
     slurm_spank_user_init(NULL, 0, NULL);
     if (seteuid(0) != 0 || setegid(0) != 0)
         return 2;
+    /* slurmstepd sleeps 0.1 s whenever it reaps a child that is not a task. */
+    if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD) {
+        fprintf(stderr, "the plugin has left a child process to slurmstepd\n");
+        return 3;
+    }
     pid_t children[tasks], self = getpid();
     for (task = 0; task < (int)tasks; task++)
         children[task] = fork_task(self);

@@ -13,10 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-DALSEGNO = re.compile(r"(?:\./)?dalsegno (\w+)")
+DALSEGNO = re.compile(r"(?:\./)?dalsegno (bench read|\w+)")
 
 # Commands that neither need nor create a cluster.
-CHEAP = {"init", "validate", "schema", "ckpt", "image"}
+CHEAP = {"init", "validate", "schema", "ckpt", "image", "bench read", "estimate"}
 # Lines that no test can run, with the reason.
 NOT_RUN = {
     "./dalsegno demo": "`./test --long` runs it: tests/cluster/test_demo.py",

@@ -108,3 +108,33 @@ def test_snapshots_are_consistent_with_cuda_graph_steps(keeping: RankSnapshots, 
     assert torn(training, keeping, replay, range(1, 6)) == {}
     assert sorted(held()) == [3, 4, 5]
     assert [warning for warning in warned if "CUDA graph" in warning] == warned and len(warned) == 1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.LBFGS])
+def test_restored_optimizer_shares_no_memory_with_the_snapshot(kind: Any) -> None:
+    def build() -> tuple[Any, Any]:
+        torch.manual_seed(2)
+        model = torch.nn.Linear(64, 64, device="cuda")
+        return model, kind(model.parameters(), lr=0.1)
+
+    def values(objects: Objects) -> dict[str, Any]:
+        return {
+            piece.key: piece.tensor.cpu().clone() for piece in take(objects.nested(), None, 1, rank=0, world=1).pieces
+        }
+
+    def loss() -> Any:
+        optimizer.zero_grad()
+        found = model(torch.ones(4, 64, device="cuda")).square().mean()
+        found.backward()
+        return found
+
+    model, optimizer = build()
+    optimizer.step(loss)
+    trained = Objects(dict(zip(("model", "optimizer"), (model, optimizer), strict=True)))
+    expected, state = values(trained), take(trained.nested(), None, 1, rank=0, world=1)
+    views = {piece.key: piece.tensor.cpu().clone() for piece in state.pieces}
+    restored = Objects(dict(zip(("model", "optimizer"), build(), strict=True)))
+    restored.restore(state.shell, views)
+    for view in views.values():
+        view.zero_()
+    assert differing(expected, values(restored)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import sys
@@ -27,12 +28,27 @@ _POLL_S = 0.5
 _LAST_LINES = 12
 
 
+ELSEWHERE = {  # command -> its module in `cli/`, imported only when the command is called, and what it does
+    "read": ("bench_read", "Read output of nccl-tests: table, plot, and the verdict against the catalog."),
+}
+
+
 class Benchmarks(click.Group):
     """The group of all benchmarks, listed by what they measure."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands, *ELSEWHERE]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in ELSEWHERE:
+            return super().get_command(ctx, name)
+        command: click.Command = importlib.import_module(f"dalsegno.cli.{ELSEWHERE[name][0]}").command
+        return command
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Benchmarks"):
-            formatter.write_dl([(name, command.short_help or "") for name, command in self.commands.items()])
+            here = [(name, command.short_help or "") for name, command in self.commands.items()]
+            formatter.write_dl([*here, *((name, text) for name, (_, text) in ELSEWHERE.items())])
 
 
 @click.group(cls=Benchmarks)

@@ -44,6 +44,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "logs": "Print the output of a run's ranks.",
         "cancel": "Cancel runs and end all their processes.",
         "ckpt": "List, verify and convert checkpoints.",
+        "estimate": "Estimate time, cost, memory and failures of a training run.",
     },
     "Health": {
         "health": "Check this machine or a node: GPUs, fabric, host, services.",
@@ -59,7 +60,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "containers": "Check `srun --container-image` on every node; list named containers.",
     },
     "Measure": {
-        "bench": "Run benchmarks; `bench ddp` compares ways to average gradients.",
+        "bench": "Run benchmarks, and judge the output of nccl-tests.",
         "exporter": "Serve the metrics of any Slurm cluster to Prometheus.",
         "monitor": "Run Prometheus for the cluster; show targets, alerts and panels without data.",
         "dashboards": "Write dashboards for Grafana.",

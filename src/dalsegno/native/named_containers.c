@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -273,7 +274,16 @@ void clone_named_container(struct named_container *container) {
         close(folder);
 }
 
-/* Records the step, which is the helper's parent, as a holder. */
+/* Returns the PID of slurmstepd, which created the socket for the answer. It is not the helper's parent. */
+static pid_t find_step(void) {
+    struct ucred creator = {.pid = 0};
+    socklen_t length = sizeof creator;
+    if (getsockopt(ANSWER_FD, SOL_SOCKET, SO_PEERCRED, &creator, &length) != 0 || creator.pid <= 0)
+        fail("cannot store the container: the step's process was not found");
+    return creator.pid;
+}
+
+/* Records the step as a holder. */
 void record_holder(struct named_container *container, const struct namespaces *namespaces) {
     int fds[NAMESPACE_NUMBERS] = {namespaces->mounts, namespaces->user, container->rootfs, container->owner};
     struct stat seen;
@@ -281,7 +291,7 @@ void record_holder(struct named_container *container, const struct namespaces *n
     if (container->entry_lock < 0)
         return;
     memcpy(fds + 4, namespaces->own, sizeof namespaces->own);
-    snprintf(name, sizeof name, "holders/%d", (int)getppid());
+    snprintf(name, sizeof name, "holders/%d", (int)find_step());
     int file = openat(container->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     for (int i = 0; i < NAMESPACE_NUMBERS; i++) {
         seen.st_ino = 0;

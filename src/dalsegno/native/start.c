@@ -22,6 +22,10 @@
 #include "wait_helper.h"
 #include "message.h"
 
+#ifndef P_PIDFD /* glibc before 2.36 */
+#define P_PIDFD 3
+#endif
+
 enum { WORDS_MAX = 64, LINGER_MS = 5000 };
 
 struct words {
@@ -161,7 +165,6 @@ static void exec_helper(const char *path, char *const words[], char *const varia
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (getuid() == 0 && (syscall(SYS_setresuid, 0, 0, 0) != 0 || syscall(SYS_setresgid, 0, 0, 0) != 0))
         _exit(126);
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* after setresuid, which clears it */
     int high[3] = {fcntl(answer, F_DUPFD, 64), user < 0 ? -1 : fcntl(user, F_DUPFD, 64),
                    mounts < 0 ? -1 : fcntl(mounts, F_DUPFD, 64)};
     /* If a copy failed, the helper would use a wrong descriptor. */
@@ -183,18 +186,41 @@ static void exec_helper(const char *path, char *const words[], char *const varia
  * answered, because the server of a FUSE mount must outlive the tasks. */
 void become_subreaper(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
+/* Starts the helper from a process that ends at once, and sends a pidfd of the helper to `report`. Only system calls are
+ * allowed here, as in exec_helper(). */
+static _Noreturn void fork_helper(const char *path, char *const words[], char *const variables[], int answer, int user,
+                                  int mounts, int report) {
+    pid_t pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); /* fork() takes locks of the C library */
+    if (pid == 0)
+        exec_helper(path, words, variables, answer, user, mounts);
+    int process = pid < 0 ? -1 : (int)syscall(SYS_pidfd_open, pid, 0);
+    _exit(process >= 0 && send_message(report, "", &process, 1) ? 0 : 1);
+}
+
+/* Starts the helper as a grandchild of slurmstepd. If slurmstepd's wait for its tasks returned a child that is not a
+ * task, slurmstepd would sleep 0.1 s before it looked for ended tasks again. */
 struct helper start_helper(const char *path, char *const words[], char *const variables[], int user, int mounts) {
     static char *const none[] = {PATH_WORD, NULL};
-    struct helper helper = {.pid = -1, .socket = -1, .process = -1};
-    int pair[2];
+    struct helper helper = {.socket = -1, .process = -1};
+    int pair[2], report[2];
+    char text[8];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return helper;
-    helper.pid = fork();
-    if (helper.pid == 0)
-        exec_helper(path, words, variables ? variables : none, pair[1], user, mounts);
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, report) != 0) {
+        close(pair[0]), close(pair[1]);
+        return helper;
+    }
+    pid_t between = fork();
+    if (between == 0)
+        fork_helper(path, words, variables ? variables : none, pair[1], user, mounts, report[1]);
     close(pair[1]);
+    close(report[1]);
+    if (receive_message(report[0], text, sizeof text, &helper.process, 1) != 1)
+        helper.process = -1;
+    close(report[0]);
+    while (between > 0 && waitpid(between, NULL, 0) < 0 && errno == EINTR)
+        ;
     helper.socket = pair[0];
-    helper.process = helper.pid < 0 ? -1 : (int)syscall(SYS_pidfd_open, helper.pid, 0);
     return helper;
 }
 
@@ -224,16 +250,16 @@ int receive_answer(int from, char *text, size_t size, int *fds, int count) {
 /* Ends the helper without blocking slurmstepd. The helper ends by itself when its socket is closed. It is killed if
  * that takes too long: a user may stop a helper with the user's rights, or a file system may hang. */
 void end_helper(struct helper *helper) {
-    int status = 0;
     close(helper->socket);
     if (helper->process >= 0) {
         if (poll(&(struct pollfd){.fd = helper->process, .events = POLLIN}, 1, LINGER_MS) == 0)
             syscall(SYS_pidfd_send_signal, helper->process, SIGKILL, NULL, 0);
+        /* After become_subreaper(), the helper is a child of slurmstepd. Otherwise there is nothing to wait for. */
+        while (waitid((idtype_t)P_PIDFD, (id_t)helper->process, NULL, WEXITED) < 0 && errno == EINTR)
+            ;
         close(helper->process);
     }
-    while (helper->pid > 0 && waitpid(helper->pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    *helper = (struct helper){.pid = -1, .socket = -1, .process = -1};
+    *helper = (struct helper){.socket = -1, .process = -1};
 }
 
 /* Reads the helper's answer. An answer that begins with `!` is an error. */

@@ -32,9 +32,8 @@ struct container {
 
 /* A running helper, and the socket for its answer. */
 struct helper {
-    pid_t pid;
     int socket;
-    int process; /* a pidfd: slurmstepd may reap the process first, and its PID may then be reused */
+    int process; /* a pidfd: the helper's parent is another process, so its PID may be reused */
 };
 
 struct helper start_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);

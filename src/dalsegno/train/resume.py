@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -115,8 +116,8 @@ def _find_in_memory(
     answer = agent.ask({"resume": rank}, FETCH_S)
     if not answer.get("own"):
         return None
-    shared = _open_intact(Path(answer["shared"]), warn)
-    own = shared if answer["own"] == answer["shared"] else _open_intact(Path(answer["own"]), warn)
+    shared = open_intact(Path(answer["shared"]), warn)
+    own = shared if answer["own"] == answer["shared"] else open_intact(Path(answer["own"]), warn)
     if shared is None or own is None:
         return None
     with contextlib.suppress(CheckpointError):
@@ -134,16 +135,22 @@ def _fits(state: TrainingState, layouts: Mapping[str, torch.Tensor]) -> bool:
     return True
 
 
-def _open_intact(path: Path, warn: Warn) -> Snapshot | None:
+def open_intact(path: Path, warn: Warn) -> Snapshot | None:
     """Return the snapshot, checked and mapped once; None if it is damaged.
 
     A snapshot without checksums was made on this node and is accepted.
     """
     snapshot = open_snapshot(path)
-    if snapshot is not None and judge(snapshot) in (SnapshotVerdict.WHOLE, SnapshotVerdict.UNCHECKED):
+    if snapshot is not None and judge(snapshot, _free_threads()) in (SnapshotVerdict.WHOLE, SnapshotVerdict.UNCHECKED):
         return snapshot
     warn(f"the snapshot in {path} is damaged; using the checkpoint on disk")
     return None
+
+
+def _free_threads() -> int:
+    """Return how many threads may check a snapshot. While the ranks of a node resume, its cores do nothing else."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(2, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
 
 
 def _whole(piece: TensorPiece, layouts: Mapping[str, torch.Tensor]) -> torch.Tensor:

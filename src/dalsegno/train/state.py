@@ -185,9 +185,32 @@ class Objects:
                     f"the checkpoint does not fit `{name}`: {error}",
                     hint="start from scratch with --fresh, or use another folder",
                 ) from error
+            if _moves(each):
+                _detach_from_file(each)
 
     def _copying(self) -> tuple[str, ...]:
-        return tuple(f"{name}." for name, each in self._named.items() if isinstance(each, torch.nn.Module))
+        """Return the prefixes of tensors that their objects copy when they load them."""
+        names = (name for name, each in self._named.items() if isinstance(each, torch.nn.Module) or _moves(each))
+        return tuple(f"{name}." for name in names)
+
+
+def _moves(thing: Any) -> bool:
+    """Return whether loading a saved state copies it to a GPU, so that a copy in host memory would be useless.
+
+    torch's own optimizers do, except for step counts. Others may keep the tensors as they are.
+    """
+    if not isinstance(thing, torch.optim.Optimizer) or not type(thing).__module__.startswith("torch.optim."):
+        return False
+    parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
+    return bool(parameters) and all(parameter.device.type == "cuda" for parameter in parameters)
+
+
+def _detach_from_file(optimizer: torch.optim.Optimizer) -> None:
+    """Copy the loaded tensors that stayed in host memory, which may be views of a file."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                state[key] = value.clone()
 
 
 def unwrap(thing: Any) -> Any:

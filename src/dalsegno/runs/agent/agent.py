@@ -301,6 +301,7 @@ class RunAgent:
     def _set_up(self, data: Message) -> None:
         """Prepare for workers. If this node cannot access the run folder, logs are sent to the coordinator instead."""
         setup = read_setup(data)
+        self.heartbeats.interval_s = setup.beat_s
         if self.stream is None and not os.path.isdir(setup.folder):
             self.stream = LogStream(self.run, self.node)
         self.workers.set_up(replace(setup, folder=self.stream.folder) if self.stream else setup)

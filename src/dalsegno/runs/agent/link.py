@@ -230,6 +230,7 @@ class HeartbeatSender:
     def __init__(self, name: str) -> None:
         self.name = name
         self.last_seen = time.monotonic()
+        self.interval_s = INTERVAL_S
         self._target: _Target | None = None
         self._number = time.time_ns()  # increases across agent restarts, so that a replayed heartbeat has an old number
         self._answered = self._number
@@ -270,7 +271,7 @@ class HeartbeatSender:
     def _listen(self, key: bytes) -> None:
         """Receive answers until the next heartbeat is due."""
         assert self._socket is not None
-        due = time.monotonic() + INTERVAL_S
+        due = time.monotonic() + self.interval_s
         while (left := due - time.monotonic()) > 0:
             self._socket.settimeout(left)
             with contextlib.suppress(socket.timeout, OSError):

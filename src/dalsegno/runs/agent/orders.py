@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dalsegno.runs.agent.link import INTERVAL_S
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
 from dalsegno.wire.frames import Message
@@ -29,6 +30,7 @@ class Setup:
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: bool = False  # whether workers inherit the agent's stdin; if not, they get /dev/null
     gone_s: float = 0.0  # timeout for a silent host; 0: no timeout
+    beat_s: float = INTERVAL_S  # interval between heartbeats
     absence_s: float = ABSENCE_S
     final_command: tuple[str, ...] = ()  # a command to run if no coordinator returns
 
@@ -93,13 +95,15 @@ def read_setup(data: Message) -> Setup:
         env=dict(data["env"]),
         stdin=bool(data.get("stdin")),
         gone_s=float(data.get("gone_s", 0.0)),
+        beat_s=float(data.get("beat_s", INTERVAL_S)),
         absence_s=float(data.get("absence_s", ABSENCE_S)),
         final_command=tuple(data.get("last_word") or ()),
     )
 
 
 def read_start(data: Message) -> StartOrder:
-    workers = tuple(_worker(each) for each in data["workers"])
+    common = data.get("env") or {}  # the variables that all workers of the node share
+    workers = tuple(_worker({**each, "env": {**common, **each["env"]}}) for each in data["workers"])
     resume = _resume(data["resume"]) if data.get("resume") else None
     safe = parse_safe_steps(data["safe"]) if data.get("safe") else None
     peers = tuple((str(host), int(port)) for host, port in data.get("peers") or ())

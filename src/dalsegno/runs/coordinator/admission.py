@@ -24,8 +24,7 @@ class NodeAdmission:
         run = self._control.run
         self._newcomers.append(event)
         smaller = run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes
-        others = self._control.present - set(run.ready) - {each.agent for each in self._newcomers}
-        if not (smaller and others):
+        if not (smaller and self._control.present - set(run.ready) - {each.agent for each in self._newcomers}):
             self._admit_all()
         elif len(self._newcomers) == 1:
             asyncio.get_running_loop().call_later(TOGETHER_S, self._admit_all)

@@ -10,6 +10,7 @@ from typing import Protocol
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.events import Start
 from dalsegno.runs.coordinator.generations import Run
+from dalsegno.runs.coordinator.group import Members
 from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing
 from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
 from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
@@ -239,35 +240,62 @@ class RunAgents:
 # The order that starts a node's workers
 
 
-def start_message(
-    site: RunTerms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
-) -> Message | None:
-    """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
-    group = order.group
-    if any(agent not in peers for agent in group.agents):
-        return None
-    first = next(place.first_rank for place in group.places if place.agent == order.agent)
-    ranks = range(first, first + group.nproc_per_node)
-    envs = _worker_envs(site, order, peers, order.agent, ranks)
-    workers = [{"rank": rank, "env": env} for rank, env in zip(ranks, envs, strict=True)]
-    others = [list(peer.probe) for name, peer in peers.items() if name != order.agent]
-    return {"start": {"generation": group.generation, "workers": workers, "peers": others, **(in_memory or {})}}
+MAX_PROBED = 32  # other hosts that an agent probes to find out whether it is cut off
+
+
+class GenerationStarter:
+    """Makes the start messages of one generation. What all nodes share is computed once."""
+
+    def __init__(self, site: RunTerms, order: Start, peers: Mapping[str, Peer]) -> None:
+        self.group, self.store_port = order.group, order.store_port
+        self._site, self._peers = site, peers
+        self._layout = _layout(order, peers)
+        self._names = list(peers)
+        self._index = {name: index for index, name in enumerate(self._names)}
+
+    def message(self, agent: str, in_memory: Message | None = None) -> Message:
+        group = self.group
+        first = group.place_of(agent).first_rank
+        ranks = range(first, first + group.nproc_per_node)
+        envs = _worker_envs(self._site, self._layout, self._peers[agent], ranks)
+        common = dict(set.intersection(*(set(env.items()) for env in envs)))
+        workers = [
+            {"rank": rank, "env": {name: value for name, value in env.items() if name not in common}}
+            for rank, env in zip(ranks, envs, strict=True)
+        ]
+        others = [list(self._peers[name].probe) for name in self._probed(agent)]
+        start = {"generation": group.generation, "env": common, "workers": workers, "peers": others}
+        return {"start": {**start, **(in_memory or {})}}
+
+    def _probed(self, agent: str) -> list[str]:
+        """Return the other agents, or a sample of them at equal distances, so that a message has a limited size."""
+        names, own, others = self._names, self._index[agent], len(self._names) - 1
+        if others <= MAX_PROBED:
+            return [name for name in names if name != agent]
+        offsets = (1 + number * others // MAX_PROBED for number in range(MAX_PROBED))
+        return [names[(own + offset) % len(names)] for offset in offsets]
+
+
+def has_all_members(group: Members, peers: Mapping[str, Peer]) -> bool:
+    """Return whether all members are connected. If one was just lost, the generation will be stopped."""
+    return all(agent in peers for agent in group.agents)
 
 
 def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:
     """Tell the agents for which it is time to prepare standby workers. Their ranks are decided when they start."""
     for agent in plan.due(run, age_s):
         if run.group is not None and {agent, *run.group.agents} <= agents.peers.keys():
-            order = Start(agent, run.group, 0, 0)
-            envs = _worker_envs(site, order, agents.peers, agent, range(run.group.nproc_per_node))
+            layout = _layout(Start(agent, run.group, 0, 0), agents.peers)
+            envs = _worker_envs(site, layout, agents.peers[agent], range(run.group.nproc_per_node))
             agents.send(agent, plan.message(envs))
 
 
-def _worker_envs(
-    site: RunTerms, order: Start, peers: Mapping[str, Peer], agent: str, ranks: Iterable[int]
-) -> list[dict[str, str]]:
+def _layout(order: Start, peers: Mapping[str, Peer]) -> GenerationLayout:
     group = order.group
     hosts = tuple(peers[each].host for each in group.agents)
-    seats = GenerationLayout(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
-    own = {RUN: site.folder.run, GENERATION: str(group.generation), WANTED_NODES: str(site.shape.max_nodes)}
-    return [{**site.worker_env(seats, rank, peers[agent].hello.found), **own} for rank in ranks]
+    return GenerationLayout(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
+
+
+def _worker_envs(site: RunTerms, layout: GenerationLayout, peer: Peer, ranks: Iterable[int]) -> list[dict[str, str]]:
+    own = {RUN: site.folder.run, GENERATION: str(layout.generation), WANTED_NODES: str(site.shape.max_nodes)}
+    return [{**site.worker_env(layout, rank, peer.hello.found), **own} for rank in ranks]

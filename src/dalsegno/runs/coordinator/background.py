@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 
@@ -41,3 +42,31 @@ class BackgroundTasks:
         """Wait for the first failure and raise it."""
         await self._failed.wait()
         raise self._failures[0]
+
+
+SHARE = 0.05  # of the coordinator's time
+
+
+class PacedAction:
+    """An action whose cost grows with the number of nodes, such as writing the state of all of them.
+
+    It runs soon after each request. Requests that come meanwhile are joined, so that the action never takes more than a
+    small share of the time.
+    """
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+        self._pending: asyncio.Handle | None = None
+        self._not_before = 0.0
+
+    def request(self) -> None:
+        if self._pending is None:
+            loop, wait_s = asyncio.get_running_loop(), self._not_before - time.monotonic()
+            self._pending = loop.call_later(wait_s, self._run) if wait_s > 0 else loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._pending = None
+        began = time.monotonic()
+        self._action()
+        ended = time.monotonic()
+        self._not_before = ended + (ended - began) / SHARE

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.coordinator.admission import NodeAdmission
-from dalsegno.runs.coordinator.agents import Peer, RunAgents, order_standbys, start_message
-from dalsegno.runs.coordinator.background import BackgroundTasks
+from dalsegno.runs.coordinator.agents import GenerationStarter, Peer, RunAgents, has_all_members, order_standbys
+from dalsegno.runs.coordinator.background import BackgroundTasks, PacedAction
 from dalsegno.runs.coordinator.connect import Connect, listen_again, read_connect, write_connect
 from dalsegno.runs.coordinator.events import (
     AgentGone,
@@ -34,6 +34,7 @@ from dalsegno.runs.coordinator.events import (
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import ProgressWriter
 from dalsegno.runs.coordinator.hangs import HangWatch
+from dalsegno.runs.coordinator.liveness import beat_interval_s
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.messages import (
     AgentMessage,
@@ -93,6 +94,9 @@ class Coordinator:
         self.suspended = False  # whether the coordinator ends but the run does not
         self.is_shut_down = False
         self._left: set[str] = set()  # nodes that the run has left, but whose agents may still be connected
+        self._starter: GenerationStarter | None = None
+        self._saving = PacedAction(self.save_state)
+        self._reporting = PacedAction(self._update_status)
         self._over = asyncio.Event()
         self._background = BackgroundTasks()
 
@@ -184,7 +188,8 @@ class Coordinator:
             return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
         self.memory.update(peer.name, peer.hello.held, keeper, peer.hello.safe)
-        peer.send({"setup": self.site.setup()})
+        beat_s = beat_interval_s(self.site.shape.max_nodes, self.site.timing)
+        peer.send({"setup": {**self.site.setup(), "beat_s": beat_s}})
         if peer.name in self.run.ready:
             self._readmit(peer)
         elif peer.hello.generation:
@@ -289,8 +294,12 @@ class Coordinator:
         self.progress_writer.changed(before, self.run)
         if self.run.phase is GenerationPhase.RUNNING:
             self.started = self.started or time.time()
-        self.memory.used.update(self.run.group.agents if self.run.group else ())
-        self.save_state()  # before the orders are executed, because a successor must know them
+        if self.run.group is not None and self.run.group is not before.group:
+            self.memory.used.update(self.run.group.agents)
+        if orders:
+            self.save_state()  # before the orders are executed, because a successor must know them
+        else:
+            self._saving.request()  # agents repeat what they reported to a successor that does not know it
         for order in orders:
             self._execute(order)
         self.admission.watch()
@@ -318,11 +327,15 @@ class Coordinator:
             self.finish(order)
 
     def _start_workers(self, order: Start) -> None:
-        self.hangs.generation_started()
+        if self.run.phase is not GenerationPhase.RUNNING or self.run.group is not order.group:
+            return  # a member was lost while the orders before this one were sent: the generation is stopped already
+        if self._starter is None or self._starter.group is not order.group:
+            if not has_all_members(order.group, self.agents.peers):
+                return
+            self._starter = GenerationStarter(self.site, order, self.agents.peers)
+            self.hangs.generation_started()
         in_memory = self.memory.start(order.group, order.agent, time.monotonic())
-        message = start_message(self.site, order, self.agents.peers, in_memory)
-        if message is not None:
-            self.agents.send(order.agent, message)
+        self.agents.send(order.agent, self._starter.message(order.agent, in_memory))
 
     def _exclude(self, agent: str, why: str) -> None:
         """Exclude the agent's node from the rest of the run."""
@@ -425,6 +438,9 @@ class Coordinator:
         )  # fmt: skip
 
     def update_status(self) -> None:
+        self._reporting.request()
+
+    def _update_status(self) -> None:
         if not self.is_shut_down:
             self.status_writer.status(self._facts())
             if self.node_source.has_nodes and not self.started:

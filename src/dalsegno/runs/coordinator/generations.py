@@ -209,7 +209,8 @@ def _stop_all(run: Run) -> Step:
     """Stop the current generation on all nodes. What follows is decided when all agents have confirmed the stop."""
     if run.phase in (GenerationPhase.GATHERING, GenerationPhase.STOPPING) or run.group is None:
         return _when_all_stopped(run)
-    members = [agent for agent in run.group.agents if agent in run.ready]
+    ready = set(run.ready)
+    members = [agent for agent in run.group.agents if agent in ready]
     stopping = replace(run, phase=GenerationPhase.STOPPING, waiting_for=frozenset(members))
     run, orders = _when_all_stopped(stopping)
     return run, [*(StopGeneration(agent, stopping.generation) for agent in members), *orders]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -35,9 +36,16 @@ class Members:
     places: tuple[GroupPlace, ...]
     nproc_per_node: int
 
-    @property
+    @cached_property
     def agents(self) -> tuple[str, ...]:
         return tuple(place.agent for place in self.places)
+
+    @cached_property
+    def _by_agent(self) -> Mapping[str, GroupPlace]:
+        return {place.agent: place for place in self.places}
+
+    def place_of(self, agent: str) -> GroupPlace:
+        return self._by_agent[agent]
 
     @property
     def world_size(self) -> int:
@@ -69,7 +77,8 @@ def form_group(
     if size < shape.min_nodes:
         return None
     seats = _keep_seats(size, ready, before)
-    free = [agent for agent in ready if agent not in seats.values()]
+    seated = set(seats.values())
+    free = [agent for agent in ready if agent not in seated]
     newcomers = iter(sorted(free, key=lambda agent: (agent in doubted, in_order(agent))))
     order = [seats[index] if index in seats else next(newcomers) for index in range(size)]
     places = tuple(GroupPlace(agent, index, index * shape.nproc_per_node) for index, agent in enumerate(order))

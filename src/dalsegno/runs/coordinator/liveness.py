@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dalsegno.runs.agent.link import MAX_BEAT_BYTES, Heartbeat, is_signed, pack_beat, peek_beat
+from dalsegno.runs.agent.link import INTERVAL_S, MAX_BEAT_BYTES, Heartbeat, is_signed, pack_beat, peek_beat
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.wire.liveness import Liveness, LivenessLimits, PeerSign, Presence
 
@@ -57,8 +57,14 @@ class Timing:
 # Heartbeats and probes
 
 
+BEATS_PER_S = 10_000  # that a coordinator reads with a quarter of a core
 BEATS_AT_ONCE = 256  # heartbeats to read per call, in addition to two per agent
 _NEVER = 1 << 64  # above any sequence number, so that heartbeats from unknown agents count as old
+
+
+def beat_interval_s(nodes: int, timing: Timing) -> float:
+    """Return the interval of heartbeats: longer in large runs, but at most a third of the silence that counts."""
+    return min(max(INTERVAL_S, nodes / BEATS_PER_S), max(INTERVAL_S, timing.limits.silent_s / 3))
 
 
 @dataclass(eq=False)
@@ -119,8 +125,10 @@ class AgentLiveness:
     async def watch(self, gone: Callable[[str, str], None]) -> None:
         """Call `gone` with each lost agent and the reason. Never returns."""
         while True:
-            await asyncio.sleep(self.timing.look_s)
-            self._take_beats()
+            parts = 1 + len(self._last) // BEATS_AT_ONCE  # the socket's buffer holds few hundred heartbeats
+            for _ in range(parts):
+                await asyncio.sleep(self.timing.look_s / parts)
+                self._take_beats()
             for agent, why in self.look():
                 gone(agent, why)
 

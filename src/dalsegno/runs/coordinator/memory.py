@@ -159,7 +159,7 @@ class MemoryTable:
         """Return a node's part of the start message: the snapshot to resume from, its buddy and the safe steps."""
         if self._begun != group.generation:
             self._begin(group, now)
-        place = next(place for place in group.places if place.agent == agent)
+        place = group.place_of(agent)
         ranks = range(place.first_rank, place.first_rank + group.nproc_per_node)
         buddy = self._sent.get(agent)
         return {

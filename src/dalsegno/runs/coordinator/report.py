@@ -103,7 +103,7 @@ class StatusWriter:
 
     def lost(self, run: Run, node: str, why: str) -> None:
         """Record a lost node and its role in the journal. The loss of a spare, for example, causes no restart."""
-        self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, _seats(run)).state.value)
+        self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, set(run.ready), _seats(run)).state.value)
 
     def record_message(self, generation: int, node: str, message: AgentMessage, event: Event | None) -> None:
         """Record an agent's message in the journal, or as a note or log, if it is of lasting interest."""
@@ -224,16 +224,16 @@ def _shortage(facts: RunFacts) -> str:
 
 
 def _nodes(facts: RunFacts) -> tuple[RunNodeStatus, ...]:
-    seats = _seats(facts.run)
-    return tuple(_node(facts.run, name, seats) for name in sorted(facts.present, key=in_order))
+    ready, seats = set(facts.run.ready), _seats(facts.run)
+    return tuple(_node(facts.run, name, ready, seats) for name in sorted(facts.present, key=in_order))
 
 
 def _seats(run: Run) -> dict[str, int]:
     return {place.agent: place.group_rank for place in run.group.places} if run.group else {}
 
 
-def _node(run: Run, name: str, seats: dict[str, int]) -> RunNodeStatus:
-    if name not in run.ready:
+def _node(run: Run, name: str, ready: Collection[str], seats: dict[str, int]) -> RunNodeStatus:
+    if name not in ready:
         return RunNodeStatus(name, NodeRole.STARTING)
     if name in seats:
         return RunNodeStatus(name, NodeRole.MEMBER, seats[name])

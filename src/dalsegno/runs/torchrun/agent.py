@@ -141,6 +141,7 @@ class TorchrunAgent(RunAgent):
             return
         self._why = f"{self._keys.endpoint} does not respond any more"
         self._setup.update(store=data["store"], gone_s=data["gone_s"], absence_s=self._absence_s)
+        self.heartbeats.interval_s = data["beat_s"]
         self.workers.set_up(read_setup(self._setup))
 
     def _hello(self) -> Message:
@@ -158,8 +159,8 @@ class TorchrunAgent(RunAgent):
 
     def _start(self, order: Message) -> None:
         self._failed.clear()
+        restarts = int(order["env"]["TORCHELASTIC_RESTART_COUNT"])
         for local_rank, each in enumerate(order["workers"]):
-            restarts = int(each["env"]["TORCHELASTIC_RESTART_COUNT"])
             each["files"] = self._logs.files(restarts, local_rank, int(each["rank"]))
             each["args"] = fill_macros(self._setup["args"], local_rank)
         super()._start(order)

@@ -1,0 +1,431 @@
+#!/usr/bin/env python3
+"""Measure a run's coordinator with thousands of agents: generations, a lost node, CPU, memory, bytes on the wire.
+
+    sudo benchmarks/scale.py                        256, 1,024 and 4,096 agents; some minutes
+    sudo benchmarks/scale.py --nodes 256 --seconds 5 --json
+
+The coordinator is the real program, in a process of its own. A few processes play the agents: each agent has its own
+address in a private network, its own connection, and signed heartbeats. A host is lost like one with a cut cable: its
+agent falls silent, and no packet reaches its address. Players answer at once, so the times are those of the coordinator
+and the wire.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import resource
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from dalsegno.runs.agent.link import AGENT, COORDINATOR, INTERVAL_S, Heartbeat, beat_key, pack_beat
+from dalsegno.runs.coordinator.coordinator import Coordinator
+from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.node_source import NoNodeSource
+from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.standbys import StandbyMode
+from dalsegno.runs.folder import RunFolder
+from dalsegno.wire.client import read_frame
+from dalsegno.wire.frames import Message, Reader, pack, parse
+from dalsegno.wire.handshake import MAX_SEALED_BYTES, ClientHandshake, Session
+
+HEAD = "10.98.255.1"
+SPARES = 2
+CRASHED, LOST = 3, 5  # the agents with the killed worker and the cut cable
+NPROC = 8  # workers per node
+SIZES = (256, 1024, 4096)
+STEP_S = 1.0  # each node reports a step this often
+MAX_ORDER_S, MAX_CPU_PERCENT, MAX_MIB = 1.0, 50.0, 500.0  # the limits at the largest size
+LONGEST_S = 300.0
+
+
+def address(number: int) -> str:
+    return f"10.98.{number // 250}.{number % 250 + 1}"
+
+
+# Coordinator
+
+
+@dataclass(frozen=True)
+class ScaleTerms:
+    """A run without Slurm whose agents are played."""
+
+    folder: RunFolder
+    shape: Shape
+    max_restarts: int = 100
+    timing: Timing = field(default_factory=Timing)
+    hang_timeout_s: float | None = 0.0
+    standby: StandbyMode = StandbyMode.OFF
+    name: str = "scale"
+    own_job: int | None = None
+
+    def setup(self) -> Message:
+        return {"folder": str(self.folder.root), "gone_s": self.timing.gone_s}
+
+    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+        from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
+
+        layout = ProcessLayout(
+            run=self.folder.run, hosts=seats.hosts, nproc_per_node=seats.nproc_per_node, port=seats.port,
+            restarts=seats.restarts, max_restarts=self.max_restarts,
+        )  # fmt: skip
+        return torch_env(layout, rank, found)
+
+
+def coordinate(root: Path, nodes: int) -> None:
+    terms = ScaleTerms(RunFolder(root), Shape(nodes, nodes, NPROC))
+    asyncio.run(Coordinator(terms, lambda _: NoNodeSource()).serve())
+
+
+# Agents
+
+
+class PlayedAgent:
+    """One agent: its connection, its heartbeats, and the answers to the coordinator's orders."""
+
+    def __init__(self, number: int, connect: Mapping[str, Any], probe: int) -> None:
+        self.number, self.name = number, f"n{number:04d}"
+        self.generation = 0
+        self.started: dict[int, float] = {}  # generation -> when its order to start workers came
+        self.stopped: dict[int, float] = {}
+        self.ranks: list[int] = []
+        self.interval_s = INTERVAL_S
+        self.silent = False
+        self._beat = time.time_ns()
+        self._reader = Reader(MAX_SEALED_BYTES)
+        self._left = b""
+        self.sock, self.session = self._dial(connect, probe)
+        self._key = beat_key(self.session)
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._udp.bind((address(number), 0))
+        self._udp.connect((HEAD, connect["port"]))
+        self._udp.setblocking(False)
+
+    def _dial(self, connect: Mapping[str, Any], probe: int) -> tuple[socket.socket, Session]:
+        sock = socket.socket()
+        sock.bind((address(self.number), 0))
+        sock.settimeout(60)
+        sock.connect((HEAD, connect["port"]))
+        handshake, until = ClientHandshake(AGENT, COORDINATOR), time.monotonic() + 60
+        greeting = parse(read_frame(sock, 8 << 10, until))
+        proof = handshake.answer(greeting, bytes.fromhex(connect["secret"]), connect["run"], self.name)
+        hello = {"run": connect["run"], "probe": probe, "pid": self.number + 1, "found": {"HOSTNAME": self.name}}
+        opening = {"run": connect["run"], "agent": self.name, **proof}
+        sock.sendall(pack(opening) + handshake.session.closer.close(hello))
+        session = handshake.finish(parse(read_frame(sock, 8 << 10, until)))
+        sock.setblocking(False)
+        return sock, session
+
+    def send(self, message: Message) -> None:
+        self._left += self.session.closer.close(message)
+        self.flush()
+
+    def flush(self) -> None:
+        if self._left:
+            with contextlib.suppress(BlockingIOError):
+                self._left = self._left[self.sock.send(self._left) :]
+
+    def beat(self) -> None:
+        self._beat += 1
+        try:
+            self._udp.send(pack_beat(self._key, Heartbeat(self.name, self._beat)))
+            while True:  # the coordinator's answers
+                self._udp.recv(512)
+        except OSError:
+            pass
+
+    def receive(self) -> Iterator[Message]:
+        try:
+            data = self.sock.recv(1 << 20)
+        except BlockingIOError:
+            return
+        for body in self._reader.bodies(data):
+            yield self.session.opener.open(body)
+
+    def answer(self, message: Message) -> None:
+        if "setup" in message:
+            self.interval_s = float(message["setup"].get("beat_s") or INTERVAL_S)
+        elif "open_store" in message:
+            self.send({"store": message["open_store"], "port": 29500})
+        elif "start" in message:
+            self.generation = message["start"]["generation"]
+            self.ranks = [worker["rank"] for worker in message["start"]["workers"]]
+            self.started[self.generation] = time.time()
+        elif "stop" in message:
+            self.stopped[message["stop"]] = time.time()
+            self.send({"stopped": message["stop"]})
+
+
+def play(first: int, count: int, connect: Mapping[str, Any]) -> None:
+    """Play some agents. Commands come on standard input; each is answered with one line of JSON."""
+    listener = socket.socket()  # the coordinator probes this port of every address
+    listener.bind(("0.0.0.0", 0))
+    listener.listen(1024)
+    probe = listener.getsockname()[1]
+    selector = selectors.DefaultSelector()
+    agents = [PlayedAgent(number, connect, probe) for number in range(first, first + count)]
+    for agent in agents:
+        selector.register(agent.sock, selectors.EVENT_READ, agent)
+    selector.register(sys.stdin.fileno(), selectors.EVENT_READ, None)
+    selector.register(listener, selectors.EVENT_READ, listener)
+    beats = {agent: time.monotonic() + random.random() * INTERVAL_S for agent in agents}
+    steps = {agent: time.monotonic() + random.random() * STEP_S for agent in agents}
+    while True:
+        for key, _ in selector.select(0.01):
+            if key.data is None:
+                line = os.read(sys.stdin.fileno(), 4096)
+                if not line:
+                    return
+                for word in line.decode().split():
+                    obey(word, agents)
+            elif key.data is listener:
+                listener.accept()[0].close()
+            elif not key.data.silent:
+                for message in key.data.receive():
+                    key.data.answer(message)
+        now = time.monotonic()
+        for agent in agents:
+            if agent.silent:
+                continue
+            if beats[agent] <= now:
+                beats[agent] = now + agent.interval_s
+                agent.beat()
+            if agent.generation and steps[agent] <= now and agent.generation not in agent.stopped:
+                steps[agent] = now + STEP_S
+                agent.send({"step": int(now), "generation": agent.generation})
+            agent.flush()
+
+
+def obey(word: str, agents: list[PlayedAgent]) -> None:
+    command, _, value = word.partition("=")
+    if command == "ready":
+        for agent in agents:
+            agent.send({"ready": {"warm": True, "seconds": 1.0}})
+    elif command == "crash":
+        for agent in agents:
+            if agent.number == int(value):
+                agent.send({"ended": {"generation": agent.generation, "rank": agent.ranks[0], "code": -9}})
+    elif command == "cut":
+        for agent in agents:
+            agent.silent = agent.silent or agent.number == int(value)
+    elif command == "times":
+        generation = int(value)
+        started = [agent.started[generation] for agent in agents if generation in agent.started]
+        stopped = [agent.stopped[generation - 1] for agent in agents if generation - 1 in agent.stopped]
+        print(json.dumps({"started": started, "stopped": stopped}), flush=True)
+
+
+# Measurement
+
+
+@dataclass
+class Measured:
+    """The figures of one size."""
+
+    nodes: int
+    connected_s: float
+    formed_s: float  # first generation: last agent ready, to the last node's order to start
+    restarted_s: float  # a killed worker: its report, to the last order of the next generation
+    stopped_s: float  # … of this, until the last node's order to stop
+    detected_s: float  # a lost node: cut, to its loss in the journal
+    ordered_s: float  # from there to the last order of the next generation
+    cpu_percent: float
+    memory_mib: float
+    kbytes_per_s: float
+
+    @property
+    def good(self) -> bool:
+        return self.ordered_s <= MAX_ORDER_S and self.cpu_percent <= MAX_CPU_PERCENT and self.memory_mib <= MAX_MIB
+
+
+class Stage:
+    """A coordinator and its players."""
+
+    def __init__(self, nodes: int, players: int) -> None:
+        self.nodes, self.root = nodes, Path(tempfile.mkdtemp(prefix="dalsegno-scale-"))
+        self.folder = RunFolder(self.root / "scale-1")
+        self.folder.root.mkdir()
+        everyone = nodes + SPARES
+        log = (self.root / "coordinator.log").open("wb")
+        self.coordinator = subprocess.Popen(
+            [sys.executable, __file__, "--coordinate", str(self.folder.root), "--nodes", str(nodes)], stderr=log
+        )
+        self.until(self.folder.connect.exists)
+        connect = self.folder.connect.read_text()
+        share = -(-everyone // players)
+        self.players = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--play", f"{first},{min(share, everyone - first)}", connect],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for first in range(0, everyone, share)
+        ]  # fmt: skip
+
+    def until(self, true: Any, longest_s: float = LONGEST_S) -> None:
+        end = time.monotonic() + longest_s
+        while not true():
+            if self.coordinator.poll() is not None:
+                raise SystemExit("the coordinator ended: " + (self.root / "coordinator.log").read_text()[-2000:])
+            if time.monotonic() > end:
+                raise SystemExit(f"nothing happened for {longest_s:.0f} s; {self.status()}")
+            time.sleep(0.02)
+
+    def tell(self, command: str) -> None:
+        for player in self.players:
+            assert player.stdin
+            player.stdin.write(command + "\n")
+            player.stdin.flush()
+
+    def times(self, generation: int) -> dict[str, list[float]]:
+        self.tell(f"times={generation}")
+        found: dict[str, list[float]] = {"started": [], "stopped": []}
+        for player in self.players:
+            assert player.stdout
+            for key, values in json.loads(player.stdout.readline()).items():
+                found[key] += values
+        return found
+
+    def wait_for(self, generation: int, longest_s: float = LONGEST_S) -> dict[str, list[float]]:
+        """Wait until all nodes of a generation have their order to start."""
+        found: dict[str, list[float]] = {}
+
+        def whole() -> bool:
+            time.sleep(0.1)
+            found.update(self.times(generation))
+            return len(found["started"]) >= self.nodes
+
+        self.until(whole, longest_s)
+        return found
+
+    def journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.folder.journal.read_text().splitlines()]
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self.folder.status.read_text())) if self.folder.status.exists() else {}
+
+    def connections(self) -> int:
+        with open(f"/proc/{self.coordinator.pid}/net/tcp") as lines:
+            port = json.loads(self.folder.connect.read_text())["port"]
+            return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01" for line in lines)
+
+    def close(self) -> None:
+        for process in (*self.players, self.coordinator):
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.root)
+
+
+def measure(nodes: int, players: int, seconds: float) -> Measured:
+    stage = Stage(nodes, players)
+    try:
+        began = time.time()
+        stage.until(lambda: stage.connections() >= nodes + SPARES)
+        connected_s = time.time() - began
+        time.sleep(1)
+        ready = time.time()
+        stage.tell("ready")
+        formed_s = max(stage.wait_for(1)["started"]) - ready
+        time.sleep(2)
+        cpu, traffic, since = cpu_s(stage.coordinator.pid), sent_bytes(), time.monotonic()
+        time.sleep(seconds)
+        took = time.monotonic() - since
+        cpu_percent = 100 * (cpu_s(stage.coordinator.pid) - cpu) / took
+        kbytes = (sent_bytes() - traffic) / took / 1000
+        crashed = time.time()
+        stage.tell(f"crash={CRASHED}")
+        again = stage.wait_for(2)
+        cut = time.time()
+        subprocess.run(["ip", "route", "replace", "blackhole", address(LOST), "table", "local"], check=True)
+        stage.tell(f"cut={LOST}")
+        next_one = stage.wait_for(3)
+        lost = next(entry["at"] for entry in stage.journal() if entry["event"] == "lost")
+        return Measured(
+            nodes, connected_s, formed_s, max(again["started"]) - crashed, max(again["stopped"]) - crashed, lost - cut,
+            max(next_one["started"]) - lost, cpu_percent, memory_mib(stage.coordinator.pid), kbytes,
+        )  # fmt: skip
+    finally:
+        stage.close()
+
+
+def cpu_s(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mib(pid: int) -> float:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def sent_bytes() -> int:
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return int(line.split()[9])
+
+
+def main() -> int:
+    options = parse_options()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    if options.coordinate:
+        coordinate(Path(options.coordinate), options.nodes[0])
+        return 0
+    if options.play:
+        first, count = map(int, options.play[0].split(","))
+        play(first, count, json.loads(options.play[1]))
+        return 0
+    if not options.inside:
+        if os.geteuid() != 0:
+            print("a private network needs root", file=sys.stderr)
+            return 1
+        command = ["unshare", "--net", sys.executable, __file__, "--inside", *sys.argv[1:]]
+        return subprocess.run(command).returncode
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    subprocess.run(["ip", "route", "add", "local", "10.98.0.0/16", "dev", "lo"], check=True)
+    measured = []
+    for nodes in options.nodes or SIZES:
+        measured.append(measure(nodes, options.players, options.seconds))
+        print(json.dumps(asdict(measured[-1])) if options.json else describe(measured[-1]), flush=True)
+        subprocess.run(["ip", "route", "del", "blackhole", address(LOST), "table", "local"], check=True)
+    return 0 if all(each.good for each in measured) else 1
+
+
+def describe(one: Measured) -> str:
+    return (
+        f"{one.nodes} agents: connected {one.connected_s:.1f} s; first generation {one.formed_s:.2f} s; killed worker: "
+        f"stopped {one.stopped_s:.2f} s, restarted {one.restarted_s:.2f} s; lost node: detected {one.detected_s:.2f} "
+        f"s, next generation ordered {one.ordered_s:.2f} s later (at most {MAX_ORDER_S:g}); "
+        f"{one.cpu_percent:.0f} % of a core (at most {MAX_CPU_PERCENT:g}), {one.memory_mib:.0f} MiB (at most "
+        f"{MAX_MIB:g}), {one.kbytes_per_s:.0f} kB/s"
+    )
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, action="append", help="number of agents; may be repeated")
+    parser.add_argument("--players", type=int, default=4, help="processes that play the agents")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long the idle load is measured")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--coordinate", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--play", nargs=2, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
