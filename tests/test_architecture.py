@@ -34,7 +34,10 @@ TRAIN_TALK = (
     "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
-UP_TO_7 = (*UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview")
+UP_TO_7 = (
+    *UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview",
+    "doctor",
+)  # fmt: skip
 EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -64,6 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
+    "doctor": (*UP_TO_4, "train.disk", "why"),  # what is wrong with a job, and the fix
     "overview": (*UP_TO_4, "targets.base", "recovery", "observe"),  # a whole cluster at one moment, and the verdict
     "drill": (
         *UP_TO_4,
@@ -127,6 +131,7 @@ MAY_READ_SENTENCES = {
     "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
     "runs/coordinator/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
+    "runs/hang.py": "stacks, as Python's faulthandler and py-spy write them",
     "runs/logs.py": "Python's tracebacks",
     "runs/agent/evidence.py": "Python's tracebacks",
     "runs/status.py": "messages of status files that were written before they named their cause",
@@ -142,6 +147,7 @@ MAY_READ_SENTENCES = {
     "containers/plugstack/": "ssh, srun and install on other hosts",
     "containers/squash.py": "mksquashfs",
     "demo/researchers.py": "sbatch",
+    "doctor/logs.py": "Python, PyTorch, NCCL, torchrun, Slurm, conda and the NVIDIA driver",
     "runs/submit/container.py": "`srun --mpi=list`",
     "runs/torchrun/args.py": "argparse",
     "setup/machine_record.py": "its own marks around a part of a file",

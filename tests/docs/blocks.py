@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DALSEGNO = re.compile(r"(?:\./)?dalsegno (bench read|\w+)")
 
 # Commands that neither need nor create a cluster.
-CHEAP = {"init", "validate", "schema", "ckpt", "image", "bench read", "estimate"}
+CHEAP = {"init", "validate", "schema", "ckpt", "image", "bench read", "estimate", "doctor"}
 # Lines that no test can run, with the reason.
 NOT_RUN = {
     "./dalsegno demo": "`./test --long` runs it: tests/cluster/test_demo.py",

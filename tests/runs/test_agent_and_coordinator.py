@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Collection
-from functools import wraps
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,13 @@ from dalsegno.runs.status import RunPhase
 from dalsegno.system import children
 from dalsegno.train.memory.files import sweep
 from dalsegno.why.run import explain_run
-from tests.runs.played import played
+from tests.runs.played import in_loop, played
 from tests.runs.small_site import SmallSite
 
 pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 PYTHON_39 = next((Path.home() / ".pyenv" / "versions").glob("3.9.*/bin/python"), None)
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **more: Any) -> None:
-        asyncio.run(test(*args, **more))  # type: ignore[arg-type]
-
-    return run
 
 
 @in_loop

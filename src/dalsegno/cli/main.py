@@ -45,6 +45,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "cancel": "Cancel runs and end all their processes.",
         "ckpt": "List, verify and convert checkpoints.",
         "estimate": "Estimate time, cost, memory and failures of a training run.",
+        "doctor": "Find what is wrong with a script, a job or a run, and print the fix.",
     },
     "Health": {
         "health": "Check this machine or a node: GPUs, fabric, host, services.",
