@@ -163,7 +163,7 @@ def wait_for_generation(run: RunFolder, number: int) -> None:
         eventually(formed, LONG_S)
     except AssertionError as error:
         raise AssertionError(f"{error}; {tail(run)}") from None
-    assert status(run).phase is RunPhase.RUNNING
+    eventually(lambda: status(run).phase is RunPhase.RUNNING)  # the file is written a moment later
 
 
 def nodes_of(run: RunFolder) -> list[str]:
