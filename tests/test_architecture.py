@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "adopt": UP_TO_3,  # describes a cluster of others; it changes nothing
     "users": UP_TO_3,
     "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
-    "bench": ("errors", "printable", "hardware", "spec", "runs"),
+    "bench": UP_TO_4,
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target
     "targets": (*UP_TO_5, "inject", "observe"),
@@ -122,6 +122,10 @@ MAY_PRINT = {
     "storage/probe.py": "a program of its own, whose answer is what it prints",
     "setup/host_inspector.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
+    "bench/collective_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/pairs_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/device_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/storage_measure.py": "a program of its own, whose answer is what it prints",
     "targets/local/nvidia_smi.py": "a stand-alone program that runs inside virtual hosts",
     "setup/machine_record.py": "a program of its own, whose answer is what it prints",
 }
@@ -149,6 +153,7 @@ MAY_READ_SENTENCES = {
     "demo/researchers.py": "sbatch",
     "doctor/logs.py": "Python, PyTorch, NCCL, torchrun, Slurm, conda and the NVIDIA driver",
     "runs/submit/container.py": "`srun --mpi=list`",
+    "bench/collective_measure.py": "the kernel's /proc/cpuinfo",
     "runs/torchrun/args.py": "argparse",
     "setup/machine_record.py": "its own marks around a part of a file",
     "spec/document.py": "PyYAML",

@@ -17,6 +17,7 @@ from dalsegno.hostlist import closest
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
+    from dalsegno.hardware.job_variables import JobVariable
     from dalsegno.runs.folder import RunFolder
     from dalsegno.slurm.facts import JobInfo
     from dalsegno.slurm.parse.nodes import NodeEvent
@@ -49,6 +50,10 @@ def command(subject: str, name: str | None, json_: bool) -> None:
     rows = [[format_time(moment.at), moment.who, moment.text] for moment in answer.moments]
     if rows:
         out.table(["WHEN", "WHO", "WHAT"], rows)
+        out.data("")
+    if answer.variables:
+        settings = [[f"{each.name}={each.value}", each.of, each.reason, each.source] for each in answer.variables]
+        out.table(["ADDED VARIABLE", "FOR", "REASON", "SOURCE"], settings)
         out.data("")
     out.data(answer.verdict.sentence)
     if answer.verdict.next:
@@ -105,7 +110,18 @@ def _explain_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
     around = _node_moments(nodes, own[0].at if own else 0.0, until)
     failing = [name for name, view in nodes.items() if view.failing]
     hang = read_hang(run, generation_to_explain(status, entries), entries, failing)
-    return Explanation(f"run {run.run}", explain_run(status, entries, hang), merge_timelines(own, around))
+    timeline = merge_timelines(own, around)
+    return Explanation(f"run {run.run}", explain_run(status, entries, hang), timeline, _variables(run))
+
+
+def _variables(run: RunFolder) -> tuple[JobVariable, ...]:
+    """Return the variables that were added to the run's environment; none if its plan cannot be read."""
+    from dalsegno.runs.submit.prepare import read_plan
+
+    try:
+        return read_plan(run).variables
+    except (DalsegnoError, OSError):
+        return ()
 
 
 def _explain_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Explanation:

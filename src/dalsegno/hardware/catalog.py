@@ -75,25 +75,26 @@ class ListPrice:
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """Return all accelerators by name."""
-    return MappingProxyType({row["name"]: _gpu(row) for row in _rows("gpus.csv")})
+    return MappingProxyType({row["name"]: _gpu(row) for row in read_rows("gpus.csv")})
 
 
 @cache
 def instances() -> Mapping[str, Instance]:
     """Return all instance types by name."""
-    return MappingProxyType({row["name"]: _instance(row) for row in _rows("instances.csv")})
+    return MappingProxyType({row["name"]: _instance(row) for row in read_rows("instances.csv")})
 
 
 @cache
 def fabrics() -> Mapping[str, Fabric]:
     """Return all fabrics by name."""
-    return MappingProxyType({row["name"]: _fabric(row) for row in _rows("fabrics.csv")})
+    return MappingProxyType({row["name"]: _fabric(row) for row in read_rows("fabrics.csv")})
 
 
 @cache
 def prices() -> Mapping[str, ListPrice]:
     """Return the known list prices, by instance type and by GPU."""
-    found = (ListPrice(r["name"], float(r["usd_per_gpu_hour"]), r["date"], r["source"]) for r in _rows("prices.csv"))
+    rows = read_rows("prices.csv")
+    found = (ListPrice(row["name"], float(row["usd_per_gpu_hour"]), row["date"], row["source"]) for row in rows)
     return MappingProxyType({price.name: price for price in found})
 
 
@@ -140,7 +141,8 @@ def _whole(cell: str) -> int | None:
     return int(cell) if cell else None
 
 
-def _rows(file: str) -> list[_Row]:
+def read_rows(file: str) -> list[_Row]:
+    """Return the rows of a table beside this module."""
     # The tables have no quotes and no commas inside a cell, which a test checks. Importing csv would slow the start.
     lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
     header = lines[0].split(",")

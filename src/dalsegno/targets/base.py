@@ -273,6 +273,13 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class HasVirtualNodes(Protocol):
+    """A target whose nodes are virtual hosts. They have the size of their instance type, but not its network."""
+
+    virtual_nodes: bool
+
+
+@runtime_checkable
 class CanReset(Protocol):
     """A target that can reset a node's GPUs while the node stays up."""
 
