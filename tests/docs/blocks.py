@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DALSEGNO = re.compile(r"(?:\./)?dalsegno (bench read|\w+)")
 
 # Commands that neither need nor create a cluster.
-CHEAP = {"init", "validate", "schema", "ckpt", "image", "bench read", "estimate", "doctor"}
+CHEAP = {"compare", "init", "validate", "schema", "ckpt", "image", "bench read", "estimate", "doctor"}
 # Lines that no test can run, with the reason.
 NOT_RUN = {
     "./dalsegno demo": "`./test --long` runs it: tests/cluster/test_demo.py",
@@ -63,6 +63,8 @@ NOT_RUN = {
     "PYTHONPATH=src python3 benchmarks/collectives.py --nproc 1": "takes a minute",
     "PYTHONPATH=src python3 benchmarks/bench_gpu.py": "needs an NVIDIA GPU",
     "sudo benchmarks/up.py": "takes minutes",
+    "sudo benchmarks/scale.py": "takes minutes",
+    "sudo benchmarks/scale.py --nodes 256 --seconds 5": "takes a minute",
     "sudo benchmarks/up.py --quick": "takes a minute",
     "sudo benchmarks/up.py --write": "takes minutes, and writes into the repository",
     "sudo benchmarks/restart.py": "takes a quarter of an hour",

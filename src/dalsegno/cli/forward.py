@@ -36,7 +36,8 @@ def forward(arguments: Sequence[str]) -> None:
         from dalsegno.system.execute import become
 
         entry = target.forward(arguments)
-        become(entry.argv, entry.env)
+        if entry is not None:
+            become(entry.argv, entry.env)
 
 
 def cluster_named(arguments: Sequence[str]) -> str | None:
