@@ -25,6 +25,8 @@ NOT_RUN = {
     "./dalsegno setup --dev": "changes the machine; tests/test_setup.py",
     "./test": "runs this test",
     "./test tests/test_architecture.py -x": "runs a test",
+    "./test -p tests.cpu_times --cpu-times /tmp/times tests/cluster/test_shell.py && "
+    ".venv/bin/python -m tests.cpu_times /tmp/times": "runs cluster tests",
     "./test --long": "takes hours",
     "./test --long container": "takes hours",
     "./test --long bookworm": "takes minutes, and builds a machine",
