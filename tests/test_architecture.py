@@ -159,6 +159,8 @@ MAY_READ_SENTENCES = {
     "setup/machine_record.py": "its own marks around a part of a file",
     "spec/document.py": "PyYAML",
     "inject/methods.py": "ip",
+    "targets/parallelcluster/client.py": "pcluster, which gives no codes",
+    "targets/parallelcluster/resources.py": "CloudFormation, which has no code for a template without changes",
     "targets/local/sweep.py": "the command lines of processes",
     "train/disk/convert.py": "pickle",
     "users/homes.py": "authorized_keys, where two lines mark the cluster's keys",
@@ -167,6 +169,7 @@ MAY_READ_SENTENCES = {
 
 # Words that are shown as they came, or that others define.
 STATES_OF_OTHERS = {
+    "targets/machines.py:MachineStatus.state": "HyperPod's words, shown as they are",
     "bench/": "reports of benchmarks",
     "hardware/": "the catalog's columns",
     "health/": "words of the kernel, the driver and the fabric",
@@ -177,7 +180,7 @@ STATES_OF_OTHERS = {
     "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
 }
 
-TARGETS = (f"{PACKAGE}.targets.local", f"{PACKAGE}.targets.ssh")
+TARGETS = tuple(f"{PACKAGE}.targets.{name}" for name in ("local", "ssh", "parallelcluster", "hyperpod", "oci"))
 MAY_NAME_A_TARGET = {
     "targets/registry.py": "opens a target from a cluster file or from a state folder, and imports it only then",
     "programs.py": "daemons are started by name before anything is imported: a table of modules, as strings",
