@@ -71,6 +71,10 @@ class CertifiedFigure:
     unit: str
     better: BetterFigure = BetterFigure.HIGHER
 
+    def __str__(self) -> str:
+        number = f"{self.value:,.0f}" if abs(self.value) >= 10_000 else f"{self.value:.4g}"
+        return f"{number} {self.unit}".strip()
+
 
 @dataclass(frozen=True)
 class CertifiedPart:
@@ -254,7 +258,7 @@ def _changes(old: CertifiedPart, new: CertifiedPart) -> list[CertificateChange]:
 
 
 def _figure_change(part: CertifyPart, old: CertifiedFigure, new: CertifiedFigure | None) -> list[CertificateChange]:
-    before = f"{old.value:.4g} {old.unit}".strip()
+    before = str(old)
     if new is None or new.unit != old.unit:
         return [CertificateChange(part, old.name, before, "-", CertificateTrend.MISSING)]
     share = (new.value - old.value) / abs(old.value) if old.value else float(new.value != old.value)
@@ -262,7 +266,7 @@ def _figure_change(part: CertifyPart, old: CertifiedFigure, new: CertifiedFigure
         return []
     worse = (share < 0) == (new.better is BetterFigure.HIGHER)
     trend = CertificateTrend.WORSE if worse else CertificateTrend.BETTER
-    return [CertificateChange(part, old.name, before, f"{new.value:.4g} {new.unit}".strip(), trend, share)]
+    return [CertificateChange(part, old.name, before, str(new), trend, share)]
 
 
 def comparison_notes(old: Certificate, new: Certificate) -> list[str]:

@@ -182,7 +182,7 @@ def _versions(stage: CertifyStage, say: Say) -> CertifiedPart:
     from dalsegno.cli.bench_job import BenchPlace, WorkerProgram, needs_data, run_worker
     from dalsegno.runs.submit.values import NodeCount
 
-    worker = WorkerProgram("bench-versions", [], "versions", needs_torch=False, all_ranks=True)
+    worker = WorkerProgram("bench-versions", [], "versions", all_ranks=True)  # the Python that has torch
     fields: dict[str, object] = {"nodes": NodeCount(stage.count, stage.count), "nproc_per_node": 1}
     fields |= {"partition": stage.ask.partition} if stage.ask.partition else {}
     fields |= {"sbatch_args": (f"--immediate={IMMEDIATE_S}",)}
@@ -220,7 +220,8 @@ def _dalsegno(argv: Sequence[str], say: Say, grace_s: float) -> Any:
             lines = [each for each in said if each.startswith(("error:", "hint:"))] or said[-3:]
             reason = " ".join(lines).removeprefix("error: ") or "it printed no report"
             code = f" (exit code {failed.code})" if failed else ""
-            raise DalsegnoError(f"`{shlex.join(['dalsegno', *argv[:2]])}` failed{code}: {reason}") from None
+            command = shlex.join(["dalsegno", *argv])
+            raise DalsegnoError(f"{argv[0]} failed{code}: {reason}", hint=f"try it alone: `{command}`") from None
 
 
 def _storage(stage: CertifyStage, say: Say) -> CertifiedPart:
