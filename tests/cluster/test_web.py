@@ -100,25 +100,6 @@ def barriers(tab: Tab, scheme: str) -> list[list[str]]:
     return [each for each in found if each[0] in ("serious", "critical")]
 
 
-def test_page_of_a_run_with_charts_and_faults_is_accessible(browser: Browser):
-    site = PlayedSite(small_cluster())
-    listener = ListenAddress("127.0.0.1", 0).open()
-    port = listener.getsockname()[1]
-    server = HttpServer(listener, site.app.handle)
-    server.start()
-    try:
-        tab = browser.tab()
-        tab.open(f"http://127.0.0.1:{port}/login?token={site.sessions.issue(WebRole.OPERATOR, 0, 'root')}")
-        tab.until(IS_LIVE)
-        visit(tab, "/run/llama-k3f9x")
-        assert tab.run("document.querySelectorAll('svg').length") > 1, "charts and timeline"
-        assert [barriers(tab, scheme) for scheme in (LIGHT, DARK)] == [[], []]
-        assert tab.errors == []
-    finally:
-        server.close()
-        site.close()
-
-
 def test_page_shows_every_node_and_gpu(cluster: Cli, tab: Tab):
     visit(tab, "/")
     assert tab.run("[...document.querySelectorAll('.card .name')].map(each => each.textContent)") == [
