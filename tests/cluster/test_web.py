@@ -13,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.observe.http_server import HttpServer
-from dalsegno.observe.metrics_endpoint import ListenAddress
 from dalsegno.system.children import arguments, find
 from dalsegno.system.hanging_calls import slowness
-from dalsegno.web.sessions import WebRole
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.waiting import eventually
 from tests.web.browser import DARK, LIGHT, Browser, Tab, chromium
-from tests.web.played import PlayedSite, small_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
@@ -130,8 +126,8 @@ def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):
     tab.run("new MutationObserver(() => { const chip = document.querySelector('#node-train-2 .chip');"
             " if (!window.seen && /lost|down|repairing/.test(chip.textContent)) window.seen = Date.now() / 1000; })"
             ".observe(document.body, {childList: true, subtree: true})")  # fmt: skip
+    off_at = time.time()  # before the command, which returns after the cut
     cluster.ok("inject", "power-off", "train-2")
-    off_at = time.time()
     tab.until("window.seen")
     assert tab.run("window.seen") - off_at < SEEN_S * slowness()
     tab.until("document.querySelector('#node-train-2 .chip').textContent === 'idle'", 120)
@@ -158,6 +154,24 @@ def test_node_is_drained_and_resumed_with_the_name_of_the_operator(cluster: Cli,
     assert "by root in the web page" in cluster.ok("shell", "--", "sinfo", "-R", "-h", "-o", "%E")
     press(tab, 'a[href*="do=undrain"]')
     tab.until("document.querySelector('#node-head .chip')?.textContent === 'idle'")
+    assert requests(cluster, "train-3") == [
+        "drained by root in the web page",
+        "returned to service by root in the web page",
+    ]
+
+
+def test_recovery_is_paused_and_resumed_with_the_name_of_the_operator(cluster: Cli, tab: Tab):
+    visit(tab, "/")
+    press(tab, 'a[href="/confirm?do=pause"]')
+    press(tab, 'a[href="/confirm?do=resume"]')
+    tab.until("document.querySelector('a[href=\"/confirm?do=pause\"]')")
+    paused, resumed = requests(cluster, "")[-2:]
+    assert "paused by root in the web page" in paused and "resumed by root in the web page" in resumed
+
+
+def requests(cluster: Cli, node: str) -> list[str]:
+    """Return what people asked for on a node, or on no node, as the journal has it."""
+    return [each["text"] for each in events(cluster) if each["kind"] == "request" and (each.get("node") or "") == node]
 
 
 def test_fault_is_injected_from_the_page(cluster: Cli, tab: Tab):

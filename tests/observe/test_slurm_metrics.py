@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from dalsegno.observe.collector import Collector
 from dalsegno.observe.slurm_compat import SlurmDialect
-from dalsegno.observe.slurm_jobs import (
-    MAX_ACCOUNTS,
-    MAX_IDLE_PER_USER,
-    OTHER_ACCOUNTS,
-    IdleOwners,
-    JobKey,
-    JobTally,
-)
+from dalsegno.observe.slurm_jobs import MAX_ACCOUNTS, MAX_IDLE_PER_USER, OTHER_ACCOUNTS, IdleOwners, JobKey, JobTally
 from dalsegno.observe.slurm_source import slurm_sources, slurm_status
 from dalsegno.slurm.facts import JobState
 from tests.observe.played_slurm import NODE, RECORDED, PlayedSlurm, queue_row, recorded_rows
