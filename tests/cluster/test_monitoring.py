@@ -177,6 +177,7 @@ def with_values(query: str) -> str:
 @pytest.mark.parametrize("dashboard", PUBLISHED, ids=lambda each: str(each.id))
 def test_every_query_of_a_published_dashboard_returns_data(watched: Watched, dashboard: PublishedDashboard):
     chosen = {"$job": "node", "$nodename": "train-1", "$node": "train-1"}
+    wait_for_all(watched.answers, ['DCGM_FI_DEV_GPU_TEMP{instance="train-1"}'])  # it has been read
     for name, (query, label) in dashboard.choices(chosen).items():  # what its menus offer
         offered = {sample.labels.get(label) for sample in watched.prometheus.query(query)}
         assert chosen.get(name, "train-1" if label == "instance" else "0") in offered, name
