@@ -34,7 +34,10 @@ TRAIN_TALK = (
     "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
-UP_TO_7 = (*UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview")
+UP_TO_7 = (
+    *UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview",
+    "doctor",
+)  # fmt: skip
 EXPOSITION = "observe.exposition"  # the text format of metrics: values in, text out; it imports nothing
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -57,13 +60,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "adopt": UP_TO_3,  # describes a cluster of others; it changes nothing
     "users": UP_TO_3,
     "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
-    "bench": ("errors", "printable", "hardware", "spec", "runs"),
+    "bench": UP_TO_4,
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target
     "targets": (*UP_TO_5, "inject", "observe"),
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
+    "doctor": (*UP_TO_4, "train.disk", "why"),  # what is wrong with a job, and the fix
     "overview": (*UP_TO_4, "targets.base", "recovery", "observe"),  # a whole cluster at one moment, and the verdict
     "drill": (
         *UP_TO_4,
@@ -118,6 +122,10 @@ MAY_PRINT = {
     "storage/probe.py": "a program of its own, whose answer is what it prints",
     "setup/host_inspector.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
+    "bench/collective_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/pairs_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/device_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/storage_measure.py": "a program of its own, whose answer is what it prints",
     "targets/local/nvidia_smi.py": "a stand-alone program that runs inside virtual hosts",
     "setup/machine_record.py": "a program of its own, whose answer is what it prints",
 }
@@ -127,6 +135,7 @@ MAY_READ_SENTENCES = {
     "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
     "runs/coordinator/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
+    "runs/hang.py": "stacks, as Python's faulthandler and py-spy write them",
     "runs/logs.py": "Python's tracebacks",
     "runs/agent/evidence.py": "Python's tracebacks",
     "runs/status.py": "messages of status files that were written before they named their cause",
@@ -142,11 +151,15 @@ MAY_READ_SENTENCES = {
     "containers/plugstack/": "ssh, srun and install on other hosts",
     "containers/squash.py": "mksquashfs",
     "demo/researchers.py": "sbatch",
+    "doctor/logs.py": "Python, PyTorch, NCCL, torchrun, Slurm, conda and the NVIDIA driver",
     "runs/submit/container.py": "`srun --mpi=list`",
+    "bench/collective_measure.py": "the kernel's /proc/cpuinfo",
     "runs/torchrun/args.py": "argparse",
     "setup/machine_record.py": "its own marks around a part of a file",
     "spec/document.py": "PyYAML",
     "inject/methods.py": "ip",
+    "targets/parallelcluster/client.py": "pcluster, which gives no codes",
+    "targets/parallelcluster/resources.py": "CloudFormation, which has no code for a template without changes",
     "targets/local/sweep.py": "the command lines of processes",
     "train/disk/convert.py": "pickle",
     "users/homes.py": "authorized_keys, where two lines mark the cluster's keys",
@@ -155,6 +168,7 @@ MAY_READ_SENTENCES = {
 
 # Words that are shown as they came, or that others define.
 STATES_OF_OTHERS = {
+    "targets/machines.py:MachineStatus.state": "HyperPod's words, shown as they are",
     "bench/": "reports of benchmarks",
     "hardware/": "the catalog's columns",
     "health/": "words of the kernel, the driver and the fabric",
@@ -165,7 +179,7 @@ STATES_OF_OTHERS = {
     "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
 }
 
-TARGETS = (f"{PACKAGE}.targets.local", f"{PACKAGE}.targets.ssh")
+TARGETS = tuple(f"{PACKAGE}.targets.{name}" for name in ("local", "ssh", "parallelcluster", "hyperpod", "oci"))
 MAY_NAME_A_TARGET = {
     "targets/registry.py": "opens a target from a cluster file or from a state folder, and imports it only then",
     "programs.py": "daemons are started by name before anything is imported: a table of modules, as strings",

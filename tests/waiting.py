@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 
+# Factor on time limits, for a machine that is much slower than a short measurement shows, such as an emulated one.
+PATIENCE = float(os.environ.get("DALSEGNO_PATIENCE") or 1)
 # An action that is instant on an idle machine may take a hundred times as long on an overloaded one.
-PATIENCE_S = 60.0
+PATIENCE_S = 60.0 * PATIENCE
 
 
 def eventually(true: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:

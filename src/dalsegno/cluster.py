@@ -260,6 +260,13 @@ def target_of(slurm: SlurmHere) -> Target | None:
     return None if folder is None or inside_a_host() else registry.open_existing(folder.root)
 
 
+def has_fabric(slurm: SlurmHere) -> bool:
+    """Return whether the nodes may have the network of their instance type, which virtual hosts have not."""
+    from dalsegno.targets.base import HasVirtualNodes
+
+    return not inside_a_host() and not isinstance(target_of(slurm), HasVirtualNodes)
+
+
 def no_answer(of: str = "") -> DalsegnoError:
     hint = "`dalsegno status` shows the daemons, `dalsegno up` starts what is missing"
     return DalsegnoError(f"slurmctld{of} does not answer", hint=hint)

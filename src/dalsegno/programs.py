@@ -23,12 +23,26 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "node-agent": "dalsegno.node_agent.agent",
     "job-scratch": "dalsegno.system.job_scratch",
     "storage-probe": "dalsegno.storage.probe",
+    "bench-collective": "dalsegno.bench.collective_measure",
+    "bench-pairs": "dalsegno.bench.pairs_measure",
+    "bench-device": "dalsegno.bench.device_measure",
+    "bench-storage": "dalsegno.bench.storage_measure",
+    "hyperpod-partitions": "dalsegno.targets.hyperpod.partitions",
 }
 
 
 def launcher() -> tuple[str, ...]:
     """Return the command to put before a program's name. It works wherever this file and Python can be read."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
+
+
+_IMPORT = "import sys; sys.path.insert(0, {own!r}); from dalsegno.programs import start; sys.exit(start(sys.argv[1:]))"
+
+
+def user_argv(python: str) -> list[str]:
+    """Return the command that starts a program with a user's Python and everything that it can import, as torch is
+    among the user's packages. The caller appends the program's name."""
+    return [python, "-c", _IMPORT.format(own=str(Path(__file__).resolve().parents[1]))]
 
 
 # `-m dalsegno` would import from the working directory or the user's PYTHONPATH. These fixed paths do not.

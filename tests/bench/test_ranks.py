@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.bench import Rank, ddp, run_ranks
+from dalsegno.cli.bench import ddp, progress_of
+from dalsegno.cli.ranks import Rank, run_ranks
 from dalsegno.errors import DalsegnoError, UsageError
 
 
@@ -17,7 +18,8 @@ def shell(script: str) -> Rank:
 
 def test_all_processes_are_awaited_and_progress_is_shown(tmp_path: Path):
     said: list[str] = []
-    run_ranks([shell("exit 0"), shell(f"echo halfway >{tmp_path}/progress")], tmp_path, said.append)
+    ranks = [shell("exit 0"), shell(f"echo halfway >{tmp_path}/progress")]
+    run_ranks(ranks, tmp_path, progress_of(tmp_path, said.append))
     assert [line.strip() for line in said] == ["halfway"]
 
 
@@ -25,10 +27,9 @@ def test_first_failure_ends_the_other_processes_and_shows_its_output(tmp_path: P
     with pytest.raises(DalsegnoError) as caught:
         waits = shell(f"echo $$ >{tmp_path}/pid; exec sleep 600")
         fails = shell(f"until [ -s {tmp_path}/pid ]; do :; done; echo no such device >&2; exit 3")
-        run_ranks([waits, fails], tmp_path, print)
+        run_ranks([waits, fails], tmp_path)
     assert caught.value.what == "rank 1 ended with code 3:\n  no such device"
     pid = int((tmp_path / "pid").read_text())
-    os.waitpid(pid, 0)  # it was killed; otherwise this would wait for ten minutes
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIG_DFL)
 

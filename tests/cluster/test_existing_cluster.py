@@ -78,9 +78,21 @@ def test_adopt_writes_a_valid_file_and_says_what_works(cluster: ForeignCluster):
     found = json.loads(cluster.ok("dalsegno", "adopt", "--output", "-", "--json"))
     assert (found["platform"], found["evidence"], found["gpus"]) == ("plain", [], 0)
     works = {each["command"] for each in found["abilities"] if each["reach"] == "works"}
-    assert {"run", "torchrun", "exporter", "why"} <= works
+    assert {"run", "torchrun", "exporter", "why", "doctor"} <= works
     refused = cluster.user("dalsegno", "up")
     assert refused.code == 1 and "did not create" in refused.err
+
+
+def test_doctor_examines_a_script_against_the_nodes_of_an_ordinary_user(cluster: ForeignCluster):
+    (cluster.home / "nccl.py").write_text("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
+    (cluster.home / "job.sh").write_text("#!/bin/sh\nsrun --container-image=alpine python3 nccl.py\n")
+    done = cluster.user("dalsegno", "doctor", "job.sh", "--probe", "--json")
+    found = {each["symptom"]: each for each in json.loads(done.out)["findings"]}
+    assert done.code == 1 and "has none" in found["wrong-backend"]["what"]
+    assert "no container runtime" in found["no-containers"]["what"]
+    assert [each["where"] for each in found["no-containers"]["evidence"]][1:] == ["c1", "c2"], "two of three"
+    job = cluster.ok("sbatch", "--parsable", "-o", "out.txt", "--wrap", "echo 'CUDA out of memory'; exit 1").strip()
+    eventually(lambda: "a GPU ran out of memory" in cluster.user("dalsegno", "doctor", job).out, LONG_S)
 
 
 def test_run_survives_a_lost_worker_and_a_lost_node(cluster: ForeignCluster):

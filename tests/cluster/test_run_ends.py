@@ -412,6 +412,8 @@ def test_hanging_run_saves_stacks_and_restarts(tiers: Cli, work: Path):
         (line,) = (number for number, each in enumerate(lines, 1) if text in each)
         assert f'train.py", line {line} in ' in run.folder.stacks(1, rank).read_text()
     assert "no step for" in json.dumps(run.journal("note"))
+    (hung,) = run.journal("hung")
+    assert hung["suspect"] == "code" and "no rank waits in a collective: rank 0 on" in hung["text"]
     assert not run.folder.stacks(2, 0).exists()
     run.no_trace()
 

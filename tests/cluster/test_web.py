@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -94,6 +96,19 @@ def barriers(tab: Tab, scheme: str) -> list[list[str]]:
     found = tab.run("axe.run().then(found => found.violations.map(each => [each.impact, each.id, "
                     "each.nodes[0].html.slice(0, 200)]))")  # fmt: skip
     return [each for each in found if each[0] in ("serious", "critical")]
+
+
+def test_removed_user_is_logged_out(cluster: Cli):
+    cluster.ok("user", "add", "bea")
+    address = cluster.ok("shell", "--user", "bea", "--", "dalsegno", "web", "--no-open").split()[0]
+    with urlopen(address, timeout=60) as page:
+        cookie = page.headers["Set-Cookie"].partition(";")[0]
+    queue = Request(address.partition("/login")[0] + "/queue", headers={"Cookie": cookie})
+    with urlopen(queue, timeout=60) as page:
+        assert page.status == 200
+    cluster.ok("user", "rm", "bea", "--remove-home")
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(queue, timeout=60)
 
 
 def test_page_shows_every_node_and_gpu(cluster: Cli, tab: Tab):

@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DALSEGNO = re.compile(r"(?:\./)?dalsegno (bench read|\w+)")
 
 # Commands that neither need nor create a cluster.
-CHEAP = {"init", "validate", "schema", "ckpt", "image", "bench read", "estimate"}
+CHEAP = {"compare", "init", "validate", "schema", "ckpt", "image", "bench read", "estimate", "doctor"}
 # Lines that no test can run, with the reason.
 NOT_RUN = {
     "./dalsegno demo": "`./test --long` runs it: tests/cluster/test_demo.py",
@@ -39,7 +39,30 @@ NOT_RUN = {
     "torchrun --nproc-per-node 8 --no-python dalsegno bench ddp --model-mb 512": "needs eight GPUs; tests/bench",
     "dalsegno run --nodes 2 --nproc-per-node 8 --no-preload dalsegno bench ddp --model-mb 512": "needs sixteen GPUs",
     "cd examples && torchrun --nproc-per-node 2 -m ladder ring": "runs in the root of a clone; tests/ladder",
+    **dict.fromkeys(
+        (
+            "dalsegno bench all_reduce -b 8 -e 16G -f 2 --nodes 2 --gpus-per-node 8",
+            "dalsegno bench all_gather -b 1G -e 8G -f 2 --nodes 2 --gpus-per-node 8"
+            " --container-image /fsx/nccl-tests.sqsh",
+            "dalsegno bench all_reduce -b 1K -e 16M -f 4 --nproc 2",
+            "dalsegno bench build nccl-tests-2.19.6.tar.gz --nodes 1 --cuda-home /usr/local/cuda"
+            " --mpi-home /opt/amazon/openmpi",
+            "dalsegno bench all_reduce -b 1G -e 16G -f 2 --nodes 2 --gpus-per-node 8 --nccl-tests nccl-tests-2.19.6",
+            "dalsegno bench pairs --nodes 4 --svg pairs.svg",
+            "dalsegno bench pairs --nodes 64 --gpus-per-node 8 --bisect",
+            "dalsegno bench gemm --nodes 2 --gpus-per-node 8",
+            "dalsegno bench memory --nodes 2 --gpus-per-node 8",
+            "dalsegno bench storage /fsx /tmp --nodes 8",
+            "dalsegno bench launch --nodes 4",
+        ),
+        "needs GPUs or many nodes; tests/cluster/test_bench.py and tests/bench run smaller ones",
+    ),
+    "PYTHONPATH=src python3 benchmarks/collectives.py": "takes minutes",
+    "PYTHONPATH=src python3 benchmarks/collectives.py --nproc 1": "takes a minute",
+    "PYTHONPATH=src python3 benchmarks/bench_gpu.py": "needs an NVIDIA GPU",
     "sudo benchmarks/up.py": "takes minutes",
+    "sudo benchmarks/scale.py": "takes minutes",
+    "sudo benchmarks/scale.py --nodes 256 --seconds 5": "takes a minute",
     "sudo benchmarks/up.py --quick": "takes a minute",
     "sudo benchmarks/up.py --write": "takes minutes, and writes into the repository",
     "sudo benchmarks/restart.py": "takes a quarter of an hour",

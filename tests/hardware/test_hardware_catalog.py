@@ -8,7 +8,7 @@ import pytest
 
 from dalsegno import hardware
 from dalsegno.hardware import fabrics, gpus, instances
-from dalsegno.hardware.catalog import prices
+from dalsegno.hardware.catalog import cloud_prices, prices
 
 TABLES = Path(hardware.__file__).parent
 
@@ -59,7 +59,7 @@ def test_catalog_has_every_row_of_the_reference_list(name):
         assert wanted is None or wanted == there
 
 
-@pytest.mark.parametrize("table", ["instances.csv", "gpus.csv", "fabrics.csv", "prices.csv"])
+@pytest.mark.parametrize("table", ["instances.csv", "gpus.csv", "fabrics.csv", "prices.csv", "cloud_prices.csv"])
 def test_tables_have_unique_rows_and_valid_cells(table):
     text = (TABLES / table).read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines()))
@@ -140,3 +140,11 @@ def test_prices_are_of_known_instances_and_gpus_and_have_a_date():
         assert price.name in instances() or price.name in gpus(), price
         assert 0.1 < price.usd_per_gpu_hour < 50 and date.fromisoformat(price.date), price
         assert price.source.split()[-1] in instances() or price.source.startswith("Lambda "), price
+
+
+def test_cloud_prices_have_a_unit_and_a_date_and_cover_every_machine_of_aws_without_gpus():
+    for price in cloud_prices().values():
+        assert price.unit in ("hour", "gib-month", "mbps-month") and date.fromisoformat(price.date), price
+        assert 0.005 < price.usd < 15, price
+    without_gpus = {each.name for each in EVERY_INSTANCE if each.provider == "aws" and not each.gpus}
+    assert without_gpus <= cloud_prices().keys()

@@ -67,6 +67,18 @@ def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: Coor
     keeper.request("/home/one-more", NOBODY)
 
 
+def test_id_of_a_run_that_is_over_stays_with_its_user(tmp_path: Path):
+    """Otherwise a user could replace another user's run in the history."""
+    with selectors.DefaultSelector() as selector:
+        keeper = CoordinatorKeeper(RunRecords(tmp_path / "runs"), ("/bin/true",), {"PATH": os.defpath}, selector)
+        keeper.begin()
+        ended = RunRecord("/home/ada/r1", ADA)
+        keeper.records.write(ended)
+        keeper.records.remove(ended)
+        assert refusal(keeper, "mallory/r1", OWN).what == "the run id `r1` is in use"
+        assert keeper.records.read_ended("r1") == ended and keeper.known == {}
+
+
 def test_only_the_last_given_up_runs_of_each_user_are_kept(tmp_path: Path, keeper: CoordinatorKeeper):
     """Otherwise a user could fill disk and memory with runs that are given up."""
     keeper.known["before"] = RunRecord("/home/before", ADA, given_up=True)

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ def wait():
         time.sleep(0.01)
 print(os.getpid(), os.environ["SLURMD_NODENAME"])
 """
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test of coroutines in its own event loop."""
+
+    @wraps(test)
+    def run(*args: Any, **more: Any) -> None:
+        asyncio.run(test(*args, **more))  # type: ignore[arg-type]
+
+    return run
 
 
 class Played:

@@ -36,6 +36,7 @@ class SmallSite:
     own_job: int | None = None
     spares: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    workers_env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def slurm(self) -> SlurmClient:
@@ -50,7 +51,13 @@ class SmallSite:
 
     def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         world_size = len(seats.hosts) * seats.nproc_per_node
-        return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "RESTARTS": str(seats.restarts), **found}
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "RESTARTS": str(seats.restarts),
+            **found,
+            **self.workers_env,
+        }
 
     def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
         raise AssertionError("nothing is asked of Slurm")

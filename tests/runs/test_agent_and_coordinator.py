@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Collection
-from functools import wraps
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,14 @@ from dalsegno.runs.status import RunPhase
 from dalsegno.system import children
 from dalsegno.train.memory.files import sweep
 from dalsegno.why.run import explain_run
-from tests.runs.played import played
+from tests.runs.played import in_loop, played
 from tests.runs.small_site import SmallSite
+from tests.system.test_files import disk_calls
 
 pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 PYTHON_39 = next((Path.home() / ".pyenv" / "versions").glob("3.9.*/bin/python"), None)
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **more: Any) -> None:
-        asyncio.run(test(*args, **more))  # type: ignore[arg-type]
-
-    return run
 
 
 @in_loop
@@ -442,7 +434,8 @@ def test_commit_is_allowed_only_after_it_is_saved(tmp_path: Path):
     coordinator._answer_grant(peer, GrantRequested(7, 3))
     assert told == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
     site.folder.root.mkdir()
-    coordinator._answer_grant(peer, GrantRequested(8, 3))
+    calls = disk_calls(lambda: coordinator._answer_grant(peer, GrantRequested(8, 3)))
+    assert calls == ["fsync", "replace", "fsync of a folder"]
     assert told[1] == {"granted": {"number": 8, "ok": True, "why": ""}}
     saved = read_saved(site.folder.state, Run(Shape(1, 1, 1)))
     assert saved is not None and saved.granted == 3

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dalsegno.runs.agent.orders import read_start
-from dalsegno.runs.coordinator.agents import MAX_PROBED, GenerationStarter, Peer, has_all_members
+from dalsegno.runs.coordinator.agents import MAX_PROBED, Peer, StartMessages
 from dalsegno.runs.coordinator.events import Start
 from dalsegno.runs.coordinator.group import Members, Shape, form_group
 from dalsegno.runs.coordinator.messages import AgentHello
@@ -30,8 +30,8 @@ def group() -> Members:
 
 
 def test_worker_has_its_rank_and_the_variables_of_the_run():
-    message = GenerationStarter(SITE, Start("n1", group(), 4321, restarts=1), PEERS).message("n2")
-    assert message["start"]["generation"] == 5
+    message = StartMessages(SITE).message(Start("n2", group(), 4321, restarts=1), PEERS)
+    assert message is not None and message["start"]["generation"] == 5
     assert [worker["rank"] for worker in message["start"]["workers"]] == [2, 3]
     assert message["start"]["workers"][0]["env"] == {"RANK": "2"}
     assert read_start(message["start"]).workers[0].env == {
@@ -41,8 +41,8 @@ def test_worker_has_its_rank_and_the_variables_of_the_run():
 
 
 def test_agent_learns_the_probe_addresses_of_all_others():
-    message = GenerationStarter(SITE, Start("n2", group(), 4321, 0), PEERS).message("n2")
-    assert message["start"]["peers"] == [["10.0.0.1", 9002], ["10.0.0.9", 9005]]
+    message = StartMessages(SITE).message(Start("n2", group(), 4321, 0), PEERS)
+    assert message is not None and message["start"]["peers"] == [["10.0.0.1", 9002], ["10.0.0.9", 9005]]
 
 
 def test_agent_of_a_large_run_learns_the_probe_addresses_of_a_sample():
@@ -50,14 +50,15 @@ def test_agent_of_a_large_run_learns_the_probe_addresses_of_a_sample():
     peers = {name: peer(name, f"10.0.{number // 250}.{number % 250}") for number, name in enumerate(names)}
     formed = form_group(1, Shape(1000, 1000, 1), names)
     assert formed is not None
-    starter = GenerationStarter(SITE, Start("n0", formed, 4321, 0), peers)
+    messages = StartMessages(SITE)
     for name in ("n0", "n500", "n999"):
-        hosts = [host for host, _ in starter.message(name)["start"]["peers"]]
+        message = messages.message(Start(name, formed, 4321, 0), peers)
+        assert message is not None
+        hosts = [host for host, _ in message["start"]["peers"]]
         assert len(hosts) == len(set(hosts)) == MAX_PROBED
         assert peers[name].address not in hosts
         assert {host.split(".")[2] for host in hosts} == {"0", "1", "2", "3"}  # from all parts of the run
 
 
-def test_generation_is_not_started_while_a_member_is_being_lost():
-    assert has_all_members(group(), PEERS)
-    assert not has_all_members(group(), {"n1": PEERS["n1"]})
+def test_nothing_starts_while_a_member_is_being_lost():
+    assert StartMessages(SITE).message(Start("n1", group(), 4321, 0), {"n1": PEERS["n1"]}) is None

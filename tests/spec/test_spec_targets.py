@@ -116,7 +116,7 @@ CASES = [
     (
         PARALLELCLUSTER + "storage: [{name: s, mount: /s}]\n",
         (5, "storage `s` is of type `folder`, which target `parallelcluster` does not support"),
-        "use `lustre` or `openzfs` or `efs` or `ebs`",
+        "use `lustre` or `openzfs` or `efs` or `ebs` or `scratch`",
     ),
     (
         PARALLELCLUSTER + "storage: [{name: s, mount: /s, type: lustre}]\n",
@@ -127,11 +127,6 @@ CASES = [
         PARALLELCLUSTER + "storage: [{name: s, mount: /s, type: lustre, size: 1500G}]\n",
         (5, "storage `s` is 1500 GiB, but FSx for Lustre comes in 1200 or multiples of 2400 GiB"),
         "write `1200G`, `2400G`, `4800G` …",
-    ),
-    (
-        PARALLELCLUSTER + "storage: [{name: s, mount: /s, type: openzfs, size: 100G}]\n",
-        (5, "storage `s` needs an existing volume: ParallelCluster does not create OpenZFS"),
-        "add `source: fsvol-0123456789abcdef0`",
     ),
     (
         HYPERPOD.replace("bucket: sagemaker-x", "bucket: my-bucket"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.reason import Topic
 from dalsegno.recovery.repair import Forecast
+from dalsegno.runs.hang import HangReport, HangSuspect
+from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.parse.messages import PendingReason
@@ -31,6 +35,7 @@ from dalsegno.why import (
 from dalsegno.why.job import WAITS, why_it_waits
 from dalsegno.why.job import aftermath_s as job_aftermath_s
 from dalsegno.why.run import aftermath_s as run_aftermath_s
+from dalsegno.why.run import generation_to_explain
 
 REBOOT, REPLACE = Remedy.REBOOT, Remedy.REPLACE
 
@@ -402,3 +407,34 @@ def test_nodes_of_a_job_include_lost_ones():
         {"at": 7.0, "event": "granted", "job": 8, "nodes": ["gpu-3"], "role": "join"},
     ]
     assert (nodes_given(entries, 7), nodes_given(entries, 8)) == (["gpu-1", "gpu-2"], ["gpu-3"])
+
+
+# Hangs
+
+
+HANG = HangReport(2, "rank 1 on gpu-3 did not arrive", HangSuspect.CODE, "it is elsewhere", (1,), ("gpu-3",))
+
+
+def test_hanging_run_names_the_rank_and_who_is_suspected():
+    found = explain_run(run(RunPhase.RUNNING, generation=2), [], HANG)
+    assert found.sentence == (
+        "run train-x hangs: rank 1 on gpu-3 did not arrive; the code is suspected: it is elsewhere"
+    )
+    assert found.next == "dalsegno doctor train-x"
+    by_node = explain_run(run(RunPhase.RUNNING, generation=2), [], replace(HANG, suspect=HangSuspect.NODE))
+    assert by_node.next == "dalsegno why gpu-3"
+
+
+def test_run_that_timed_out_in_a_collective_is_explained_by_its_hang_not_by_its_peers_errors():
+    timed_out = {"event": RunEvent.FAILED, "generation": 2, "rank": 0, "node": "gpu-1", "code": -6, "noise": True}
+    ended = run(RunPhase.ENDED, generation=2, exit_code=134)
+    assert generation_to_explain(ended, [timed_out]) == 2
+    assert "did not arrive" in explain_run(ended, [timed_out], HANG).sentence
+    own = {**timed_out, "noise": False, "what": "failed: ValueError"}
+    assert "ValueError" in explain_run(ended, [own], HANG).sentence, "a failure with a cause of its own counts more"
+
+
+def test_restart_after_a_hang_names_the_hang_as_its_reason():
+    hung = {"event": RunEvent.HUNG, "generation": 1, "at": 1.0, "text": "rank 1 on gpu-3 did not arrive"}
+    found = explain_run(run(RunPhase.RUNNING, generation=2), [hung])
+    assert found.sentence.endswith("last fault: generation 1 hung: rank 1 on gpu-3 did not arrive")

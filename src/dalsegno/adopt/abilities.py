@@ -36,6 +36,7 @@ def _for_users(found: FoundCluster) -> list[Ability]:
         who = found.user or "this user"
         return [
             Ability("run", Reach.ADMINISTRATOR, f"{who} has no Slurm account, and Slurm refuses jobs without one"),
+            Ability("doctor", Reach.USER, "finds what is wrong with a script or a log, and prints the fix"),
             Ability("status", Reach.USER, "nodes and queue, as Slurm reports them; `top` shows them live"),
             Ability("exporter", Reach.USER, _exporter(found)),
         ]
@@ -45,6 +46,7 @@ def _for_users(found: FoundCluster) -> list[Ability]:
         Ability("submit", Reach.USER, "job files and sbatch scripts"),
         Ability("runs", Reach.USER, "your runs; `logs`, `cancel` and `ckpt` work with them"),
         Ability("why", Reach.USER, "explains a run, a job or a node, from what Slurm and the run recorded"),
+        Ability("doctor", Reach.USER, "finds what is wrong with a script, a job or a log, and prints the fix"),
         Ability("bench", Reach.USER, "benchmarks in a job of your own"),
         Ability("status", Reach.USER, "nodes and queue, as Slurm reports them; `top` shows them live"),
         Ability("exporter", Reach.USER, _exporter(found)),

@@ -89,7 +89,7 @@ def _device(wanted: str, local_size: int) -> Any:
     return torch.device("cuda", local_rank if local_rank < gpus else 0)  # srun may show each task only its own GPU
 
 
-# Measured rungs
+# BenchMeasurement rungs
 
 LEARNING_RATE = 1e-3
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import select
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,20 +15,33 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import json_option
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.cli.ranks import local_ranks, run_ranks, text_of
+from dalsegno.errors import UsageError
 
 if TYPE_CHECKING:
     from dalsegno.bench.ladder import LadderAsk, LadderReport
-    from dalsegno.system.children import Child
     from dalsegno.targets.base import Say
 
-_POLL_S = 0.5
-_LAST_LINES = 12
+_HINT = "use `--device cpu` to run without GPUs, or a smaller --model-mb or --nproc to use less memory"
 
 
+_COLLECTIVES = "bench_collectives"
 ELSEWHERE = {  # command -> its module in `cli/`, imported only when the command is called, and what it does
+    "all_reduce": (_COLLECTIVES, "Measure all_reduce, with the flags and the output of nccl-tests."),
+    **{
+        name: (_COLLECTIVES, f"Measure {name}, likewise.")
+        for name in (
+            "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "scatter", "gather", "sendrecv",
+        )
+    },
+    "pairs": ("bench_pairs", "Measure every pair of nodes, and name the bad node or link."),
+    "gemm": ("bench_device", "Measure matrix products of each GPU or core against the catalog's peak."),
+    "memory": ("bench_device", "Measure the memory bandwidth of each GPU or core."),
+    "storage": ("bench_storage", "Measure writes with fsync, reads and file creation, shared against local."),
+    "launch": ("bench_launch", "Measure how long a run takes to start."),
+    "build": ("bench_build", "Compile nccl-tests on a node or in a container."),
     "read": ("bench_read", "Read output of nccl-tests: table, plot, and the verdict against the catalog."),
-}
+}  # fmt: skip
 
 
 class Benchmarks(click.Group):
@@ -42,7 +53,8 @@ class Benchmarks(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in ELSEWHERE:
             return super().get_command(ctx, name)
-        command: click.Command = importlib.import_module(f"dalsegno.cli.{ELSEWHERE[name][0]}").command
+        module = importlib.import_module(f"dalsegno.cli.{ELSEWHERE[name][0]}")
+        command: click.Command = module.COMMANDS[name] if hasattr(module, "COMMANDS") else module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -169,74 +181,21 @@ def measure_here(ask: LadderAsk, processes: int, say: Say) -> LadderReport:
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as name, interruptible():
         folder = Path(name)
         (folder / ASK).write_text(ask.to_json())
-        run_ranks([_rank(folder, rank, processes) for rank in range(processes)], folder, say)
+        argv = [sys.executable, "-m", "dalsegno.bench.ladder_measure", str(folder)]
+        run_ranks(local_ranks(argv, processes), folder, progress_of(folder, say), hint=_HINT)
         return read_report((folder / REPORT).read_text())
 
 
-@dataclass(frozen=True)
-class Rank:
-    """The command line and environment of one rank."""
-
-    argv: Sequence[str]
-    env: Mapping[str, str]
-
-
-def run_ranks(commands: Sequence[Rank], folder: Path, say: Say) -> None:
-    """Start all ranks and wait until they have ended. No rank is left running, whatever happens."""
-    from dalsegno.system.children import start
-
-    ranks: list[Child] = []
-    try:
-        for number, rank in enumerate(commands):
-            ranks.append(start(rank.argv, rank.env, output=_log(folder, number)))
-        _wait(folder, ranks, say)
-    finally:
-        for child in ranks:
-            child.kill()
-            child.close()
-
-
-def _rank(folder: Path, rank: int, processes: int) -> Rank:
-    from dalsegno.bench.ladder import local_env
-
-    # The ranks import Dal Segno and torch from the same places as this process, user site-packages included.
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    loopback = {} if "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": "lo"}
-    env = {**os.environ, **local_env(rank, processes), **loopback, "PYTHONPATH": path}
-    return Rank([sys.executable, "-m", "dalsegno.bench.ladder_measure", str(folder)], env)
-
-
-def _wait(folder: Path, ranks: Sequence[Child], say: Say) -> None:
-    """Wait until all ranks have ended. Raise at the first failure: the other ranks would wait forever."""
+def progress_of(folder: Path, say: Say) -> Callable[[], None]:
+    """Return a function that says what the ranks have written to their progress file, when it has changed."""
     from dalsegno.bench.ladder import PROGRESS
 
-    poll, shown = select.poll(), ""
-    left = {child.fd: rank for rank, child in enumerate(ranks)}
-    for fd in left:
-        poll.register(fd, select.POLLIN)
-    while left:
-        for fd, _ in poll.poll(_POLL_S * 1000):
-            poll.unregister(fd)
-            rank = left.pop(fd)
-            _check(rank, ranks[rank].poll(), _log(folder, rank))
-        now = _text(folder / PROGRESS)
-        if now and now != shown:
+    shown = [""]
+
+    def watch() -> None:
+        now = text_of(folder / PROGRESS)
+        if now and now != shown[0]:
             say(now)
-        shown = now
+        shown[0] = now
 
-
-def _check(rank: int, code: int | None, log: Path) -> None:
-    if code:
-        tail = "".join(f"\n  {line}" for line in _text(log).splitlines()[-_LAST_LINES:])
-        raise DalsegnoError(
-            f"rank {rank} ended with code {code}:{tail}",
-            hint="use `--device cpu` to run without GPUs, or a smaller --model-mb or --nproc to use less memory",
-        )
-
-
-def _log(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank}.log"
-
-
-def _text(file: Path) -> str:
-    return file.read_text(errors="replace") if file.exists() else ""
+    return watch

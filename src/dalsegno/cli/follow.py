@@ -195,6 +195,8 @@ _HINTS = {
 def end_hint(run: RunFolder, status: RunStatus) -> str:
     """Return a hint that says where to look after a failed run."""
     if status.cause is not RunCause.REFUSED:
+        if _doctor_knows(run, status):
+            return f"run `dalsegno doctor {run.run}`: it knows this error and how to fix it"
         spoke = any(run.logs.glob("g*/*"))
         return (
             f"`dalsegno logs {run.run}` shows its output" if spoke else f"`dalsegno why {run.run}` shows what happened"
@@ -202,6 +204,15 @@ def end_hint(run: RunFolder, status: RunStatus) -> str:
     log = run.salloc_log(1)
     refusal = parse_refusal(f"{read_text(log) or ''}{status.message}")
     return _HINTS.get(refusal, f"Slurm's full message is in {log}")
+
+
+def _doctor_knows(run: RunFolder, status: RunStatus) -> bool:
+    """Return whether the run failed with an error that `dalsegno doctor` explains, or hung."""
+    from dalsegno.doctor.logs import find_signs
+
+    if any(find_signs(enumerate(f"{status.report}\n{status.message}".splitlines(), 1), run.run)):
+        return True
+    return any(entry.get("event") == RunEvent.HUNG for entry in journal.read(run.journal))
 
 
 POLL_S = 0.1

@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 # The other commands work here: they create, change and show clusters, or need none.
 FORWARDED = frozenset({
     "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
-    "inject", "drill", "monitor", "web",
+    "inject", "drill", "monitor", "web", "doctor",
 })  # fmt: skip
 TAKES_A_COMMAND = ("run", "torchrun", "submit")
 
@@ -19,6 +19,8 @@ def forward(arguments: Sequence[str]) -> None:
     """Become the same command on the head, if the command's cluster is on other machines; otherwise return."""
     if not arguments or arguments[0] not in FORWARDED or os.environ.get("SLURM_CONF"):
         return
+    if arguments[0] == "doctor" and any(os.path.isfile(word) for word in arguments[1:]):
+        return  # a script or a log of this machine is examined here
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.targets.base import CanForward
     from dalsegno.targets.registry import is_elsewhere
@@ -34,7 +36,8 @@ def forward(arguments: Sequence[str]) -> None:
         from dalsegno.system.execute import become
 
         entry = target.forward(arguments)
-        become(entry.argv, entry.env)
+        if entry is not None:
+            become(entry.argv, entry.env)
 
 
 def cluster_named(arguments: Sequence[str]) -> str | None:

@@ -20,6 +20,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 GROUPS = {  # group -> command -> what it does, in the order of `--help`
     "Cluster": {
         "init": "Write a commented starter cluster file.",
+        "compare": "Compare the places to train, Kubernetes-based ones included.",
         "adopt": "Describe a Slurm cluster that exists already, and what works on it.",
         "validate": "Check a cluster file and report all errors at once.",
         "plan": "Show what `up` would do.",
@@ -45,6 +46,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
         "cancel": "Cancel runs and end all their processes.",
         "ckpt": "List, verify and convert checkpoints.",
         "estimate": "Estimate time, cost, memory and failures of a training run.",
+        "doctor": "Find what is wrong with a script, a job or a run, and print the fix.",
     },
     "Health": {
         "health": "Check this machine or a node: GPUs, fabric, host, services.",

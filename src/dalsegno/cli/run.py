@@ -15,7 +15,7 @@ from dalsegno.runs.submit.request import check_sbatch_args
 from dalsegno.runs.submit.values import parse_env_pairs
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
-_ONE_WORD = "sbatch_arg"  # its value is taken unchanged, unlike that of `sbatch_args`, which is split as in a shell
+ONE_WORD = "sbatch_arg"  # its value is taken unchanged, unlike that of `sbatch_args`, which is split as in a shell
 
 # `--nproc_per_node` also works, as in torchrun. Everything after the script belongs to the script.
 RUN_SETTINGS: Mapping[str, Any] = {
@@ -28,12 +28,12 @@ def run_options(command: _Command) -> _Command:
     """Add all options of a run to a command that takes them as `**given`."""
     one_word = click.option(
         "--sbatch-arg",
-        _ONE_WORD,
+        ONE_WORD,
         multiple=True,
         metavar="OPTION",
         help="Further option for Slurm, passed unchanged: --sbatch-arg=--nice=10. May be repeated.",
     )
-    for add in [one_word, *(_click_option(each) for each in reversed(OPTIONS))]:
+    for add in [one_word, *(click_option(each) for each in reversed(OPTIONS))]:
         command = add(command)
     return command
 
@@ -65,14 +65,15 @@ def find_misplaced(args: Iterable[str]) -> list[str]:
 def read_fields(given: Mapping[str, Any]) -> dict[str, object]:
     """Return the request fields that were given on the command line."""
     fields = {each.target: _read(each, given[each.word]) for each in OPTIONS if given[each.word] not in (None, ())}
-    words = given[_ONE_WORD]
+    words = given[ONE_WORD]
     if words:
         _named("--sbatch-arg", lambda: check_sbatch_args(words))
         fields["sbatch_args"] = (*_words(fields.get("sbatch_args", ())), *words)
     return fields
 
 
-def _click_option(each: Option) -> Callable[[_Command], _Command]:
+def click_option(each: Option) -> Callable[[_Command], _Command]:
+    """Return the decorator that adds an option of a run to a command."""
     shorts = [spelling for spelling in each.also if not spelling.startswith("--")]
     longs = [spelling for spelling in each.also if spelling.startswith("--")]
     how: dict[str, Any] = {"is_flag": True, "default": None} if each.kind is ValueKind.FLAG else {"metavar": each.shows}

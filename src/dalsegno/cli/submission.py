@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from dalsegno.runs.journal import RunEvent
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.runs.folder import RunFolder
-    from dalsegno.runs.submit.plan import ClusterFacts, RunPlan
+    from dalsegno.runs.submit.plan import ClusterFacts, PartitionFacts, RunPlan
     from dalsegno.runs.submit.request import RunRequest
 
 
@@ -55,7 +56,8 @@ def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
 
 def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterFacts:
     """Return the facts about the cluster that the planner needs: partitions, controller, programs."""
-    from dalsegno.cluster import cluster_id, no_answer, silence
+    from dalsegno.cluster import cluster_id, has_fabric, no_answer, silence
+    from dalsegno.hardware.job_variables import INSTANCE
     from dalsegno.programs import launcher
     from dalsegno.runs.submit.plan import ClusterFacts, partitions_seen
     from dalsegno.runs.submit.program import find_python
@@ -63,7 +65,7 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
     if (silent := silence(slurm)) is not None:
         raise silent
     try:
-        partitions = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
+        partitions = _with_instances(partitions_seen(slurm.client.partitions(), slurm.client.nodes()), slurm)
     except CommandFailed as fault:
         meaning = meaning_of(fault)  # checked first, because without slurm.conf, Slurm's commands also report no answer
         raise no_answer() if meaning is fault and is_silence(fault) else meaning from None
@@ -76,7 +78,22 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
         runs_folder=str(home),
         mpi_types=_mpi_types(slurm) if request.framework == "mpi" else (),
         containers=not request.container_image or _takes_containers(slurm),
+        instance=slurm.env.get(INSTANCE, ""),
+        fabric=has_fabric(slurm),
+        environ=tuple(slurm.env),
     )
+
+
+def _with_instances(partitions: Sequence[PartitionFacts], slurm: SlurmHere) -> tuple[PartitionFacts, ...]:
+    """Return the partitions with the instance types of the cluster file, which Slurm does not know."""
+    from dalsegno.cluster import folder_of
+    from dalsegno.runs.submit.plan import partitions_of
+    from dalsegno.targets.folder import read_applied
+
+    folder = folder_of(slurm.env)
+    applied = read_applied(folder) if folder is not None else None
+    known = {each.name: each.instance for each in partitions_of(applied)} if applied else {}
+    return tuple(replace(each, instance=each.instance or known.get(each.name, "")) for each in partitions)
 
 
 def _mpi_types(slurm: SlurmHere) -> tuple[str, ...]:
@@ -114,7 +131,8 @@ def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
     from dalsegno.runs.submit.program import run_environment
     from dalsegno.system.machine import user_name
 
-    environment = run_environment(plan.request, slurm.env)
+    fabric = {each.name: each.value for each in plan.variables}
+    environment = {**fabric, **run_environment(plan.request, slurm.env)}
     run = prepare_run(plan, environment, first_status(plan, user_name(), time.time()), home)
     if plan.on_head and slurm.controller is not None:
         _submit_to_controller(run, slurm.controller)

@@ -17,6 +17,7 @@ from dalsegno.hostlist import closest
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
+    from dalsegno.hardware.job_variables import JobVariable
     from dalsegno.runs.folder import RunFolder
     from dalsegno.slurm.facts import JobInfo
     from dalsegno.slurm.parse.nodes import NodeEvent
@@ -49,6 +50,10 @@ def command(subject: str, name: str | None, json_: bool) -> None:
     rows = [[format_time(moment.at), moment.who, moment.text] for moment in answer.moments]
     if rows:
         out.table(["WHEN", "WHO", "WHAT"], rows)
+        out.data("")
+    if answer.variables:
+        settings = [[f"{each.name}={each.value}", each.of, each.reason, each.source] for each in answer.variables]
+        out.table(["ADDED VARIABLE", "FOR", "REASON", "SOURCE"], settings)
         out.data("")
     out.data(answer.verdict.sentence)
     if answer.verdict.next:
@@ -92,16 +97,31 @@ def _node_names(slurm: SlurmHere) -> list[str]:
 def _explain_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
     from dalsegno.cli.statusline import status_of
     from dalsegno.runs import journal
+    from dalsegno.runs.hang import read_hang
     from dalsegno.why import Explanation, explain_run, merge_timelines, moments_of_run, nodes_of_run
-    from dalsegno.why.run import aftermath_s
+    from dalsegno.why.run import aftermath_s, generation_to_explain
 
     status, entries = status_of(run), list(journal.read(run.journal))
     if status is None:
         raise NotThere(f"run {run.run} has no status yet", hint="`dalsegno runs` lists the runs that have one")
     own = tuple(moments_of_run(entries))
     until = own[-1].at + aftermath_s(status) if own and status.over else None
-    around = _node_moments(nodes_of_run(entries), slurm, own[0].at if own else 0.0, until)
-    return Explanation(f"run {run.run}", explain_run(status, entries), merge_timelines(own, around))
+    nodes = _controller_views(nodes_of_run(entries), slurm)
+    around = _node_moments(nodes, own[0].at if own else 0.0, until)
+    failing = [name for name, view in nodes.items() if view.failing]
+    hang = read_hang(run, generation_to_explain(status, entries), entries, failing)
+    timeline = merge_timelines(own, around)
+    return Explanation(f"run {run.run}", explain_run(status, entries, hang), timeline, _variables(run))
+
+
+def _variables(run: RunFolder) -> tuple[JobVariable, ...]:
+    """Return the variables that were added to the run's environment; none if its plan cannot be read."""
+    from dalsegno.runs.submit.prepare import read_plan
+
+    try:
+        return read_plan(run).variables
+    except (DalsegnoError, OSError):
+        return ()
 
 
 def _explain_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Explanation:
@@ -125,7 +145,7 @@ def _explain_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) ->
     entries = list(journal.read(run.journal)) if run else []
     until = job.ends_at + aftermath_s(job) if job.ends_at and job.state.ended else None
     nodes = dict.fromkeys([*job.nodes, *nodes_given(entries, job.id)])
-    around = _node_moments(nodes, slurm, job.started_at, until) if job.started_at else []
+    around = _node_moments(_controller_views(nodes, slurm), job.started_at, until) if job.started_at else []
     own = within(moments_of_run(entries), job.submitted_at or 0.0, until)
     verdict = explain_job(job, run.run if run else "")
     return Explanation(
@@ -179,16 +199,26 @@ def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
         return []
 
 
-def _node_moments(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
-    """Return what the checks and the controller recorded about these nodes between `since` and `until`."""
-    from dalsegno.why import Moment, within
-
-    moments = list[Moment]()
+def _controller_views(nodes: Iterable[str], slurm: SlurmHere) -> dict[str, ControllerView]:
+    """Return the controller's facts about each of these nodes, up to a limit."""
+    views: dict[str, ControllerView] = {}
     for node in list(nodes)[:MAX_NODES]:
         controller = _controller_view(node, slurm)
         if controller is None:
             break  # each further request would wait for the full timeout
-        moments += [Moment(moment.at, moment.who, f"{node}: {moment.text}") for moment in controller.moments]
+        views[node] = controller
+    return views
+
+
+def _node_moments(views: Mapping[str, ControllerView], since: float, until: float | None) -> list[Moment]:
+    """Return what the checks and the controller recorded about these nodes between `since` and `until`."""
+    from dalsegno.why import Moment, within
+
+    moments = [
+        Moment(moment.at, moment.who, f"{node}: {moment.text}")
+        for node, view in views.items()
+        for moment in view.moments
+    ]
     return within(moments, since, until)
 
 

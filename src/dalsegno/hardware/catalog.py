@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -72,29 +73,63 @@ class ListPrice:
     source: str
 
 
+class PriceBasis(Enum):
+    """Where a price comes from: a published price that was read, or a figure that nobody has checked yet."""
+
+    LISTED = "listed"
+    ESTIMATE = "estimate"
+
+
+@dataclass(frozen=True)
+class CloudPrice:
+    """The price of one unit of a cloud's resource: `hour`, `gib-month` or `mbps-month`."""
+
+    name: str
+    unit: str
+    usd: float
+    basis: PriceBasis
+    date: str
+    source: str
+
+
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """Return all accelerators by name."""
-    return MappingProxyType({row["name"]: _gpu(row) for row in _rows("gpus.csv")})
+    return MappingProxyType({row["name"]: _gpu(row) for row in read_rows("gpus.csv")})
 
 
 @cache
 def instances() -> Mapping[str, Instance]:
     """Return all instance types by name."""
-    return MappingProxyType({row["name"]: _instance(row) for row in _rows("instances.csv")})
+    return MappingProxyType({row["name"]: _instance(row) for row in read_rows("instances.csv")})
 
 
 @cache
 def fabrics() -> Mapping[str, Fabric]:
     """Return all fabrics by name."""
-    return MappingProxyType({row["name"]: _fabric(row) for row in _rows("fabrics.csv")})
+    return MappingProxyType({row["name"]: _fabric(row) for row in read_rows("fabrics.csv")})
 
 
 @cache
 def prices() -> Mapping[str, ListPrice]:
     """Return the known list prices, by instance type and by GPU."""
-    found = (ListPrice(r["name"], float(r["usd_per_gpu_hour"]), r["date"], r["source"]) for r in _rows("prices.csv"))
+    rows = read_rows("prices.csv")
+    found = (ListPrice(row["name"], float(row["usd_per_gpu_hour"]), row["date"], row["source"]) for row in rows)
     return MappingProxyType({price.name: price for price in found})
+
+
+@cache
+def cloud_prices() -> Mapping[str, CloudPrice]:
+    """Return the list prices of machines without GPUs, storage and network parts of clouds."""
+    return MappingProxyType({price.name: price for price in parse_cloud_prices(_text("cloud_prices.csv"))})
+
+
+def parse_cloud_prices(text: str) -> list[CloudPrice]:
+    """Parse a table in the form of cloud_prices.csv. Raise ValueError if a line does not fit."""
+    return [
+        CloudPrice(r["name"], r["unit"], float(r["usd"]), PriceBasis(r["basis"]), r["date"], r["source"])
+        for r in _parse_rows(text)
+    ]
 
 
 def _gpu(row: _Row) -> Gpu:
@@ -140,9 +175,18 @@ def _whole(cell: str) -> int | None:
     return int(cell) if cell else None
 
 
-def _rows(file: str) -> list[_Row]:
+def _text(file: str) -> str:
+    return (Path(__file__).parent / file).read_text(encoding="utf-8")
+
+
+def read_rows(file: str) -> list[_Row]:
+    """Return the rows of a table beside this module."""
+    return _parse_rows(_text(file))
+
+
+def _parse_rows(text: str) -> list[_Row]:
     # The tables have no quotes and no commas inside a cell, which a test checks. Importing csv would slow the start.
-    lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
+    lines = text.splitlines()
     header = lines[0].split(",")
     return [dict(zip(header, line.split(","), strict=True)) for line in lines[1:]]
 

@@ -24,9 +24,7 @@ DAEMONS = {"slurmd-dead": "slurmd", "agent-dead": "node-agent"}
 DISABLED, FORWARDING = "0", "3"  # port states for `bridge link set`; `ip link … bridge_slave state 0` has no effect
 # Ends a network cut when its time is over, unless another cut has replaced it. A shell script, because a cut may be
 # shorter than the start of Python.
-RESTORE_LATER = (
-    'sleep "$1"; exec 9>>"$5"; flock 9; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
-)
+RESTORE_LATER = 'sleep "$1"; exec 9>>"$5"; flock 9; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
 RATE = re.compile(r"\d{1,6}[kmg]bit")
 FLAPS, FLAP_S = 3, 0.3
 DISK_FILE = "full"

@@ -109,6 +109,10 @@ class RunFolder:
         """The file for the stacks of one rank that hung."""
         return self.all_stacks / f"g{generation:04d}-rank{rank}.txt"
 
+    def flight_dump(self, generation: int, rank: int) -> Path:
+        """The flight recorder of one rank that hung. torch's own dump has the same name without `.json`."""
+        return self.all_stacks / f"g{generation:04d}-flight-{rank}.json"
+
     def inside(self, name: str) -> Path | None:
         """Return the path for a log name that an agent sent; None if it is not below `logs` or `stacks`."""
         path = self.root / name

@@ -34,6 +34,7 @@ class RunEvent(str, Enum):
     FIRST_STEP = "first step"  # the first step of a generation
     FAILED = "failed"
     IDLE = "idle"
+    HUNG = "hung"  # why a generation hangs (`hang.HangReport`)
     PAUSE = "pause"
     NOTE = "note"
     RESTS = "rests"

@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.spec.aws_facts import PclusterSettings
+from dalsegno.spec.platform_facts import HyperPodFacts, OciFacts
 
 DEFAULT_ACCOUNT = "users"  # the account of users without one
 BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
@@ -341,6 +343,9 @@ class Cluster:
     containers: Containers = field(default_factory=Containers)
     monitoring: Monitoring = field(default_factory=Monitoring)
     platform: str = ""  # of `target: existing`: what created the cluster
+    hyperpod: HyperPodFacts | None = None
+    oci: OciFacts | None = None
+    parallelcluster: PclusterSettings | None = None
 
 
 _T = TypeVar("_T")

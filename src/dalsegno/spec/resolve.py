@@ -10,6 +10,8 @@ from dalsegno.spec import facts
 from dalsegno.spec.health import CheckSpec
 from dalsegno.spec.layout import login_nodes, members, own_nodes, own_spares, size_of
 from dalsegno.spec.model import ClusterSpec, PartitionSpec, StorageSpec, UserSpec
+from dalsegno.spec.resolve_aws import resolve_parallelcluster
+from dalsegno.spec.resolve_platform import resolve_hyperpod, resolve_oci
 from dalsegno.spec.slurm import Preemption, PrioritySpec, QosSpec, ReservationSpec, SlurmSpec, Topology
 from dalsegno.spec.targets import Ssh, hosts_of, power_cycle_argv
 
@@ -18,12 +20,13 @@ def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
     """Return the cluster-wide Slurm policy."""
     slurm = spec.slurm
     preemption = _preemption(slurm)
+    accounting = has_accounting(spec)
     return facts.Slurm(
-        accounting=slurm.accounting,
+        accounting=accounting,
         enforce=tuple(slurm.enforce),
         rest=slurm.rest,
         backup_controller=slurm.backup_controller,
-        priority=_priority(slurm.priority, slurm.accounting),
+        priority=_priority(slurm.priority, accounting),
         preempt_by=preemption.by if preemption else "",
         preempt_mode=preemption.mode if preemption else "",
         preempt_exempt_time_s=preemption.exempt_time if preemption else None,
@@ -32,6 +35,11 @@ def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
         slurmd_timeout_s=slurm.slurmd_timeout,
         extra=dict(slurm.extra),
     )
+
+
+def has_accounting(spec: ClusterSpec) -> bool:
+    """Return whether the cluster has accounting. ParallelCluster has it only with a database of the user's own."""
+    return spec.slurm.accounting and (spec.parallelcluster is None or spec.parallelcluster.database is not None)
 
 
 def _preemption(slurm: SlurmSpec) -> Preemption | None:
@@ -114,6 +122,9 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         health=_health(spec),
         containers=_containers(spec),
         monitoring=_monitoring(spec),
+        hyperpod=resolve_hyperpod(spec),
+        oci=resolve_oci(spec),
+        parallelcluster=resolve_parallelcluster(spec, spec.parallelcluster) if spec.parallelcluster else None,
     )
 
 
@@ -221,13 +232,13 @@ def _accounts(spec: ClusterSpec) -> tuple[facts.Account, ...]:
         for account in spec.accounts
     ]
     without_account = any(not user.accounts for user in spec.users)
-    if spec.slurm.accounting and without_account and all(each.name != facts.DEFAULT_ACCOUNT for each in found):
+    if has_accounting(spec) and without_account and all(each.name != facts.DEFAULT_ACCOUNT for each in found):
         found.append(facts.Account(facts.DEFAULT_ACCOUNT, description="users without an account of their own"))
     return tuple(found)
 
 
 def _users(spec: ClusterSpec) -> tuple[facts.User, ...]:
-    return tuple(resolve_user(user, spec.slurm.accounting) for user in spec.users)
+    return tuple(resolve_user(user, has_accounting(spec)) for user in spec.users)
 
 
 def resolve_user(user: UserSpec, accounting: bool) -> facts.User:

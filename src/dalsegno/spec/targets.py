@@ -15,6 +15,7 @@ from dalsegno.hostlist import expand
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.values import (
     AbsolutePath,
+    InstanceName,
     Label,
     PartitionName,
     PlainName,
@@ -165,8 +166,23 @@ CapacityType = Literal["ONDEMAND", "SPOT", "CAPACITY_BLOCK"]
 Tags = dict[Label, Label]
 
 
+StackName = Annotated[str, shaped(r"[A-Za-z][A-Za-z0-9-]{0,127}", "parallelcluster-prerequisites")]
+DomainDn = Annotated[
+    str, shaped(r"[A-Za-z0-9.-]{3,253}|((dc|ou|cn|DC|OU|CN)=[^,=\s]{1,63},?){1,20}", "dc=corp,dc=example,dc=com")
+]
+LdapUri = Annotated[str, shaped(r"ldaps?://[A-Za-z0-9.:-]{1,253}/?", "ldaps://corp.example.com")]
+ScriptUri = Annotated[str, shaped(r"(s3|https)://[A-Za-z0-9._~/%+-]{3,1000}", "s3://my-bucket/install.sh")]
+S3Uri = Annotated[
+    str, shaped(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]{0,900})?", "s3://my-bucket/data")
+]
+ScriptWord = Annotated[str, shaped(r"[^\x00-\x1f\x7f]{1,1000}", "v2.26.6-1")]
+PclusterVersion = Annotated[str, shaped(r"3\.\d{1,2}\.\d{1,2}", "3.16.1")]
+RepositoryEvent = Literal["NEW", "CHANGED", "DELETED"]
+ALL_EVENTS: list[RepositoryEvent] = ["NEW", "CHANGED", "DELETED"]
+
+
 class Database(Section):
-    """A MySQL server for Slurm's accounting. Default: one on the head node."""
+    """A MySQL server for Slurm's accounting. Without one, ParallelCluster has no accounting."""
 
     uri: Annotated[str, shaped(r"[A-Za-z0-9.-]{1,253}(:\d{1,5})?", "db.example.com:3306")] = Field(
         description="Host and port."
@@ -175,9 +191,56 @@ class Database(Section):
     password_secret: SecretArn = Field(description="Secrets Manager ARN of its password.")
 
 
+class DirectoryService(Section):
+    """A directory of users, such as AWS Managed Microsoft AD."""
+
+    domain: DomainDn = Field(description="Domain name, or its distinguished name.")
+    address: LdapUri = Field(description="URI of the directory; ldaps unless you accept passwords in clear text.")
+    password_secret: SecretArn = Field(description="Secrets Manager ARN of the reader's password.")
+    reader: Annotated[str, shaped(r"[^\x00-\x1f\x7f]{1,255}", "cn=ReadOnly,ou=Users,dc=corp,dc=example,dc=com")] = (
+        Field(description="User that reads the directory.")
+    )
+    ca_certificate: AbsolutePath | None = Field(default=None, description="File with the CA's certificate on the head.")
+    access_filter: Annotated[str, shaped(r"[^\x00-\x1f\x7f]{1,1000}", "memberOf=cn=ml,dc=corp")] | None = Field(
+        default=None, description="LDAP filter of users that may log in."
+    )
+    create_ssh_keys: bool = Field(default=True, description="Give each user an SSH key at the first login.")
+
+
+class ActionSpec(Section):
+    """A script of your own that runs on the machines, before or after Dal Segno's."""
+
+    script: ScriptUri = Field(description="s3:// or https:// address of the script.")
+    args: list[ScriptWord] = Field(default=[], description="Arguments of the script.")
+    on: Literal["head", "compute", "login", "all"] = Field(default="all", description="Machines that run it.")
+    at: Literal["start", "configured", "updated"] = Field(
+        default="configured", description="When it runs: OnNodeStart, OnNodeConfigured or OnNodeUpdated (head only)."
+    )
+
+
+class RepositorySpec(Section):
+    """A folder of an FSx for Lustre file system that mirrors a bucket (data repository association)."""
+
+    storage: PlainName = Field(description="Name of the `lustre` storage.")
+    path: AbsolutePath = Field(default="/data", description="Folder in the file system.")
+    s3: S3Uri = Field(description="Bucket and prefix: s3://my-bucket/data.")
+    import_events: list[RepositoryEvent] = Field(default=ALL_EVENTS, description="Changes in S3 that appear as files.")
+    export_events: list[RepositoryEvent] = Field(default=ALL_EVENTS, description="Changes of files that go to S3.")
+
+
 class QueueSpec(Section):
     """Settings of one partition that differ from the common ones."""
 
+    instances: list[InstanceName] = Field(
+        default=[],
+        max_length=20,
+        description="Further instance types, with as many CPUs and GPUs, used as capacity allows.",
+    )
+    efa: bool | None = Field(default=None, description="Elastic Fabric Adapter. Default: if all its types have it.")
+    security_groups: list[SecurityGroupId] = Field(default=[], description="Additional security groups of its nodes.")
+    spot_price: float | None = Field(default=None, gt=0, description="Maximum price per hour of SPOT nodes, in USD.")
+    root_volume: SizeMiB | None = Field(default=None, description="Size of the root volume.")
+    ami: AmiId | None = Field(default=None, description="Custom AMI of its nodes.")
     capacity_type: CapacityType | None = Field(default=None, description="ONDEMAND, SPOT or CAPACITY_BLOCK.")
     capacity_reservation: ReservationId | None = Field(default=None, description="Capacity reservation or block.")
     subnets: list[SubnetId] = Field(default=[], description="Subnets of its nodes.")
@@ -191,21 +254,43 @@ class ParallelCluster(Section):
     """AWS ParallelCluster."""
 
     region: Region = Field(description="AWS region.")
+    version: PclusterVersion = Field(default="3.16.1", description="Version of ParallelCluster for this cluster.")
     os: Literal["alinux2023", "ubuntu2204", "ubuntu2404", "rhel8", "rocky8", "rhel9", "rocky9"] = Field(
         default="ubuntu2204", description="Operating system of all machines."
+    )
+    stacks: list[StackName] = Field(
+        default=[], description="Existing CloudFormation stacks with the network, file systems and bucket to use."
     )
     availability_zone: Zone | None = Field(default=None, description="Availability zone of a new network.")
     head_subnet: SubnetId | None = Field(default=None, description="Subnet of the head node. Default: a new network.")
     subnets: list[SubnetId] = Field(default=[], description="Subnets of the compute nodes. Default: the head node's.")
-    key: KeyName | None = Field(default=None, description="EC2 key pair (ed25519). Without one, connect with SSM.")
+    security_groups: list[SecurityGroupId] = Field(
+        default=[], description="Additional security groups of all machines. Default: one for EFA in a new network."
+    )
+    key: KeyName | None = Field(
+        default=None, description="EC2 key pair; a new one (ed25519) if there is none. Without it, connect with SSM."
+    )
     allowed_ips: Cidr | None = Field(default=None, description="Addresses that may reach the head node's sshd.")
     capacity_type: CapacityType = Field(default="ONDEMAND", description="Purchase option of compute nodes.")
     capacity_reservation: ReservationId | None = Field(default=None, description="Capacity reservation or block.")
     placement_group: bool = Field(default=True, description="Keep compute nodes close to each other.")
     scaledown_idletime: Seconds = Field(default=600, description="Idle time after which dynamic nodes are stopped.")
-    ami: AmiId | None = Field(default=None, description="Custom AMI.")
+    queue_update: Literal["DRAIN", "TERMINATE", "COMPUTE_FLEET_STOP"] = Field(
+        default="DRAIN", description="How nodes change: when their jobs end, at once, or only while all are stopped."
+    )
+    ami: AmiId | None = Field(default=None, description="Custom AMI of all machines.")
+    root_volume: SizeMiB = Field(default=200 * 1024, description="Size of the root volume of compute nodes.")
+    head_root_volume: SizeMiB = Field(default=500 * 1024, description="Size of the root volume of the head node.")
+    gpu_health_checks: bool = Field(
+        default=False, description="ParallelCluster's own GPU check before each job (`dcgmi diag -r 2`)."
+    )
     bucket: Bucket | None = Field(default=None, description="S3 bucket for the bootstrap scripts. Default: a new one.")
     database: Database | None = Field(default=None, description="MySQL server for accounting.")
+    directory_service: DirectoryService | None = Field(default=None, description="Directory of users.")
+    actions: list[ActionSpec] = Field(default=[], max_length=30, description="Scripts of your own.")
+    data_repositories: list[RepositorySpec] = Field(
+        default=[], max_length=8, description="Folders of Lustre file systems that mirror a bucket."
+    )
     policies: list[PolicyArn] = Field(default=[], description="Additional IAM policies of the nodes.")
     queues: dict[PartitionName, QueueSpec] = Field(
         default={}, description="Settings by partition that differ from the common ones."
@@ -232,62 +317,33 @@ class HyperPod(Section):
     prefix: Annotated[str, shaped(r"[A-Za-z0-9_./-]{0,200}", "lifecycle/demo")] = Field(
         default="", description="Folder in the bucket. Default: the cluster's name."
     )
+    configuration: Literal["api", "provisioning"] = Field(
+        default="api",
+        description="Where HyperPod reads partitions and file systems: in the request (`api`), or in "
+        "provisioning_parameters.json (`provisioning`, for clusters of the first generation).",
+    )
     node_recovery: Literal["Automatic", "None"] = Field(
         default="Automatic", description="HyperPod's own node recovery."
     )
     config_strategy: Literal["Overwrite", "Managed", "Merge"] = Field(
-        default="Managed", description="How HyperPod updates slurm.conf (SlurmConfigStrategy)."
+        default="Managed", description="How HyperPod updates slurm.conf (SlurmConfigStrategy); with `api` only."
     )
     subnets: list[SubnetId] = Field(default=[], description="Subnets; needs security_groups.")
     security_groups: list[SecurityGroupId] = Field(default=[], description="Security groups in those subnets.")
-    volume: SizeMiB | None = Field(default=None, description="Size of an additional EBS volume per instance.")
-    volume_mount: AbsolutePath = Field(default="/opt/sagemaker", description="Mount point of that volume.")
+    volume: SizeMiB | None = Field(
+        default=None,
+        description="Size of an additional EBS volume per instance, which HyperPod mounts at /opt/sagemaker.",
+    )
+    ssh_key: File | None = Field(
+        default=None,
+        description="Public key file that may log in as `ubuntu`, through SSM. Default: SSM sessions only.",
+    )
     groups: dict[PartitionName, InstanceGroupSpec] = Field(
         default={}, description="Settings by partition that differ from the common ones."
     )
     controller_group: PlainName = Field(default="controller", description="Name of the head node's instance group.")
     login_group: PlainName = Field(default="login", description="Name of the login nodes' instance group.")
     tags: Tags = Field(default={}, description="Tags on all created resources.")
-
-
-# OCI: `oci:`, the HPC stack of Resource Manager
-_OCID = r"ocid1\.{kind}\.[a-z0-9]{{1,20}}\.[a-z0-9-]{{0,40}}\.[a-z0-9]{{1,100}}"
-
-CompartmentId = Annotated[
-    str, shaped(_OCID.format(kind="(compartment|tenancy)"), "ocid1.compartment.oc1..aaaaaaaaexample")
-]
-TenancyId = Annotated[str, shaped(_OCID.format(kind="tenancy"), "ocid1.tenancy.oc1..aaaaaaaaexample")]
-VcnId = Annotated[str, shaped(_OCID.format(kind="vcn"), "ocid1.vcn.oc1.eu-frankfurt-1.aaaaaaaaexample")]
-OciSubnetId = Annotated[str, shaped(_OCID.format(kind="subnet"), "ocid1.subnet.oc1.eu-frankfurt-1.aaaaaaaaexample")]
-ImageId = Annotated[str, shaped(_OCID.format(kind="image"), "ocid1.image.oc1.eu-frankfurt-1.aaaaaaaaexample")]
-StackId = Annotated[str, shaped(_OCID.format(kind="ormstack"), "ocid1.ormstack.oc1.eu-frankfurt-1.aaaaaaaaexample")]
-DomainName = Annotated[str, shaped(r"([A-Za-z0-9]{1,8}:)?[A-Za-z0-9-]{1,40}-AD-\d", "xYzA:EU-FRANKFURT-1-AD-1")]
-
-
-class Oci(Section):
-    """Oracle Cloud Infrastructure with the HPC stack."""
-
-    region: Region = Field(description="OCI region: eu-frankfurt-1.")
-    compartment: CompartmentId = Field(description="OCID of the compartment for all created resources.")
-    tenancy: TenancyId | None = Field(default=None, description="OCID of the tenancy. Default: from ~/.oci/config.")
-    ad: DomainName | None = Field(default=None, description="Availability domain. Default: one that has the shape.")
-    profile: Annotated[str, shaped(r"[A-Za-z0-9_-]{1,64}", "DEFAULT")] = Field(
-        default="DEFAULT", description="Profile in ~/.oci/config."
-    )
-    ssh_key: File = Field(default="~/.ssh/id_ed25519.pub", description="Public key file for login to the head node.")
-    image: ImageId | None = Field(default=None, description="Custom image. Default: the marketplace image.")
-    os: Literal["ubuntu2204", "ubuntu2404", "ol8", "ol9"] = Field(
-        default="ubuntu2204", description="Marketplace image."
-    )
-    vcn: VcnId | None = Field(default=None, description="Existing network (VCN). Default: a new one.")
-    public_subnet: OciSubnetId | None = Field(default=None, description="Subnet of head and login nodes; needs vcn.")
-    private_subnet: OciSubnetId | None = Field(default=None, description="Subnet of compute nodes; needs vcn.")
-    allowed_ips: Cidr | None = Field(default=None, description="Addresses that may reach the head node's sshd.")
-    rdma: bool | None = Field(default=None, description="Use a cluster network. Default: depends on the shape.")
-    boot_volume: SizeMiB = Field(default=250 * 1024, description="Boot volume size of compute nodes.")
-    hyperthreading: bool = Field(default=True, description="Two CPUs per core.")
-    stack: StackId | None = Field(default=None, description="Existing stack.")
-    tags: Tags = Field(default={}, description="Free-form tags on all created resources.")
 
 
 class Existing(Section):

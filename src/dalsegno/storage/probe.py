@@ -189,7 +189,7 @@ def _use(folder: str, order: ProbeOrder) -> dict[str, Any]:
         found |= _seen_token(order)
     if order.measure:
         own = os.path.join(folder, f"{PREFIX}{order.token}.{socket.gethostname()}")
-        found |= {"mb_per_s": _write_speed(own), "files_per_s": _file_rate(own)}
+        found |= {"mb_per_s": write_speed(own), "files_per_s": file_rate(own)}
     return found
 
 
@@ -213,12 +213,12 @@ def _remove_token(order: ProbeOrder) -> None:
             os.unlink(os.path.join(folder, PREFIX + order.token))
 
 
-def _write_speed(path: str) -> float:
-    """Return the MB/s of writing a file, with fsync."""
+def write_speed(path: str, most: int = MAX_BYTES, seconds: float = MAX_S, *, keep: bool = False) -> float:
+    """Return the MB/s of writing a file, with fsync. The file is removed, unless it is to be kept."""
     written, handle = 0, os.open(path, NEW_FILE, 0o600)
     try:
         began = time.monotonic()
-        while written < MAX_BYTES and time.monotonic() - began < MAX_S:
+        while written < most and time.monotonic() - began < seconds:
             written += os.write(handle, BLOCK)
             if not written % (16 << 20):
                 os.fsync(handle)  # so that a slow disk is noticed in time, and not at the end
@@ -226,10 +226,11 @@ def _write_speed(path: str) -> float:
         return written / 1e6 / max(time.monotonic() - began, 1e-6)
     finally:
         os.close(handle)
-        os.unlink(path)
+        if not keep:
+            os.unlink(path)
 
 
-def _file_rate(path: str) -> float:
+def file_rate(path: str) -> float:
     """Return how many files per second can be created and removed."""
     os.mkdir(path, 0o700)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

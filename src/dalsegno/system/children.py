@@ -201,12 +201,13 @@ def start(
     cwd: str = "/",
     stdin: Path | None = None,
     output: Path | None = None,
+    errors: Path | None = None,
     identity: Identity | None = None,
 ) -> Child:
-    """Start a process in its own session. Its output is appended to the file `output`; by default it goes where this
-    process's output goes."""
+    """Start a process in its own session. Its output is appended to the file `output`, and that on standard error to
+    `errors`, if given; by default it goes where this process's output goes."""
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if output else None
+    target, complaints = _open_log(output), _open_log(errors)
     try:
         popen = subprocess.Popen(
             list(argv),
@@ -214,7 +215,7 @@ def start(
             cwd=cwd,
             stdin=source,
             stdout=target,
-            stderr=target,
+            stderr=target if complaints is None else complaints,
             start_new_session=True,
             user=identity.uid if identity else None,
             group=identity.gid if identity else None,
@@ -223,11 +224,15 @@ def start(
     except OSError as error:
         raise _cannot_start(argv[0], error) from error
     finally:
-        os.close(source)
-        if target is not None:
-            os.close(target)
+        for handle in (source, target, complaints):
+            if handle is not None:
+                os.close(handle)
     _restore_file_limit(popen.pid)
     return Child(Process(popen.pid, start_ticks(popen.pid) or 0), os.pidfd_open(popen.pid), popen)
+
+
+def _open_log(path: Path | None) -> int | None:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if path else None
 
 
 def _restore_file_limit(pid: int) -> None:

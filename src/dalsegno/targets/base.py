@@ -51,11 +51,16 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Removal:
-    """What `destroy` would end or delete: unfinished jobs, and home folders and storage that are not empty."""
+    """What `destroy` would end or delete: unfinished jobs, and home folders and storage that are not empty.
+
+    `kept` names what it leaves, such as a bucket with data.
+    """
 
     jobs: tuple[JobInfo, ...] = ()
     homes: tuple[str, ...] = ()
     storage: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    needs_yes: bool = False  # the storage is in a cloud: a script must say `--yes`, because nothing restores it
 
     def sentences(self, runs: Collection[str]) -> list[str]:
         """Return the consequences of the removal. `runs` are the active runs, whose jobs are not listed again."""
@@ -71,6 +76,8 @@ class Removal:
             yield f"deletes {named('home folder', self.homes)}, with all runs and checkpoints in them"
         if self.storage:
             yield f"deletes the files of storage {', '.join(self.storage)}"
+        if self.kept:
+            yield f"keeps {', '.join(self.kept)}"
 
 
 def named(noun: str, names: Iterable[str]) -> str:
@@ -273,6 +280,13 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class HasVirtualNodes(Protocol):
+    """A target whose nodes are virtual hosts. They have the size of their instance type, but not its network."""
+
+    virtual_nodes: bool
+
+
+@runtime_checkable
 class CanReset(Protocol):
     """A target that can reset a node's GPUs while the node stays up."""
 
@@ -390,8 +404,8 @@ class CanMonitor(Protocol):
 class CanForward(Protocol):
     """A target whose cluster is used on another machine: most commands run there."""
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry:
-        """Return how to run `dalsegno ARGUMENTS` on the cluster's head."""
+    def forward(self, arguments: Sequence[str]) -> ShellEntry | None:
+        """Return how to run `dalsegno ARGUMENTS` on the cluster's head; None if the command runs here."""
 
 
 def name_user(target: Target | None, uid: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dalsegno.hardware.job_variables import JobVariable
+
 AFTER_S = 60.0  # a node event within this time after a run or job failed may explain the failure
 
 
@@ -32,6 +34,7 @@ class Explanation:
     subject: str
     verdict: Conclusion
     moments: tuple[Moment, ...] = ()
+    variables: tuple[JobVariable, ...] = ()  # of a run: what was added to its environment, and why
 
 
 def merge_timelines(*sources: Iterable[Moment]) -> tuple[Moment, ...]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dalsegno.runs.hang import HangReport, HangSuspect
 from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.runs.status import RunPhase, RunStatus
 from dalsegno.train.contract import SAVED, TERMINATED
 from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
+_HANGING = (RunPhase.RUNNING, RunPhase.STOPPING)
 
-def explain_run(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
+
+def explain_run(status: RunStatus, entries: Sequence[Entry], hang: HangReport | None = None) -> Conclusion:
+    """Return the verdict on a run. `hang` is why one of its generations hung, from the evidence in its folder."""
     if status.over:
-        return _ended(status, entries)
+        return _ended(status, entries, hang)
     logs = f"dalsegno logs -f {status.run}"
+    current = hang is not None and hang.generation == status.generation
+    if hang and current and not _idle(entries, status.generation) and status.phase in _HANGING:
+        return Conclusion(f"run {status.run} hangs: {hang.describe()}", _hang_command(status, hang))
     if status.phase is RunPhase.WAITING:
         job = f" (job {status.jobs[0]})" if status.jobs else ""
         return Conclusion(
@@ -23,7 +30,8 @@ def explain_run(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
     if status.phase is RunPhase.RUNNING and (idle := _idle(entries, status.generation)):
         rank = next(iter(idle.get("ranks", {})), "0")
         logs = f"dalsegno logs {status.run} --rank {rank}"
-        return Conclusion(f"run {status.run} hangs: {idle.get('text')}", logs)
+        why = f"; {hang.describe()}" if hang and current else ""
+        return Conclusion(f"run {status.run} hangs: {idle.get('text')}{why}", logs)
     if status.phase is RunPhase.RUNNING:
         return Conclusion(f"run {status.run} is training, in generation {status.generation}{_because(entries)}", logs)
     return Conclusion(f"run {status.run} is {status.phase.value}{_message_suffix(status)}{_because(entries)}", logs)
@@ -37,7 +45,20 @@ def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
     return found[-1] if found else None
 
 
-def _ended(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
+def generation_to_explain(status: RunStatus, entries: Sequence[Entry]) -> int:
+    """Return the generation whose hang may explain the run: the last that failed or was idle, else the current one."""
+    kinds = (RunEvent.FAILED, RunEvent.HUNG, RunEvent.IDLE)
+    failed = [int(entry.get("generation", 0)) for entry in entries if entry.get("event") in kinds]
+    return failed[-1] if failed else status.generation
+
+
+def _hang_command(status: RunStatus, hang: HangReport) -> str:
+    if hang.suspect is HangSuspect.NODE and hang.nodes:
+        return f"dalsegno why {hang.nodes[0]}"
+    return f"dalsegno doctor {status.run}"
+
+
+def _ended(status: RunStatus, entries: Sequence[Entry], hang: HangReport | None) -> Conclusion:
     run = status.run
     if status.exit_code == 0:
         after = f" after {status.generation} generations" if status.generation > 1 else ""
@@ -47,6 +68,9 @@ def _ended(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
     if status.exit_code == TERMINATED or status.cause.cancelled:
         return Conclusion(f"run {run} was cancelled or terminated{_message_suffix(status)}", f"dalsegno logs {run}")
     failed = [entry for entry in entries if entry.get("event") == RunEvent.FAILED and not entry.get("noise")]
+    if hang and all(int(entry.get("generation", 0)) < hang.generation for entry in failed):
+        sentence = f"run {run} ended with code {status.exit_code}: {hang.describe()}"
+        return Conclusion(sentence, _hang_command(status, hang))
     if not failed:
         return Conclusion(
             f"run {run} ended with code {status.exit_code}{_message_suffix(status)}", f"dalsegno logs {run}"
@@ -81,7 +105,7 @@ def _because(entries: Sequence[Entry]) -> str:
     """Return a clause about what ended the previous generation; "" if unknown."""
     begins = [at for at, entry in enumerate(entries) if entry.get("event") == RunEvent.GENERATION]
     since = entries[begins[-2] :] if len(begins) > 1 else entries
-    texts = [text for entry in since if (text := _left(entry) or _hit(entry))]
+    texts = [text for entry in since if (text := _left(entry) or _hung(entry) or _hit(entry))]
     texts = texts or [_failed(entry) for entry in _only_noise(since)]
     return f"; last fault: {texts[-1]}" if texts else ""
 
@@ -92,6 +116,13 @@ def _left(entry: Entry) -> str:
     The timeline shows the run's own note about that instead.
     """
     return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
+
+
+def _hung(entry: Entry) -> str:
+    """Return the text for a hang; "" for other entries. The timeline shows the run's own note about that instead."""
+    return (
+        f"generation {entry.get('generation')} hung: {entry.get('text')}" if entry.get("event") == RunEvent.HUNG else ""
+    )
 
 
 def _hit(entry: Entry) -> str:

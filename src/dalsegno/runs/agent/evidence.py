@@ -7,10 +7,11 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dalsegno.runs.agent.script import STACKS_SIGNAL
@@ -157,6 +158,11 @@ def is_stopped(pid: int) -> bool:
     return _state(pid) == b"T"
 
 
+def is_blocked(pid: int) -> bool:
+    """Return whether the process waits inside the kernel and cannot be interrupted, for example for a dead disk."""
+    return _state(pid) == b"D"
+
+
 def _state(pid: int) -> bytes:
     """Return the state of a process as ps shows it; b"" if the process is gone."""
     try:
@@ -254,3 +260,43 @@ def _wait_quiet(path: str) -> bool:
     while _grows(path, os.stat(path).st_size, QUIET_S) and time.monotonic() < until:
         pass
     return True
+
+
+# Flight recorders: the worker writes its own (`flight_dump.py`), if it can
+
+
+DUMP_S = 2.0  # timeout for the dumps of all workers
+
+
+def request_dump(name: str) -> None:
+    """Ask a worker for its dump. A worker that does not serve dumps is left alone."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.sendto(b"?", f"\0{name}")
+
+
+def size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def await_dumps(workers: Sequence[tuple[int, str, int]]) -> None:
+    """Wait until each file, given as (pid, path, size before), has grown. Append the state of silent processes."""
+    until = time.monotonic() + DUMP_S
+    silent = list(workers)
+    while silent and time.monotonic() < until:
+        silent = [each for each in silent if size_of(each[1]) <= each[2]]
+        time.sleep(0.02 if silent else 0)
+    for pid, path, _ in silent:
+        with contextlib.suppress(OSError), open(path, "a") as file:
+            file.write(json.dumps({"process": _state_name(pid)}) + "\n")
+
+
+def _state_name(pid: int) -> str:
+    if is_zombie(pid):
+        return "gone"
+    if is_stopped(pid):
+        return "stopped"
+    return "blocked" if is_blocked(pid) else "silent"

@@ -17,6 +17,7 @@ import threading
 import types
 from typing import Any, NoReturn
 
+from dalsegno.runs.agent.flight_dump import serve_dumps
 from dalsegno.runs.agent.gpu_use import report_gpu_use
 
 Task = dict[str, Any]
@@ -107,6 +108,8 @@ def _run(task: Task) -> None:
     _reseed()
     if task.get("stacks"):
         _register_stacks(task["stacks"])
+    if task.get("flight"):
+        serve_dumps(*task["flight"])
     report_gpu_use(task["env"])
     sys.argv = [task["script"], *task["args"]]
     if task.get("module"):

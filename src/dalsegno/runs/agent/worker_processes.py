@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dalsegno.runs.agent.evidence import gather, last_error_line, oom_kills
+from dalsegno.runs.agent.evidence import gather, last_error_line, oom_kills, size_of
 from dalsegno.runs.agent.orders import Setup, WorkerOrder
 from dalsegno.runs.folder import RunFolder
 from dalsegno.train.contract import AGENT
@@ -32,6 +33,8 @@ class WorkerProcess:
     pid: int = 0
     output: str = ""
     stacks: str = ""
+    flight: str = ""  # the file for its flight recorder
+    flight_socket: str = ""  # the abstract socket on which it is asked for that
 
 
 @dataclass
@@ -44,13 +47,29 @@ class GenerationWorkers:
     oom_before: int = field(default_factory=oom_kills)
 
     def add(
-        self, rank: int, log: str, output: str | None = None, error_file: str | None = None, stacks: str = ""
+        self,
+        rank: int,
+        log: str,
+        output: str | None = None,
+        error_file: str | None = None,
+        stacks: str = "",
+        flight: str = "",
     ) -> WorkerProcess:
         """Add a worker. `log` is the file for its stderr and, by default, its stdout; "" means the agent's output."""
         beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
         with contextlib.suppress(OSError):
             os.unlink(beside)  # an earlier process may have written it
-        worker = WorkerProcess(rank, log, beside, _size(log), output=log if output is None else output, stacks=stacks)
+        worker = WorkerProcess(
+            rank,
+            log,
+            beside,
+            size_of(log),
+            output=log if output is None else output,
+            stacks=stacks,
+            flight=flight,
+            # Random, because another user could bind a predictable name first.
+            flight_socket=f"dalsegno.flight.{secrets.token_hex(8)}" if flight else "",
+        )
         self.workers[rank] = worker
         return worker
 
@@ -93,13 +112,6 @@ def _shortened(report: Report, max_bytes: int) -> Report:
     return {**report, "traceback": traceback[-(max_bytes // _MAX_CHAR_BYTES) :]}
 
 
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
 # Tasks for the warm parent: workers and the store, and the files they write
 
 
@@ -123,6 +135,7 @@ def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOr
         "stdout": worker.output,
         "stderr": worker.log,
         "stacks": worker.stacks,
+        "flight": [worker.flight_socket, worker.flight] if worker.flight else [],
     }
 
 
@@ -139,10 +152,14 @@ def store_task(setup: Setup, warm: bool, port: int) -> Message:
     }  # fmt: skip
 
 
-def run_files(folder: str, generation: int, rank: int) -> dict[str, str]:
-    """Return the paths of one worker's files in the run folder."""
+def run_files(folder: str, generation: int, rank: int, flight: bool = False) -> dict[str, str]:
+    """Return the paths of one worker's files in the run folder. `flight`: whether it can write its flight recorder."""
     run = RunFolder(Path(folder))
-    return {"log": _ready(run.log(generation, rank)), "stacks": _ready(run.stacks(generation, rank))}
+    return {
+        "log": _ready(run.log(generation, rank)),
+        "stacks": _ready(run.stacks(generation, rank)),
+        "flight": _ready(run.flight_dump(generation, rank)) if flight else "",
+    }
 
 
 def _ready(path: Path) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dalsegno.runs.agent import evidence
-from dalsegno.runs.agent.evidence import catches, measure_work
+from dalsegno.runs.agent.evidence import await_dumps, catches, measure_work, request_dump, size_of
 from dalsegno.runs.agent.orders import Setup, StandbyOrder, StartOrder
 from dalsegno.runs.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
 from dalsegno.runs.agent.standbys import Standbys, hand_over
@@ -162,7 +162,9 @@ class Workers:
         self.current = GenerationWorkers(generation)
         self._signalled.clear()
         for local_rank, each in enumerate(order.workers):
-            worker = self.current.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
+            is_torch = self.warm and "TORCHELASTIC_RUN_ID" in each.env
+            files = each.files or run_files(self.setup.folder, generation, each.rank, flight=is_torch)
+            worker = self.current.add(each.rank, **files)
             task = worker_task(self.setup, self.warm, worker, each, self.socket_name)
             standby = self.standbys.take(local_rank, task["env"])
             if standby is not None and hand_over(standby, task):
@@ -274,7 +276,13 @@ class Workers:
 
     def capture_stacks(self, generation: int) -> None:
         if generation == self.current.generation:
-            evidence.capture_all((worker.pid, worker.stacks) for worker in self.current.running() if worker.pid)
+            running = [worker for worker in self.current.running() if worker.pid]
+            asked = [(worker.pid, worker.flight, size_of(worker.flight)) for worker in running if worker.flight]
+            for worker in running:
+                if worker.flight:
+                    request_dump(worker.flight_socket)
+            evidence.capture_all((worker.pid, worker.stacks) for worker in running)
+            await_dumps(asked)
         self.send({"stacks": generation})
 
     def report_work(self, generation: int) -> None:

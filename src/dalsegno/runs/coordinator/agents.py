@@ -11,7 +11,7 @@ from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.events import Start
 from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.group import Members
-from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing
+from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing, beat_interval_s
 from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
 from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
 from dalsegno.runs.coordinator.standbys import StandbyPlan
@@ -243,18 +243,33 @@ class RunAgents:
 MAX_PROBED = 32  # other hosts that an agent probes to find out whether it is cut off
 
 
-class GenerationStarter:
-    """Makes the start messages of one generation. What all nodes share is computed once."""
+def setup_message(site: RunTerms) -> Message:
+    """Return the first message to an agent. Agents of large runs send fewer heartbeats."""
+    return {"setup": {**site.setup(), "beat_s": beat_interval_s(site.shape.max_nodes, site.timing)}}
 
-    def __init__(self, site: RunTerms, order: Start, peers: Mapping[str, Peer]) -> None:
-        self.group, self.store_port = order.group, order.store_port
-        self._site, self._peers = site, peers
-        self._layout = _layout(order, peers)
-        self._names = list(peers)
-        self._index = {name: index for index, name in enumerate(self._names)}
 
-    def message(self, agent: str, in_memory: Message | None = None) -> Message:
-        group = self.group
+class StartMessages:
+    """Makes the start messages of a run. What all nodes of a generation share is computed once."""
+
+    def __init__(self, site: RunTerms) -> None:
+        self._site = site
+        self._group: Members | None = None
+        self._peers: Mapping[str, Peer] = {}
+        self._layout: GenerationLayout
+        self._names: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def message(self, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None) -> Message | None:
+        """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
+        if self._group is not order.group:
+            if any(agent not in peers for agent in order.group.agents):
+                return None
+            self._group, self._peers, self._layout = order.group, peers, _layout(order, peers)
+            self._names = list(peers)
+            self._index = {name: index for index, name in enumerate(self._names)}
+        return self._message(order.group, order.agent, in_memory)
+
+    def _message(self, group: Members, agent: str, in_memory: Message | None) -> Message:
         first = group.place_of(agent).first_rank
         ranks = range(first, first + group.nproc_per_node)
         envs = _worker_envs(self._site, self._layout, self._peers[agent], ranks)
@@ -274,11 +289,6 @@ class GenerationStarter:
             return [name for name in names if name != agent]
         offsets = (1 + number * others // MAX_PROBED for number in range(MAX_PROBED))
         return [names[(own + offset) % len(names)] for offset in offsets]
-
-
-def has_all_members(group: Members, peers: Mapping[str, Peer]) -> bool:
-    """Return whether all members are connected. If one was just lost, the generation will be stopped."""
-    return all(agent in peers for agent in group.agents)
 
 
 def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:

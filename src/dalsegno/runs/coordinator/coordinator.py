@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.coordinator.admission import NodeAdmission
-from dalsegno.runs.coordinator.agents import GenerationStarter, Peer, RunAgents, has_all_members, order_standbys
+from dalsegno.runs.coordinator.agents import Peer, RunAgents, StartMessages, order_standbys, setup_message
 from dalsegno.runs.coordinator.background import BackgroundTasks, PacedAction
 from dalsegno.runs.coordinator.connect import Connect, listen_again, read_connect, write_connect
 from dalsegno.runs.coordinator.events import (
@@ -34,7 +34,6 @@ from dalsegno.runs.coordinator.events import (
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import ProgressWriter
 from dalsegno.runs.coordinator.hangs import HangWatch
-from dalsegno.runs.coordinator.liveness import beat_interval_s
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.messages import (
     AgentMessage,
@@ -94,7 +93,7 @@ class Coordinator:
         self.suspended = False  # whether the coordinator ends but the run does not
         self.is_shut_down = False
         self._left: set[str] = set()  # nodes that the run has left, but whose agents may still be connected
-        self._starter: GenerationStarter | None = None
+        self._starts = StartMessages(site)
         self._saving = PacedAction(self.save_state)
         self._reporting = PacedAction(self._update_status)
         self._over = asyncio.Event()
@@ -188,13 +187,12 @@ class Coordinator:
             return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
         self.memory.update(peer.name, peer.hello.held, keeper, peer.hello.safe)
-        beat_s = beat_interval_s(self.site.shape.max_nodes, self.site.timing)
-        peer.send({"setup": {**self.site.setup(), "beat_s": beat_s}})
+        peer.send(setup_message(self.site))
         if peer.name in self.run.ready:
             self._readmit(peer)
         elif peer.hello.generation:
             peer.send({"reset": True})
-        self.update_status()
+        self._reporting.request()
 
     def _readmit(self, peer: Peer) -> None:
         """Accept an agent of the previous coordinator, and handle its reports about workers that have ended since."""
@@ -303,7 +301,7 @@ class Coordinator:
         for order in orders:
             self._execute(order)
         self.admission.watch()
-        self.update_status()
+        self._reporting.request()
 
     def _execute(self, order: Order) -> None:
         if isinstance(order, OpenStore):
@@ -322,30 +320,25 @@ class Coordinator:
         elif isinstance(order, Exclude):
             self._exclude(order.agent, order.why)
         elif isinstance(order, ReleaseNodes):
-            self.run_in_background(self._move())
+            self.agents.send_all({"finish": 0})
+            self.run_in_background(self.node_source.move())
         elif isinstance(order, Finish):
             self.finish(order)
 
     def _start_workers(self, order: Start) -> None:
         if self.run.phase is not GenerationPhase.RUNNING or self.run.group is not order.group:
             return  # a member was lost while the orders before this one were sent: the generation is stopped already
-        if self._starter is None or self._starter.group is not order.group:
-            if not has_all_members(order.group, self.agents.peers):
-                return
-            self._starter = GenerationStarter(self.site, order, self.agents.peers)
-            self.hangs.generation_started()
+        self.hangs.generation_started()
         in_memory = self.memory.start(order.group, order.agent, time.monotonic())
-        self.agents.send(order.agent, self._starter.message(order.agent, in_memory))
+        message = self._starts.message(order, self.agents.peers, in_memory)
+        if message is not None:
+            self.agents.send(order.agent, message)
 
     def _exclude(self, agent: str, why: str) -> None:
         """Exclude the agent's node from the rest of the run."""
         self.note(f"{agent}: {why}; the run continues without it")
         self.node_source.exclude(agent)
         self.agents.send(agent, {"finish": 0})
-
-    async def _move(self) -> None:
-        self.agents.send_all({"finish": 0})
-        await self.node_source.move()
 
     def finish(self, order: Finish) -> None:
         if self.end is None:
@@ -370,7 +363,7 @@ class Coordinator:
             self.hangs.check()
             self._send_memory_updates()
             order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
-            self.update_status()
+            self._reporting.request()
 
     async def _ask_slurm(self) -> None:
         while True:
@@ -436,9 +429,6 @@ class Coordinator:
             self.run, self.started, self.lost_nodes, self.ending, self.present,
             source.jobs, source.has_nodes, source.coming, source.waits, source.refused,
         )  # fmt: skip
-
-    def update_status(self) -> None:
-        self._reporting.request()
 
     def _update_status(self) -> None:
         if not self.is_shut_down:

@@ -10,11 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs import journal
 from dalsegno.runs.coordinator.events import Hung
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.messages import WorkerActivity
 from dalsegno.runs.coordinator.node_source import RunControl
+from dalsegno.runs.hang import HangReport, read_hang
 from dalsegno.runs.journal import RunEvent
+from dalsegno.spec.facts import facts_to_json
 
 TIMES_THE_MEDIAN = 10
 MIN_TIMEOUT_S = 60.0
@@ -195,7 +199,17 @@ class HangWatch:
         why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._control.folder.all_stacks}"
         self._control.note(why)
         await self._capture_stacks(generation)
+        report = await asyncio.get_running_loop().run_in_executor(None, self._diagnose, generation)
+        if report is not None:
+            self._control.note(report.describe())
+            self._control.journal(RunEvent.HUNG, text=report.describe(), **facts_to_json(report))
         self._control.apply(Hung(generation, why, self.age_s))
+
+    def _diagnose(self, generation: int) -> HangReport | None:
+        folder = self._control.folder
+        with contextlib.suppress(OSError, DalsegnoError):  # what cannot be explained must still be ended
+            return read_hang(folder, generation, list(journal.read(folder.journal)))
+        return None
 
     async def _capture_stacks(self, generation: int) -> None:
         """Capture the stacks on all nodes at once, before the workers are killed."""

@@ -8,6 +8,7 @@ from posixpath import join
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.hardware import did_you_mean
+from dalsegno.hardware.job_variables import JobVariable, find_instance_type, missing_variables
 from dalsegno.runs.comment import JobRole, left_comment
 from dalsegno.runs.coordinator.group import Shape, in_order
 from dalsegno.runs.submit.container import PYTHON, check_container, choose_mpi
@@ -35,6 +36,7 @@ class PartitionFacts:
     gres: str = "gpu"  # Slurm's name for the resource: gpu or neuron
     time_limit_s: int | None = None
     max_nodes: int | None = None
+    instance: str = ""  # instance type of all its nodes; "" if unknown, or if they differ
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class ClusterFacts:
     runs_folder: str = "runs"
     mpi_types: tuple[str, ...] = ()  # from `srun --mpi=list`
     containers: bool = True  # whether srun has --container-image, from Pyxis or Dal Segno's plugin
+    instance: str = ""  # instance type of all nodes, if it is not known by partition
+    fabric: bool = True  # whether the nodes have the fabric of their instance type; virtual hosts have none
+    environ: tuple[str, ...] = ()  # names of the variables of the submission
 
     def partition(self, name: str) -> PartitionFacts | None:
         """Return the named partition, or the default for ""; None if undetermined. Raise if it does not exist."""
@@ -107,7 +112,13 @@ def _with_nodes(facts: PartitionFacts, nodes: list[Node] | list[NodeInfo]) -> Pa
         gres=kinds.pop() if len(kinds) == 1 else "gpu",
         time_limit_s=facts.time_limit_s,
         max_nodes=facts.max_nodes,
+        instance=_instance(nodes),
     )
+
+
+def _instance(nodes: list[Node] | list[NodeInfo]) -> str:
+    names = {each.instance if isinstance(each, Node) else find_instance_type(each.features) for each in nodes}
+    return names.pop() if len(names) == 1 else ""
 
 
 # Options common to salloc and sbatch
@@ -274,6 +285,8 @@ class RunPlan:
     python: str = "python3"
     mpi: str = ""
     notes: tuple[str, ...] = ()  # consequences that a user may not expect
+    instance: str = ""  # type of the nodes; "" if unknown, or if they are virtual
+    variables: tuple[JobVariable, ...] = ()  # for the fabric of the nodes; those that the user has set are not here
 
 
 def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
@@ -300,7 +313,13 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
         python=python_of(request, otherwise=PYTHON if request.container_image else cluster.python),
         mpi=choose_mpi(cluster.mpi_types) if request.framework == "mpi" else "",
         notes=notes_on(request, partition),
+        instance=(instance := _instance_of(cluster, partition)),
+        variables=missing_variables(instance, dict(request.env), dict.fromkeys(cluster.environ, "")),
     )
+
+
+def _instance_of(cluster: ClusterFacts, partition: PartitionFacts | None) -> str:
+    return ((partition.instance if partition else "") or cluster.instance) if cluster.fabric else ""
 
 
 def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[str] = ()) -> RunPlan:

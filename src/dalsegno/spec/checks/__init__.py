@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dalsegno.spec.checks.machines import check_machines, check_partitions, check_topology
 from dalsegno.spec.checks.monitoring import check_monitoring
+from dalsegno.spec.checks.parallelcluster import check_aws_storage, check_parallelcluster
 from dalsegno.spec.checks.policy import check_accounting, check_people, check_policy, check_reservations
 from dalsegno.spec.checks.report import Problems, check_duplicates, check_health, check_raw_settings
 from dalsegno.spec.checks.storage import check_storage
@@ -20,6 +21,7 @@ _CHECKS = (
     check_duplicates,
     check_targets,
     check_platforms,
+    check_parallelcluster,
     check_ssh_hosts,
     check_partitions,
     check_machines,
@@ -29,6 +31,7 @@ _CHECKS = (
     check_topology,
     check_reservations,
     check_storage,
+    check_aws_storage,
     check_raw_settings,
     check_health,
     check_containers,

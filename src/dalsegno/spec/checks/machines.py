@@ -239,7 +239,7 @@ def _counts(spec: ClusterSpec, report: Problems) -> None:
         count = sum(name not in spares for name in held[partition.name])
         if count:
             _share(partition, spec, held, report)
-            _limits(partition, count, report)
+            _limits(partition, max(count, _most_on_demand(partition, spec)), report)
 
 
 def _share(partition: PartitionSpec, spec: ClusterSpec, held: dict[str, list[str]], report: Problems) -> None:
@@ -249,6 +249,12 @@ def _share(partition: PartitionSpec, spec: ClusterSpec, held: dict[str, list[str
         sources = ", ".join(f"`{source}`" for source in partition.nodes_from)
         what = f"partition `{partition.name}` takes {partition.nodes} nodes from {sources}, which has {there}"
         report.add(partition, "nodes", what, f"write at most `nodes: {there}`, or leave it out for all")
+
+
+def _most_on_demand(partition: PartitionSpec, spec: ClusterSpec) -> int:
+    """Return the number of nodes that a queue of ParallelCluster may grow to."""
+    queue = spec.parallelcluster.queues.get(partition.name) if spec.parallelcluster else None
+    return (queue and queue.max_count) or 0
 
 
 def _limits(partition: PartitionSpec, count: int, report: Problems) -> None:

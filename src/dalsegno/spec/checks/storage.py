@@ -10,7 +10,7 @@ from dalsegno.spec.model import ClusterSpec, StorageSpec
 _TYPES = {
     "local": ("folder", "existing", "scratch"),
     "ssh": ("folder", "existing", "scratch", "nfs", "lustre"),
-    "parallelcluster": ("lustre", "openzfs", "efs", "ebs"),
+    "parallelcluster": ("lustre", "openzfs", "efs", "ebs", "scratch"),
     "hyperpod": ("lustre", "openzfs"),
     "oci": ("fss", "nfs", "lustre"),
     "existing": ("folder", "existing", "scratch", "nfs", "lustre", "openzfs", "efs", "ebs", "fss"),
@@ -78,9 +78,6 @@ def _source_or_size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -
     elif storage.type == "folder" and storage.source and not _is_plain_folder(storage.source):
         what = f"the source of storage `{storage.name}` is not the path of a folder: `{storage.source}`"
         report.add(storage, "source", what, "write a path without `..`, such as `/data/shared`, or leave it out")
-    elif storage.type == "openzfs" and spec.target == "parallelcluster" and not storage.source:
-        what = f"storage `{storage.name}` needs an existing volume: ParallelCluster does not create OpenZFS"
-        report.add(storage, "source", what, "add `source: fsvol-0123456789abcdef0`")
     elif storage.type in ("lustre", "openzfs", "ebs") and spec.target != "local":
         _size(storage, spec, report)
 

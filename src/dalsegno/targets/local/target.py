@@ -86,6 +86,8 @@ TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back
 class LocalTarget:
     """The local target of the cluster in one state folder."""
 
+    virtual_nodes = True
+
     def __init__(self, folder: Path, cache: Path, runner: Runner | None = None) -> None:
         self.folder = Folder(folder)
         self.cache = cache

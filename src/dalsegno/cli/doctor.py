@@ -1,0 +1,163 @@
+"""`dalsegno doctor`: find what is wrong with a job, before it starts or after it failed, and print the fix."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.out import cluster_option, json_option
+from dalsegno.errors import DalsegnoError, UsageError
+
+if TYPE_CHECKING:
+    from dalsegno.doctor import Case, DoctorFinding, Symptom
+    from dalsegno.doctor.gather import DoctorOrder
+
+_JOB = re.compile(r"\d+([_+]\d+)?")
+
+
+@click.command()
+@click.argument("subject", required=False, metavar="[SCRIPT|JOB|RUN|LOG]")
+@click.argument("words", nargs=-1, metavar="[-- ARGS...]")
+@click.option("--python", metavar="PATH", help="Python that the job uses. Default: the active environment.")
+@click.option("--partition", "-p", metavar="NAME", help="Partition that the job uses. Default: the cluster's default.")
+@click.option("--ranks", type=click.IntRange(1), metavar="N", help="Number of processes that the job starts.")
+@click.option("--checkpoint", metavar="FOLDER", help="Checkpoint that the job loads.")
+@click.option("--dumps", metavar="FOLDER", help="Files of PyTorch's flight recorder, one for each rank.")
+@click.option("--probe", is_flag=True, help="Also look on the nodes, with a job step of a second.")
+@click.option("--list", "list_", is_flag=True, help="List the symptoms that are looked for, and exit.")
+@cluster_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    subject: str | None,
+    words: tuple[str, ...],
+    python: str | None,
+    partition: str | None,
+    ranks: int | None,
+    checkpoint: str | None,
+    dumps: str | None,
+    probe: bool,
+    list_: bool,
+    name: str | None,
+    json_: bool,
+) -> None:
+    """Find what is wrong with a job, before it starts or after it failed, and print the fix.
+
+    SCRIPT is a Python or batch script, which is read and never run. ARGS are the words that follow it on your command
+    line. JOB is a Slurm job, RUN a run of `dalsegno run`, LOG the output of any job. Without an argument, this
+    environment and the cluster are checked. The exit code is 1 if an error or a warning is found.
+
+    \b
+    dalsegno doctor train.py
+    dalsegno doctor job.sbatch -- --nodes=2
+    dalsegno doctor 1234
+    dalsegno doctor slurm-1234.out
+    """
+    from dalsegno.doctor import SYMPTOMS, Severity, examine
+
+    if list_:
+        if json_:
+            out.as_json([{"name": each.name, "question": each.question} for each in SYMPTOMS])
+        else:
+            out.table(["SYMPTOM", "QUESTION"], [[each.name, each.question] for each in SYMPTOMS])
+        return
+    if probe:
+        out.talk("looking on the nodes with a short job step")
+    case = _gather(
+        subject,
+        _order(name, words, python or "", partition or "", dumps or "", checkpoint or "", ranks or 0, probe),
+    )
+    found = examine(case)
+    if json_:
+        out.as_json(_as_json(case, found))
+    else:
+        _print(case, found)
+    ctx.exit(1 if any(finding.severity is not Severity.NOTE for _, finding in found) else 0)
+
+
+def _order(
+    name: str | None, words: tuple[str, ...], python: str, partition: str, dumps: str, checkpoint: str, ranks: int,
+    probe: bool,
+) -> DoctorOrder:  # fmt: skip
+    from dalsegno.cluster import cluster_id, find_slurm, silence
+    from dalsegno.doctor.gather import DoctorOrder
+    from dalsegno.system.processes import LocalRunner
+
+    slurm, why, same_files = None, "", False
+    try:
+        slurm = find_slurm(name)
+        silent = silence(slurm)
+        if silent is not None:
+            raise silent
+        same_files = bool(cluster_id(slurm.env))
+    except DalsegnoError as error:
+        if name or probe:
+            raise
+        slurm, why = None, error.what
+    env = dict(slurm.env if slurm else os.environ)
+    return DoctorOrder(
+        slurm, LocalRunner(), env, words, python, partition, dumps, checkpoint, ranks, probe, same_files, why
+    )
+
+
+def _gather(subject: str | None, order: DoctorOrder) -> Case:
+    from dalsegno.cluster import runs_home
+    from dalsegno.doctor.gather import gather_file, gather_job, gather_machine, gather_run
+    from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.submit.prepare import find_run, list_runs
+
+    if subject is None:
+        return gather_machine(order)
+    runs = {run.run: run for run in list_runs(runs_home())}
+    if subject in runs:
+        return gather_run(runs[subject], order)
+    path = Path(subject)
+    if path.is_dir() and (path / "status.json").exists():
+        return gather_run(RunFolder(path.absolute()), order)
+    if path.is_dir():
+        raise UsageError(f"{subject} is a folder", hint="name a script, a log file, a job or a run")
+    if path.exists():
+        return gather_file(path, order)
+    if _JOB.fullmatch(subject):
+        return gather_job(subject, order)
+    if any(run.startswith(subject) for run in runs):
+        return gather_run(find_run(runs_home(), subject), order)
+    raise UsageError(
+        f"there is no file, job or run `{subject}`", hint="`dalsegno runs` lists the runs, `squeue` the jobs"
+    )
+
+
+def _print(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> None:
+    for symptom, finding in found:
+        word = finding.severity.value
+        out.data(f"{word}: {finding.what}  [{symptom.name}]")
+        for each in finding.evidence:
+            out.data(f"  seen: {each.where}" + (f": {each.text}" if each.text else ""))
+        out.data(f"  fix:  {finding.fix}")
+    for missing in case.unchecked:
+        out.talk(f"not checked: {missing}")
+    if not found:
+        out.talk(f"nothing found wrong with {case.subject}")
+
+
+def _as_json(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> dict[str, object]:
+    return {
+        "subject": case.subject,
+        "findings": [
+            {
+                "symptom": symptom.name,
+                "severity": finding.severity.value,
+                "what": finding.what,
+                "fix": finding.fix,
+                "evidence": [{"where": each.where, "text": each.text} for each in finding.evidence],
+            }
+            for symptom, finding in found
+        ],
+        "unchecked": list(case.unchecked),
+    }

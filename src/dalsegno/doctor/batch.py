@@ -1,0 +1,218 @@
+"""Read a batch script without running it: its options, and the commands that start training. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+# Short options of sbatch that have a long form
+_SHORT = {
+    "N": "nodes", "n": "ntasks", "p": "partition", "t": "time", "c": "cpus-per-task", "J": "job-name", "o": "output",
+    "e": "error", "A": "account", "q": "qos", "C": "constraint", "w": "nodelist", "G": "gpus", "D": "chdir",
+}  # fmt: skip
+SLURM_OPTIONS = frozenset(
+    {*_SHORT.values(), "gres", "gpus-per-node", "gpus-per-task", "ntasks-per-node", "mem", "mem-per-gpu", "mem-per-cpu",
+     "exclusive", "exclude", "container-image", "container-mounts", "array", "dependency", "requeue", "reservation"}
+)  # fmt: skip
+_CONTINUED = re.compile(r"\\[ \t]+$")
+_ARGUMENTS = re.compile(r"\$(@|\*|\{[@*1-9]|[1-9])")
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """A command of a script, joined from its continued lines, and the number of its first line."""
+
+    line: int
+    words: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """A batch script. `options` maps the long names of `#SBATCH` lines to their values."""
+
+    path: str
+    options: dict[str, str]
+    option_lines: dict[str, int]
+    late: tuple[BatchLine, ...] = ()  # #SBATCH lines after the first command, which Slurm ignores
+    commands: tuple[BatchLine, ...] = ()
+    broken: tuple[BatchLine, ...] = ()  # lines that end with a backslash and spaces, so that the command ends there
+    takes_arguments: bool = False  # it uses `$@` or `$1`
+
+    @property
+    def scripts(self) -> list[tuple[BatchLine, str]]:
+        """The Python scripts that are started, with their commands."""
+        return [(each, word) for each in self.commands for word in each.words if _is_script(word)]
+
+    @property
+    def launchers(self) -> list[BatchLine]:
+        return [each for each in self.commands if _launcher_at(each.words) is not None]
+
+    def launcher_paths(self) -> list[tuple[BatchLine, str]]:
+        """Return the calls of torchrun by a path, with that path."""
+        words = [(each, word) for each in self.launchers for word in each.words if word.endswith("/torchrun")]
+        return [(each, word) for each, word in words if "$" not in word and not word.startswith("-")]
+
+    def without_script(self) -> list[BatchLine]:
+        """Return calls of torchrun that name no script. Where variables are used, nobody can tell."""
+        return [each for each in self.launchers if not _names_script(each)]
+
+    def container_lines(self) -> list[BatchLine]:
+        in_options = [
+            BatchLine(self.option_lines[name], (f"--{name}={value}",), f"#SBATCH --{name}={value}")
+            for name, value in self.options.items()
+            if name.startswith("container-")
+        ]
+        return in_options + [
+            each for each in self.commands if any(word.startswith("--container-") for word in each.words)
+        ]
+
+    def environment(self) -> tuple[int, str]:
+        """Return the Python environment that the script activates, and its line; (0, "") if there is none."""
+        for each in self.commands:
+            found = _activated(each.words) or _prefix_of_program(each.words)
+            if found and "$" not in found:
+                return each.line, found
+        return 0, ""
+
+    def variable(self, name: str) -> tuple[int, str]:
+        for each in reversed(self.commands):
+            for word in each.words:
+                if word.startswith(f"{name}="):
+                    return each.line, word.partition("=")[2]
+        return 0, ""
+
+    def conda_lines(self) -> list[BatchLine]:
+        """Return commands that create environments from Anaconda's channels, unless the script accepts their terms."""
+        accepts = any("tos" in each.words and "accept" in each.words for each in self.commands)
+        creates = [each for each in self.commands if _creates_conda(each.words)]
+        return [] if accepts else creates
+
+    @property
+    def requests_gpus(self) -> bool:
+        words = [*self.options, *(word for each in self.commands for word in each.words if word.startswith("--"))]
+        return any(word.lstrip("-").startswith(("gpus", "gres")) for word in words)
+
+
+def is_batch(text: str) -> bool:
+    """Return whether a text is a shell script."""
+    return text.startswith("#!") and "python" not in text.partition("\n")[0]
+
+
+def read_batch(text: str, path: str) -> BatchFacts:
+    options: dict[str, str] = {}
+    option_lines: dict[str, int] = {}
+    late, commands, broken = list[BatchLine](), list[BatchLine](), list[BatchLine]()
+    for number, line in _joined(text):
+        stripped = line.strip()
+        if stripped.startswith("#SBATCH"):
+            if commands:
+                late.append(BatchLine(number, tuple(_words(stripped)), stripped))
+                continue
+            for name, value in parse_options(_words(stripped)[1:]):
+                options[name], option_lines[name] = value, number
+        elif stripped and not stripped.startswith("#"):
+            commands.append(BatchLine(number, tuple(_words(stripped)), stripped))
+    for number, line in enumerate(text.splitlines(), 1):
+        if _CONTINUED.search(line) and not line.lstrip().startswith("#"):
+            broken.append(BatchLine(number, tuple(_words(line.rstrip().rstrip("\\"))), line.rstrip()))
+    return BatchFacts(
+        path, options, option_lines, tuple(late), tuple(commands), tuple(broken), bool(_ARGUMENTS.search(text))
+    )
+
+
+def parse_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the options in a command line of sbatch, by their long names, up to the first word that is none."""
+    index = 0
+    while index < len(words) and words[index].startswith("-") and words[index] != "--":
+        word, index = words[index], index + 1
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("--"):
+            name, value, equals = _SHORT.get(word[1:2], word[1:2]), word[2:], word[2:]
+        if not equals and index < len(words) and not words[index].startswith("-"):
+            value, index = words[index], index + 1
+        yield name, value
+
+
+def misplaced_options(words: Sequence[str]) -> list[str]:
+    """Return the long options of Slurm among words that a script gets as its arguments."""
+    return [word for word in words if word.startswith("--") and word[2:].partition("=")[0] in SLURM_OPTIONS]
+
+
+def split_submit_line(line: str) -> tuple[str, tuple[str, ...]]:
+    """Return the script and its arguments from a command line such as `sbatch -N 2 job.sh --time 5`."""
+    words = _words(line)
+    index = 1 if words[:1] and words[0].rpartition("/")[2] == "sbatch" else 0
+    while index < len(words) and words[index].startswith("-"):
+        name = words[index].lstrip("-").partition("=")[0]
+        long = words[index].startswith("--")
+        takes_next = "=" not in words[index] and name not in _FLAGS and (long or len(words[index]) == 2)
+        index += 2 if takes_next else 1
+    return (words[index], tuple(words[index + 1 :])) if index < len(words) else ("", ())
+
+
+_FLAGS = {"exclusive", "requeue", "no-requeue", "parsable", "hold", "H", "wait", "W", "test-only", "overcommit", "O",
+          "contiguous", "oversubscribe", "s", "verbose", "v", "quiet", "Q", "spread-job", "k", "no-kill"}  # fmt: skip
+
+
+def _joined(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines, with those that end with a backslash joined to the next one."""
+    first, parts = 0, list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        first = first or number
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
+            parts.append(line[:-1])
+            continue
+        yield first, " ".join([*parts, line])
+        first, parts = 0, []
+    if parts:
+        yield first, " ".join(parts)
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=line[:1] != "#")
+    except ValueError:  # a quote that ends in another line
+        return line.split()
+
+
+def _launcher_at(words: Sequence[str]) -> int | None:
+    return next((at for at, word in enumerate(words) if word.rpartition("/")[2] in _LAUNCHERS), None)
+
+
+def _names_script(line: BatchLine) -> bool:
+    at = _launcher_at(line.words)
+    rest = line.words[at + 1 :] if at is not None else ()
+    unclear = any("$" in word or "`" in word for word in rest)
+    named = any(_is_script(word) or word in ("-m", "--module", "--no-python", "--no_python", "--help") for word in rest)
+    # The last word may be the value of an option; a bare word after another bare word is a script.
+    bare = [before for before, word in zip(("", *rest), rest, strict=False) if not word.startswith("-")]
+    return unclear or named or any(not before.startswith("-") or "=" in before for before in bare)
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith(".py") and not word.startswith("-")
+
+
+def _activated(words: Sequence[str]) -> str:
+    if len(words) > 1 and words[0] in ("source", ".") and words[1].endswith("/bin/activate") and len(words) == 2:
+        return words[1].removesuffix("/bin/activate")
+    if len(words) > 2 and words[:2] in (("conda", "activate"), ("source", "activate")) and "/" in words[2]:
+        return words[2].rstrip("/")
+    return ""
+
+
+def _prefix_of_program(words: Sequence[str]) -> str:
+    """Return the environment of a program that is started by its path, such as `./venv/bin/torchrun`."""
+    names = ("/bin/torchrun", "/bin/python", "/bin/python3")
+    found = [word for word in words if word.endswith(names) and not word.startswith(("/usr/", "/bin/", "-"))]
+    return found[0].rpartition("/bin/")[0] if found else ""
+
+
+def _creates_conda(words: Sequence[str]) -> bool:
+    name = words[0].rpartition("/")[2] if words else ""
+    free = any(word == "--override-channels" for word in words)
+    return name == "conda" and len(words) > 1 and words[1] in ("create", "install") and not free

@@ -1,0 +1,159 @@
+"""What the doctor knows about a job, what a symptom is, and what it finds. Values only.
+
+A symptom is a name, a question, and a judge that answers it from a `Case` alone. `None` in a case means "not known": a
+judge then finds nothing, and `Case.unchecked` says what was missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from dalsegno.doctor.batch import BatchFacts
+from dalsegno.doctor.logs import LogSign, SignSeen
+from dalsegno.doctor.script import ScriptFacts
+from dalsegno.runs.hang import HangReport
+from dalsegno.slurm.facts import JobInfo
+
+
+class Severity(Enum):
+    ERROR = "error"  # the job fails, or has failed, because of it
+    WARNING = "warning"  # the job may fail, or be slow
+    NOTE = "note"  # good to know; the exit code stays 0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where something was seen: `train.py:12`, `slurm-7.out:230` or `partition gpu`, with the text that is there."""
+
+    where: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class DoctorFinding:
+    """One thing that is wrong, and how to fix it: an exact command, or a line of code."""
+
+    severity: Severity
+    what: str
+    fix: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True)
+class PathPlace:
+    """A path and the file system that it is on. `shared`: whether the nodes see the same file; None if not known."""
+
+    path: str
+    fstype: str = ""
+    shared: bool | None = None
+    mode: str = ""  # what this user may do with it: some of `rwx`; "" if it does not exist
+
+
+@dataclass(frozen=True)
+class PythonFound:
+    """The Python environment of a job. `torch` is its version; "" if torch is missing, None if that is not known."""
+
+    python: str
+    place: PathPlace
+    torch: str | None = None
+    cuda: bool | None = None  # whether torch was built for CUDA; None if that is not known
+    active: bool = True  # whether the job is known to use it
+
+
+@dataclass(frozen=True)
+class NodeProbe:
+    """What a job step saw on one node. None: not looked at."""
+
+    node: str
+    script: str | None = None  # some of `rwx`; "" if the script is not there
+    python: bool | None = None
+    torch: bool | None = None
+    port_in_use: bool | None = None
+    containers: bool | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class CaseCluster:
+    """The nodes that the job runs on, or would run on. `gpus_per_node` is 0 if none of them has a GPU."""
+
+    where: str  # such as `partition gpu`
+    nodes: int = 0
+    gpus_per_node: int = 0
+    containers: bool | None = None  # whether srun knows `--container-image`
+    same_files: bool = False  # the nodes are virtual hosts of this machine
+
+
+@dataclass(frozen=True)
+class FoundSnapshot:
+    """A checkpoint and the number of ranks that wrote it. `needs_same_size`: it loads on that number only."""
+
+    path: str
+    world_size: int
+    format: str  # its name, as people know it
+    needs_same_size: bool = False
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """The step times of a run: of each rank divided by the median, and of the part that waits for data in seconds."""
+
+    slow: Mapping[str, float] = field(default_factory=dict)  # rank -> ratio
+    places: Mapping[int, str] = field(default_factory=dict)
+    step_s: float = 0.0
+    data_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that is known of one job, before it starts or after it ended."""
+
+    subject: str
+    script: ScriptFacts | None = None
+    place: PathPlace | None = None  # of the script
+    batch: BatchFacts | None = None
+    words: tuple[str, ...] = ()  # what follows the script's name on the command line
+    python: PythonFound | None = None
+    cluster: CaseCluster | None = None
+    job: JobInfo | None = None
+    run: str = ""
+    signs: tuple[SignSeen, ...] = ()
+    hang: HangReport | None = None
+    dumps: tuple[str, ...] = ()  # files of the flight recorder
+    times: RankTimes | None = None
+    snapshots: tuple[FoundSnapshot, ...] = ()
+    left_snapshot: str = ""  # a snapshot that the script would load
+    world_size: int = 0  # number of ranks that the job has or requests; 0 if not known
+    port: int = 0  # a fixed MASTER_PORT
+    port_where: str = ""
+    port_in_use: bool | None = None  # on this machine
+    missing_launcher: Evidence | None = None  # a torchrun that the batch script starts by its path
+    missing_folders: tuple[Evidence, ...] = ()  # folders for output that do not exist
+    probes: tuple[NodeProbe, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+    def seen(self, *signs: LogSign) -> list[SignSeen]:
+        return [each for each in self.signs if each.sign in signs]
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a log or a record of the job: what it did counts more than what its files allow."""
+        return bool(self.signs or self.job or self.run)
+
+
+Judge = Callable[[Case], Iterable[DoctorFinding]]
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One thing that goes wrong. The judge decides from the case alone."""
+
+    name: str
+    question: str
+    judge: Judge
+
+
+def evidence_of(signs: Iterable[SignSeen]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(each.where, each.text) for each in signs)[:3]

@@ -1,0 +1,315 @@
+"""Gather a `Case` from a script, a log, a job or a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dalsegno.doctor.batch import BatchFacts, is_batch, read_batch
+from dalsegno.doctor.case import Case, Evidence, FoundSnapshot, RankTimes
+from dalsegno.doctor.logs import LogSign, SignSeen
+from dalsegno.doctor.script import MAX_SCRIPT_BYTES, ScriptFacts, read_script
+from dalsegno.doctor.slurm_source import SlurmAccess, find_job, look_at_cluster, probe_nodes, submitted_words
+from dalsegno.doctor.sources import (
+    find_snapshot,
+    look_at_python,
+    place_of,
+    port_is_taken,
+    read_dump_files,
+    read_start,
+    signs_in,
+)
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.printable import one_line
+from dalsegno.runs import journal
+from dalsegno.runs.coordinator.goodput import read_progress
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.hang import judge_hang, ranks_of_generation, read_hang
+from dalsegno.runs.status import read_status
+from dalsegno.runs.submit.prepare import read_plan
+from dalsegno.runs.submit.program import find_python, prefix_of
+from dalsegno.slurm.facts import JobState
+from dalsegno.system.processes import Runner
+from dalsegno.why.run import generation_to_explain
+
+MAX_LOGS = 256  # ranks whose logs are searched
+_SIBLINGS = 20  # modules beside the script that are read too
+
+
+@dataclass(frozen=True)
+class DoctorOrder:
+    """What to examine, and with what. `slurm` is None if there is no cluster."""
+
+    slurm: SlurmAccess | None
+    runner: Runner
+    env: Mapping[str, str]
+    words: tuple[str, ...] = ()  # what follows the script
+    python: str = ""
+    partition: str = ""
+    dumps: str = ""  # a folder
+    checkpoint: str = ""  # a folder
+    ranks: int = 0
+    probe: bool = False
+    same_files: bool = False
+    no_cluster: str = ""  # why there is none
+    mountinfo: str = field(default_factory=lambda: read_start(Path("/proc/self/mountinfo"), 1 << 20) or "")
+
+
+def gather_file(path: Path, order: DoctorOrder) -> Case:
+    """Return the case of a script, a batch script or a log."""
+    text = read_start(path, MAX_SCRIPT_BYTES)
+    if text is None:
+        why = "is not readable" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {why}", hint="name a script, a log file, a job or a run")
+    if path.suffix == ".py" or (text.startswith("#!") and not is_batch(text)):
+        return _surroundings(Case(str(path), script=_script(text, path), words=order.words), order, str(path))
+    if is_batch(text) or "\n#SBATCH" in text[:4096]:
+        return _batch_case(Case(str(path), words=order.words), read_batch(text, str(path)), order)
+    return _with_dumps(Case(str(path), signs=tuple(signs_in(path)), world_size=order.ranks), order, path.stat().st_uid)
+
+
+def gather_machine(order: DoctorOrder) -> Case:
+    """Return the case of no job in particular: this environment and the cluster."""
+    return _surroundings(Case("this environment", words=order.words), order, "")
+
+
+def gather_job(label: str, order: DoctorOrder) -> Case:
+    """Return the case of a job, from Slurm and from its output."""
+    if order.slurm is None:
+        raise UsageError(f"job {label} cannot be examined: {order.no_cluster}", hint="give the job's log file instead")
+    job = find_job(order.slurm, label)
+    path, words = submitted_words(order.slurm, job, order.runner)
+    signs, unchecked = list[SignSeen](), list[str]()
+    outputs = [each for each in dict.fromkeys((job.stdout, job.stderr)) if each and each != "/dev/null"]
+    owners = _owners(job.uid if job.uid is not None else os.geteuid())
+    for each in outputs:
+        signs += signs_in(Path(each), owners=owners)
+    if not any(os.path.exists(each) for each in outputs):
+        unchecked.append("the job's output: Slurm does not name it any more, or it is gone; give its path to `doctor`")
+    case = Case(f"job {label}", job=job, words=words, signs=tuple(signs), unchecked=tuple(unchecked))
+    file = Path(job.work_dir or "/", path) if path else None
+    text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
+    failed = job.state is not JobState.COMPLETED  # the script of a job that did well is not questioned
+    if failed and text is not None and file is not None and is_batch(text):
+        order = replace(order, partition=job.partition)
+        case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent), owners)
+    return _with_dumps(case, order, job.uid if job.uid is not None else os.geteuid())
+
+
+def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
+    """Return the case of a run, from its folder."""
+    status, entries = read_status(run.status), list(journal.read(run.journal))
+    if status is None:
+        raise UsageError(f"run {run.run} has no status yet", hint="`dalsegno runs` lists the runs that have one")
+    plan = read_plan(run)
+    generation = generation_to_explain(status, entries)
+    places = ranks_of_generation(entries, generation)
+    progress = read_progress(run.progress)
+    figures = progress.figures if progress else {}
+    times = RankTimes(
+        dict(progress.ranks) if progress else {}, places, figures.get("step_s") or 0.0, figures.get("data_s") or 0.0
+    )
+    script = Path(plan.request.chdir, plan.request.script)
+    owners = _owners(run.root.stat().st_uid)
+    case = Case(
+        f"run {run.run}",
+        run=run.run,
+        words=plan.request.args,
+        signs=tuple(_signs_of_run(run, generation, sorted(places), owners)),
+        hang=read_hang(run, generation, entries),
+        dumps=tuple(
+            str(run.flight_dump(generation, rank)) for rank in places if run.flight_dump(generation, rank).exists()
+        ),
+        times=times,
+        world_size=status.world_size or plan.shape.max_nodes * plan.shape.nproc_per_node,
+    )
+    prefix = prefix_of(plan.request)
+    python = os.path.join(prefix, "bin", "python") if prefix else plan.python
+    text = read_start(script, MAX_SCRIPT_BYTES, owners)
+    facts = _script(text, script) if text is not None and script.suffix == ".py" else None
+    order = replace(order, python=order.python or python, partition=plan.request.partition)
+    return _surroundings(replace(case, script=facts), order, str(script))
+
+
+def _owners(owner: int) -> tuple[int, ...]:
+    """Return whose files may be read for a job of this user, who has chosen their paths; () if all may be read."""
+    return () if owner == os.geteuid() else (owner,)
+
+
+def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners: Sequence[int]) -> list[SignSeen]:
+    """Return the signs in the logs of a run. Those of each rank have their rank in front of the line's number."""
+    logs = [(run.log(generation, rank), f"rank {rank}, line ") for rank in ranks[:MAX_LOGS]]
+    logs += [
+        (run.agents_log, "agents.log"),
+        (run.coordinator_log, "coordinator.log"),
+        (run.salloc_log(1), "salloc-1.log"),
+    ]
+    signs = list[SignSeen]()
+    for path, name in logs:
+        found = signs_in(path, name, owners)
+        signs += [replace(each, where=each.where.replace("line :", "line ")) for each in found]
+    return signs
+
+
+# The parts that all cases share
+
+
+def _script(text: str, path: Path) -> ScriptFacts:
+    """Return the script's facts. If a module beside it starts the process group, it counts as the script's own."""
+    facts = read_script(text, str(path))
+    if facts.starts or not facts.distributed:
+        return facts
+    beside = [path.parent / f"{name}.py" for name in sorted(facts.imports)] + [
+        each / "__init__.py" for name in sorted(facts.imports) if (each := path.parent / name).is_dir()
+    ]
+    for module in beside[:_SIBLINGS]:
+        other = read_start(module, MAX_SCRIPT_BYTES)
+        if other is not None and (starts := read_script(other, str(module)).starts):
+            return replace(facts, starts=tuple(replace(each, function="", line=0) for each in starts))
+    return facts
+
+
+def _batch_case(
+    case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path | None = None, owners: Sequence[int] = ()
+) -> Case:
+    """Return the case with a batch script, and the Python script that it starts if there is one."""
+    folder = folder or Path.cwd()
+    case = replace(case, batch=batch)
+    # Where a variable is part of the path, as in `$(dirname "$PWD")/ddp.py`, the name alone is looked for.
+    named = [word.rpartition("/")[2] if "$" in word else word for _, word in batch.scripts]
+    tried = [
+        place / name for name in named for place in (folder, Path(batch.path).parent, Path(batch.path).parent.parent)
+    ]
+    script = next((each for each in tried if each.is_file()), None)
+    text = read_start(script, MAX_SCRIPT_BYTES, owners) if script else None
+    if script is not None and text is not None:
+        case = replace(case, script=_script(text, script))
+    line, activated = batch.environment()
+    if line and not order.python:
+        order = replace(order, python=os.path.join(folder, activated, "bin", "python"))
+    order = replace(order, partition=order.partition or batch.options.get("partition", ""))
+    case = replace(
+        case,
+        world_size=order.ranks or _ranks_of(batch),
+        missing_folders=tuple(_missing_folders(batch, folder, case.started)),
+        missing_launcher=None if case.started else _missing_launcher(batch, folder),
+    )
+    return _surroundings(case, order, str(script) if script else "")
+
+
+def _ranks_of(batch: BatchFacts) -> int:
+    """Return the number of ranks that a batch script starts; 0 if its text does not tell."""
+    nodes = batch.options.get("nodes", "1")
+    per_node = [
+        word.partition("=")[2]
+        for each in batch.launchers
+        for word in each.words
+        if word.replace("_", "-").startswith("--nproc-per-node=")
+    ]
+    tasks = batch.options.get("ntasks-per-node", "") if not batch.launchers else (per_node or [""])[0]
+    return int(nodes) * int(tasks) if nodes.isdecimal() and tasks.isdecimal() else 0
+
+
+def _missing_launcher(batch: BatchFacts, folder: Path) -> Evidence | None:
+    """Return the torchrun that the script starts by a path where there is nothing."""
+    for line, path in batch.launcher_paths():
+        if not any((place / path).exists() for place in (folder, Path(batch.path).parent)):
+            return Evidence(f"{batch.path}:{line.line}", path)
+    return None
+
+
+def _missing_folders(batch: BatchFacts, folder: Path, started: bool) -> list[Evidence]:
+    if started:
+        return []
+    found = []
+    for option in ("output", "error"):
+        parent = os.path.dirname(batch.options.get(option, ""))
+        if parent and "%" not in parent and not (folder / batch.options.get("chdir", "") / parent).is_dir():
+            found.append(Evidence(f"{batch.path}:{batch.option_lines[option]}", parent))
+    return found[:1]
+
+
+def _surroundings(case: Case, order: DoctorOrder, script: str) -> Case:
+    """Return the case with the environment, the cluster, the port and the snapshots."""
+    unchecked = list(case.unchecked)
+    python = order.python or find_python(order.env, "torch")
+    active = bool(order.python or order.env.get("VIRTUAL_ENV"))
+    found = look_at_python(python, order.env, order.mountinfo, active)
+    if found.torch is None:
+        missing = "is a shell script that selects one" if os.path.exists(python) else "is not on this machine"
+        unchecked.append(f"PyTorch: {python} {missing}; name the job's Python with `--python`")
+    port, where = _port(case, order)
+    case = replace(
+        case,
+        place=place_of(script, order.mountinfo) if script else None,
+        python=found,
+        port=port,
+        port_where=where,
+        port_in_use=port_is_taken(port) if port and not case.started else None,
+        snapshots=tuple(_snapshots(case, order)),
+        left_snapshot=_left_snapshot(case),
+        world_size=order.ranks or case.world_size,
+    )
+    return replace(_with_cluster(case, order, script, python, unchecked), unchecked=tuple(unchecked))
+
+
+def _with_cluster(case: Case, order: DoctorOrder, script: str, python: str, unchecked: list[str]) -> Case:
+    if order.slurm is None:
+        unchecked.append(f"the cluster: {order.no_cluster}")
+        return case
+    try:
+        cluster = look_at_cluster(order.slurm, order.runner, order.partition, order.same_files)
+    except DalsegnoError as error:
+        unchecked.append(f"the cluster: {one_line(error.what.strip().splitlines()[-1].strip())}")
+        return case
+    if cluster is None:
+        unchecked.append("the nodes: Slurm has no default partition; name one with `--partition`")
+        return case
+    case = replace(case, cluster=cluster)
+    if not order.probe:
+        if not case.started:
+            unchecked.append("files and ports on the nodes: `--probe` starts a job step of a second there")
+        return case
+    probes = probe_nodes(order.slurm, order.runner, script, python, case.port, order.partition, cluster.nodes)
+    return replace(case, probes=tuple(probes))
+
+
+def _port(case: Case, order: DoctorOrder) -> tuple[int, str]:
+    """Return a MASTER_PORT that is fixed in the batch script, the script or the environment, and where."""
+    if case.batch:
+        line, value = case.batch.variable("MASTER_PORT")
+        if value.isdecimal():
+            return int(value) & 0xFFFF, f"{case.batch.path}:{line}"
+    if case.script and case.script.port:
+        return case.script.port & 0xFFFF, f"{case.script.path}:{case.script.port_line}"
+    value = order.env.get("MASTER_PORT", "")
+    return (int(value) & 0xFFFF, "environment") if value.isdecimal() and not case.started else (0, "")
+
+
+def _snapshots(case: Case, order: DoctorOrder) -> list[FoundSnapshot]:
+    folders = [order.checkpoint] if order.checkpoint else [word.partition("=")[2] or word for word in case.words]
+    found = [find_snapshot(Path(each)) for each in folders if each and os.path.isdir(each)]
+    return [each for each in found if each is not None]
+
+
+def _left_snapshot(case: Case) -> str:
+    """Return a snapshot file that the script names and that exists in this folder; "" if there is none."""
+    names = case.script.files if case.script else ()
+    return next((name for name in names if os.path.isfile(name)), "")
+
+
+def _with_dumps(case: Case, order: DoctorOrder, owner: int) -> Case:
+    """Return the case with the dumps of the flight recorder that the log names, or that lie in a given folder."""
+    if order.dumps and not os.path.isdir(order.dumps):
+        raise UsageError(
+            f"there is no folder {order.dumps}", hint="`--dumps` names the folder of the flight recorder's files"
+        )
+    named = [Path(each.values["path"]) for each in case.seen(LogSign.DUMP_WRITTEN) if "path" in each.values]
+    paths = sorted(Path(order.dumps).iterdir()) if order.dumps else named
+    found = read_dump_files(paths, os.geteuid() if order.dumps else owner)
+    if not found:
+        return case
+    report = judge_hang(0, [dump for _, dump in found], {}, {})
+    return replace(case, hang=report, dumps=tuple(str(path) for path, _ in found))

@@ -1,0 +1,51 @@
+"""The NCCL, EFA and RDMA variables that jobs need on an instance type, as data with reasons and sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from dalsegno.hardware.catalog import instances, read_rows
+
+INSTANCE = "DALSEGNO_INSTANCE"  # names the instance type of the nodes where Slurm does not tell it
+
+
+@dataclass(frozen=True)
+class JobVariable:
+    """A variable of jobs. `of` is the fabric or the instance type that needs it."""
+
+    name: str
+    value: str
+    of: str
+    reason: str
+    source: str
+
+
+@cache
+def job_variables() -> tuple[JobVariable, ...]:
+    """Return the whole table. A cell has no commas, so that spaces in a value stand for commas."""
+    return tuple(
+        JobVariable(row["variable"], row["value"].replace(" ", ","), row["for"], row["reason"], row["source"])
+        for row in read_rows("job_variables.csv")
+    )
+
+
+def variables_for(instance: str) -> tuple[JobVariable, ...]:
+    """Return the variables for jobs on this instance type. A row of the instance type overrides one of its fabric."""
+    known = instances().get(instance.removeprefix("ml."))
+    if known is None:
+        return ()
+    found = {each.name: each for each in job_variables() if each.of == known.fabric}
+    found.update({each.name: each for each in job_variables() if each.of == known.name})
+    return tuple(found.values())
+
+
+def missing_variables(instance: str, *given: Mapping[str, str]) -> tuple[JobVariable, ...]:
+    """Return the variables for jobs on this instance type that nobody has set, not even to an empty text."""
+    return tuple(each for each in variables_for(instance) if not any(each.name in env for env in given))
+
+
+def find_instance_type(features: Iterable[str]) -> str:
+    """Return the instance type among the features of a Slurm node, where ParallelCluster puts it; "" if none is."""
+    return next((each for each in features if each.removeprefix("ml.") in instances()), "")

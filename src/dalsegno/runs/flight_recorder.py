@@ -1,0 +1,245 @@
+"""Read the dumps of PyTorch's flight recorder, and find the collective in which ranks wait for each other. Pure.
+
+Each rank records its collectives. A dump is a pickle, which PyTorch writes when NCCL times out, or lines of JSON, which
+a worker writes when its agent asks (`runs/agent/flight_dump.py`). Another user may have written the file: only plain
+containers, numbers and text are accepted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+MAX_DUMP_BYTES = 64 << 20
+MAX_CALLS = 20_000
+_MAX_TEXT = 200  # characters of a name that another user may have chosen
+_LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+
+
+class ProcessState(Enum):
+    """What the agent saw of a rank."""
+
+    ANSWERED = "answered"  # it wrote its dump
+    STOPPED = "stopped"  # a signal has stopped it
+    BLOCKED = "blocked"  # it waits inside the kernel, for a disk, a network file system or a driver
+    SILENT = "silent"  # it runs, but wrote nothing
+    GONE = "gone"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ProcessState:
+        return cls.SILENT
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One collective that a rank has called. `group` and `sequence` identify it across ranks."""
+
+    group: str
+    sequence: int
+    operation: str  # such as `all_reduce`
+    done: bool
+    sizes: tuple[tuple[int, ...], ...] = ()
+    where: str = ""  # the line of the script, such as `train.py:21`; "" if the dump has no stacks
+    point_to_point: bool = False
+
+    def describe(self) -> str:
+        sizes = ", ".join("x".join(map(str, size)) or "scalar" for size in self.sizes[:2])
+        return self.operation + (f" ({sizes})" if sizes else "") + (f" at {self.where}" if self.where else "")
+
+
+@dataclass(frozen=True)
+class FlightDump:
+    """What one rank recorded. `groups` maps a process group to its ranks, as far as the dump names them."""
+
+    rank: int
+    calls: tuple[CollectiveCall, ...] = ()
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    state: ProcessState = ProcessState.ANSWERED
+
+    def pending(self) -> list[CollectiveCall]:
+        return [call for call in self.calls if not call.done and not call.point_to_point]
+
+
+class BadDump(ValueError):
+    """A file that is not a dump of the flight recorder."""
+
+
+# Pickles: an unpickler that knows only the operations of plain containers
+
+
+_PLAIN = (
+    pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE,
+    pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINFLOAT,
+    pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS,
+    pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2,
+    pickle.TUPLE3, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.MEMOIZE,
+)  # fmt: skip
+
+
+class PlainUnpickler(pickle._Unpickler):
+    """Builds numbers, text, lists, tuples and dicts. It knows no operation that imports, calls or builds objects.
+
+    Python's own implementation is used instead of the one in C: a single operation can make the latter reserve 64 GiB.
+    """
+
+    dispatch: ClassVar = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _PLAIN}
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+
+
+def read_dump(data: bytes, rank: int) -> FlightDump:
+    """Parse a dump. If it has several lines of JSON, the last one that can be read counts. Raise BadDump if none can.
+
+    `rank` comes from the name of the file, because dumps do not name their rank.
+    """
+    if len(data) > MAX_DUMP_BYTES:
+        raise BadDump(f"longer than {MAX_DUMP_BYTES >> 20} MiB")
+    content = _from_json(data) if data[:1] == b"{" else _from_pickle(data)
+    if not isinstance(content, Mapping):
+        raise BadDump("not a dump of the flight recorder")
+    if "process" in content:
+        return FlightDump(rank, state=ProcessState(content["process"]))
+    entries = content.get("entries", ())
+    if not isinstance(entries, (list, tuple)) or not {"entries", "version", "pg_config"} & content.keys():
+        raise BadDump("not a dump of the flight recorder")
+    calls = tuple(call for entry in entries[-MAX_CALLS:] if (call := _read_call(entry)) is not None)
+    return FlightDump(rank, calls, dict(_read_groups(content.get("pg_config"))))
+
+
+def _from_json(data: bytes) -> Any:
+    for line in reversed(data.splitlines()[-100:]):
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # the process was killed while it wrote the line
+    raise BadDump("not JSON")
+
+
+def _from_pickle(data: bytes) -> Any:
+    try:
+        return PlainUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # bytes of others can make the unpickler fail in any way
+        raise BadDump(f"not a plain pickle: {type(error).__name__}") from error
+
+
+def _read_call(entry: Any) -> CollectiveCall | None:
+    if not isinstance(entry, Mapping):
+        return None
+    name = entry.get("profiling_name")
+    names = entry.get("process_group")
+    sequence = entry.get("collective_seq_id")
+    if not isinstance(name, str) or not isinstance(sequence, int):
+        return None
+    backend, _, operation = name[:_MAX_TEXT].rpartition(":")
+    completed = entry.get("state") == "completed"
+    return CollectiveCall(
+        group=str(names[0])[:_MAX_TEXT] if isinstance(names, (list, tuple)) and names else "",
+        sequence=sequence,
+        operation=operation,
+        # gloo only retires what is done. A collective of NCCL that is retired but not completed has timed out.
+        done=completed or (backend == "gloo" and entry.get("retired") is True),
+        sizes=tuple(_read_sizes(entry.get("input_sizes"))),
+        where=_read_place(entry.get("frames")),
+        point_to_point=entry.get("is_p2p") is True,
+    )
+
+
+def _read_sizes(sizes: Any) -> Iterator[tuple[int, ...]]:
+    for size in sizes[:8] if isinstance(sizes, (list, tuple)) else ():
+        if isinstance(size, (list, tuple)):
+            yield tuple(each for each in size[:8] if isinstance(each, int))
+
+
+def _read_place(frames: Any) -> str:
+    """Return the innermost line that is not in a library."""
+    for frame in frames[:200] if isinstance(frames, (list, tuple)) else ():
+        file, line = (frame.get("filename"), frame.get("line")) if isinstance(frame, Mapping) else (None, None)
+        if isinstance(file, str) and isinstance(line, int) and not any(part in file for part in _LIBRARY):
+            return f"{file[-_MAX_TEXT:]}:{line}"
+    return ""
+
+
+def _read_groups(config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the ranks of each named group. The ranks are text, such as `[0, 1]`. gloo does not name its groups."""
+    for name, about in list(config.items())[:10_000] if isinstance(config, Mapping) else ():
+        ranks = about.get("ranks") if isinstance(about, Mapping) else None
+        numbers = str(ranks).strip("[]").replace(" ", "").split(",") if ranks is not None else []
+        if name and all(number.isdecimal() for number in numbers):
+            yield str(name), tuple(int(number) for number in numbers)
+
+
+# Which ranks wait for which
+
+
+class StallKind(Enum):
+    MISSING = "missing"  # some ranks have called the collective, others have not
+    MISMATCH = "mismatch"  # the ranks have called different collectives
+    INCOMPLETE = "incomplete"  # all ranks have called it, but it does not end
+
+
+@dataclass(frozen=True)
+class Stall:
+    """The collective in which ranks wait. `calls` are the calls of the ranks that wait, `missing` the other ranks."""
+
+    kind: StallKind
+    group: str
+    sequence: int
+    calls: Mapping[int, CollectiveCall]
+    missing: tuple[int, ...] = ()
+
+    @property
+    def call(self) -> CollectiveCall:
+        return next(iter(self.calls.values()))
+
+
+def find_stall(dumps: Sequence[FlightDump], world_size: int = 0) -> Stall | None:
+    """Return the collective that keeps all others waiting; None if no rank waits in a collective.
+
+    A rank that is missing in one group may itself wait in another one. The stall whose missing ranks wait nowhere comes
+    first.
+    """
+    stalls = [stall for group in _groups_of(dumps) if (stall := _stall_of(group, dumps, world_size)) is not None]
+    waiting = {dump.rank for dump in dumps if dump.pending()}
+    return min(stalls, key=lambda stall: (bool(waiting & set(stall.missing)), -len(stall.calls)), default=None)
+
+
+def _groups_of(dumps: Sequence[FlightDump]) -> list[str]:
+    return list(dict.fromkeys(call.group for dump in dumps for call in dump.pending()))
+
+
+def _stall_of(group: str, dumps: Sequence[FlightDump], world_size: int) -> Stall | None:
+    own = {dump.rank: [call for call in dump.calls if _is_of(call, group)] for dump in dumps}
+    first = min(call.sequence for calls in own.values() for call in calls if not call.done)
+    calls = {rank: call for rank in sorted(own) for call in own[rank] if call.sequence == first}
+    members = _members(group, dumps, own, world_size)
+    # A rank that is further on has called it too, and no longer has the record.
+    later = {rank for rank, theirs in own.items() if any(call.sequence > first for call in theirs)}
+    missing = tuple(rank for rank in members if rank not in calls and rank not in later)
+    if len({(call.operation, call.sizes if _equal_sizes(call) else ()) for call in calls.values()}) > 1:
+        return Stall(StallKind.MISMATCH, group, first, calls, missing)
+    return Stall(StallKind.MISSING if missing else StallKind.INCOMPLETE, group, first, calls, missing)
+
+
+def _is_of(call: CollectiveCall, group: str) -> bool:
+    return call.group == group and not call.point_to_point
+
+
+def _members(
+    group: str, dumps: Sequence[FlightDump], own: Mapping[int, Sequence[CollectiveCall]], world_size: int
+) -> list[int]:
+    """Return the ranks of a group. If no dump names them: all ranks for the default group, else those that used it."""
+    named = [dump.groups[group] for dump in dumps if group in dump.groups]
+    if named:
+        return sorted(set(named[0]))
+    return list(range(world_size)) if group in ("", "0") and world_size else [rank for rank in sorted(own) if own[rank]]
+
+
+def _equal_sizes(call: CollectiveCall) -> bool:
+    """Return whether all ranks must give the same sizes to this operation."""
+    return call.operation in ("all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "barrier")

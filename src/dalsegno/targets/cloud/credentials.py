@@ -1,0 +1,118 @@
+"""Refusals of a cloud, named by their cause: missing, wrong or expired credentials, rights, quotas, capacity.
+
+Credentials come from the SDK's own chain (environment, profile, single sign-on, instance role). Nothing here reads,
+stores or shows a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from dalsegno.errors import TargetError
+from dalsegno.printable import one_line
+
+
+class CloudRefusal(Enum):
+    """Why a cloud refused a request."""
+
+    NO_CREDENTIALS = "no credentials"
+    WRONG_CREDENTIALS = "wrong credentials"
+    EXPIRED = "expired credentials"
+    DENIED = "not allowed"
+    THROTTLED = "too many requests"
+    CAPACITY = "no capacity"
+    QUOTA = "quota reached"
+    NOT_THERE = "does not exist"
+    ALREADY_THERE = "exists already"
+    UNREACHABLE = "no answer"
+    INVALID = "invalid request"
+    UNKNOWN = "unknown"
+
+
+# AWS's error codes. Codes that are not here are UNKNOWN, and shown as they are.
+_CODES: dict[CloudRefusal, tuple[str, ...]] = {
+    CloudRefusal.WRONG_CREDENTIALS: (
+        "InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "SignatureDoesNotMatch",
+        "InvalidAccessKeyId", "IncompleteSignature", "MissingAuthenticationToken", "NotAuthenticated",
+    ),
+    CloudRefusal.EXPIRED: ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"),
+    CloudRefusal.DENIED: (
+        "AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "OptInRequired", "Forbidden", "403",
+        "NotAuthorizedOrNotFound",
+    ),
+    CloudRefusal.THROTTLED: (
+        "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException", "TooManyRequests",
+        "SlowDown", "LimitExceededException",
+    ),
+    CloudRefusal.CAPACITY: (
+        "InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
+        "InsufficientCapacity", "ReservationCapacityExceeded", "Unsupported", "SpotMaxPriceTooLow",
+        "MaxSpotInstanceCountExceeded", "OutOfHostCapacity",
+    ),
+    CloudRefusal.QUOTA: (
+        "VcpuLimitExceeded", "InstanceLimitExceeded", "ResourceLimitExceeded", "ServiceQuotaExceededException",
+        "ServiceLimitExceeded", "VpcLimitExceeded", "AddressLimitExceeded", "NatGatewayLimitExceeded", "LimitExceeded",
+        "QuotaExceeded",
+    ),
+    CloudRefusal.NOT_THERE: (
+        "ResourceNotFound", "ResourceNotFoundException", "NoSuchBucket", "NoSuchKey", "404", "NotFound",
+        "FileSystemNotFound", "InvalidKeyPair.NotFound", "DataRepositoryAssociationNotFound",
+    ),
+    CloudRefusal.ALREADY_THERE: (
+        "AlreadyExistsException", "ResourceInUse", "BucketAlreadyOwnedByYou", "EntityAlreadyExists",
+        "InvalidKeyPair.Duplicate",
+    ),
+    CloudRefusal.INVALID: (
+        "ValidationError", "ValidationException", "InvalidParameter", "InvalidParameterValue", "BadRequest",
+        "InvalidParameterCombination", "MissingParameter",
+    ),
+}  # fmt: skip
+_BY_CODE = {code: refusal for refusal, codes in _CODES.items() for code in codes}
+_WORDS = re.compile(r"[A-Za-z][A-Za-z.]+")
+
+_HINTS = {
+    CloudRefusal.NO_CREDENTIALS: "log in with `aws configure` or `aws sso login`, or set AWS_PROFILE",
+    CloudRefusal.WRONG_CREDENTIALS: "check AWS_PROFILE and the keys: `aws sts get-caller-identity` shows who you are",
+    CloudRefusal.EXPIRED: "log in again: `aws sso login`, or get new temporary keys, then repeat the command",
+    CloudRefusal.DENIED: "ask the owner of the account for this permission, or use another profile (AWS_PROFILE)",
+    CloudRefusal.THROTTLED: "wait a minute, then run the command again; it continues from there",
+    CloudRefusal.CAPACITY: "choose another availability zone, reserve capacity, or ask for fewer nodes",
+    CloudRefusal.QUOTA: "request a higher quota in the Service Quotas console, or ask for fewer nodes",
+    CloudRefusal.UNREACHABLE: "check the network and the region's name",
+    CloudRefusal.NOT_THERE: "check the id and the region in the cluster file",
+    CloudRefusal.INVALID: "fix the setting named above in the cluster file, then run `dalsegno up` again",
+}
+
+
+class CloudError(TargetError):
+    """A request that a cloud refused. `refusal` is the cause, `code` the cloud's own name for it."""
+
+    def __init__(self, refusal: CloudRefusal, what: str, *, code: str = "", hint: str = "") -> None:
+        super().__init__(what, hint=hint or _HINTS.get(refusal, ""))
+        self.refusal, self.code = refusal, code
+
+
+def refusal_of_code(code: str) -> CloudRefusal:
+    """Return the cause that an error code of AWS or OCI stands for."""
+    if code in _BY_CODE:
+        return _BY_CODE[code]
+    if code.endswith((".NotFound", "NotFoundException", "NoSuchEntity", "DoesNotExist")):
+        return CloudRefusal.NOT_THERE
+    return CloudRefusal.UNKNOWN
+
+
+def refusal_in_text(text: str) -> CloudRefusal:
+    """Return the cause that a message contains the code of, where the cloud's tool gives no code of its own.
+
+    The first code counts: it is the cause, and what follows are consequences.
+    """
+    found = (refusal_of_code(word.rstrip(".")) for word in _WORDS.findall(text))
+    return next((each for each in found if each is not CloudRefusal.UNKNOWN), CloudRefusal.UNKNOWN)
+
+
+def explain(refusal: CloudRefusal, doing: str, message: str = "", code: str = "") -> CloudError:
+    """Return the error for a refused request: what was being done, the cause, and the cloud's own message."""
+    said = f": {one_line(message)}" if message else ""
+    shown = f"{doing}: {refusal.value}" if refusal is not CloudRefusal.UNKNOWN else f"{doing}: {code or 'refused'}"
+    return CloudError(refusal, f"{shown}{said}", code=code)

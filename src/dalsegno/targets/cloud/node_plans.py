@@ -1,0 +1,267 @@
+"""The plans of machines on which the platform runs Slurm itself: what Dal Segno adds to head, login and compute nodes.
+
+Slurm's daemons, munge and the file systems are the platform's, and stay as they are. Secrets are created on the head
+and handed out in a folder of a shared file system that only root can read, so that no script holds one. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.health.settings import FILE as HEALTH
+from dalsegno.health.settings import settings_text
+from dalsegno.setup.bootstrap import HEAD, HOST, PYTHON
+from dalsegno.setup.node_plan import NodePlan, PlannedCommand, PlannedFile, PlannedFolder, PlannedLink, PlannedService
+from dalsegno.spec.facts import Cluster, facts_to_json
+from dalsegno.system.children import MARK
+from dalsegno.system.hosts import revision
+from dalsegno.targets.folder import IDENTITY, ClusterFolder
+
+HEAD_HOME = Path("/var/lib/dalsegno")
+LOGS = "/var/log/dalsegno"
+METRICS = "/var/lib/dalsegno/metrics"
+PATH = "/opt/slurm/bin:/opt/slurm/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # slurmctld of ParallelCluster listens on 6820 to 6829
+COMMAND = "/usr/local/bin/dalsegno"
+_PACKAGES = ("click>=8.1", "pydantic>=2.10", "PyYAML>=6")
+
+
+@dataclass(frozen=True)
+class ManagedSlurm:
+    """A cluster whose Slurm the platform set up, and where its files are."""
+
+    cluster: Cluster
+    cluster_id: str
+    code: str  # key of our code
+    state_text: str  # the state file of the head's side of the target
+    nodes: tuple[str, ...]  # all names that the platform gives its compute nodes
+    etc: str = "/opt/slurm/etc"  # Slurm's files, which all machines share
+    prolog: str = ""  # our script in the platform's folder of prologs; "" if it has none
+    scratch: str = ""  # mount point of the local disks; "" without any
+    pyxis: bool = False  # turn on the Enroot and Pyxis that the platform's image holds
+
+    @property
+    def folder(self) -> ClusterFolder:
+        return ClusterFolder(HEAD_HOME / "clusters" / self.cluster.name)
+
+    @property
+    def shared(self) -> str:
+        """The folder with the secrets of the node agents."""
+        return f"{self.etc}/dalsegno/agents"
+
+    @property
+    def env(self) -> dict[str, str]:
+        conf = str(self.folder.slurm_conf)
+        return {"PATH": PATH, "LC_ALL": "C.UTF-8", MARK: str(self.folder.root), "SLURM_CONF": conf}
+
+
+def head_plan(site: ManagedSlurm) -> NodePlan:
+    """Return the plan of the head: controller, observer, the agents' secrets, and our parts of Slurm's settings."""
+    cluster, folder = site.cluster, site.folder
+    agents = str(folder.secret / "agents")
+    token = str(folder.secret / "metrics-token")
+    services = [_own(site, "controller", [str(folder.root), "--agents", f"{HEAD}:{AGENTS_PORT}"])]
+    if cluster.monitoring.enabled:
+        services.append(_own(site, "observer", _observer(site)))
+    return NodePlan(
+        cluster.name,
+        site.cluster_id,
+        HOST,
+        folders=(
+            *_folders(site),
+            PlannedFolder(str(folder.run)),
+            PlannedFolder(str(folder.secret), 0o700),
+            PlannedFolder(f"{site.etc}/dalsegno", 0o700),
+            PlannedFolder(site.shared, 0o700),
+            *([PlannedFolder(str(Path(site.prolog).parent))] if site.prolog else []),
+            *([PlannedFolder(f"{site.etc}/plugstack.conf.d")] if site.pyxis else []),
+        ),
+        files=(
+            *_files(site),
+            PlannedFile(str(folder.state), site.state_text),
+            PlannedFile(str(folder.applied), json.dumps(facts_to_json(cluster), indent=1)),
+            PlannedFile(f"{site.etc}/{HEALTH}", settings_text(cluster.health)),
+            PlannedFile(f"{site.etc}/{IDENTITY}", f"{site.cluster_id}\n"),
+            *([PlannedFile(site.prolog, prolog_text(site), 0o755)] if site.prolog else []),
+            *(_pyxis_files(site) if site.pyxis else []),
+        ),
+        links=(*_links(site), PlannedLink(agents, site.shared)),
+        bundle=site.code,
+        python=PYTHON,
+        commands=(
+            _packages(site),
+            PlannedCommand("creating the token of the metrics", ("/bin/sh", "-c", _TOKEN, token), creates=token),
+            PlannedCommand(
+                "creating the secrets of the node agents",
+                (PYTHON, "-I", "-c", _SECRETS, "create", site.shared, *site.nodes),
+                unless=(PYTHON, "-I", "-c", _SECRETS, "check", site.shared, *site.nodes),
+            ),
+        ),
+        services=tuple(services),
+    )
+
+
+def compute_plan(site: ManagedSlurm) -> NodePlan:
+    """Return the plan of every compute node. Its name is filled in on the machine."""
+    watched = site.cluster.health.mode != "off"
+    metrics = ["--metrics", METRICS] if site.cluster.monitoring.enabled else []
+    arguments = ["--node", HOST, "--controller", f"{HEAD}:{AGENTS_PORT}", "--secret", f"{site.shared}/{HOST}",
+                 "--boot-id", "/proc/sys/kernel/random/boot_id", *metrics]  # fmt: skip
+    return NodePlan(
+        site.cluster.name,
+        site.cluster_id,
+        HOST,
+        folders=(
+            *_folders(site),
+            *([PlannedFolder(METRICS)] if metrics else []),
+            *([PlannedFolder(path) for path in _enroot_folders(site)] if site.pyxis else []),
+        ),
+        files=(*_files(site), *([PlannedFile("/etc/enroot/enroot.conf", enroot_conf(site))] if site.pyxis else [])),
+        links=_links(site),
+        bundle=site.code,
+        python=PYTHON,
+        commands=(_packages(site),),
+        services=(_own(site, "node-agent", arguments),) if watched else (),
+    )
+
+
+def login_plan(site: ManagedSlurm) -> NodePlan:
+    """Return the plan of every login node: the command `dalsegno`, and no daemon."""
+    return NodePlan(
+        site.cluster.name,
+        site.cluster_id,
+        HOST,
+        folders=_folders(site),
+        files=_files(site),
+        links=_links(site),
+        bundle=site.code,
+        python=PYTHON,
+        commands=(_packages(site),),
+    )
+
+
+def _folders(site: ManagedSlurm) -> tuple[PlannedFolder, ...]:
+    return (PlannedFolder(LOGS), PlannedFolder(str(site.folder.root)))
+
+
+def _files(site: ManagedSlurm) -> tuple[PlannedFile, ...]:
+    return (PlannedFile(COMMAND, _command_text(), 0o755),)
+
+
+def _links(site: ManagedSlurm) -> tuple[PlannedLink, ...]:
+    return PlannedLink(str(site.folder.etc), site.etc), PlannedLink("/opt/dalsegno/current", site.code)
+
+
+def _command_text() -> str:
+    return (
+        f"#!{PYTHON} -I\n# Written by Dal Segno.\nimport sys\n\n"
+        'sys.path[:0] = ["/opt/dalsegno/current"]\n'
+        "from dalsegno.cli.main import main\n\nmain()\n"
+    )
+
+
+def _packages(site: ManagedSlurm) -> PlannedCommand:
+    """Return the command that installs the Python packages we need, unless those in our code fit this Python."""
+    folder = f"/opt/dalsegno/{site.code}"
+    ask = f"import sys; sys.path[:0] = [{folder!r}]; import click, pydantic, yaml"
+    pip = (PYTHON, "-m", "pip", "install", "--quiet", "--upgrade", "--target", folder, *_PACKAGES)
+    return PlannedCommand("installing Python packages", pip, unless=(PYTHON, "-I", "-c", ask))
+
+
+def _observer(site: ManagedSlurm) -> list[str]:
+    monitoring = site.cluster.monitoring
+    listen = f"{HEAD}:{OBSERVER_PORT}"
+    arguments = [str(site.folder.root), "--listen", listen, "--compat", monitoring.compat]
+    arguments += ["--interval", str(monitoring.interval_s)]
+    return [*arguments, *(["--open-metrics"] if monitoring.open_metrics else [])]
+
+
+def _own(site: ManagedSlurm, name: str, arguments: Sequence[str]) -> PlannedService:
+    argv = (PYTHON, "-I", f"/opt/dalsegno/{site.code}/dalsegno/programs.py", name, *arguments)
+    stamp = revision(argv, sorted(site.env.items()))
+    return PlannedService(name, argv, f"{LOGS}/{name}.log", site.env, stamp, keep=True)
+
+
+_TOKEN = 'umask 077; od -An -N32 -tx1 /dev/urandom | tr -d " \\n" > "$0.new" && mv "$0.new" "$0"'
+
+# Creates a secret for each node that has none, or checks whether all nodes have one.
+_SECRETS = """\
+import os, secrets, sys
+mode, folder, *nodes = sys.argv[1:]
+missing = [node for node in nodes if not os.path.exists(os.path.join(folder, node))]
+if mode == "check":
+    sys.exit(bool(missing))
+for node in missing:
+    path = os.path.join(folder, node)
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    os.replace(path + ".new", path)
+"""
+
+
+def prolog_text(site: ManagedSlurm) -> str:
+    """Return the script that checks a node before each job. Only a check that failed stops the job.
+
+    A failed prolog drains the node, and on these platforms a drained node is replaced. So a program that is missing,
+    too slow or broken must not fail it.
+    """
+    bases = " ".join(_enroot_folders(site)) if site.pyxis else ""
+    folders = (
+        'case "${SLURM_JOB_UID:-}" in\n'
+        "  '' | *[!0-9]*) ;;\n"
+        "  *)\n"
+        f"    for base in {bases}; do\n"
+        '      [ ! -d "$base" ] || install -d -m 0700 -o "$SLURM_JOB_UID" "$base/user-$SLURM_JOB_UID" || true\n'
+        "    done\n"
+        "    ;;\n"
+        "esac\n"
+    )
+    return (
+        "#!/bin/sh\n"
+        f"# Written by Dal Segno for cluster {site.cluster.name}: checks the node before a job.\n"
+        f"{folders if bases else ''}"
+        f"[ -x {COMMAND} ] || exit 0\n"
+        f"answer=$(timeout 12 {COMMAND} health --context prolog --line 2> /dev/null)\n"
+        "code=$?\n"
+        'case "$code:$answer" in\n'
+        "  1:*HEALTH_CHECK_RESULT:*)\n"
+        "    printf '%s\\n' \"$answer\" >&2\n"
+        "    exit 1\n"
+        "    ;;\n"
+        "esac\n"
+        "exit 0\n"
+    )
+
+
+def _enroot_folders(site: ManagedSlurm) -> tuple[str, ...]:
+    return "/run/enroot", f"{site.scratch or '/var/lib'}/enroot"
+
+
+def enroot_conf(site: ManagedSlurm) -> str:
+    """Return Enroot's settings: images and running containers on the local disk, in a folder of each user."""
+    run, data = _enroot_folders(site)
+    return (
+        f"# Written by Dal Segno for cluster {site.cluster.name}.\n"
+        f"ENROOT_RUNTIME_PATH {run}/user-$(id -u)\n"
+        "ENROOT_CONFIG_PATH ${HOME}/.config/enroot\n"
+        f"ENROOT_CACHE_PATH {data}/user-$(id -u)/cache\n"
+        f"ENROOT_DATA_PATH {data}/user-$(id -u)/data\n"
+        f"ENROOT_TEMP_PATH {data}/user-$(id -u)\n"
+        "ENROOT_SQUASH_OPTIONS -noI -noD -noF -noX -no-duplicates\n"
+        "ENROOT_MOUNT_HOME n\n"
+        "ENROOT_RESTRICT_DEV y\n"
+        "ENROOT_ROOTFS_WRITABLE y\n"
+    )
+
+
+def _pyxis_files(site: ManagedSlurm) -> list[PlannedFile]:
+    parts = f"{site.etc}/plugstack.conf.d"
+    head = f"# Written by Dal Segno for cluster {site.cluster.name}.\n"
+    plugin = "required /opt/slurm/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis container_scope=job"
+    return [
+        PlannedFile(f"{site.etc}/plugstack.conf", f"{head}include {parts}/*.conf\n"),
+        PlannedFile(f"{parts}/pyxis.conf", f"{head}{plugin}\n"),
+    ]

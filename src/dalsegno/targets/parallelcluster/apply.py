@@ -1,0 +1,163 @@
+"""Carry out a plan for a cluster on ParallelCluster: key pair, stack, scripts, data repositories, then the cluster.
+
+Each step is recorded before it begins, and can be repeated: `up` continues where an earlier one was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from dalsegno.errors import TargetError
+from dalsegno.setup.delivery import CodeBundle
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import write_atomic
+from dalsegno.targets.base import Say
+from dalsegno.targets.cloud.progress import OperationState, follow
+from dalsegno.targets.folder import write_applied
+from dalsegno.targets.parallelcluster.client import Pcluster
+from dalsegno.targets.parallelcluster.config import as_named_there, config_text, render_config
+from dalsegno.targets.parallelcluster.connect import login_user
+from dalsegno.targets.parallelcluster.folder import (
+    PclusterFolder,
+    PclusterStage,
+    PclusterState,
+    read_sent_config,
+    read_state,
+    write_state,
+)
+from dalsegno.targets.parallelcluster.plan import PclusterPlan
+from dalsegno.targets.parallelcluster.prerequisites import Prerequisites, merge_outputs, settings_of, stack_name
+from dalsegno.targets.parallelcluster.resources import AwsResources
+from dalsegno.targets.parallelcluster.scripts import archive_key, bootstrap_scripts, digest_of
+
+
+def next_state(
+    folder: PclusterFolder, cluster: Cluster, known: Prerequisites, state: PclusterState | None
+) -> PclusterState:
+    """Return the state of a cluster that is about to be created or changed."""
+    own = settings_of(cluster)
+    made = folder.key(own.key)
+    key = str(made) if made.exists() else f"~/.ssh/{own.key}.pem"
+    return PclusterState(
+        state.phase if state else PclusterStage.PREPARING,
+        state.cluster_id if state else secrets.token_hex(8),
+        own.region,
+        own.version,
+        stack_name(cluster.name),
+        known.bucket or (state.bucket if state else ""),
+        login_user(own.os),
+        key if own.key else "",
+        state.scripts if state else "",
+    )
+
+
+class ApplyOnAws:
+    """One run of `up`."""
+
+    def __init__(
+        self,
+        folder: PclusterFolder,
+        aws: AwsResources,
+        pcluster: Pcluster,
+        say: Say,
+        code: CodeBundle,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.folder, self.aws, self.pcluster, self.say = folder, aws, pcluster, say
+        self._code, self._pause = code, pause
+
+    def apply(self, plan: PclusterPlan) -> None:
+        cluster, own = plan.cluster, settings_of(plan.cluster)
+        state = next_state(self.folder, cluster, plan.known, read_state(self.folder))
+        state = replace(state, phase=PclusterStage.PREPARING if plan.fresh else PclusterStage.CHANGING)
+        write_state(self.folder, state)  # first: from here on `down` and `status` find the cluster
+        if plan.resumes:
+            self._follow(plan.resumes)
+        if plan.removes_failed:
+            self._remove_failed(state)
+        if plan.new_key:
+            self.aws.create_key(own.key, self.folder.key(own.key))
+            self.say(f"created key pair {own.key}; its private key is {self.folder.key(own.key)}")
+            state = replace(state, key=str(self.folder.key(own.key)))
+            write_state(self.folder, state)
+        known = self._prepare(plan)
+        state = self._upload(cluster, replace(state, bucket=known.bucket))
+        for each in own.data_repositories:
+            self.aws.add_repository(known.storage[each.storage], each, self.say)
+        self._make(plan, known, state)
+        write_applied(self.folder, as_named_there(cluster))
+        write_state(self.folder, replace(state, phase=PclusterStage.UP))
+
+    def _follow(self, what: str) -> OperationState:
+        return follow(what, self.pcluster.report, self.say, self.folder.logs, pause=self._pause).state
+
+    def _prepare(self, plan: PclusterPlan) -> Prerequisites:
+        """Create or change the stack of prerequisites, and return all ids."""
+        cluster = plan.cluster
+        if not (plan.new_stack or plan.changed_stack):
+            return plan.known
+        tags = {**settings_of(cluster).tags, "dalsegno:cluster": cluster.name}
+        write_atomic(self.folder.template, json.dumps(plan.template, indent=1))
+        outputs = self.aws.put_stack(stack_name(cluster.name), plan.template, tags, self.say)
+        return merge_outputs(plan.external, cluster, outputs)
+
+    def _upload(self, cluster: Cluster, state: PclusterState) -> PclusterState:
+        bundle = self._code
+        scripts = bootstrap_scripts(cluster, state, bundle.key)
+        digest = digest_of(scripts)
+        if digest == state.scripts:
+            return state
+        self.say("uploading the bootstrap scripts")
+        # The code first: a machine that boots now must find what its script names.
+        self.aws.upload(state.bucket, {archive_key(cluster.name, bundle.key): bundle.archive(), **scripts})
+        state = replace(state, scripts=digest)
+        write_state(self.folder, state)
+        return state
+
+    def _make(self, plan: PclusterPlan, known: Prerequisites, state: PclusterState) -> None:
+        """Create the cluster, or send the changes, and follow the operation to its end."""
+        cluster = plan.cluster
+        config = render_config(cluster, known)
+        there = self.pcluster.describe()
+        if there is not None and config == read_sent_config(self.folder):
+            return
+        before = self.folder.config.read_text(encoding="utf-8") if self.folder.config.exists() else None
+        write_atomic(self.folder.config, config_text(cluster, config), 0o600)
+        try:
+            if there is None:
+                write_state(self.folder, replace(state, phase=PclusterStage.MAKING))
+                self.pcluster.create(self.folder.config)
+            else:
+                self.pcluster.update(self.folder.config)
+        except TargetError:
+            self._keep_config(before)  # what was refused is not what the cluster has
+            raise
+        try:
+            ended = self._follow(f"{'update' if there else 'creation'} of {cluster.name}")
+        except TargetError:
+            self.pcluster.export_logs(state.bucket, self.folder.logs / "cluster-logs.tar.gz")
+            raise
+        if ended is OperationState.GONE:
+            raise TargetError(
+                f"somebody deleted {cluster.name} while it was changed", hint="`dalsegno up` creates it again"
+            )
+        if plan.fleet_stopped:
+            self.pcluster.start_fleet()
+
+    def _keep_config(self, before: str | None) -> None:
+        if before is None:
+            self.folder.config.unlink()
+        else:
+            write_atomic(self.folder.config, before, 0o600)
+
+    def _remove_failed(self, state: PclusterState) -> None:
+        if state.bucket:
+            self.pcluster.export_logs(state.bucket, self.folder.logs / "cluster-logs.tar.gz")
+        self.say("deleting what the failed creation left")
+        if self.pcluster.delete():
+            self._follow(f"deletion of {self.pcluster.name}")
+        self.folder.config.unlink(missing_ok=True)

@@ -1,0 +1,71 @@
+"""How machines of a cluster on ParallelCluster are reached: with ssh and a key, or through AWS Systems Manager."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+from dalsegno.system.processes import Completed, Runner
+from dalsegno.targets.parallelcluster.folder import PclusterFolder, PclusterState
+
+LOGIN_USERS = {"ubuntu": "ubuntu", "alinux": "ec2-user", "rhel": "ec2-user", "rocky": "rocky"}
+
+
+def login_user(system: str) -> str:
+    """Return the user of a system's images that may use sudo."""
+    return next(name for family, name in LOGIN_USERS.items() if system.startswith(family))
+
+
+class HeadOverSsh:
+    """A runner whose commands run on the head node."""
+
+    def __init__(
+        self, runner: Runner, env: Mapping[str, str], state: PclusterState, address: str, folder: PclusterFolder
+    ) -> None:
+        self._runner, self._env = runner, env
+        self._state, self._address, self._folder = state, address, folder
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        words = ["env", *(f"{key}={value}" for key, value in (env or {}).items()), *argv]
+        ssh = ssh_argv(self._state, self._address, self._folder, words, None, terminal=False)
+        return self._runner.run(ssh, stdin=stdin, env=self._env, timeout_s=timeout_s)
+
+
+def ssh_argv(
+    state: PclusterState,
+    address: str,
+    folder: PclusterFolder,
+    command: Sequence[str],
+    host: str | None,
+    terminal: bool,
+) -> list[str]:
+    """Return the ssh command to the head node, or through it to another machine of the cluster."""
+    key = os.path.expanduser(state.key)
+    # The head is new: its host key is accepted at the first connection, and must not change afterwards.
+    options = ["-i", key, "-o", "StrictHostKeyChecking=accept-new", "-o", f"UserKnownHostsFile={folder.known_hosts}"]
+    if not terminal:
+        options += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
+    head = f"{state.login_user}@{address}"
+    if host:
+        words = ["ssh", *(["-t"] if terminal else []), host, *([shlex.join(command)] if command else [])]
+        command = words  # the machines of a cluster trust each other, and only the head can be reached from outside
+    remote = [shlex.join(command)] if command else []
+    return ["ssh", *options, *(["-t"] if terminal else []), head, *remote]
+
+
+def ssm_argv(state: PclusterState, instance: str, command: Sequence[str]) -> list[str]:
+    """Return the command that opens a session through AWS Systems Manager, which needs no open port and no key."""
+    argv = ["aws", "ssm", "start-session", "--region", state.region, "--target", instance]
+    inner = f"sudo -iu {state.login_user}" + (f" -- {shlex.join(command)}" if command else "")
+    parameters = json.dumps({"command": [inner]})
+    return [*argv, "--document-name", "AWS-StartInteractiveCommand", "--parameters", parameters]

@@ -1,0 +1,111 @@
+"""The state folders of a cluster on ParallelCluster: one on the operator's machine, and one on the head node."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from dalsegno.spec.facts import facts_to_json
+from dalsegno.system.files import damaged, make_folder, read_json, write_atomic
+from dalsegno.targets.folder import ClusterFolder, read_facts
+
+
+@dataclass(frozen=True)
+class PclusterFolder(ClusterFolder):
+    """The paths of a cluster on ParallelCluster."""
+
+    @property
+    def config(self) -> Path:
+        """The cluster.yaml that was sent last."""
+        return self.root / "pcluster.yaml"
+
+    @property
+    def template(self) -> Path:
+        """The CloudFormation template that was sent last."""
+        return self.root / "prerequisites.json"
+
+    @property
+    def logs(self) -> Path:
+        """What the cloud said about operations that failed."""
+        return self.root / "logs"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.root / "known_hosts"
+
+    def key(self, name: str) -> Path:
+        """The private key of a key pair that `up` created."""
+        return self.secret / f"{name}.pem"
+
+
+class PclusterStage(Enum):
+    """How far the last `up` or `down` got."""
+
+    PREPARING = "preparing"  # the stack of prerequisites
+    MAKING = "making"
+    UP = "up"
+    CHANGING = "changing"
+    REMOVING = "removing"
+
+
+class PclusterSide(Enum):
+    """The machine whose state folder this is."""
+
+    OPERATOR = "operator"
+    HEAD = "head"
+
+
+@dataclass(frozen=True)
+class PclusterState:
+    """The state file. `scripts` is a digest of the bootstrap scripts that were uploaded last."""
+
+    phase: PclusterStage
+    cluster_id: str
+    region: str
+    version: str
+    stack: str = ""  # our stack, if there is one
+    bucket: str = ""
+    login_user: str = "ubuntu"
+    key: str = ""  # file with the private key; "": SSM
+    scripts: str = ""
+    role: PclusterSide = PclusterSide.OPERATOR
+    target: str = "parallelcluster"
+
+
+def read_state(folder: ClusterFolder) -> PclusterState | None:
+    return read_facts(PclusterState, folder.state)
+
+
+def write_state(folder: ClusterFolder, state: PclusterState) -> None:
+    make_folder(folder.root)
+    write_atomic(folder.state, state_text(state))
+
+
+def state_text(state: PclusterState) -> str:
+    return json.dumps(facts_to_json(state), indent=1)
+
+
+def read_sent_template(folder: PclusterFolder) -> dict[str, Any]:
+    """Return the template that was sent last; empty if none was."""
+    value = read_json(folder.template)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise damaged(folder.template, "not a JSON object")
+    return value
+
+
+def read_sent_config(folder: PclusterFolder) -> dict[str, Any]:
+    """Return the config that was sent last; empty if none was."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except yaml.YAMLError as error:
+        raise damaged(folder.config, str(error)) from error
+    return value if isinstance(value, dict) else {}

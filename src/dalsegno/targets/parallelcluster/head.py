@@ -1,0 +1,72 @@
+"""The head node's side of a cluster on ParallelCluster: what the controller, the observer and people there use.
+
+clustermgtd, ParallelCluster's daemon, owns the nodes: once a minute it replaces nodes that are down, or drained and
+idle. So a drain is a replacement, and a node is repaired by telling Slurm, never by changing its machine. Reasons that
+clustermgtd wrote are never cleared, and no MAINT reservation is made: some releases replace its nodes without end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.system.processes import Runner
+from dalsegno.targets.base import NodeTimes
+from dalsegno.targets.cloud.head import ManagedHead
+
+SLURMCTLD_PORT = 6820  # the first of those that ParallelCluster gives slurmctld
+TIMES = NodeTimes(boot_s=1800.0, gone_s=60.0)  # clustermgtd's limit for a replacement, and its interval
+PREFIX = "dalsegno:"  # of all reasons that the controller writes
+REASON = f"{PREFIX}replace:requested"
+
+
+@dataclass(frozen=True)
+class NodeCommand:
+    """The words after `scontrol` that carry out a repair in ParallelCluster's way."""
+
+    words: tuple[str, ...]
+
+
+def is_dynamic(node: str) -> bool:
+    """Return whether a node is started on demand: `train-dy-train-1`; static nodes have `-st-`."""
+    return "-dy-" in node
+
+
+def replace_command(node: str, reason: str) -> NodeCommand:
+    """Return how a machine is replaced.
+
+    A dynamic node is powered down at once and started again for the next job. A static node is set down: clustermgtd
+    terminates its machine and starts another under the same name.
+    """
+    state = "POWER_DOWN_FORCE" if is_dynamic(node) else "DOWN"
+    return NodeCommand(("update", f"NodeName={node}", f"State={state}", f"Reason={reason}"))
+
+
+def reboot_command(node: str, reason: str) -> NodeCommand:
+    """Return how a machine is rebooted. clustermgtd leaves a node alone that Slurm itself reboots."""
+    return NodeCommand(("reboot", "ASAP", "nextstate=RESUME", f"reason={reason}", node))
+
+
+def reason_to_keep(found: str) -> str | None:
+    """Return the reason to give Slurm: the controller's own again. None: clustermgtd or a person wrote the present one,
+    and takes care of the node."""
+    if not found:
+        return REASON
+    return found if found.startswith(PREFIX) else None
+
+
+class PclusterHead(ManagedHead):
+    """The head node's side, with repairs in ParallelCluster's way."""
+
+    def __init__(self, folder: Path, runner: Runner | None = None) -> None:
+        super().__init__(folder, "parallelcluster", SLURMCTLD_PORT, TIMES, runner)
+
+    def replace(self, node: str) -> None:
+        reason = reason_to_keep(self.slurm.node(node).reason)
+        if reason is not None:
+            self.slurm.scontrol(*replace_command(node, reason).words)
+
+    def reboot(self, node: str) -> None:
+        reason = reason_to_keep(self.slurm.node(node).reason)
+        if reason is not None:
+            self.slurm.scontrol(*reboot_command(node, reason).words)

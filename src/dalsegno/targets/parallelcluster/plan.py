@@ -1,0 +1,240 @@
+"""The plan for a cluster on ParallelCluster: what it creates or changes, what it costs, what must be there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dalsegno.errors import TargetError
+from dalsegno.hardware import instances
+from dalsegno.spec.aws_facts import PclusterSettings, SlurmQueue
+from dalsegno.spec.facts import Cluster
+from dalsegno.targets.cloud.consequences import CapacityCheck, ChangeEffect, CloudPlan, Minutes
+from dalsegno.targets.cloud.cost import CostLine, HourlyCost, PriceTable
+from dalsegno.targets.parallelcluster.prerequisites import (
+    DEFAULT_LUSTRE_THROUGHPUT,
+    OPENZFS_THROUGHPUT,
+    Prerequisites,
+    settings_of,
+)
+
+PRICED_REGION = "us-east-1"
+CREATION, UPDATE, FILE_SYSTEMS = Minutes(15, 20), Minutes(3, 10), Minutes(10, 15)
+
+
+@dataclass(frozen=True)
+class PclusterPlan(CloudPlan):
+    """The consequences, and what `apply` needs: the template, the ids that are known, and the config."""
+
+    external: Prerequisites = field(default_factory=Prerequisites)  # without our own stack
+    known: Prerequisites = field(default_factory=Prerequisites)  # with it
+    template: Mapping[str, Any] = field(default_factory=dict)
+    new_stack: bool = False
+    changed_stack: bool = False
+    new_key: bool = False
+    removes_failed: bool = False  # the remains of a failed creation are deleted first
+    new_scripts: bool = False
+    fleet_stopped: bool = False
+    missing_repositories: tuple[str, ...] = ()  # S3 addresses
+
+    @property
+    def empty(self) -> bool:
+        return super().empty and not (self.changed_stack or self.new_scripts or self.missing_repositories)
+
+
+@dataclass(frozen=True)
+class CapacityReservation:
+    """A capacity reservation or block, as EC2 describes it."""
+
+    id: str
+    instance_type: str
+    zone: str
+    zone_id: str
+    total: int
+    available: int
+    active: bool
+    block: bool = False
+
+
+def parse_reservation(answer: Mapping[str, Any]) -> CapacityReservation:
+    return CapacityReservation(
+        str(answer.get("CapacityReservationId", "")),
+        str(answer.get("InstanceType", "")),
+        str(answer.get("AvailabilityZone", "")),
+        str(answer.get("AvailabilityZoneId", "")),
+        int(answer.get("TotalInstanceCount", 0)),
+        int(answer.get("AvailableInstanceCount", 0)),
+        answer.get("State") in ("active", "scheduled"),
+        answer.get("ReservationType") == "capacity-block",
+    )
+
+
+def check_reservations(
+    own: PclusterSettings, found: Mapping[str, CapacityReservation], zones: Mapping[str, str], *, running: bool
+) -> list[CapacityCheck]:
+    """Compare each queue with its reservation. `zones`: the availability zone of each known subnet.
+
+    `running`: the cluster's own nodes may already use the reservation.
+    """
+    checks = []
+    for queue in own.queues:
+        if queue.capacity_reservation:
+            wanted = f"{queue.max_count} x {queue.instances[0]}"
+            there = found.get(queue.capacity_reservation)
+            fault = _reservation_fault(queue, there, zones, running) if there else "it does not exist in this account"
+            checks.append(CapacityCheck(f"capacity reservation {queue.capacity_reservation}", wanted, fault))
+    return checks
+
+
+def _reservation_fault(queue: SlurmQueue, there: CapacityReservation, zones: Mapping[str, str], running: bool) -> str:
+    if there.instance_type != queue.instances[0]:
+        return f"it holds {there.instance_type}, but queue `{queue.name}` has {queue.instances[0]}"
+    if not there.active:
+        return "it is not active"
+    if there.block != (queue.capacity_type == "CAPACITY_BLOCK"):
+        needed = "CAPACITY_BLOCK" if there.block else "ONDEMAND"
+        return f"queue `{queue.name}` needs `capacity_type: {needed}` for it"
+    if queue.max_count > there.total:
+        return f"it holds {there.total} machines, but queue `{queue.name}` has {queue.max_count}"
+    if not running and queue.min_count > there.available:
+        return f"only {there.available} of its {there.total} machines are free, and {queue.min_count} are needed"
+    for subnet, zone in zones.items():
+        if zone not in (there.zone, there.zone_id):
+            return f"it is in {there.zone}, but {subnet} is in {zone}"
+    return ""
+
+
+def zone_of_network(own: PclusterSettings, found: Mapping[str, CapacityReservation]) -> str:
+    """Return the zone of a new network: the one in the file, else that of the reservations. "": any zone."""
+    zones = {each.zone for each in found.values() if each.zone}
+    if len(zones) > 1:
+        raise TargetError(
+            f"the capacity reservations are in different availability zones: {', '.join(sorted(zones))}",
+            hint="use one cluster per zone, or name the subnets of each queue with `head_subnet` and `queues`",
+        )
+    if own.availability_zone and zones and own.availability_zone not in zones:
+        ids = {each.zone_id for each in found.values()}
+        if own.availability_zone not in ids:
+            raise TargetError(
+                f"the network would be in {own.availability_zone}, but the reserved capacity is in {zones.pop()}",
+                hint="change `availability_zone`, or remove it: the reservation's zone is used",
+            )
+    return own.availability_zone or next(iter(zones), "")
+
+
+# vCPU quotas of EC2: family -> code for on-demand, code for spot, name
+_QUOTAS = {
+    "p": ("L-417A185B", "L-7212CCBC", "P instances"),
+    "g": ("L-DB2E81BA", "L-3819A6DF", "G and VT instances"),
+    "trn": ("L-2C3B7624", "L-6B0D517C", "Trn instances"),
+    "hpc": ("L-F7808C92", "", "HPC instances"),
+    "": ("L-1216C47A", "L-34B43A08", "standard instances"),
+}
+
+
+@dataclass(frozen=True)
+class QuotaNeed:
+    """vCPUs of one kind of instance that the cluster needs at most. `code` names the quota."""
+
+    code: str
+    name: str
+    vcpus: int
+
+
+def quota_needs(own: PclusterSettings) -> list[QuotaNeed]:
+    """Return the quotas that the largest size of the cluster needs. Reserved capacity counts too, blocks do not."""
+    needs: dict[tuple[str, str], int] = {}
+    machines = [(own.head_instance, 1, False), (own.login_instance, own.login_count, False)]
+    for queue in own.queues:
+        if queue.capacity_type != "CAPACITY_BLOCK":
+            machines.append((queue.instances[0], queue.max_count, queue.capacity_type == "SPOT"))
+    for name, count, spot in machines:
+        known = instances().get(name)
+        family = next((each for each in _QUOTAS if each and name.startswith(each)), "")
+        on_demand, for_spot, noun = _QUOTAS[family]
+        code = for_spot if spot else on_demand
+        if known and known.cpus and count and code:
+            key = (code, f"{'Spot' if spot else 'On-Demand'} {noun}")
+            needs[key] = needs.get(key, 0) + known.cpus * count
+    return [QuotaNeed(code, name, vcpus) for (code, name), vcpus in needs.items()]
+
+
+def check_quota(need: QuotaNeed, allowed: float | None) -> CapacityCheck:
+    """Compare a need with the account's quota; None if the quota cannot be read."""
+    what = f"quota {need.code} ({need.name})"
+    if allowed is not None and allowed < need.vcpus:
+        return CapacityCheck(what, "", f"the cluster needs {need.vcpus} vCPUs, and {allowed:g} are allowed")
+    known = "" if allowed is None else f", and {allowed:g} are allowed"
+    return CapacityCheck(what, f"the cluster needs {need.vcpus} vCPUs{known}")
+
+
+def estimate_cost(cluster: Cluster, prices: PriceTable) -> HourlyCost:
+    """Return what the cluster costs per hour with the nodes that always run."""
+    own = settings_of(cluster)
+    lines: list[CostLine] = [prices.instance(own.head_instance)]
+    if own.login_count:
+        lines.append(prices.instance(own.login_instance, own.login_count))
+    lines += [prices.instance(queue.instances[0], queue.min_count) for queue in own.queues if queue.min_count]
+    disks = own.head_root_volume_gib + sum(queue.root_volume_gib * queue.min_count for queue in own.queues)
+    lines.append(prices.resource("aws-ebs-gp3", disks, "GiB of root volumes"))
+    if not (own.head_subnet or own.stacks):
+        lines.append(prices.resource("aws-nat-gateway", 1, "NAT gateway"))
+    for storage in cluster.storage:
+        gib = (storage.size_mib or 0) // 1024
+        if storage.source or not gib:
+            continue
+        if storage.type == "lustre":
+            per_tib = storage.throughput_mb_per_s_per_tib or DEFAULT_LUSTRE_THROUGHPUT
+            lines.append(prices.resource(f"aws-fsx-lustre-{per_tib}", gib, f"GiB of FSx for Lustre ({storage.name})"))
+        elif storage.type == "openzfs":
+            lines.append(prices.resource("aws-fsx-openzfs", gib, f"GiB of FSx for OpenZFS ({storage.name})"))
+            speed = storage.throughput_mb_per_s_per_tib or OPENZFS_THROUGHPUT
+            lines.append(prices.resource("aws-fsx-openzfs-throughput", speed, "MB/s of FSx for OpenZFS"))
+        elif storage.type == "ebs":
+            lines.append(prices.resource("aws-ebs-gp3", gib, f"GiB of EBS ({storage.name})"))
+    return HourlyCost(tuple(lines))
+
+
+def notes(cluster: Cluster, prices: PriceTable) -> Sequence[str]:
+    """Return consequences that follow from how ParallelCluster works."""
+    own = settings_of(cluster)
+    found = []
+    if own.region != PRICED_REGION:
+        found.append(f"prices are those of {PRICED_REGION}; {own.region} may differ")
+    dynamic = [queue for queue in own.queues if queue.max_count > queue.min_count]
+    if dynamic:
+        extra = sum(
+            prices.instance(queue.instances[0], queue.max_count - queue.min_count).usd_per_hour or 0
+            for queue in dynamic
+        )
+        count = sum(queue.max_count - queue.min_count for queue in dynamic)
+        idle = own.scaledown_idletime_min
+        found.append(
+            f"starts up to {count} more nodes for jobs (up to {extra:,.2f} USD per hour), and stops them after "
+            f"{idle} idle minutes"
+        )
+    if any(queue.capacity_type == "SPOT" for queue in own.queues):
+        found.append("AWS may take SPOT nodes away with two minutes' notice; they cost less than the price above")
+    if any(queue.capacity_type == "CAPACITY_BLOCK" for queue in own.queues):
+        found.append("the nodes of a capacity block are paid in advance, and AWS stops them when the block ends")
+    return found
+
+
+def refuse_impossible(plan: PclusterPlan, stop: str) -> None:
+    """Raise if the plan cannot be carried out on the running cluster. `stop` is the command that stops all nodes."""
+    if plan.impossible:
+        first = plan.impossible[0]
+        raise TargetError(
+            f"{first.path} cannot change on a running cluster",
+            hint="undo the change in the cluster file, or `dalsegno down` and `dalsegno up`",
+        )
+    faults = [check for check in plan.checks if check.fault]
+    if faults:
+        raise TargetError(faults[0].sentence(), hint="`dalsegno plan` shows all that must be there first")
+    stopped = any(change.effect is ChangeEffect.STOPS_NODES for change in plan.changes)
+    if stopped and not plan.fleet_stopped:
+        raise TargetError(
+            "this change needs all compute nodes stopped, which would end their jobs",
+            hint=f"when no job runs, `{stop}`, then `dalsegno up` again; it starts them afterwards",
+        )

@@ -1,0 +1,369 @@
+"""What must exist before ParallelCluster can create a cluster: network, file systems, bucket, policy.
+
+What the cluster file does not name is created by one CloudFormation stack of ours. What existing stacks have is read
+from their outputs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dalsegno.errors import TargetError
+from dalsegno.spec.aws_facts import PclusterSettings
+from dalsegno.spec.facts import Cluster, Storage
+from dalsegno.targets.cloud.consequences import CloudResource
+
+VPC_CIDR, PUBLIC_CIDR, PRIVATE_CIDR = "10.0.0.0/16", "10.0.0.0/20", "10.0.128.0/17"
+_MAKES = ("lustre", "openzfs")  # storage types that our stack creates; ParallelCluster creates efs and ebs itself
+DEFAULT_LUSTRE_THROUGHPUT, OPENZFS_THROUGHPUT = 250, 256  # MB/s: per TiB, and of the whole file system
+# Names of outputs in stacks that others publish, besides our own
+_ALIASES = {
+    "head_subnet": ("PublicSubnet", "PublicSubnetId", "HeadNodeSubnetId", "PublicSubnet1"),
+    "compute_subnet": ("PrimaryPrivateSubnet", "PrivateSubnet", "PrivateSubnetId", "PrivateSubnet1"),
+    "security_group": ("SecurityGroup", "SecurityGroupId", "EfaSecurityGroup"),
+    "lustre": ("FSxLustreFilesystemId", "FSxLustreFileSystemId"),
+    "openzfs": ("FSxORootVolumeId", "FSxOpenZFSRootVolumeId", "FSxOpenZfsRootVolumeId"),
+    "bucket": ("S3BucketName", "BucketName", "DataBucketName"),
+    "policy": ("NodePolicyArn",),
+}
+
+
+@dataclass(frozen=True)
+class Prerequisites:
+    """The ids of everything that cluster.yaml refers to. An empty value does not exist yet."""
+
+    head_subnet: str = ""
+    compute_subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    storage: Mapping[str, str] = field(default_factory=dict)  # storage name -> id
+    bucket: str = ""
+    policy: str = ""  # ARN of the policy that lets nodes read the bucket
+
+
+def settings_of(cluster: Cluster) -> PclusterSettings:
+    """Return the section `parallelcluster` of a cluster."""
+    if cluster.parallelcluster is None:
+        raise TargetError("the cluster has no settings for ParallelCluster", hint="add a `parallelcluster:` block")
+    return cluster.parallelcluster
+
+
+def given(cluster: Cluster) -> Prerequisites:
+    """Return what the cluster file itself names."""
+    own = settings_of(cluster)
+    return Prerequisites(
+        own.head_subnet,
+        own.subnets or ((own.head_subnet,) if own.head_subnet else ()),
+        own.security_groups,
+        {each.name: each.source for each in cluster.storage if each.source},
+        own.bucket,
+    )
+
+
+def merge_outputs(known: Prerequisites, cluster: Cluster, outputs: Mapping[str, str]) -> Prerequisites:
+    """Add what the outputs of a stack have. What is known already stays."""
+
+    def first(kind: str) -> str:
+        return next((outputs[name] for name in _ALIASES[kind] if outputs.get(name)), "")
+
+    storage = dict(known.storage)
+    for each in cluster.storage:
+        found = outputs.get(output_name(each)) or (first(each.type) if each.type in _MAKES else "")
+        if found and each.name not in storage and found not in storage.values():
+            storage[each.name] = found
+    head, compute, group = first("head_subnet"), first("compute_subnet"), first("security_group")
+    fits = not known.head_subnet or known.head_subnet == head
+    return replace(
+        known,
+        head_subnet=known.head_subnet or head,
+        compute_subnets=known.compute_subnets or ((compute or head,) if (compute or head) and fits else ()),
+        security_groups=(
+            *known.security_groups,
+            *([group] if group and fits and group not in known.security_groups else []),
+        ),
+        storage=storage,
+        bucket=known.bucket or first("bucket"),
+        policy=known.policy or first("policy"),
+    )
+
+
+def placeholders(known: Prerequisites, cluster: Cluster) -> Prerequisites:
+    """Return ids of the right form for what does not exist yet, to show and check a config before it does."""
+    zeros = "0" * 17
+    subnet = known.head_subnet or f"subnet-{zeros}"
+    storage = {
+        each.name: f"fs-{zeros}" if each.type == "lustre" else f"fsvol-{zeros}"
+        for each in cluster.storage
+        if each.type in _MAKES
+    }
+    return Prerequisites(
+        subnet,
+        known.compute_subnets or (subnet,),
+        known.security_groups or (f"sg-{zeros}",),
+        {**storage, **known.storage},
+        known.bucket or "dalsegno-new-bucket",
+        known.policy or "arn:aws:iam::000000000000:policy/dalsegno-new-policy",
+    )
+
+
+def stack_name(cluster: str) -> str:
+    return f"dalsegno-{cluster}"
+
+
+def bucket_name(cluster: str, account: str, region: str) -> str:
+    """Return the name of the bucket that the stack creates. Names of buckets are unique in the whole of AWS."""
+    return f"dalsegno-{cluster}-{account}-{region}"[:63].rstrip("-")
+
+
+def output_name(storage: Storage) -> str:
+    return "Storage" + _logical(storage.name)
+
+
+def _logical(name: str) -> str:
+    return "".join(word.capitalize() for word in name.replace("_", "-").split("-"))
+
+
+def new_resources(cluster: Cluster, known: Prerequisites) -> tuple[CloudResource, ...]:
+    """Return what the stack creates, given what exists."""
+    own = settings_of(cluster)
+    found: list[CloudResource] = []
+    if not known.head_subnet:
+        found.append(CloudResource("network with a public and a private subnet", (cluster.name,)))
+    for each in cluster.storage:
+        if each.type in _MAKES and each.name not in known.storage:
+            noun = "FSx for Lustre file system" if each.type == "lustre" else "FSx for OpenZFS volume"
+            found.append(CloudResource(noun, (each.name,), data=True))
+    if not known.bucket:
+        found.append(CloudResource("S3 bucket", (f"dalsegno-{cluster.name}-…",), data=True))
+    for repository in own.data_repositories:
+        found.append(CloudResource("data repository association", (repository.s3,)))
+    return tuple(found)
+
+
+def render_template(cluster: Cluster, known: Prerequisites, bucket: str, zone: str = "") -> dict[str, Any]:
+    """Return the CloudFormation template for everything that does not exist yet.
+
+    `bucket` is the name of the bucket with the bootstrap scripts, new or not. The policy for it is always created.
+    """
+    own = settings_of(cluster)
+    resources: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+    if not known.head_subnet:
+        _add_network(cluster, zone or own.availability_zone, resources, outputs)
+    subnet: Any = {"Ref": "PrivateSubnet"} if not known.head_subnet else known.compute_subnets[0]
+    groups: list[Any] = [{"Ref": "EfaSecurityGroup"}] if not known.head_subnet else list(known.security_groups)
+    for storage in cluster.storage:
+        if storage.type in _MAKES and storage.name not in known.storage:
+            _add_file_system(cluster, storage, subnet, groups, resources, outputs)
+    if not known.bucket:
+        resources["Bucket"] = _bucket(cluster, bucket)
+    outputs["S3BucketName"] = {"Value": {"Ref": "Bucket"} if not known.bucket else bucket}
+    resources["NodePolicy"] = _policy(cluster, bucket)
+    outputs["NodePolicyArn"] = {"Value": {"Ref": "NodePolicy"}}
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"Written by Dal Segno: what cluster {cluster.name} needs before ParallelCluster creates it",
+        "Resources": resources,
+        "Outputs": outputs,
+    }
+
+
+def _tags(cluster: Cluster, part: str = "") -> list[dict[str, str]]:
+    name = f"{cluster.name}-{part}" if part else cluster.name
+    own = {**settings_of(cluster).tags, "Name": name, "dalsegno:cluster": cluster.name}
+    return [{"Key": key, "Value": value} for key, value in own.items()]
+
+
+def _add_network(cluster: Cluster, zone: str, resources: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """Add a network with a public subnet for the head, a private one for the nodes, and a security group for EFA."""
+    place: Any = zone or {"Fn::Select": [0, {"Fn::GetAZs": ""}]}
+    vpc = {"Ref": "Vpc"}
+
+    def subnet(cidr: str, part: str, public: bool) -> dict[str, Any]:
+        properties: dict[str, Any] = {"VpcId": vpc, "CidrBlock": cidr, "MapPublicIpOnLaunch": public}
+        properties["AvailabilityZoneId" if "-az" in zone else "AvailabilityZone"] = place
+        return {"Type": "AWS::EC2::Subnet", "Properties": {**properties, "Tags": _tags(cluster, part)}}
+
+    def routes(part: str) -> dict[str, Any]:
+        return {"Type": "AWS::EC2::RouteTable", "Properties": {"VpcId": vpc, "Tags": _tags(cluster, part)}}
+
+    def joins(subnet: str, table: str) -> dict[str, Any]:
+        properties = {"SubnetId": {"Ref": subnet}, "RouteTableId": {"Ref": table}}
+        return {"Type": "AWS::EC2::SubnetRouteTableAssociation", "Properties": properties}
+
+    everywhere = "0.0.0.0/0"
+    group = {"Ref": "EfaSecurityGroup"}
+    resources |= {
+        "Vpc": {
+            "Type": "AWS::EC2::VPC",
+            "Properties": {
+                "CidrBlock": VPC_CIDR,
+                "EnableDnsSupport": True,
+                "EnableDnsHostnames": True,
+                "Tags": _tags(cluster),
+            },
+        },
+        "InternetGateway": {"Type": "AWS::EC2::InternetGateway", "Properties": {"Tags": _tags(cluster)}},
+        "GatewayAttachment": {
+            "Type": "AWS::EC2::VPCGatewayAttachment",
+            "Properties": {"VpcId": vpc, "InternetGatewayId": {"Ref": "InternetGateway"}},
+        },
+        "PublicSubnet": subnet(PUBLIC_CIDR, "public", True),
+        "PrivateSubnet": subnet(PRIVATE_CIDR, "private", False),
+        "NatAddress": {
+            "Type": "AWS::EC2::EIP",
+            "DependsOn": "GatewayAttachment",
+            "Properties": {"Domain": "vpc", "Tags": _tags(cluster, "nat")},
+        },
+        "NatGateway": {
+            "Type": "AWS::EC2::NatGateway",
+            "Properties": {
+                "AllocationId": {"Fn::GetAtt": ["NatAddress", "AllocationId"]},
+                "SubnetId": {"Ref": "PublicSubnet"},
+                "Tags": _tags(cluster),
+            },
+        },
+        "PublicRoutes": routes("public"),
+        "PrivateRoutes": routes("private"),
+        "PublicRoute": {
+            "Type": "AWS::EC2::Route",
+            "DependsOn": "GatewayAttachment",
+            "Properties": {
+                "RouteTableId": {"Ref": "PublicRoutes"},
+                "DestinationCidrBlock": everywhere,
+                "GatewayId": {"Ref": "InternetGateway"},
+            },
+        },
+        "PrivateRoute": {
+            "Type": "AWS::EC2::Route",
+            "Properties": {
+                "RouteTableId": {"Ref": "PrivateRoutes"},
+                "DestinationCidrBlock": everywhere,
+                "NatGatewayId": {"Ref": "NatGateway"},
+            },
+        },
+        "PublicRoutesOfSubnet": joins("PublicSubnet", "PublicRoutes"),
+        "PrivateRoutesOfSubnet": joins("PrivateSubnet", "PrivateRoutes"),
+        "S3Endpoint": {  # traffic to S3 costs nothing through it, and the NAT gateway's price per GB otherwise
+            "Type": "AWS::EC2::VPCEndpoint",
+            "Properties": {
+                "VpcId": vpc,
+                "VpcEndpointType": "Gateway",
+                "ServiceName": {"Fn::Sub": "com.amazonaws.${AWS::Region}.s3"},
+                "RouteTableIds": [{"Ref": "PublicRoutes"}, {"Ref": "PrivateRoutes"}],
+            },
+        },
+        "EfaSecurityGroup": {
+            "Type": "AWS::EC2::SecurityGroup",
+            "Properties": {
+                "GroupDescription": f"All traffic between the machines of {cluster.name}",
+                "VpcId": vpc,
+                "Tags": _tags(cluster, "efa"),
+            },
+        },
+        # EFA needs all traffic inside the group in both directions. Rules of their own avoid a circular reference.
+        "EfaInside": {
+            "Type": "AWS::EC2::SecurityGroupIngress",
+            "Properties": {"GroupId": group, "SourceSecurityGroupId": group, "IpProtocol": "-1"},
+        },
+        "EfaOutside": {
+            "Type": "AWS::EC2::SecurityGroupEgress",
+            "Properties": {"GroupId": group, "DestinationSecurityGroupId": group, "IpProtocol": "-1"},
+        },
+        "AllOutside": {
+            "Type": "AWS::EC2::SecurityGroupEgress",
+            "Properties": {"GroupId": group, "CidrIp": everywhere, "IpProtocol": "-1"},
+        },
+    }
+    outputs |= {
+        "VpcId": {"Value": vpc},
+        "PublicSubnet": {"Value": {"Ref": "PublicSubnet"}},
+        "PrimaryPrivateSubnet": {"Value": {"Ref": "PrivateSubnet"}},
+        "SecurityGroup": {"Value": group},
+    }
+
+
+def _add_file_system(
+    cluster: Cluster,
+    storage: Storage,
+    subnet: Any,
+    groups: Iterable[Any],
+    resources: dict[str, Any],
+    outputs: dict[str, Any],
+) -> None:
+    name, gib = _logical(storage.name), (storage.size_mib or 0) // 1024
+    common = {
+        "StorageCapacity": gib,
+        "StorageType": "SSD",
+        "SubnetIds": [subnet],
+        "SecurityGroupIds": list(groups),
+        "Tags": _tags(cluster, storage.name),
+    }
+    if storage.type == "lustre":
+        settings: dict[str, Any] = {
+            "FileSystemType": "LUSTRE",
+            "FileSystemTypeVersion": "2.15",
+            "LustreConfiguration": {
+                "DeploymentType": "PERSISTENT_2",
+                "PerUnitStorageThroughput": storage.throughput_mb_per_s_per_tib or DEFAULT_LUSTRE_THROUGHPUT,
+                "DataCompressionType": "LZ4",
+            },
+        }
+        value: Any = {"Ref": name}
+    else:
+        settings = {
+            "FileSystemType": "OPENZFS",
+            "OpenZFSConfiguration": {
+                "DeploymentType": "SINGLE_AZ_1",
+                "ThroughputCapacity": storage.throughput_mb_per_s_per_tib or OPENZFS_THROUGHPUT,
+                "RootVolumeConfiguration": {
+                    "DataCompressionType": "ZSTD",
+                    # Who reaches it is decided by the security group.
+                    "NfsExports": [{"ClientConfigurations": [{"Clients": "*", "Options": _NFS_OPTIONS}]}],
+                },
+            },
+        }
+        value = {"Fn::GetAtt": [name, "RootVolumeId"]}
+    resources[name] = {"Type": "AWS::FSx::FileSystem", "Properties": {**settings, **common}}
+    outputs[output_name(storage)] = {"Value": value}
+
+
+_NFS_OPTIONS = ["rw", "crossmnt", "sync", "no_root_squash"]  # root on the nodes creates the home folders
+
+
+def _bucket(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Return the bucket. It outlives the stack, because it may hold data of users."""
+    rule = {"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
+    closed = ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets")
+    return {
+        "Type": "AWS::S3::Bucket",
+        "DeletionPolicy": "Retain",
+        "UpdateReplacePolicy": "Retain",
+        "Properties": {
+            "BucketName": name,
+            "BucketEncryption": {"ServerSideEncryptionConfiguration": [rule]},
+            "PublicAccessBlockConfiguration": dict.fromkeys(closed, True),
+            "Tags": _tags(cluster),
+        },
+    }
+
+
+def _policy(cluster: Cluster, bucket: str) -> dict[str, Any]:
+    """Return the policy of the nodes: they may read the bootstrap scripts, and nothing else in the bucket."""
+    objects = {"Fn::Sub": f"arn:${{AWS::Partition}}:s3:::{bucket}/{scripts_prefix(cluster.name)}*"}
+    return {
+        "Type": "AWS::IAM::ManagedPolicy",
+        "Properties": {
+            "Description": f"Machines of cluster {cluster.name} read their bootstrap scripts",
+            "PolicyDocument": {
+                "Version": "2012-10-17",
+                "Statement": [{"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [objects]}],
+            },
+        },
+    }
+
+
+def scripts_prefix(cluster: str) -> str:
+    """Return the folder of the bootstrap scripts in the bucket."""
+    return f"dalsegno/{cluster}/"

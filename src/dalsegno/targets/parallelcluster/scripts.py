@@ -1,0 +1,62 @@
+"""The bootstrap scripts of a cluster on ParallelCluster, as objects in its bucket. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
+from dalsegno.spec.facts import Cluster
+from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan
+from dalsegno.targets.parallelcluster.config import as_named_there
+from dalsegno.targets.parallelcluster.folder import PclusterSide, PclusterStage, PclusterState, state_text
+from dalsegno.targets.parallelcluster.prerequisites import scripts_prefix
+
+PROLOG = "/opt/slurm/etc/scripts/prolog.d/50_dalsegno"
+# ParallelCluster writes the head's address to this file on every machine.
+_HEAD_ADDRESS = '. /etc/parallelcluster/cfnconfig && printf %s "${cfn_head_node_private_ip:-}"'
+_OWN_ADDRESS = "hostname -I | cut -d ' ' -f 1"
+
+
+def archive_key(cluster: str, code: str) -> str:
+    """Return the key of our code in the bucket. It is named after its content."""
+    return f"{scripts_prefix(cluster)}dalsegno-{code}.tar.gz"
+
+
+def bootstrap_scripts(cluster: Cluster, state: PclusterState, code_key: str) -> dict[str, bytes]:
+    """Return the scripts of all machines, by their keys in the bucket."""
+    code = BootstrapCode(CodeSource.S3, uri=f"s3://{state.bucket}/{archive_key(cluster.name, code_key)}")
+    site = site_of(cluster, state, code_key)
+    secret = f"{site.shared}/{site.nodes[0]}" if site.nodes else ""
+    scripts = {
+        "head": render_bootstrap(head_plan(site), code, _OWN_ADDRESS),
+        "compute": render_bootstrap(compute_plan(site), code, _HEAD_ADDRESS, wait_for=secret),
+        "login": render_bootstrap(login_plan(site), code, _HEAD_ADDRESS),
+    }
+    return {f"{scripts_prefix(cluster.name)}{name}.sh": text.encode() for name, text in scripts.items()}
+
+
+def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
+    """Return what the plans of the machines depend on."""
+    there = as_named_there(cluster)
+    scratch = next((each.mount for each in cluster.storage if each.type == "scratch"), "")
+    on_head = replace(state, phase=PclusterStage.UP, role=PclusterSide.HEAD, key="", scripts="", stack="")
+    return ManagedSlurm(
+        there,
+        state.cluster_id,
+        code,
+        state_text(on_head),
+        tuple(node.name for node in there.nodes),
+        prolog=PROLOG if cluster.health.mode != "off" else "",
+        scratch=scratch,
+        pyxis=bool(cluster.containers.enabled),
+    )
+
+
+def digest_of(scripts: Mapping[str, bytes]) -> str:
+    """Return a digest of the scripts, which name the code that they install."""
+    contents = hashlib.sha256()
+    for key in sorted(scripts):
+        contents.update(key.encode() + b"\0" + scripts[key] + b"\0")
+    return contents.hexdigest()[:16]

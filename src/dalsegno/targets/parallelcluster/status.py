@@ -1,0 +1,114 @@
+"""The status of a cluster on ParallelCluster, from its own answers and from Slurm on the head node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobInfo, NodeInfo
+from dalsegno.spec.facts import Cluster, Node
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus, counted, job_status
+from dalsegno.targets.cloud.progress import OperationState
+from dalsegno.targets.parallelcluster.client import FleetStatus, PclusterInstance, PclusterView
+from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
+
+KIND = "parallelcluster"
+
+
+def read_status(
+    name: str,
+    state: PclusterState | None,
+    applied: Cluster | None,
+    there: PclusterView | None,
+    machines: Sequence[PclusterInstance],
+    slurm: SlurmClient | None,
+    silence: str = "",
+) -> ClusterStatus:
+    """Return the status, however broken the cluster is. Without `slurm`, the states of nodes are unknown.
+
+    `silence` says why ParallelCluster could not be asked; then nothing is known about the cluster there.
+    """
+    if state is None:
+        gone = "its folder holds no state: `dalsegno down` removes the rest"
+        return ClusterStatus(name, KIND, ClusterPhase.GONE, problems=(gone,))
+    nodes, jobs, unanswered = _ask(slurm)
+    problems = [silence] if silence else [*_problems(state, there, applied), *unanswered]
+    facts = {"region": state.region, "ParallelCluster": state.version, "connection": "ssh" if state.key else "SSM"}
+    if there is not None:
+        running = sum(each.running for each in machines if each.queue)
+        facts |= {
+            "status": there.status.value,
+            "compute nodes": there.fleet.value,
+            "head": there.head_address,
+            "machines": f"{counted(running, 'compute node')} of {len(applied.nodes) if applied else 0} run",
+        }
+        if there.login_addresses:
+            facts["login"] = ", ".join(there.login_addresses)
+    return ClusterStatus(
+        name,
+        KIND,
+        _phase(state, there is not None or bool(silence), applied, problems),
+        nodes=_nodes(applied, nodes),
+        jobs=None if jobs is None else tuple(job_status(job) for job in jobs),
+        problems=tuple(problems),
+        facts=facts,
+    )
+
+
+def _ask(slurm: SlurmClient | None) -> tuple[Sequence[NodeInfo], Sequence[JobInfo] | None, list[str]]:
+    if slurm is None:
+        return (), None, []
+    try:
+        return slurm.nodes(), slurm.queue().jobs, []
+    except DalsegnoError as error:
+        return (), None, [f"Slurm on the head node does not answer: {error.what.splitlines()[-1].strip()}"]
+
+
+def _problems(state: PclusterState, there: PclusterView | None, applied: Cluster | None) -> list[str]:
+    if state.phase is PclusterStage.REMOVING:
+        return ["its removal was interrupted: `dalsegno down` finishes it"]
+    found = []
+    if there is None and state.phase is PclusterStage.UP:
+        found.append("ParallelCluster does not know it any more: `dalsegno up` creates it again")
+    elif state.phase is not PclusterStage.UP:
+        what = "a change of it" if applied else "its creation"
+        found.append(f"{what} is not complete: `dalsegno up` continues, `dalsegno down` removes it")
+    if there is not None:
+        found += [f"ParallelCluster reports {each}" for each in there.failures]
+        if there.status.operation is OperationState.FAILED:
+            found.append(f"ParallelCluster says {there.status.value}")
+        if there.fleet is FleetStatus.PROTECTED:
+            found.append("its compute nodes failed to boot ten times in a row (protected mode)")
+        if there.fleet is FleetStatus.STOPPED:
+            found.append("its compute nodes are stopped: `pcluster update-compute-fleet --status START_REQUESTED`")
+    return found
+
+
+def _phase(state: PclusterState, exists: bool, applied: Cluster | None, problems: Sequence[str]) -> ClusterPhase:
+    if state.phase is PclusterStage.REMOVING:
+        return ClusterPhase.HALF_REMOVED
+    if state.phase is not PclusterStage.UP:
+        return ClusterPhase.CHANGING if applied else ClusterPhase.HALF_MADE
+    if not exists:
+        return ClusterPhase.STOPPED
+    return ClusterPhase.DEGRADED if problems else ClusterPhase.UP
+
+
+def _nodes(applied: Cluster | None, seen: Sequence[NodeInfo]) -> tuple[NodeStatus, ...]:
+    known: dict[str, Node] = {node.name: node for node in applied.nodes} if applied else {}
+    info = {node.name: node for node in seen}
+    return tuple(_node(name, known.get(name), info.get(name), applied) for name in dict.fromkeys([*known, *info]))
+
+
+def _node(name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster | None) -> NodeStatus:
+    return NodeStatus(
+        name,
+        state=info.word if info else "unknown",
+        reason=info.reason if info else "",
+        reason_user=info.reason_user if info else "",
+        partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
+        gpus=info.gpus if info else fact.gpus if fact else 0,
+        gpus_used=info.gpus_used if info else None,
+        gpu_type=fact.gpu_type if fact else "",
+    )

@@ -1,0 +1,410 @@
+"""The operator's side of a cluster on ParallelCluster: plan, create, change, report, connect and remove."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
+from dalsegno.setup.delivery import CodeBundle, find_bundle
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobInfo
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import remove_tree
+from dalsegno.system.processes import LocalRunner, Runner
+from dalsegno.targets.base import (
+    ClusterPhase,
+    ClusterStatus,
+    ClusterSummary,
+    DaemonLog,
+    NodeTimes,
+    Plan,
+    Removal,
+    RootUse,
+    Say,
+    ShellEntry,
+)
+from dalsegno.targets.cloud.aws import AwsApi, BotoApi, caller_account
+from dalsegno.targets.cloud.consequences import Minutes
+from dalsegno.targets.cloud.cost import read_prices
+from dalsegno.targets.cloud.progress import OperationState, follow
+from dalsegno.targets.folder import read_applied
+from dalsegno.targets.parallelcluster.apply import ApplyOnAws, next_state
+from dalsegno.targets.parallelcluster.changes import find_changes
+from dalsegno.targets.parallelcluster.client import FleetStatus, Pcluster, PclusterStatus, PclusterView, find_pcluster
+from dalsegno.targets.parallelcluster.config import render_config
+from dalsegno.targets.parallelcluster.connect import HeadOverSsh, ssh_argv, ssm_argv
+from dalsegno.targets.parallelcluster.folder import (
+    PclusterFolder,
+    PclusterStage,
+    PclusterState,
+    read_sent_config,
+    read_sent_template,
+    read_state,
+    write_state,
+)
+from dalsegno.targets.parallelcluster.plan import (
+    CREATION,
+    FILE_SYSTEMS,
+    UPDATE,
+    PclusterPlan,
+    check_reservations,
+    estimate_cost,
+    notes,
+    refuse_impossible,
+    zone_of_network,
+)
+from dalsegno.targets.parallelcluster.prerequisites import (
+    Prerequisites,
+    bucket_name,
+    given,
+    merge_outputs,
+    new_resources,
+    placeholders,
+    render_template,
+    settings_of,
+    stack_name,
+)
+from dalsegno.targets.parallelcluster.resources import AwsResources
+from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts, digest_of
+from dalsegno.targets.parallelcluster.status import read_status
+
+TIMES = NodeTimes(boot_s=1800.0, gone_s=60.0)
+SLURM_PATH = "/opt/slurm/bin:/usr/local/bin:/usr/bin:/bin"
+_REMAINS = (PclusterStatus.CREATE_FAILED, PclusterStatus.DELETE_FAILED)  # of a cluster that cannot be used
+_LOST = (*_REMAINS, PclusterStatus.DELETE_IN_PROGRESS)
+Pause = Callable[[float], None]
+
+
+class PclusterTarget:
+    """The cluster in one state folder of the operator's machine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        connect: Callable[[str], AwsApi] = BotoApi,
+        runner: Runner | None = None,
+        env: Mapping[str, str] = os.environ,
+        pause: Pause = time.sleep,
+        code: Callable[[], CodeBundle] = find_bundle,
+    ) -> None:
+        self.folder = PclusterFolder(folder)
+        self._connect, self._runner, self._env, self._pause = connect, runner or LocalRunner(), env, pause
+        self._code = code
+        self._found: dict[str, list[str]] = {}  # version -> the command that starts it
+
+    @property
+    def kind(self) -> str:
+        return "parallelcluster"
+
+    def root_use(self, cluster: Cluster) -> RootUse | None:
+        return None
+
+    # Plan
+    def plan(self, cluster: Cluster) -> PclusterPlan:
+        own = settings_of(cluster)
+        state = read_state(self.folder)
+        _refuse_moved(state, cluster)
+        aws = self._aws(own.region)
+        account = caller_account(aws.api)
+        there = self._pcluster(cluster.name, own.region, own.version).describe()
+        _refuse_foreign(there, state, cluster)
+        external = self._external(aws, cluster)
+        stack = stack_name(cluster.name)
+        stack_state = aws.stack_state(stack)
+        prepared = stack_state is OperationState.DONE
+        known = merge_outputs(external, cluster, aws.outputs(stack) or {}) if prepared else external
+        found = aws.reservations(own)
+        zone = "" if external.head_subnet else zone_of_network(own, found)
+        bucket = external.bucket or bucket_name(cluster.name, account, own.region)
+        template = render_template(cluster, external, bucket, zone)
+        zones = aws.zones(known.compute_subnets)
+        lost = there is None or there.status in _LOST
+        config = render_config(cluster, placeholders(known, cluster))
+        prices = read_prices(self._env)
+        before = read_applied(self.folder)
+        running = there is not None and there.status.operation is OperationState.RUNNING
+        changes = () if lost else find_changes(read_sent_config(self.folder), config, own.queue_update)
+        missing = self._missing_repositories(aws, cluster, known)
+        scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), self._code().key)
+        return PclusterPlan(
+            cluster,
+            fresh=lost,
+            resumes=f"the {_doing(there)} of {cluster.name}" if there and running else "",
+            resources=new_resources(cluster, known) if stack_state is OperationState.GONE else (),
+            changes=changes,
+            cost=estimate_cost(cluster, prices),
+            cost_before=estimate_cost(before, prices) if before and not lost else None,
+            time=_minutes(cluster, lost, known),
+            checks=(*check_reservations(own, found, zones, running=not lost), *(aws.quotas(own) if lost else ())),
+            notes=tuple(self._notes(cluster, there, notes(cluster, prices))),
+            external=external,
+            known=known,
+            template=template,
+            new_stack=not prepared,
+            changed_stack=prepared and template != read_sent_template(self.folder),
+            new_key=bool(own.key) and not aws.has_key(own.key),
+            removes_failed=there is not None and there.status in _REMAINS,
+            new_scripts=state is None or state.scripts != digest_of(scripts),
+            fleet_stopped=there is not None and there.fleet is FleetStatus.STOPPED,
+            missing_repositories=missing,
+        )
+
+    def _external(self, aws: AwsResources, cluster: Cluster) -> Prerequisites:
+        """Return what the file and the stacks it names have."""
+        known = given(cluster)
+        for name in settings_of(cluster).stacks:
+            outputs = aws.outputs(name)
+            if outputs is None:
+                raise NotThere(f"there is no stack `{name}` in this region", hint="check `stacks` in the cluster file")
+            known = merge_outputs(known, cluster, outputs)
+        return known
+
+    def _missing_repositories(self, aws: AwsResources, cluster: Cluster, known: Prerequisites) -> tuple[str, ...]:
+        missing = []
+        for each in settings_of(cluster).data_repositories:
+            file_system = known.storage.get(each.storage)
+            if file_system is None or each.s3.rstrip("/") not in aws.repositories(file_system):
+                missing.append(each.s3)
+        return tuple(missing)
+
+    @staticmethod
+    def _notes(cluster: Cluster, there: PclusterView | None, found: Sequence[str]) -> list[str]:
+        lines = list(found)
+        if there and there.status in _REMAINS:
+            lines.append("deletes what the failed creation left, after its logs are saved")
+        if there and there.fleet is FleetStatus.PROTECTED:
+            lines.append("ParallelCluster protects itself: nodes failed to boot ten times; see the logs of a node")
+        own = settings_of(cluster)
+        if not own.key:
+            lines.append("has no SSH key: connects through SSM, which needs the AWS CLI and its session manager plugin")
+        return lines
+
+    # Apply
+    def apply(self, plan: Plan, say: Say) -> None:
+        if not isinstance(plan, PclusterPlan):
+            raise TypeError(f"not a plan of the parallelcluster target: {plan!r}")
+        if plan.empty:
+            return
+        own = settings_of(plan.cluster)
+        pcluster = self._pcluster(plan.cluster.name, own.region, own.version)
+        refuse_impossible(plan, shlex.join(pcluster.command("update-compute-fleet", "--status", "STOP_REQUESTED")))
+        ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._code(), self._pause).apply(plan)
+
+    def import_images(self, plan: Plan, say: Say) -> None:
+        """Nothing is imported: images are imported on the head node."""
+
+    # Remove
+    def removal(self) -> Removal:
+        """Return the file systems of our stack, whose files would be deleted, and unfinished jobs if Slurm answers.
+        Other file systems are not touched."""
+        resources = read_sent_template(self.folder).get("Resources", {})
+        state = read_state(self.folder)
+        jobs: tuple[JobInfo, ...] = ()
+        if state is not None and state.key:
+            with contextlib.suppress(DalsegnoError):
+                jobs = tuple(job for job in self.slurm.jobs() if not job.state.ended)
+        return Removal(
+            jobs,
+            storage=tuple(_data_of(each) for each in resources.values() if _data_of(each)),
+            kept=(f"bucket {state.bucket}",) if state and state.bucket else (),
+        )
+
+    def destroy(self, say: Say) -> bool:
+        state = read_state(self.folder)
+        if state is None:
+            found = self.folder.root.exists()
+            remove_tree(self.folder.root)
+            return found
+        pcluster = self._pcluster(self.folder.name, state.region, state.version)
+        aws = self._aws(state.region)
+        write_state(self.folder, replace(state, phase=PclusterStage.REMOVING))
+        if pcluster.delete():
+            follow(f"deletion of {self.folder.name}", pcluster.report, say, self.folder.logs, pause=self._pause)
+        if state.stack:
+            aws.delete_stack(state.stack, say)
+        remove_tree(self.folder.root)
+        return True
+
+    # Report
+    def status(self) -> ClusterStatus:
+        state = read_state(self.folder)
+        applied = read_applied(self.folder)
+        if state is None:
+            return read_status(self.folder.name, None, applied, None, (), None)
+        try:
+            pcluster = self._pcluster(self.folder.name, state.region, state.version)
+            there = pcluster.describe()
+            machines = pcluster.instances() if there else []
+        except DalsegnoError as error:
+            silence = f"AWS cannot be asked: {error.what}; {error.hint}"
+            return read_status(self.folder.name, state, applied, None, (), None, silence)
+        slurm = self._slurm(state, there) if there and there.head_address and state.key else None
+        return read_status(self.folder.name, state, applied, there, machines, slurm)
+
+    def summary(self) -> ClusterSummary:
+        try:
+            state, applied = read_state(self.folder), read_applied(self.folder)
+        except DalsegnoError:
+            return ClusterSummary(self.kind, ClusterPhase.DAMAGED, 0)
+        return ClusterSummary(self.kind, phase_of(state, applied), len(applied.nodes) if applied else 0)
+
+    def daemon_logs(self) -> list[DaemonLog]:
+        return []  # the logs are on the machines
+
+    def owner(self) -> int | None:
+        try:
+            return self.folder.root.stat().st_uid
+        except OSError:
+            return None
+
+    @property
+    def slurm(self) -> SlurmClient:
+        state = self._known()
+        return self._slurm(state, self._there(state))
+
+    def slurm_as(self, user: str) -> SlurmClient:
+        raise TargetError(
+            f"Slurm's commands cannot be run as {user} from here",
+            hint="`dalsegno shell` opens a shell on the head node",
+        )
+
+    def slurm_runs(self) -> bool:
+        return read_state(self.folder) is not None
+
+    @property
+    def controller_socket(self) -> Path:
+        return self.folder.controller_socket  # on the operator's machine, there is none
+
+    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        raise TargetError(
+            f"{self.folder.name} is on AWS; its Slurm cannot be used from this shell",
+            hint="`dalsegno shell` opens a shell on its head node",
+        )
+
+    # Connect
+    def shell(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        host: str | None = None,
+        user: str | None = None,
+    ) -> ShellEntry:
+        inner = ["sudo", "-iu", user, *command] if user else list(command)
+        return self._enter(inner, env, host, terminal=not command or sys.stdin.isatty())
+
+    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
+        return self._enter(["sudo", *command], env, node, terminal=False)
+
+    def forward(self, arguments: Sequence[str]) -> ShellEntry:
+        """Return how to run `dalsegno ARGUMENTS` on the head node."""
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        return self._enter(["/usr/local/bin/dalsegno", *arguments], dict(self._env), None, terminal=terminal)
+
+    def _enter(self, command: Sequence[str], env: Mapping[str, str], host: str | None, *, terminal: bool) -> ShellEntry:
+        state = self._known()
+        there = self._there(state)
+        if state.key:
+            return ShellEntry(ssh_argv(state, there.head_address, self.folder, command, host, terminal), dict(env))
+        inner = ["ssh", host, *([shlex.join(command)] if command else [])] if host else list(command)
+        return ShellEntry(ssm_argv(state, there.head_instance, inner), dict(env))
+
+    def job_images(self) -> str:
+        return ""
+
+    @property
+    def node_times(self) -> NodeTimes:
+        return TIMES
+
+    # Parts
+    def _aws(self, region: str) -> AwsResources:
+        return AwsResources(self._connect(region), self.folder.logs, self._pause)
+
+    def _pcluster(self, name: str, region: str, version: str) -> Pcluster:
+        if version not in self._found:  # to start `pcluster` takes a second
+            self._found[version] = find_pcluster(version, self._runner, self._env)
+        return Pcluster(self._found[version], self._runner, self._env, name, region, self._pause)
+
+    def _known(self) -> PclusterState:
+        state = read_state(self.folder)
+        if state is None:
+            raise NotThere(f"there is no cluster `{self.folder.name}`", hint="`dalsegno up` creates it")
+        return state
+
+    def _there(self, state: PclusterState) -> PclusterView:
+        there = self._pcluster(self.folder.name, state.region, state.version).describe()
+        if there is None or not there.head_instance:
+            raise NotThere(
+                f"the head node of {self.folder.name} does not run", hint="`dalsegno status` shows what is there"
+            )
+        return there
+
+    def _slurm(self, state: PclusterState, there: PclusterView) -> SlurmClient:
+        runner = HeadOverSsh(self._runner, self._env, state, there.head_address, self.folder)
+        return SlurmClient(runner, {"PATH": SLURM_PATH}, timeout_s=60)
+
+
+def phase_of(state: PclusterState | None, applied: Cluster | None) -> ClusterPhase:
+    """Return the phase as the state folder has it, without asking AWS."""
+    if state is None:
+        return ClusterPhase.GONE
+    if state.phase is PclusterStage.REMOVING:
+        return ClusterPhase.HALF_REMOVED
+    if state.phase is PclusterStage.UP:
+        return ClusterPhase.UP
+    return ClusterPhase.CHANGING if applied else ClusterPhase.HALF_MADE
+
+
+def _data_of(resource: Mapping[str, Any]) -> str:
+    """Return the name and size of a file system in a template; "" for another resource."""
+    own = resource.get("Properties", {})
+    if resource.get("Type") != "AWS::FSx::FileSystem":
+        return ""
+    name = next((each["Value"] for each in own.get("Tags", ()) if each.get("Key") == "Name"), "?")
+    return f"{name} (FSx {own.get('FileSystemType', '')}, {own.get('StorageCapacity', 0)} GiB)"
+
+
+def _doing(there: PclusterView) -> str:
+    return {
+        PclusterStatus.CREATE_IN_PROGRESS: "creation",
+        PclusterStatus.UPDATE_IN_PROGRESS: "update",
+        PclusterStatus.DELETE_IN_PROGRESS: "deletion",
+    }.get(there.status, "operation")
+
+
+def _minutes(cluster: Cluster, fresh: bool, known: Prerequisites) -> Minutes:
+    if not fresh:
+        return UPDATE
+    makes = any(each.type in ("lustre", "openzfs") and each.name not in known.storage for each in cluster.storage)
+    return Minutes(CREATION.least + FILE_SYSTEMS.least, CREATION.most + FILE_SYSTEMS.most) if makes else CREATION
+
+
+def _refuse_moved(state: PclusterState | None, cluster: Cluster) -> None:
+    own = settings_of(cluster)
+    if state is not None and state.region != own.region:
+        raise TargetError(
+            f"{cluster.name} is in {state.region}, and the file says {own.region}",
+            hint="`dalsegno down` removes it there, or give the new cluster another name",
+        )
+    if state is not None and state.version != own.version:
+        raise TargetError(
+            f"{cluster.name} was created with ParallelCluster {state.version}, and the file says {own.version}",
+            hint=f"write `version: {state.version}`: a cluster keeps its version until it is created again",
+        )
+
+
+def _refuse_foreign(there: PclusterView | None, state: PclusterState | None, cluster: Cluster) -> None:
+    if there is not None and state is None:
+        raise TargetError(
+            f"ParallelCluster has a cluster `{there.name}` already, which was not created from here",
+            hint="choose another name, or use it as it is: `dalsegno adopt` on its head node",
+        )

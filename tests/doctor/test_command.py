@@ -1,0 +1,160 @@
+"""`dalsegno doctor` without a cluster: what it prints, its exit codes, and what it says it could not check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dalsegno.cli.doctor import command
+from dalsegno.doctor import SYMPTOMS
+from dalsegno.errors import UsageError
+from dalsegno.runs import journal
+from dalsegno.runs.coordinator.goodput import Goodput, TrainingProgress
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.status import RunPhase, write_status
+from dalsegno.spec.facts import facts_to_json
+from tests.cli.runs import make_run, status
+
+RECORDED = Path(__file__).parents[1] / "recorded/doctor"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURM_CONF", "DALSEGNO_CLUSTER", "VIRTUAL_ENV", "MASTER_PORT", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    shutil.copytree(RECORDED, tmp_path / "recorded")
+    return tmp_path
+
+
+def doctor(*words: str) -> Result:
+    return CliRunner().invoke(command, list(words))
+
+
+def test_finding_has_its_evidence_and_its_fix(folder: Path):
+    answer = doctor("recorded/no-process-group.log")
+    assert answer.exit_code == 1
+    assert answer.stdout.splitlines() == [
+        "error: the process group was used before `init_process_group`  [no-process-group]",
+        "  seen: recorded/no-process-group.log:12: ValueError: Default process group has not been initialized, please"
+        " make sure to call init_process_group.",
+        '  fix:  call `torch.distributed.init_process_group(backend="gloo")` first ("nccl" on GPUs), then wrap the'
+        " model in DDP",
+    ]
+
+
+def test_json_has_the_same_findings(folder: Path):
+    told = json.loads(doctor("recorded/cuda-oom.log", "--json").stdout)
+    (finding,) = told["findings"]
+    assert (finding["symptom"], finding["severity"]) == ("out-of-memory", "error")
+    assert finding["evidence"][0]["where"] == "recorded/cuda-oom.log:5"
+
+
+def test_log_without_known_errors_exits_with_0(folder: Path):
+    (folder / "out").write_text("step 1\nstep 2\n")
+    answer = doctor("out")
+    assert (answer.exit_code, answer.stdout) == (0, "") and "nothing found wrong with out" in answer.stderr
+
+
+def test_note_alone_exits_with_0(folder: Path):
+    answer = doctor("recorded/no-numpy.log")
+    assert (answer.exit_code, answer.stdout.partition(":")[0]) == (0, "note")
+
+
+def test_without_a_cluster_it_says_what_it_could_not_check(folder: Path):
+    answer = doctor("recorded/scripts/nccl_backend.py")
+    assert "not checked: the cluster: there is no cluster yet" in answer.stderr
+    assert "wrong-backend" not in answer.stdout, "without nodes, nobody knows whether NCCL fits"
+
+
+def test_batch_script_is_read_with_the_script_it_starts(folder: Path):
+    shutil.copy(RECORDED / "scripts/no_process_group.py", folder / "ddp.py")
+    found = {each["symptom"] for each in json.loads(doctor("recorded/job.sbatch", "--json").stdout)["findings"]}
+    assert {"no-process-group", "launcher-arguments", "misplaced-options", "output-folder"} <= found
+
+
+def test_environment_and_script_are_found_through_paths_of_the_batch_script(folder: Path):
+    """As in the sample that walkthrough 002 uses: the environment was never created."""
+    (folder / "slurm").mkdir()
+    shutil.copy(RECORDED / "scripts/no_process_group.py", folder / "ddp.py")
+    job = """#!/bin/bash
+#SBATCH --nodes 2
+srun ./pt_cpu/bin/torchrun \\
+    "${ARGS[@]}" \\
+    $(dirname "$PWD")/ddp.py 500 10
+"""
+    (folder / "slurm/train.sbatch").write_text(job)
+    found = {each["symptom"]: each for each in json.loads(doctor("slurm/train.sbatch", "--json").stdout)["findings"]}
+    assert found["launcher-missing"]["evidence"] == [{"where": "slurm/train.sbatch:3", "text": "./pt_cpu/bin/torchrun"}]
+    assert found["no-process-group"]["evidence"][0]["where"].endswith("ddp.py:6")
+
+
+def test_words_after_the_script_are_judged(folder: Path):
+    answer = doctor("recorded/scripts/own_options.py", "--", "5", "--nodes=2", "--batch-size=8")
+    assert "--nodes=2 after the script's name is an argument of the script" in answer.stdout
+    assert "put --nodes=2 before" in answer.stdout, "the script defines --batch-size"
+
+
+def test_process_group_that_a_module_beside_the_script_starts_counts(folder: Path):
+    (folder / "setup_group.py").write_text(
+        "import torch.distributed as d\ndef go():\n    d.init_process_group('gloo')\n"
+    )
+    text = (RECORDED / "scripts/no_process_group.py").read_text()
+    (folder / "train.py").write_text(f"import setup_group\nsetup_group.go()\n{text}")
+    assert "no-process-group" not in doctor("train.py").stdout
+
+
+def test_dumps_of_the_flight_recorder_name_the_collective(folder: Path):
+    answer = doctor("recorded/nccl-timeout/job.log", "--dumps", "recorded/gloo-hang")
+    assert "rank 1 did not arrive" in answer.stdout and "all_reduce (8)" in answer.stdout
+
+
+def test_checkpoint_of_another_number_of_ranks_is_found(folder: Path):
+    (folder / "ckpt").mkdir()
+    for rank in range(4):
+        (folder / f"ckpt/model_rank{rank}.pt").touch()
+    words = ("recorded/scripts/own_options.py", "--checkpoint", "ckpt", "--ranks")
+    assert "written by 4 ranks, and the job has 8" in doctor(*words, "8").stdout
+    assert "snapshot-world-size" not in doctor(*words, "4").stdout
+
+
+def test_snapshot_from_which_the_script_would_continue_is_noted(folder: Path):
+    (folder / "snapshot.pt").touch()
+    assert "note: snapshot.pt exists" in doctor("recorded/scripts/every_rank_saves.py").stdout
+
+
+@pytest.mark.parametrize("subject", ["nowhere.py", "recorded", "1234"])
+def test_unknown_subject_is_a_usage_error(folder: Path, subject: str):
+    error = doctor(subject).exception
+    assert isinstance(error, UsageError) and error.hint
+
+
+def test_run_is_examined_from_its_folder(folder: Path):
+    run = make_run(folder / "home/runs", ranks=2)
+    write_status(run.status, status(phase=RunPhase.ENDED, exit_code=1, generation=1, world_size=2))
+    formed = {"generation": 1, "nodes": ["gpu-1", "gpu-2"], "nproc_per_node": 1}
+    journal.append(run.journal, 1.0, RunEvent.GENERATION, **formed)
+    run.generation(1).mkdir(parents=True)
+    shutil.copy(RECORDED / "cuda-oom.log", run.log(1, 1))
+    shutil.copytree(RECORDED / "gloo-hang", run.all_stacks)
+    account = Goodput(at=1.0, step=9)
+    progress = TrainingProgress(account, {"step_s": 0.2, "data_s": 0.15}, ranks={"0": 1.0, "1": 3.0})
+    run.progress.write_text(json.dumps(facts_to_json(progress)))
+    told = {each["symptom"]: each for each in json.loads(doctor(run.run, "--json").stdout)["findings"]}
+    assert told["out-of-memory"]["evidence"][0]["where"] == "rank 1, line 5"
+    assert told["collective-timeout"]["what"].startswith(
+        "rank 1 on gpu-2 did not arrive: it is at /home/ada/train.py:6"
+    )
+    assert "rank 1 on gpu-2 takes 3.0 times as long" in told["slow-rank"]["what"]
+    assert "waits for data 75 %" in told["slow-dataloader"]["what"]
+
+
+def test_symptoms_are_listed(folder: Path):
+    rows = doctor("--list").stdout.splitlines()
+    assert [row.split()[0] for row in rows[1:]] == [symptom.name for symptom in SYMPTOMS]

@@ -1,0 +1,147 @@
+"""The bootstrap script: valid for shellcheck, without secrets, and run twice on a virtual host."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.setup.bootstrap import HOST, PYTHON, BootstrapCode, CodeSource, render_bootstrap
+from dalsegno.setup.delivery import find_bundle
+from dalsegno.setup.node_plan import NodePlan, PlannedFile
+from dalsegno.spec.load import parse_spec
+from dalsegno.spec.resolve import resolve
+from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
+from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
+from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts
+from tests.ssh.hosts import VirtualHost, reason_to_skip, running_hosts
+from tests.waiting import eventually
+
+SPEC = """
+name: demo
+target: parallelcluster
+partitions: [{name: train, nodes: 2, instance: p5.48xlarge}]
+parallelcluster: {region: us-east-1}
+"""
+INSIDE = BootstrapCode(CodeSource.INSIDE, b"an archive")
+
+
+def site(code: str = "0.1-abc", nodes: tuple[str, ...] = ("host-1",)) -> ManagedSlurm:
+    cluster = resolve(parse_spec(SPEC, "cluster.yaml"))
+    prolog = "/opt/slurm/etc/scripts/prolog.d/50_dalsegno"
+    return ManagedSlurm(cluster, "c0ffee", code, "{}", nodes, prolog=prolog, scratch="/scratch", pyxis=True)
+
+
+def shellcheck(text: str, tmp_path: Path) -> str:
+    file = tmp_path / "script.sh"
+    file.write_text(text)
+    program = Path(sys.executable).with_name("shellcheck")
+    return subprocess.run([program, "--severity=style", file], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    "code",
+    [INSIDE, BootstrapCode(CodeSource.BESIDE), BootstrapCode(CodeSource.S3, uri="s3://bucket/it's/dalsegno.tar.gz")],
+    ids=lambda code: code.source.value,
+)
+def test_script_is_clean_for_shellcheck(tmp_path, code):
+    for plan in (head_plan(site()), compute_plan(site()), login_plan(site())):
+        script = render_bootstrap(plan, code, "printf 10.0.0.1", wait_for="/opt/slurm/etc/dalsegno/a b")
+        assert shellcheck(script, tmp_path) == ""
+    assert shellcheck(prolog_text(site()), tmp_path) == ""
+
+
+def test_script_refuses_to_carry_a_secret():
+    plan = NodePlan("demo", "id", HOST, files=(PlannedFile("/etc/key", "secret", 0o600, secret=True),))
+    with pytest.raises(DalsegnoError, match=r"/etc/key is a secret"):
+        render_bootstrap(plan, INSIDE)
+    assert not [file for make in (head_plan, compute_plan, login_plan) for file in make(site()).files if file.secret]
+
+
+def test_plans_of_machines_touch_neither_slurm_nor_munge():
+    for plan in (head_plan(site()), compute_plan(site()), login_plan(site())):
+        assert plan.packages == () and plan.users == ()
+        names = {service.name for service in plan.services}
+        assert names <= {"controller", "observer", "node-agent"}
+        assert not any(file.path.endswith(("slurm.conf", "munge.key")) for file in plan.files)
+
+
+def test_prolog_stops_a_job_only_for_a_failed_check(tmp_path):
+    program = tmp_path / "dalsegno"
+    text = prolog_text(replace(site(), pyxis=False)).replace("/usr/local/bin/dalsegno", str(program))
+    script = tmp_path / "prolog"
+    script.write_text(text)
+
+    def code(answer: str) -> int:
+        program.write_text(f"#!/bin/sh\n{answer}\n")
+        program.chmod(0o755)
+        return subprocess.run(["sh", script], capture_output=True, timeout=20).returncode
+
+    assert code("echo HEALTH_CHECK_RESULT:n:Failed:reset:gpu; exit 1") == 1
+    assert code("echo HEALTH_CHECK_RESULT:n:Passed:none:; exit 0") == 0
+    assert code("echo error: damaged settings >&2; exit 1") == 0  # our own fault must not cost a machine
+    assert code("exit 127") == 0
+    program.unlink()
+    assert subprocess.run(["sh", script], capture_output=True, timeout=20).returncode == 0
+
+
+ASK = """
+import sys
+from pathlib import Path
+sys.path[:0] = ["/opt/dalsegno/current"]
+from dalsegno.recovery.client import ask
+print(ask(Path("/var/lib/dalsegno/clusters/demo/run/controller.sock"), {"agents": True}, 20))
+"""
+FAKE_AWS = """#!/bin/sh
+# aws s3 cp --only-show-errors URI FILE
+[ "$1 $2" = "s3 cp" ] && cp /root/code.tar.gz "$5"
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "-")
+def test_scripts_of_parallelcluster_connect_a_node_to_the_controller_and_run_twice(tmp_path):
+    """Two virtual hosts in the place of a head node and a compute node. The test stands in for three things that
+    ParallelCluster's machines have: the AWS CLI, the file with the head's address, and the shared /opt/slurm."""
+    cluster, bundle = resolve(parse_spec(SPEC, "cluster.yaml")), find_bundle()
+    state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-1", "3.16.1", bucket="b")
+    scripts = bootstrap_scripts(cluster, state, bundle.key)
+    archive = tmp_path / "code.tar.gz"
+    archive.write_bytes(bundle.archive())
+    node_name = "train-st-train-1"
+    with running_hosts(2, tmp_path / "hosts", ["head-node", node_name]) as rack:
+        head, node = rack["head-node"], rack[node_name]
+
+        def copy(host: VirtualHost, path: str, data: bytes, mode: str = "600") -> None:
+            packed = base64.b64encode(data).decode()
+            host.run("sh", "-c", f"mkdir -p $(dirname {path}); base64 -d > {path}; chmod {mode} {path}", stdin=packed)
+
+        def boot(host: VirtualHost, script: str) -> str:
+            copy(host, "/root/bootstrap.sh", scripts[f"dalsegno/demo/{script}.sh"])
+            return host.run("bash", "/root/bootstrap.sh")
+
+        for host in rack.hosts:
+            copy(host, "/usr/local/bin/aws", FAKE_AWS.encode(), "755")
+            copy(host, "/root/code.tar.gz", archive.read_bytes())
+            copy(host, "/etc/parallelcluster/cfnconfig", f"cfn_head_node_private_ip={head.address}\n".encode())
+        copy(head, "/opt/slurm/etc/slurm.conf", b"ClusterName=demo\n", "644")
+        first, again = boot(head, "head"), boot(head, "head")
+        assert "creating the secrets of the node agents" in first and '"changes": []' in again
+        agents = "/opt/slurm/etc/dalsegno/agents"
+        assert head.run("ls", agents).split() == [node_name, "train-st-train-2"]
+        assert head.run("stat", "-c", "%a %U", agents, f"{agents}/{node_name}") == "700 root\n600 root\n"
+        assert head.run("/usr/local/bin/dalsegno", "--version").strip().endswith(bundle.key.partition("-")[0])
+        assert json.loads(head.run("cat", "/opt/slurm/etc/health.json"))["mode"] == "auto"
+        assert head.run("stat", "-c", "%a", "/opt/slurm/etc/scripts/prolog.d/50_dalsegno") == "755\n"
+        copy(node, f"{agents}/{node_name}", head.run("cat", f"{agents}/{node_name}").encode())
+        boot(node, "compute")
+        assert '"changes": []' in boot(node, "compute")
+        assert node.run("readlink", PYTHON).startswith("/usr/")
+        connected = f"'node': '{node_name}', 'presence': 'connected'"
+        eventually(lambda: connected in head.run(PYTHON, "-I", "-c", ASK))
