@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -19,7 +18,7 @@ from dalsegno.system.children import arguments, find
 from dalsegno.system.hanging_calls import slowness
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.waiting import eventually
-from tests.web.browser import DARK, LIGHT, Browser, Tab, chromium
+from tests.web.browser import DARK, LIGHT, Browser, Tab, barriers, chromium
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
@@ -85,17 +84,8 @@ def test_every_page_opens_without_errors_and_is_accessible(cluster: Cli, tab: Ta
     for path in PAGES:
         tab.open(tab.run("location.origin") + path)
         for scheme in (LIGHT, DARK) if path in DARK_TOO else (LIGHT,):
-            assert barriers(tab, scheme) == [], (path, scheme)
-
-
-def barriers(tab: Tab, scheme: str) -> list[list[str]]:
-    """Return what axe finds in the open page that keeps people from using it."""
-    source = (resources.files("axe_core_python") / "axe.min.js").read_text()
-    tab.size(1280, 900, scheme=scheme)
-    tab.call("Runtime.evaluate", expression=source)
-    found = tab.run("axe.run().then(found => found.violations.map(each => [each.impact, each.id, "
-                    "each.nodes[0].html.slice(0, 200)]))")  # fmt: skip
-    return [each for each in found if each[0] in ("serious", "critical")]
+            tab.size(1280, 900, scheme=scheme)
+            assert barriers(tab) == [], (path, scheme)
 
 
 def test_removed_user_is_logged_out(cluster: Cli):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import resources
 
 import pytest
 
@@ -19,7 +18,7 @@ from dalsegno.web.sessions import WebRole
 from dalsegno.web.snapshot import ControllerPart, RunPicture, SlurmPart
 from dalsegno.web.sources import PlayedSources
 from dalsegno.web.view import CheckRecord, EvidenceBundle, NodeDetails, RunDetails, UserHours
-from tests.web.browser import DARK, LIGHT, Browser, Tab, chromium
+from tests.web.browser import DARK, LIGHT, Browser, Tab, barriers, chromium
 from tests.web.played import PlayedData, PlayedSite, event, job, journal, large_cluster, node, run, small_cluster
 
 pytestmark = pytest.mark.cluster  # a browser: too slow for the unit part
@@ -62,14 +61,6 @@ def visit(tab: Tab, path: str) -> None:
 
 def text_of(tab: Tab) -> str:
     return str(tab.run("document.body.innerText"))
-
-
-def barriers(tab: Tab) -> list[list[str]]:
-    """Return what axe finds in the open page that keeps people from using it."""
-    tab.call("Runtime.evaluate", expression=(resources.files("axe_core_python") / "axe.min.js").read_text())
-    found = tab.run("axe.run().then(found => found.violations.map(each => [each.impact, each.id, "
-                    "each.nodes[0].html.slice(0, 200)]))")  # fmt: skip
-    return [each for each in found if each[0] in ("serious", "critical")]
 
 
 def one_node() -> PlayedSources:
