@@ -114,12 +114,12 @@ class SeldomSource:
     def __init__(self, name: str, ask: Callable[[], Sequence[Family]], every: int = SELDOM) -> None:
         self.name, self._ask, self._every = name, ask, every
         self._last: Sequence[Family] = ()
-        self._left = 0
+        self._left, self.answered_at = 0, 0.0
 
     def collect(self) -> Sequence[Family]:
         if self._left <= 0:
             self._last = self._ask()
-            self._left = self._every
+            self._left, self.answered_at = self._every, time.time()
         self._left -= 1
         return self._last
 
