@@ -17,10 +17,11 @@ import pytest
 from dalsegno.system.children import arguments, find
 from dalsegno.system.hanging_calls import slowness
 from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.runs import QUICK
 from tests.waiting import eventually
 from tests.web.browser import DARK, LIGHT, Browser, Tab, barriers, chromium
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = pytest.mark.cluster
 
 CLUSTER = """
 name: one
@@ -126,6 +127,7 @@ def test_verdict_names_a_dead_daemon_as_status_does(cluster: Cli, tab: Tab):
     ]
 
 
+@pytest.mark.alone
 def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):
     visit(tab, "/")
     tab.run("new MutationObserver(() => { const chip = document.querySelector('#node-train-2 .chip');"
@@ -141,7 +143,7 @@ def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):
 def test_run_is_cancelled_from_the_page(cluster: Cli, tab: Tab):
     script = cluster.home / "waits.py"
     script.write_text("import time\ntime.sleep(1000)\n")
-    run = cluster.ok("run", "--detach", "-N", "1", "--nproc-per-node", "1", str(script)).split()[0]
+    run = cluster.ok("run", "--detach", *QUICK, "-N", "1", "--nproc-per-node", "1", str(script)).split()[0]
     tab.until(f"fetch('/run/{run}').then(answer => answer.ok)")
     tab.errors.clear()  # the page did not exist at first
     visit(tab, f"/run/{run}")

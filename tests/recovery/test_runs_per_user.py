@@ -48,6 +48,7 @@ def test_a_coordinator_gets_the_log_level_of_the_controller():
     assert find_identity(OWN, {"DALSEGNO_LOG_LEVEL": "debug", "SECRET": "x"})[1]["DALSEGNO_LOG_LEVEL"] == "debug"
 
 
+@pytest.mark.cluster  # many processes or connections: too slow for the unit part
 @pytest.mark.skipif(OWN != 0, reason="only root can become another user")
 def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: CoordinatorKeeper):
     for number in range(MAX_RUNS_OF_A_USER):

@@ -108,6 +108,11 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     view = require(target, CanManageUsers).people()
     _refuse_jobs(target, user)
     home = view.homes / user
+    if remove_home and view.elsewhere:
+        raise UsageError(
+            f"{home} is not on this machine",
+            hint=f"leave out `--remove-home`; then: `dalsegno ssh head -- rm -r {home}`",
+        )
     if remove_home:
         check_home(home, view.uids.get(user))
     if remove_home and not yes and sys.stdin.isatty() and not click.confirm(f"delete {home} and all its files?"):
@@ -118,7 +123,7 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     if remove_home:
         remove_tree(home)
         out.talk(f"deleted {home}")
-    elif home.exists():
+    elif view.elsewhere or home.exists():
         out.talk(f"kept {home}")
 
 
