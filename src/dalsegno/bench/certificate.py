@@ -9,14 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from dalsegno.bench.picture import Picture
 from dalsegno.bench.verdict import BenchLevel
 from dalsegno.errors import DalsegnoError
 
 FORMAT = "dalsegno-certificate-1"
-_E = TypeVar("_E", bound=Enum)
 
 
 class CertifyPart(str, Enum):
