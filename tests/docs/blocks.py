@@ -25,6 +25,8 @@ NOT_RUN = {
     "./dalsegno setup --dev": "changes the machine; tests/test_setup.py",
     "./test": "runs this test",
     "./test tests/test_architecture.py -x": "runs a test",
+    "./test -p tests.cpu_times --cpu-times /tmp/times tests/cluster/test_shell.py && "
+    ".venv/bin/python -m tests.cpu_times /tmp/times": "runs cluster tests",
     "./test --long": "takes hours",
     "./test --long container": "takes hours",
     "./test --long bookworm": "takes minutes, and builds a machine",
@@ -57,6 +59,17 @@ NOT_RUN = {
         ),
         "needs GPUs or many nodes; tests/cluster/test_bench.py and tests/bench run smaller ones",
     ),
+    **dict.fromkeys(
+        (
+            "dalsegno certify --quick",
+            "dalsegno certify --output certificate-march",
+            "dalsegno certify --against certificate-march/certificate.json",
+            "dalsegno certify --only storage --only pairs",
+            "dalsegno certify --container-image ubuntu.sqsh",
+            "dalsegno certify --power-cut",
+        ),
+        "takes minutes, on a whole cluster; tests/cluster/test_certify.py",
+    ),
     "PYTHONPATH=src python3 benchmarks/collectives.py": "takes minutes",
     "PYTHONPATH=src python3 benchmarks/collectives.py --nproc 1": "takes a minute",
     "PYTHONPATH=src python3 benchmarks/bench_gpu.py": "needs an NVIDIA GPU",
@@ -82,6 +95,8 @@ NOT_RUN = {
     "sudo benchmarks/gpu_cluster.py": "needs an NVIDIA GPU",
     "sudo benchmarks/gpu_cluster.py --write": "needs an NVIDIA GPU, and writes into the repository",
     "sudo .venv/bin/python -m benchmarks.ssh --hosts 32": "takes a minute",
+    "pip install --upgrade 'dalsegno[ssh]'": "changes the environment of this test",
+    "dalsegno up --upgrade": "needs hosts over SSH; tests/ssh/test_ssh_cluster.py",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
     **dict.fromkeys(
         (

@@ -81,7 +81,7 @@ def _switch_exporters(name: str | None, *, on: bool) -> bool:
 def _switch(name: str | None, *, on: bool) -> MonitorLayout:
     """Start or stop Prometheus and its programs."""
     from dalsegno.cluster import may_change, open_cluster
-    from dalsegno.targets.base import CanMonitor, require
+    from dalsegno.targets.base import CanForward, CanMonitor, require
 
     place = _place(name)
     may_change(place)
@@ -94,7 +94,7 @@ def _switch(name: str | None, *, on: bool) -> MonitorLayout:
         if not plan.empty:
             target.apply(plan, say)
         layout = able.monitor_layout()
-        if on:
+        if on and not isinstance(target, CanForward):  # the ports of other machines may be closed to this one
             say("waiting for Prometheus")
             _wait_until_ready(_client(layout))
     if not (on or plan.empty):

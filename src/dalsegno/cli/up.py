@@ -13,7 +13,7 @@ from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import file_argument, json_option
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import CanMonitor, ClusterPhase, Plan, Say, Target
+from dalsegno.targets.base import CanMonitor, CanUpgrade, ClusterPhase, Plan, Say, Target, require
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
@@ -83,13 +83,17 @@ def _open(file: str) -> tuple[Cluster, ClusterPlace, Target]:
 
 @click.command()
 @file_argument
-def command(file: str) -> None:
+@click.option("--upgrade", is_flag=True, help="Update Dal Segno on the hosts of an ssh cluster to the version here.")
+def command(file: str, upgrade: bool) -> None:
     """Create the cluster in FILE (default: cluster.yaml), or apply changes in the file to a running cluster without
-    disturbing its jobs. If `up` is interrupted, run it again: it continues from there."""
+    disturbing its jobs. If `up` is interrupted, run it again: it continues from there.
+
+    With --upgrade, hosts with another version of Dal Segno are updated one after the other. Runs and jobs continue.
+    """
     cluster, place, target = _open(file)
     started = time.monotonic()
     with place.lock(), interruptible(), out.progress() as say:
-        plan = target.plan(cluster)
+        plan = require(target, CanUpgrade).plan_upgrade(cluster) if upgrade else target.plan(cluster)
         for line in plan.sentences():
             out.talk(line)
         if not plan.empty:

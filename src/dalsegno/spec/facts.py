@@ -224,6 +224,8 @@ class SshAccess:
     known_hosts: str = ""  # "": ssh's own files
     sudo_password_file: str = ""
     packages: tuple[str, ...] = ()  # to install in addition
+    slurm_packages: tuple[str, ...] = ()  # instead of the distribution's
+    slurm_version: str = ""  # the release of these packages, if hosts do not have them yet
 
     def host(self, name: str) -> SshHost | None:
         return next((host for host in self.hosts if host.name == name), None)

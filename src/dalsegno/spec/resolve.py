@@ -315,7 +315,9 @@ def _ssh(spec: ClusterSpec) -> facts.SshAccess:
         for name, host in found.items()
     ]
     files = (_expanded(ssh.known_hosts), _expanded(ssh.sudo_password_file))
-    return facts.SshAccess(tuple(hosts), *files, tuple(ssh.packages))
+    return facts.SshAccess(
+        tuple(hosts), *files, tuple(ssh.packages), tuple(ssh.slurm_packages), ssh.slurm_version or ""
+    )
 
 
 def _expanded(path: str | None) -> str:

@@ -77,6 +77,7 @@ PowerCommand = Annotated[str, AfterValidator(_power_command)]
 Package = Annotated[
     str, matching(r"[a-z0-9][A-Za-z0-9+._-]{0,99}(=[A-Za-z0-9+.:~_-]{1,100})?", "write a package's name: `htop`")
 ]
+SlurmRelease = Annotated[str, matching(r"\d{2}\.\d{2}(\.\d{1,2})?", "write a release such as `24.11.5`")]
 Address = Annotated[str, matching(_ADDRESS, "write a host name or an address")]
 HostKey = Annotated[str, matching(_HOST_KEY, "write a node's name: `train-1`, `train-[1-4]`")]
 File = Annotated[str, matching(_FILE, "write a path, such as `~/.ssh/id_ed25519`")]
@@ -130,6 +131,12 @@ class Ssh(Section):
         description="Command that switches a host off and on; runs on the head node, with {node}, {address} and {bmc}.",
     )
     packages: list[Package] = Field(default=[], description="Further packages to install on every host.")
+    slurm_packages: list[Package] = Field(
+        default=[], description="Packages of Slurm for every host, instead of the distribution's."
+    )
+    slurm_version: SlurmRelease | None = Field(
+        default=None, description="Release of `slurm_packages`. Needed until the hosts have them."
+    )
 
 
 # AWS: `parallelcluster:` and `hyperpod:`

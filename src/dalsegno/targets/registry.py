@@ -49,9 +49,9 @@ def _open_ssh(folder: Path) -> Target:
     except DalsegnoError:
         state = None  # damaged, which the target reports
     if state is not None and state.role is SshRole.HEAD:
-        from dalsegno.targets.ssh.head import open_head
+        from dalsegno.targets.ssh.head import HeadTarget
 
-        return open_head(folder)
+        return HeadTarget(folder)
     from dalsegno.targets.ssh.target import SshTarget
 
     return SshTarget(folder)

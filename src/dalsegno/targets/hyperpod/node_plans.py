@@ -12,7 +12,15 @@ from dalsegno.observe.dialects import DIALECTS
 from dalsegno.observe.monitor_layout import NODE_EXPORTER_PORT, PROMETHEUS_PORT
 from dalsegno.observe.prometheus import alert_groups, recording_group, yaml_text
 from dalsegno.setup.bootstrap import HOST, PYTHON
-from dalsegno.setup.node_plan import NodePlan, PlannedCommand, PlannedFile, PlannedFolder, PlannedService, PlannedUser
+from dalsegno.setup.node_plan import (
+    NodePlan,
+    PlannedCommand,
+    PlannedFile,
+    PlannedFolder,
+    PlannedGroup,
+    PlannedService,
+    PlannedUser,
+)
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.cloud.node_plans import (
@@ -92,6 +100,7 @@ def role_plan(cluster: Cluster, role: SlurmRole, code: str, public_key: str = ""
         plan,
         packages=(*plan.packages, *packages),
         users=tuple(_users(cluster)),
+        groups=tuple(_groups(cluster)),
         folders=(*folders, *plan.folders),
         files=(*plan.files, *files),
         commands=(*plan.commands, *commands),
@@ -120,11 +129,21 @@ def _users(cluster: Cluster) -> list[PlannedUser]:
         PlannedUser(
             user.name,
             user.uid if user.uid is not None else next(free),
-            user.groups,
+            user.full_name,
             f"{shared}/{user.name}" if shared else "",
             ssh_keys=user.ssh_keys,
         )
         for user in cluster.users
+    ]
+
+
+def _groups(cluster: Cluster) -> list[PlannedGroup]:
+    """Return the groups of the cluster file. A group without a number must exist on the instances already."""
+    numbers = {group.name: group.gid for group in cluster.groups}
+    named = dict.fromkeys([*numbers, *(name for user in cluster.users for name in user.groups)])
+    return [
+        PlannedGroup(name, numbers.get(name), tuple(user.name for user in cluster.users if name in user.groups))
+        for name in named
     ]
 
 

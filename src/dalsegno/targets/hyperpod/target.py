@@ -337,7 +337,7 @@ class HyperPodTarget(OperatorSide):
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         return self.shell(["sudo", *command], env, cwd, host=node)
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry | None:
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
         """Return how to run `dalsegno ARGUMENTS` on the controller. `nodes` and `monitor up` work from here."""
         if arguments[0] == "nodes" or tuple(arguments[:2]) in (("monitor", "up"), ("monitor", "down")):
             return None

@@ -289,7 +289,7 @@ class OciTarget(OperatorSide):
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         return self.shell(["sudo", *command], env, cwd, host=node)
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry | None:
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
         """Return how to run `dalsegno ARGUMENTS` on the controller, where people install Dal Segno with pip."""
         return self.shell(["dalsegno", *arguments], dict(os.environ), "/")
 
