@@ -145,6 +145,7 @@ def test_what_is_not_a_source_is_refused(tmp_path: Path, name: str):
         (["memory", "--size", "0"], "invalid size `0`"),
         (["pairs", "--nodes", "2", "--svg", "/no/where/a.svg"], "cannot be written"),
         (["gemm", "--seconds", "nan"], "must be a number"),
+        (["allreduce"], "did you mean `all_reduce`?"),
     ],
 )
 def test_wrong_values_are_refused_before_anything_is_measured(words: list[str], what: str):

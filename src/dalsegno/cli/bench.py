@@ -56,6 +56,16 @@ class Benchmarks(click.Group):
         command: click.Command = module.COMMANDS[name] if hasattr(module, "COMMANDS") else module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            raise click.UsageError(f"no benchmark `{args[0]}`" + (f"; did you mean `{near[0]}`?" if near else ""), ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Benchmarks"):
             here = [(name, command.short_help or "") for name, command in self.commands.items()]
