@@ -13,7 +13,7 @@ import pytest
 from dalsegno.doctor import gather
 from dalsegno.doctor.batch import read_batch
 from dalsegno.doctor.case import Case, ScriptFacts
-from dalsegno.doctor.logs import LogSign, SignSeen
+from dalsegno.doctor.logs import LogSign, SignSeen, find_signs
 from dalsegno.doctor.script import read_script
 from dalsegno.doctor.sources import find_snapshot, look_at_python, open_text, read_dump_files
 from dalsegno.doctor.symptoms import SYMPTOMS
@@ -164,3 +164,12 @@ def test_commands_that_doctor_prints_quote_paths_of_others():
     ]
     fixes = [finding.fix for case in cases for each in SYMPTOMS for finding in each.judge(case) if path in finding.fix]
     assert len(fixes) == 3 and all(f"'{path}'" in fix for fix in fixes)
+
+
+@pytest.mark.parametrize("words", ["PG ID 1 Rank 1] ", "port: 1 ", "world size of 1 ", "PG ID 1Rank 1]Last enqueued "])
+def test_line_that_almost_matches_costs_little(words: str):
+    """A log of 8 MiB has 4000 lines of this length, and a run has hundreds of logs."""
+    lines = [(number, words * 200) for number in range(100)]
+    began = time.process_time()
+    list(find_signs(lines, "log"))
+    assert time.process_time() - began < 0.5

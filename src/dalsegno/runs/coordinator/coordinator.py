@@ -22,6 +22,7 @@ from dalsegno.runs.coordinator.events import (
     Event,
     Exclude,
     Finish,
+    GenerationStopped,
     OpenStore,
     Order,
     PauseOver,
@@ -30,6 +31,7 @@ from dalsegno.runs.coordinator.events import (
     Start,
     StopGeneration,
     Wait,
+    WorkerEnded,
 )
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import ProgressWriter
@@ -64,6 +66,8 @@ from dalsegno.wire.frames import Message
 
 ADOPT_S = 10.0  # agents that do not reconnect to a new coordinator within this time are lost
 GATHER_S = 30.0  # how long an elastic run waits for all its nodes before it starts with fewer
+# What agents report, or show by their absence, to a successor too. A cancellation or a reclaimed node is told once.
+_REPEATED = (AgentJoined, AgentGone, WorkerEnded, GenerationStopped)
 
 
 class Coordinator:
@@ -294,10 +298,10 @@ class Coordinator:
             self.started = self.started or time.time()
         if self.run.group is not None and self.run.group is not before.group:
             self.memory.used.update(self.run.group.agents)
-        if orders:
+        if orders or not isinstance(event, _REPEATED):
             self.save_state()  # before the orders are executed, because a successor must know them
         else:
-            self._saving.request()  # agents repeat what they reported to a successor that does not know it
+            self._saving.request()
         for order in orders:
             self._execute(order)
         self.admission.watch()
