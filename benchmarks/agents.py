@@ -78,7 +78,7 @@ class Player:
 
     def wake(self, now: float) -> float:
         due = self.link.wake(now)
-        if not self.link.room():
+        if not self.link.can_send():
             return due if due is not None else now + BEAT_S
         if now >= self.change_at:
             self.change_at = now + CHANGE_S * (0.5 + random.random())
@@ -170,6 +170,8 @@ def measure(nodes: int, seconds: float, deaths: int) -> Held:
     players = subprocess.Popen([sys.executable, __file__, "--play", str(controller.port), "--nodes", str(nodes)])
     try:
         connected_s = controller.until(controller.all_connected, 60)
+        if not controller.all_connected():
+            raise SystemExit(f"not all agents have connected within {connected_s:.0f} s")
         controller.until(lambda: False, 2)
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
         controller.until(lambda: False, seconds)

@@ -105,15 +105,24 @@ trains_with_torch() { # takes the arguments of the command line; the demo trains
 }
 
 names_remote_target() { # true if the first argument that is a file is a cluster file for another target
-    local file line remote='^target:[[:space:]"'\'']*(ssh|parallelcluster|hyperpod|oci)([^a-z]|$)'
-    for file; do
+    names_target 'ssh|parallelcluster|hyperpod|oci' "$@"
+}
+
+names_target() { # names_target A|B FILE...: true if the first of these that is a file names one of the targets
+    local file line named='^target:[[:space:]"'\'']*('$1')([^a-z]|$)'
+    for file in "${@:2}"; do
         [ -f "$file" ] || continue
         while IFS= read -r line || [ -n "$line" ]; do
-            [[ $line =~ $remote ]] && return 0
+            [[ $line =~ $named ]] && return 0
         done <"$file"
         return 1
     done
     return 1
+}
+
+asks_for_ssh() { # takes the arguments of the command line; true if the cluster file has hosts over SSH
+    case " $* " in *" -h "* | *" --help "*) return 1 ;; esac
+    case ${1-} in plan | up) names_target ssh "${@:2}" cluster.yaml ;; *) return 1 ;; esac
 }
 
 # System packages
@@ -274,6 +283,16 @@ complete_venv() { # complete_venv core|dev
     quietly "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -e "$package" ||
         fail "pip could not install what Dal Segno needs" "fix the error of pip above, then try again"
     { write_stamp core && write_stamp "$1"; } || fail "could not write to $VENV"
+}
+
+need_extra() { # need_extra EXTRA MODULE: install an optional dependency, unless .venv has its module
+    compgen -G "$VENV/lib/python3*/site-packages/$2" >/dev/null || in_turn install_extra "$1" || exit
+}
+
+install_extra() {
+    say "installing Python packages for $1"
+    quietly "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "dalsegno[$1]" ||
+        fail "pip could not install what $1 needs" "fix the error of pip above, then try again"
 }
 
 owner_of() { "$VENV/bin/python" -c 'import os, sys; s = os.stat(sys.argv[1]); print(f"{s.st_uid}:{s.st_gid}")' "$1"; }

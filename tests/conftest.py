@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from dalsegno.cli.main import main
 from dalsegno.system.hanging_calls import slowness
+from tests.waiting import PATIENCE
 
 TESTS = Path(__file__).parent
 CLUSTER_TIMEOUT_S = 600
@@ -38,12 +39,15 @@ if not os.environ.get("DALSEGNO_GPU_TESTS"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything below tests/cluster as a cluster test."""
+    """Mark everything below tests/cluster as a cluster test, and give cluster tests more time on a slow machine."""
     for item in items:
-        if TESTS / "cluster" in item.path.parents:
+        below = TESTS / "cluster" in item.path.parents
+        if below:
             item.add_marker(pytest.mark.cluster)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S * slowness()))
+        own = item.get_closest_marker("timeout")
+        if below or (own and item.get_closest_marker("cluster")):
+            limit_s = own.args[0] if own else CLUSTER_TIMEOUT_S
+            item.add_marker(pytest.mark.timeout(limit_s * slowness() * PATIENCE), append=False)
 
 
 @pytest.fixture

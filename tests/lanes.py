@@ -24,14 +24,18 @@ from pathlib import Path
 import pytest
 
 IN_COMMON = "shared"
+CACHES = "DALSEGNO_TEST_CACHES"  # a folder for what all lanes need, and only the first of them makes
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 1 << 30
 TESTS = Path(__file__).parent
 # About half of the unit tests, by the time they take. Only these import torch.
 FIRST_HALF = ("bench", "containers", "node_agent", "recovery", "runs", "security", "submit", "train")
 ALL_ON_CLUSTER = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.cluster", re.MULTILINE)
-# These take a minute or more, so they start first.
-LONGEST = ("test_run_faults.py", "test_train.py", "test_gpt.py", "test_blocks_on_cluster.py")
+# These take longest, so they start first, as do the files with the shared cluster.
+LONGEST = (
+    IN_COMMON, "test_blocks_on_cluster.py", "test_containers.py", "test_recovery.py", "test_run_ends.py",
+    "test_run_faults.py", "test_ssh_cluster.py", "test_train.py",
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +60,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
             return True
         if collection_path.name == "cluster":
             return which.startswith("not cluster") or None
-    if TESTS / "cluster" in collection_path.parents or not collection_path.name.startswith("test_"):
+    if not collection_path.name.startswith("test_"):
+        return None
+    if which.startswith("cluster and alone"):
+        return "mark.alone" not in collection_path.read_text() or None
+    if TESTS / "cluster" in collection_path.parents:
         return None
     if which.startswith("not cluster"):
         return ALL_ON_CLUSTER.search(collection_path.read_text()) is not None or None
@@ -80,6 +88,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     waits = [bool(options.beside and item.get_closest_marker(options.beside)) for item in session.items]
     own, rest = (list(compress(session.items, which)) for which in (waits, [not each for each in waits]))
     folder = Path(tempfile.mkdtemp(prefix="dalsegno-lanes-"))
+    (folder / "caches").mkdir()
+    folder.chmod(0o755)
+    os.environ[CACHES] = str(folder / "caches")
     lanes = [taken(rest, folder) for _ in range(options.lanes)] + [iter(own)] * bool(own)
     outputs = [folder / f"output-{number}" for number in range(len(lanes))]
     pids = []

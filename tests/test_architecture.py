@@ -168,6 +168,7 @@ MAY_READ_SENTENCES = {
 
 # Words that are shown as they came, or that others define.
 STATES_OF_OTHERS = {
+    "targets/machines.py:MachineStatus.state": "HyperPod's words, shown as they are",
     "bench/": "reports of benchmarks",
     "hardware/": "the catalog's columns",
     "health/": "words of the kernel, the driver and the fabric",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cluster import ROOT_HOME, find_place, home, homes, open_target, place_named, places
-from dalsegno.errors import NotThere, TargetError, UsageError
+from dalsegno.cluster import ROOT_HOME, find_place, home, homes, place_named, places
+from dalsegno.errors import NotThere, UsageError
 
 
 def make(base: Path, *names: str) -> dict[str, str]:
@@ -57,10 +57,3 @@ def test_other_folders_are_not_clusters(tmp_path: Path):
 def test_path_is_not_accepted_as_cluster_name(name: str, tmp_path: Path):
     with pytest.raises(UsageError):
         place_named(name, {"DALSEGNO_HOME": str(tmp_path)})
-
-
-@pytest.mark.parametrize("target", ["hyperpod", "oci"])
-def test_unimplemented_target_is_refused(target: str, tmp_path: Path):
-    place = place_named("one", {"DALSEGNO_HOME": str(tmp_path)})
-    with pytest.raises(TargetError, match=f"target `{target}` is not built yet"):
-        open_target(target, place)

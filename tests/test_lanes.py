@@ -46,11 +46,18 @@ def test_only_files_without_a_selected_test_are_skipped(tmp_path: Path):
     texts = {
         "all": "pytestmark = [\n    pytest.mark.cluster,\n]\n",
         "some": "@pytest.mark.cluster\ndef test_it(): ...\n",
+        "measured": "@pytest.mark.cluster\n@pytest.mark.alone\ndef test_it(): ...\n",
         "none": "def test_it(): ...\n",
     }
     for name, text in texts.items():
         (tmp_path / f"test_{name}.py").write_text(text)
-    for which, skipped in {"not cluster and not long": {"all"}, "cluster and alone": {"none"}, "": set()}.items():
+    expected = {
+        "not cluster and not long": {"all"},
+        "cluster and not alone": {"none"},
+        "cluster and alone": {"all", "some", "none"},
+        "": set(),
+    }
+    for which, skipped in expected.items():
         assert {name for name in texts if ignored(tmp_path / f"test_{name}.py", which)} == skipped
     assert ignored(ROOT / "tests/cluster", "not cluster") and not ignored(ROOT / "tests/cluster", "cluster")
 
@@ -62,6 +69,7 @@ def test_files_that_seem_to_be_all_on_the_cluster_are_so():
             assert "pytestmark" in names, f"{path}: the line is in another text"
 
 
+@pytest.mark.cluster  # many processes or connections: too slow for the unit part
 @pytest.mark.parametrize(("word", "code"), [("True", 0), ("False", 1)])
 def test_every_test_runs_once_and_a_failure_fails_the_suite(tmp_path: Path, word: str, code: int):
     (tmp_path / "pytest.ini").write_text(

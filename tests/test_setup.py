@@ -262,6 +262,30 @@ def test_slapd_is_installed_only_if_it_is_asked_for(clone: Path, tmp_path: Path)
         assert ("slapd" in told.split()) == there
 
 
+def test_optional_python_packages_are_installed_once_and_only_if_the_file_needs_them(clone: Path, tmp_path: Path):
+    for args, file, needed in (
+        ("up", SSH_FILE, True),
+        ("plan far.yaml", LOCAL_FILE, True),
+        ("up", LOCAL_FILE, False),
+        ("up --help", SSH_FILE, False),
+        ("validate", SSH_FILE, False),
+    ):
+        (tmp_path / "far.yaml").write_text(SSH_FILE)
+        (tmp_path / "cluster.yaml").write_text(file)
+        assert (bash(clone, f"asks_for_ssh {args}", cwd=tmp_path).returncode == 0) == needed, (args, file)
+    code = 'install_extra() { echo "installs $1"; }; need_extra ssh asyncssh'
+    assert bash(clone, code).stdout == "installs ssh\n"
+    (packages,) = (clone / ".venv/lib").glob("python3*/site-packages")
+    (packages / "asyncssh").mkdir()
+    assert bash(clone, code).stdout == ""
+
+
+def test_failed_install_of_an_optional_package_shows_the_error_of_pip(clone: Path):
+    done = bash(clone, "need_extra ldap ldap3", PIP_TIMEOUT="never")
+    assert done.returncode == 1
+    assert "error: pip could not install what ldap needs\nhint: " in done.stderr
+
+
 def test_the_packages_match_the_programs_of_the_local_target(unchanged: Path):
     pairs = bash(unchanged, "echo $LOCAL_PROGRAMS $MONITOR_PROGRAMS $DIRECTORY_PROGRAMS").stdout.split()
     assert dict(pair.split(":") for pair in pairs) == DAEMONS

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 
+# Factor on time limits, for a machine that is much slower than a short measurement shows, such as an emulated one.
+PATIENCE = float(os.environ.get("DALSEGNO_PATIENCE") or 1)
 # An action that is instant on an idle machine may take a hundred times as long on an overloaded one.
-PATIENCE_S = 60.0
+PATIENCE_S = 60.0 * PATIENCE
 
 
 def eventually(true: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
-    """Call until the result is true, and return it. A call that takes longer than `every_s` is made less often.
+    """Call until the result is true, and return it. A call that takes long is made less often, the more so the longer
+    the wait lasts: tests that wait must not take the cores from those that work.
 
     A missing file, a missing key or a partly written line counts as not true yet. A failed assertion in the callable
     ends the wait: it states something that cannot become true any more.
     """
-    until = time.monotonic() + timeout_s
+    start = time.monotonic()
     while True:
         began = time.monotonic()
         try:
@@ -27,5 +31,7 @@ def eventually(true: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: fl
             last = repr(seen)
         except (LookupError, OSError, ValueError) as error:
             last = f"{type(error).__name__}: {error}"
-        assert time.monotonic() < until, f"did not happen in {timeout_s:g} s; it was last {last}"
-        time.sleep(max(every_s, min(1.0, 2 * (time.monotonic() - began))))
+        ended = time.monotonic()
+        took_s, waited_s = ended - began, ended - start
+        assert waited_s < timeout_s, f"did not happen in {timeout_s:g} s; it was last {last}"
+        time.sleep(max(every_s, min(1.0, max(2 * took_s, min(8 * took_s, waited_s / 8)))))

@@ -18,7 +18,7 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import owner_name
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.base import Target
+from dalsegno.targets.base import HasMachines, Target
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.registry import open_existing
 
@@ -60,7 +60,9 @@ class ClusterSite:
         cluster = self._read_cluster()
         spares = frozenset(node.name for node in cluster.nodes if node.spare)
         remedies, times = remedies_of(self.target), self.target.node_times
-        return Policy.of(cluster.health, remedies, spares, self.slurm_users, boot_s=times.boot_s, gone_s=times.gone_s)
+        machines = self.target.machines() if isinstance(self.target, HasMachines) else {}
+        limits = {"boot_s": times.boot_s, "gone_s": times.gone_s}
+        return Policy.of(cluster.health, remedies, spares, self.slurm_users, machines, **limits)
 
     def is_being_changed(self) -> bool:
         try:

@@ -18,6 +18,14 @@ class DalsegnoError(Exception):
         self.hint = hint
 
 
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra of this package for the Python that runs now."""
+    import shlex
+    import sys
+
+    return f"run `{shlex.quote(sys.executable)} -m pip install 'dalsegno[{extra}]'`"
+
+
 class UsageError(DalsegnoError):
     """The command line itself is wrong."""
 

@@ -23,11 +23,17 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "node-agent": "dalsegno.node_agent.agent",
     "job-scratch": "dalsegno.system.job_scratch",
     "storage-probe": "dalsegno.storage.probe",
+    "container-plugin": "dalsegno.containers.native",
     "bench-collective": "dalsegno.bench.collective_measure",
     "bench-pairs": "dalsegno.bench.pairs_measure",
     "bench-device": "dalsegno.bench.device_measure",
     "bench-storage": "dalsegno.bench.storage_measure",
+    "hyperpod-partitions": "dalsegno.targets.hyperpod.partitions",
 }
+
+
+# The same on hosts that have our code installed.
+HOST_LAUNCHER = ("python3", "-I", "/opt/dalsegno/current/dalsegno/programs.py")
 
 
 def launcher() -> tuple[str, ...]:

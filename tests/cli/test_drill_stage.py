@@ -1,4 +1,4 @@
-"""What a drill does when its run is over: it waits for nodes that are being mended."""
+"""What a drill does when its run is over: it waits for nodes that are being repaired."""
 
 from __future__ import annotations
 

@@ -49,6 +49,11 @@ def test_healthy_machine_passes(node: Path) -> None:
     assert run("--reason").output == ""
 
 
+def test_former_name_of_repaired_is_accepted_and_not_shown() -> None:
+    assert command.make_context("health", ["--mended"]).params["formerly"] is True
+    assert "--repaired" in run("--help").output and "mended" not in run("--help").output
+
+
 def test_failed_check_exits_1(node: Path) -> None:
     break_gpu(node)
     done = run()

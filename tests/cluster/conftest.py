@@ -16,13 +16,16 @@ from typing import TypeVar
 
 import pytest
 
+from dalsegno.spec.health import LOAD_TESTS
 from dalsegno.system.cgroups import SYSTEMD_RUNS
 from dalsegno.system.hanging_calls import slowness
 from tests.cluster.warm_cli import READING, WARM, WarmCli
+from tests.lanes import CACHES
 from tests.waiting import eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
 WARM_CLI = WarmCli()
+NOBODY = 65534
 
 SHARED = """
 name: shared
@@ -61,6 +64,7 @@ health: {mode: observe}  # what is broken here stays so
 """
 
 
+NO_LOAD_TESTS = f"{{{', '.join(f'{name}: off' for name in LOAD_TESTS)}}}"
 PINGED_S = 200  # slurmctld pings its nodes every 100 s: a node that missed the last ping is `idle*` until the next
 
 
@@ -96,15 +100,23 @@ class Cli:
         return {**os.environ, "PATH": path, **{name: str(value) for name, value in own.items()}}
 
     def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
-        forked = WARM if type(self).argv is Cli.argv else READING
-        if args and args[0] in forked and self.uid == os.geteuid():
-            done = WARM_CLI.run(args, self.env, cwd or self.home, timeout_s * slowness())
+        warm = self._warm_words(args)
+        if warm and self.uid == os.geteuid():
+            done = WARM_CLI.run(warm, self.env, cwd or self.home, timeout_s * slowness())
             return Answer(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
             self.argv(*args), env=self.env, cwd=cwd or self.home, capture_output=True, text=True,
             timeout=timeout_s * slowness(), check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
+
+    def _warm_words(self, args: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words of `dalsegno` to run from the warm process; none if the command is started by itself."""
+        plain, words = Cli.argv(self), self.argv(*args)
+        own = tuple(words[len(plain) :]) if words[: len(plain)] == plain else ()
+        if args and args[0] in READING:
+            return args
+        return own if own and own[0] in WARM else ()
 
     def ok(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> str:
         answer = self.run(*args, cwd=cwd, timeout_s=timeout_s)
@@ -118,9 +130,11 @@ class Cli:
         )  # fmt: skip
 
     def file(self, text: str, name: str = "cluster.yaml") -> str:
-        """Write a cluster file. Metrics and the web page are off unless the test asks for them: they take CPU time."""
+        """Write a cluster file. Metrics, the web page and load tests are off unless the test asks for them: they take
+        CPU time."""
         path = self.home / name
-        path.write_text(text if "monitoring:" in text else f"{text}\nmonitoring: {{enabled: false}}\n")
+        added = {"monitoring:": "{enabled: false}", "health:": f"{{checks: {NO_LOAD_TESTS}}}"}
+        path.write_text("\n".join([text, *(f"{key} {value}" for key, value in added.items() if key not in text), ""]))
         return str(path)
 
     def status(self, name: str) -> dict[str, object]:
@@ -182,10 +196,26 @@ def end_all(cli: Cli) -> None:
 
 @pytest.fixture(scope="session")
 def cache() -> Iterator[Path]:
-    """Return a cache for MariaDB's empty database, which is created once for all homes."""
-    folder = make_home("ds-cache-")
+    """Return a cache for MariaDB's empty database and the container plugin, which are made once for all homes."""
+    yield from common_cache("root", os.geteuid())
+
+
+@pytest.fixture(scope="session")
+def cache_of_nobody() -> Iterator[Path]:
+    """Return such a cache of the user of rootless clusters."""
+    yield from common_cache("nobody", NOBODY if os.geteuid() == 0 else os.geteuid())
+
+
+def common_cache(name: str, owner: int) -> Iterator[Path]:
+    """Yield a folder of this user. All lanes share it; a single process removes it afterwards."""
+    common = os.environ.get(CACHES)
+    folder = Path(common) / name if common else make_home("ds-cache-")
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    os.chown(folder, owner, owner)
     yield folder
-    shutil.rmtree(folder)
+    if not common:
+        shutil.rmtree(folder)
 
 
 AnyCli = TypeVar("AnyCli", bound=Cli)

@@ -28,10 +28,10 @@ from dalsegno.targets.local.placement import ROOM
 from dalsegno.train.memory.safe_steps import NOTHING_SAFE, SafeSteps, read_safe
 from tests.cluster.conftest import Cli
 from tests.cluster.programs import programs
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
-LONG_S = 180.0 * slowness()  # for what takes some seconds on an idle machine
-FEW_S = 90.0 * slowness()
+LONG_S = 180.0 * slowness() * PATIENCE  # for what takes some seconds on an idle machine
+FEW_S = 90.0 * slowness() * PATIENCE
 
 # Both scripts make steps together until their stop file exists. Every completed step is a line in its log, and one in a
 # file that all ranks of all generations share: generation, rank, step, pid, time. A thread writes such lines with step

@@ -130,8 +130,9 @@ def cluster(cache: Path) -> Iterator[Contained]:
 
 
 @pytest.fixture(scope="module")
-def rootless() -> Iterator[Contained]:
+def rootless(cache_of_nobody: Path) -> Iterator[Contained]:
     home = make_home("ds-")
+    (home / "cache").symlink_to(cache_of_nobody)
     copy_program(home / "lib")
     image = make_image(home)
     (home / "tmp").mkdir()
@@ -668,7 +669,7 @@ def run_words(someone: Contained) -> tuple[list[str], Path]:
     return ["--no-preload", f"--container-image={someone.image}", f"--container-mounts={mounts}"], work
 
 
-@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
+@pytest.mark.parametrize("someone", ["ada", pytest.param("rootless", marks=pytest.mark.long)], indirect=True)
 def test_run_in_a_container_resumes_after_a_crash(someone: Contained):
     words, work = run_words(someone)
     answer = someone.sh(f"cd {work}; dalsegno run --nodes=2 {' '.join(words)} train.py")

@@ -19,8 +19,9 @@ PLAIN, OURS = "\nsrun torchrun ", f"\nsrun {sys.executable} -m dalsegno torchrun
 
 @pytest.mark.parametrize(
     "launcher",
-    [pytest.param(PLAIN, id="torchrun", marks=pytest.mark.long), pytest.param(OURS, id="dalsegno torchrun")],
+    [pytest.param(PLAIN, id="torchrun"), pytest.param(OURS, id="dalsegno torchrun")],
 )
+@pytest.mark.long  # test_torchrun.py runs such a script, and tests/examples/test_ddp.py this program
 def test_two_nodes_train_and_save(shared: Cli, launcher: str) -> None:
     folder = shared.home / f"ddp-{len(launcher)}"
     folder.mkdir()

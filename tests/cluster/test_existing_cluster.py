@@ -13,7 +13,7 @@ import pytest
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import read
 from dalsegno.runs.status import RunPhase, RunStatus, read_status
-from dalsegno.system.children import find, owner
+from dalsegno.system.children import environment, find, owner
 from tests.cluster.foreign import UID, USER, ForeignCluster, foreign_cluster, install
 from tests.cluster.runs import comm
 from tests.waiting import eventually
@@ -102,7 +102,7 @@ def test_run_survives_a_lost_worker_and_a_lost_node(cluster: ForeignCluster):
     run = RunFolder(cluster.home / ".local/state/dalsegno/runs" / name)
     wait_for_generation(run, 1)
     assert run.root.stat().st_uid == UID
-    os.kill(worker(1), 9)
+    os.kill(worker(cluster, 1), 9)
     wait_for_generation(run, 2)
     first, second = nodes_of(run)
     cluster.lose(second)
@@ -163,7 +163,7 @@ def wait_for_generation(run: RunFolder, number: int) -> None:
         eventually(formed, LONG_S)
     except AssertionError as error:
         raise AssertionError(f"{error}; {tail(run)}") from None
-    assert status(run).phase is RunPhase.RUNNING
+    eventually(lambda: status(run).phase is RunPhase.RUNNING)  # the file is written a moment later
 
 
 def nodes_of(run: RunFolder) -> list[str]:
@@ -176,8 +176,14 @@ def status(run: RunFolder) -> RunStatus:
     return found
 
 
-def worker(rank: int) -> int:
-    return eventually(lambda: find(lambda pid: owner(pid) == UID and comm(pid) == f"ds:w{rank}"))[0].pid
+def worker(cluster: ForeignCluster, rank: int) -> int:
+    """Return the PID of a worker of this cluster; others on the machine may have one of the same user."""
+    home = f"HOME={cluster.home}".encode()
+
+    def is_it(pid: int) -> bool:
+        return owner(pid) == UID and comm(pid) == f"ds:w{rank}" and home in environment(pid)
+
+    return eventually(lambda: find(is_it))[0].pid
 
 
 def tail(run: RunFolder) -> str:

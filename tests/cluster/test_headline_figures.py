@@ -19,7 +19,7 @@ WORKER_S, POWER_S = 1.0, 4.0
 @pytest.fixture(scope="module")
 def run(cluster_for_runs: Cli) -> Run:
     folder = cluster_for_runs.home / "figures"
-    return Run.start(cluster_for_runs, folder, "-N", "4", "--spares", "2", "--max-restarts", "20", "-J", "figures")
+    return Run.start(cluster_for_runs, folder, "-N", "3", "--spares", "2", "--max-restarts", "20", "-J", "figures")
 
 
 def test_training_continues_within_a_second_of_a_killed_worker(run: Run):

@@ -367,7 +367,7 @@ def test_gpu_faults_are_injected(two: Cli):
     list_gpus = ("shell", "--", "srun", "-w", "train-2", "--gpus-per-node=2", "nvidia-smi", "-L")
     before = two.ok(*list_gpus)
     told = json.loads(two.ok("inject", "xid", "79", "train-2", "--gpu", "1", "--json"))
-    assert (told["code"], told["mended_by"]) == (79, "reboot")
+    assert (told["code"], told["repaired_by"]) == (79, "reboot")
     assert "GPU has fallen off the bus" in telemetry(two, "train-2").kernel_log[0].text
     assert two.ok(*list_gpus) == before.splitlines(keepends=True)[0]
     two.ok("inject", "ecc", "train-2", "--count", "3", "--for", "1s")

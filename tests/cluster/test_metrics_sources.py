@@ -15,7 +15,7 @@ from dalsegno.recovery.watch import JOURNAL
 from dalsegno.runs.metrics import RunMetrics
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Cli, at_home, taken_down
-from tests.cluster.runs import LONG_S, Run
+from tests.cluster.runs import IN_STEP, LONG_S, QUICK, Run
 from tests.waiting import eventually
 
 FILE = """
@@ -24,11 +24,20 @@ target: local
 partitions:
   - {name: train, nodes: 3, spares: 1, gpus: 2, gpu_type: h100, cpus: 4, memory: 1G, default: true}
 slurm: {accounting: false}
-health: {per_hour: 100, max_out: 50%, checks: {gpu-temperature: off}}
+health:
+  per_hour: 100
+  max_out: 50%
+  checks: {gpu-temperature: off, pair-collective: off, load-product: off, load-memory: off}
 monitoring: {enabled: true}
 """
-# Rank 1 is slower than the others, which wait for it in every step.
-SLOW = """
+# In both scripts, rank 1 is slower than the others, which wait for it in every step.
+SLOW_SOCKETS = "from dalsegno.train import report\n" + IN_STEP.replace(
+    "time.sleep(0.15)",
+    """busy_s = 0.05 if rank == 1 else 0.01
+    report(step, loss=1 / step, samples=2, tokens=512, busy_s=busy_s, last=done != b".")
+    time.sleep(busy_s)""",
+)
+SLOW_DDP = """
 import os, sys, time
 import torch
 import torch.distributed as dist
@@ -101,16 +110,18 @@ def test_a_hot_gpu_is_in_the_file_of_its_node(cluster: Cli):
         cluster.ok("inject", "--clear", "train-1")
 
 
-def test_a_run_shows_its_slow_rank_and_recovers_from_a_power_cut(cluster: Cli, tmp_path: Path):
-    pytest.importorskip("torch")
+@pytest.mark.parametrize("framework", ["sockets", pytest.param("torch", marks=pytest.mark.long)])
+def test_a_run_shows_its_slow_rank_and_recovers_from_a_power_cut(cluster: Cli, framework: str):
+    if framework == "torch":
+        pytest.importorskip("torch")
     runs = RunMetrics(lambda: list_runs(folder_of(cluster).runs))
     policy = Policy(spares=frozenset({"train-4"}))
     nodes = ("train-1", "train-2", "train-3", "train-4")
     recovery = RecoveryMetrics(folder_of(cluster).root / JOURNAL, lambda: RecoveryScope(policy, {"train": nodes}))
-    work = cluster.home / "work"
-    work.mkdir()
+    work = cluster.home / framework
     args = (str(work / "stop"), str(work / "ckpt"))
-    run = Run.start(cluster, work, "-N", "3", "--nproc-per-node", "1", script=SLOW, args=args)
+    options, script = ((), SLOW_DDP) if framework == "torch" else (QUICK, SLOW_SOCKETS)
+    run = Run.start(cluster, work, *options, "-N", "3", "--nproc-per-node", "1", script=script, args=args)
 
     def seen() -> dict[str, float]:
         return samples(runs.collect())

@@ -119,7 +119,7 @@ def watched(cache: Path) -> Iterator[Watched]:
         write_fabric(folder.node_metrics("train-1"))
         work = cli.home / "work"
         args = (str(work / "stop"), str(work / "ckpt"))
-        options = ("-N", "2", "--gpus-per-node", "1", "--nproc-per-node", "1")
+        options = ("-N", "1", "--gpus-per-node", "1", "--nproc-per-node", "1")
         run = Run.start(cli, work, *options, script=TRAIN, args=args)
         status = json.loads(cli.run("monitor", "status", "--json").out)
         prometheus = PrometheusClient(status["prometheus"], folder.monitor_password.read_text())

@@ -12,11 +12,9 @@ import pytest
 
 from dalsegno.system.children import Process, descendants, end, start_ticks
 from dalsegno.system.hosts import host_process
-from tests.cluster.conftest import Answer, Cli, at_home, have_job_saved, taken_down
+from tests.cluster.conftest import NOBODY, Answer, Cli, at_home, have_job_saved, taken_down
 from tests.cluster.programs import programs
 from tests.waiting import eventually
-
-NOBODY = 65534
 
 POLICY = """
 name: one

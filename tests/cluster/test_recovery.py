@@ -20,7 +20,7 @@ from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.local.network import port_name
 from dalsegno.wire.frames import Message
-from tests.cluster.conftest import PINGED_S, Cli, at_home, have_job_saved, taken_down
+from tests.cluster.conftest import NO_LOAD_TESTS, PINGED_S, Cli, at_home, have_job_saved, taken_down
 from tests.cluster.programs import programs
 from tests.cluster.test_containers import make_image
 from tests.cluster.test_repair import daemon_pid
@@ -35,7 +35,7 @@ partitions:
   - {name: train, nodes: 3, spares: 1, gpus: 2, gpu_type: h100, cpus: 4, memory: 1G, default: true}
 slurm: {accounting: false, extra: {Prolog: PROLOG}}
 containers: {enabled: true}
-health: {per_hour: 100, max_out: 50%}
+health: {per_hour: 100, max_out: 50%, checks: CHECKS}
 """
 SPARE = "train-4"
 pytestmark = pytest.mark.timeout(600)
@@ -43,13 +43,18 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def cluster(cache: Path) -> Iterator[Cli]:
+    """Return a cluster whose validations run no load tests, except in the test that asks for them."""
     with taken_down(at_home(cache)) as cli:
         prolog = cli.home / "prolog"
         prolog.write_text(f"#!/bin/sh\ntest ! -e {cli.home}/bad-$SLURMD_NODENAME\n")
         prolog.chmod(0o755)
-        cli.ok("up", cli.file(FILE.replace("PROLOG", str(prolog))))
+        cli.ok("up", cli.file(file(cli, NO_LOAD_TESTS)))
         eventually(lambda: phase(cli, SPARE) == "spare", REPAIR_S)
         yield cli
+
+
+def file(cli: Cli, checks: str) -> str:
+    return FILE.replace("PROLOG", str(cli.home / "prolog")).replace("CHECKS", checks)
 
 
 def request(cli: Cli, message: Message) -> Message:
@@ -103,6 +108,7 @@ def controller_pid(cli: Cli) -> int:
 
 def test_host_without_power_is_replaced_validated_and_returned(cluster: Cli):
     passport = request(cluster, {"node": "train-2"})["gpus"]
+    cluster.ok("up", cluster.file(file(cluster, "{}")))
     took = heals(cluster, "train-2", lambda: cluster.ok("inject", "power-off", "train-2"))
     assert list(sorted(took, key=lambda kind: took[kind]))[-5:] == [
         "setdown", "evidence", "replace", "validate", "return",
@@ -121,6 +127,7 @@ def test_host_without_power_is_replaced_validated_and_returned(cluster: Cli):
     eventually(lambda: len(request(cluster, {"node": "train-2"})["gpus"]) == 4)
     old = [gpu for gpu in request(cluster, {"node": "train-2"})["gpus"] if gpu["sent_away_at"]]
     assert {gpu["uuid"] for gpu in old} == {gpu["uuid"] for gpu in passport}, "new GPUs, and the old ones are recorded"
+    cluster.ok("up", cluster.file(file(cluster, NO_LOAD_TESTS)))
 
 
 def test_xid_79_drains_the_node_and_a_killed_controller_continues(cluster: Cli):
@@ -199,6 +206,7 @@ def test_a_node_that_slurm_drains_for_its_prolog_is_validated_and_returned(clust
     before = last_event(cluster)
     heals(cluster, "train-1", let_a_prolog_fail)
     told = [each["text"] for each in events(cluster, "train-1", before)]
+    assert any("(pair-collective unknown: it is off in the cluster file: data was exchanged" in text for text in told)
     assert "drained: slurm[prolog]: Prolog error" in told
 
 
@@ -333,11 +341,17 @@ def test_auto_resume_restarts_the_step_of_a_batch_script(cluster: Cli):
     job, out = submit(cluster, "batch", f"srun --auto-resume=1 {image(cluster)} {step}\necho ends with $?", "-N2")
     eventually(lambda: len(lines(signed)) == 2)
     lost = next(name for name in lines(signed) if name != batch_host(cluster, job))
+    set_weight(cluster, lost, 1000)  # if it returns before the job restarts, Slurm prefers the other nodes
     heals(cluster, lost, lambda: cluster.ok("inject", "power-off", lost))
     (cluster.home / "tmp/batch.last").touch()
     eventually(lambda: "ends with 0" in lines(out), 60)
+    set_weight(cluster, lost, 1)
     assert len(lines(signed)) == 4 and lost not in lines(signed)[2:]
     assert f"dalsegno: auto-resume: job {job} was restarted on" in out.read_text()
+
+
+def set_weight(cluster: Cli, node: str, weight: int) -> None:
+    cluster.ok("shell", "--", "scontrol", "update", f"node={node}", f"weight={weight}")
 
 
 def batch_host(cluster: Cli, job: str) -> str:

@@ -16,10 +16,9 @@ import pytest
 from dalsegno.system.children import end
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.local.machine_room import HostControlClient
-from tests.cluster.conftest import PINGED_S, SOURCE, Cli, leftovers, make_home, taken_down
+from tests.cluster.conftest import NOBODY, PINGED_S, SOURCE, Cli, leftovers, make_home, taken_down
 from tests.waiting import eventually
 
-NOBODY = 65534
 NEEDED = (
     "click",
     "yaml",
@@ -66,8 +65,9 @@ def copy_program(target: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Rootless]:
+def user(cache_of_nobody: Path) -> Iterator[Rootless]:
     home = make_home("ds-")
+    (home / "cache").symlink_to(cache_of_nobody)
     copy_program(home / "lib")
     uid = NOBODY if os.geteuid() == 0 else os.geteuid()
     (home / "tmp").mkdir()
@@ -95,8 +95,9 @@ def test_up_jobs_and_down_without_root(user: Rootless):
     assert leftovers(user.home) == []
 
 
-def test_nodes_are_added(user: Rootless):
-    user.ok("up", user.file(FILE.format(name="two", accounting="false")))
+def test_nodes_are_added_and_used_ports_avoided(user: Rootless):
+    file = user.file(FILE.format(name="two", accounting="false"))
+    user.ok("up", file)
     user.ok("up", user.file(FILE.format(name="two", accounting="false").replace("nodes: 3", "nodes: 5")))
     assert user.ok("shell", "--", "srun", "-N5", "true") == ""
     room = HostControlClient(user.home / "clusters/two")  # without root, rebooting a node restarts its slurmd
@@ -104,7 +105,17 @@ def test_nodes_are_added(user: Rootless):
     room.reboot("train-2")
     assert room.boot_id("train-2") != mark
     eventually(lambda: user.run("shell", "--", "srun", "-w", "train-2", "--immediate=5", "true").code == 0, PINGED_S)
+    port = ports(user)["train-2"]  # within the range that the same cluster would use again
     user.ok("down", "two")
+    user.file(FILE.format(name="two", accounting="false"))
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("0.0.0.0", port))
+        sock.listen()
+        user.ok("up", file)
+        assert user.status("two")["phase"] == "up"
+        assert port not in ports(user).values()
+        user.ok("down", "two")
 
 
 def test_jobs_survive_the_death_of_the_daemon_supervisor(user: Rootless):
@@ -125,23 +136,8 @@ def test_jobs_survive_the_death_of_the_daemon_supervisor(user: Rootless):
     assert leftovers(user.home) == []
 
 
-def test_used_port_is_avoided(user: Rootless):
-    file = user.file(FILE.format(name="one", accounting="false"))
-    user.ok("up", file)
-    port = ports(user)["train-2"]  # within the range that the same cluster would use again
-    user.ok("down", "one")
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("0.0.0.0", port))
-        sock.listen()
-        user.ok("up", file)
-        assert user.status("one")["phase"] == "up"
-        assert port not in ports(user).values()
-        user.ok("down", "one")
-
-
 def ports(user: Rootless) -> dict[str, int]:
-    state = json.loads((user.home / "clusters/one/state.json").read_text())
+    state = json.loads((user.home / "clusters/two/state.json").read_text())
     chosen: dict[str, int] = state["placement"]["ports"]
     return chosen
 
@@ -166,6 +162,7 @@ def test_machine_with_only_loopback_address_gets_an_error(user: Rootless):
     assert done.returncode == 1 and "no network address but 127.0.0.1" in done.stderr
 
 
+@pytest.mark.long  # test_monitoring.py has Prometheus read all nodes as root
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="the package prometheus is missing")
 def test_prometheus_reads_all_nodes_without_root(user: Rootless):
     more = "monitoring: {interval: 1s, prometheus: true}\n"

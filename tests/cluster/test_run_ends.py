@@ -306,7 +306,9 @@ def test_preempted_run_saves_and_resumes_later(tiers: Cli, work: Path):
     run.no_trace()
 
 
-@pytest.mark.parametrize("why", ["preempted", pytest.param("out of time", marks=pytest.mark.waits)])
+@pytest.mark.parametrize(
+    "why", [pytest.param("preempted", marks=pytest.mark.long), pytest.param("out of time", marks=pytest.mark.waits)]
+)
 def test_run_without_controller_resumes_in_its_requeued_job(tiers: Cli, work: Path, why: str):
     runs = tiers.home / "runs"
     for folder in (runs, work):

@@ -190,7 +190,7 @@ def is_still(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-@pytest.mark.parametrize("how", ["cancel", "scancel"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("scancel", marks=pytest.mark.long)])
 def test_cancelled_run_without_controller_leaves_nothing(stranger: Person, work: Path, how: str):
     runs_away = "import subprocess\nsubprocess.Popen(['env', '-i', 'setsid', 'sleep', '1234'])\n"
     run = stranger.begin(work, runs_away + WAITS, "-N", "2")
@@ -229,6 +229,7 @@ def test_run_whose_coordinator_host_died_is_reported(stranger: Person, work: Pat
     run.no_trace()
 
 
+@pytest.mark.long  # test_run_ends.py resumes in a requeued job
 def test_run_resumes_in_its_requeued_job_after_losing_the_coordinator_host(stranger: Person, work: Path):
     run = stranger.begin(work, WAITS, "-N", "3", "--env", "DALSEGNO_COORDINATOR_TIMEOUT=3")
     root = Cli(stranger.home, stranger.uid)
@@ -249,8 +250,9 @@ def test_run_resumes_in_its_requeued_job_after_losing_the_coordinator_host(stran
 
 
 @pytest.fixture(scope="module")
-def user() -> Iterator[Rootless]:
+def user(cache_of_nobody: Path) -> Iterator[Rootless]:
     home = make_home("ds-")
+    (home / "cache").symlink_to(cache_of_nobody)
     copy_program(home / "lib")
     (home / "tmp").mkdir()
     uid = NOBODY if os.geteuid() == 0 else os.geteuid()

@@ -14,6 +14,7 @@ from dalsegno.runs.status import read_status
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
+from tests.cluster.runs import QUICK
 from tests.cluster.test_containers import make_image
 from tests.waiting import eventually
 
@@ -25,7 +26,24 @@ pytestmark = [
 NODES = ("train-1", "train-2", "train-3")
 FEW_S = 60.0 * slowness()
 
-# Steps are slow, so that there is time to cut the power of a node. `go` ends them.
+# In both scripts, steps are slow, so that there is time to cut the power of a node. `go` ends them. Without torch, each
+# rank keeps its own step on the storage.
+QUICK_TRAIN = """
+import os, sys, time
+
+folder, rank = sys.argv[1], os.environ["JAX_PROCESS_ID"]
+os.makedirs(folder + "/ckpt", exist_ok=True)
+kept = f"{folder}/ckpt/{rank}"
+step = int(open(kept).read()) if os.path.exists(kept) else 0
+while not os.path.exists(folder + "/go"):
+    step += 1
+    with open(kept + ".new", "w") as file:
+        file.write(str(step))
+    os.rename(kept + ".new", kept)
+    with open(f"{folder}/step.{rank}", "w") as file:
+        file.write(f"{os.environ['DALSEGNO_GENERATION']} {step} {os.environ['DALSEGNO_SCRATCH']}")
+    time.sleep(0.05)
+"""
 TRAIN = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -167,12 +185,18 @@ def test_storage_is_added_and_removed_while_the_cluster_runs(stored: Cli, mounts
     assert (tmp_path / "there").exists()
 
 
-def test_run_and_checkpoints_on_storage_survive_a_power_cut(stored: Cli, mounts: Path):
-    pytest.importorskip("torch")
-    work = Folder(stored.home / "clusters/one").storage / "fsx/ada"
-    as_user(stored, "ada", f"mkdir {mounts}/fsx/ada")
-    (work / "train.py").write_text(TRAIN)
-    started = f"cd {mounts}/fsx/ada && dalsegno run --detach -N 2 --spares 1 train.py {mounts}/fsx/ada"
+@pytest.mark.parametrize("framework", ["plain files", pytest.param("torch", marks=pytest.mark.long)])
+def test_run_and_checkpoints_on_storage_survive_a_power_cut(stored: Cli, mounts: Path, framework: str):
+    options, script = " ".join(QUICK), QUICK_TRAIN
+    if framework == "torch":
+        pytest.importorskip("torch")
+        options, script = "", TRAIN
+    folder = framework.split()[0]
+    work = Folder(stored.home / "clusters/one").storage / "fsx" / folder
+    as_user(stored, "ada", f"mkdir {mounts}/fsx/{folder}")
+    (work / "train.py").write_text(script)
+    command = f"dalsegno run --detach {options} -N 2 --spares 1 train.py {mounts}/fsx/{folder}"
+    started = f"cd {mounts}/fsx/{folder} && {command}"
     run = as_user(stored, "ada", started).strip()
 
     def steps() -> list[list[str]]:
@@ -185,8 +209,8 @@ def test_run_and_checkpoints_on_storage_survive_a_power_cut(stored: Cli, mounts:
     last = max(int(step) for _, step, _ in steps())
     eventually(lambda: all(int(words[0]) > 1 and int(words[1]) > last for words in steps()), FEW_S)
     (work / "go").touch()
-    (folder,) = (Folder(stored.home / "clusters/one").storage / "homes/ada").rglob(f"runs/{run}")
-    eventually(lambda: (status := read_status(RunFolder(folder).status)) and status.exit_code == 0, FEW_S)
+    (kept,) = (Folder(stored.home / "clusters/one").storage / "homes/ada").rglob(f"runs/{run}")
+    eventually(lambda: (status := read_status(RunFolder(kept).status)) and status.exit_code == 0, FEW_S)
     eventually(lambda: on(stored, "train-1", "mountpoint", "-q", f"{mounts}/fsx").code == 0, FEW_S)
     left = on(stored, "train-1", "ls", f"{mounts}/scratch")
     assert (left.code, left.out) == (0, ""), "a replaced machine has an empty disk"

@@ -40,7 +40,7 @@ os.write(1, f"rank {{dist.get_rank()}} of {{int(total)}} on {{where}} after {{re
 dist.destroy_process_group()
 """
 
-WAITS = """
+WAITS = f"""#!{sys.executable}
 import os, subprocess, time
 subprocess.Popen(["sleep", "987"], start_new_session=True)
 os.write(1, b"up\\n")
@@ -59,6 +59,7 @@ def folder(shared: Cli) -> Path:
 def submit(shared: Cli, folder: Path, name: str, script: str, flags: str = "") -> tuple[str, Path]:
     """Submit a batch script; return the job id and its output file."""
     (folder / f"{name}.py").write_text(script)
+    (folder / f"{name}.py").chmod(0o755)
     dalsegno = f"{sys.executable} -m dalsegno"
     text = BATCH.format(
         folder=folder, name=name, source=SOURCE, python=python_with_torch(), dalsegno=dalsegno, flags=flags
@@ -90,7 +91,7 @@ def test_killed_worker_is_restarted(shared: Cli, folder: Path) -> None:
 
 
 def test_scancel_leaves_no_process(shared: Cli, folder: Path) -> None:
-    job, output = submit(shared, folder, "waits", WAITS)
+    job, output = submit(shared, folder, "waits", WAITS, "--no-python")  # a program, so that no torch is imported
     eventually(lambda: said(output).count("up\n") == 4, 200)
     assert len(of_job(job, folder)) > 4
     shared.ok("shell", "--", "scancel", job)

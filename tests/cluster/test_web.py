@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -19,11 +21,12 @@ from dalsegno.system.children import arguments, find
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.web.sessions import WebRole
 from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.runs import QUICK
 from tests.waiting import eventually
 from tests.web.browser import DARK, LIGHT, Browser, Tab, chromium
 from tests.web.played import PlayedSite, small_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = pytest.mark.cluster
 
 CLUSTER = """
 name: one
@@ -100,6 +103,19 @@ def barriers(tab: Tab, scheme: str) -> list[list[str]]:
     return [each for each in found if each[0] in ("serious", "critical")]
 
 
+def test_removed_user_is_logged_out(cluster: Cli):
+    cluster.ok("user", "add", "bea")
+    address = cluster.ok("shell", "--user", "bea", "--", "dalsegno", "web", "--no-open").split()[0]
+    with urlopen(address, timeout=60) as page:
+        cookie = page.headers["Set-Cookie"].partition(";")[0]
+    queue = Request(address.partition("/login")[0] + "/queue", headers={"Cookie": cookie})
+    with urlopen(queue, timeout=60) as page:
+        assert page.status == 200
+    cluster.ok("user", "rm", "bea", "--remove-home")
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(queue, timeout=60)
+
+
 def test_page_of_a_run_with_charts_and_faults_is_accessible(browser: Browser):
     site = PlayedSite(small_cluster())
     listener = ListenAddress("127.0.0.1", 0).open()
@@ -144,6 +160,7 @@ def test_verdict_names_a_dead_daemon_as_status_does(cluster: Cli, tab: Tab):
     ]
 
 
+@pytest.mark.alone
 def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):
     visit(tab, "/")
     tab.run("new MutationObserver(() => { const chip = document.querySelector('#node-train-2 .chip');"
@@ -159,7 +176,7 @@ def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):
 def test_run_is_cancelled_from_the_page(cluster: Cli, tab: Tab):
     script = cluster.home / "waits.py"
     script.write_text("import time\ntime.sleep(1000)\n")
-    run = cluster.ok("run", "--detach", "-N", "1", "--nproc-per-node", "1", str(script)).split()[0]
+    run = cluster.ok("run", "--detach", *QUICK, "-N", "1", "--nproc-per-node", "1", str(script)).split()[0]
     tab.until(f"fetch('/run/{run}').then(answer => answer.ok)")
     tab.errors.clear()  # the page did not exist at first
     visit(tab, f"/run/{run}")

@@ -26,7 +26,10 @@ from dalsegno.wire.peer import uid_of
 
 CLONE = Path(__file__).parents[2]
 READING = {"shell", "status", "runs", "nodes", "events", "logs", "why", "ls"}
-WARM = READING | {"cancel", "down", "health", "inject", "plan", "run", "up", "validate"}
+WARM = READING | {
+    "automation", "cancel", "down", "group", "health", "inject", "monitor", "plan", "run", "storage", "submit", "up",
+    "user", "validate", "web",
+}  # fmt: skip
 LAZY_IMPORTS = (  # by commands
     "cluster", "inject.faults", "recovery.client", "recovery.run_records", "runs.status", "runs.submit.prepare",
     "spec.load", "spec.resolve", "targets.local",

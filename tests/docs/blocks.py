@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DALSEGNO = re.compile(r"(?:\./)?dalsegno (bench read|\w+)")
 
 # Commands that neither need nor create a cluster.
-CHEAP = {"init", "validate", "schema", "ckpt", "image", "bench read", "estimate", "doctor"}
+CHEAP = {"compare", "init", "validate", "schema", "ckpt", "image", "bench read", "estimate", "doctor"}
 # Lines that no test can run, with the reason.
 NOT_RUN = {
     "./dalsegno demo": "`./test --long` runs it: tests/cluster/test_demo.py",
@@ -25,6 +25,8 @@ NOT_RUN = {
     "./dalsegno setup --dev": "changes the machine; tests/test_setup.py",
     "./test": "runs this test",
     "./test tests/test_architecture.py -x": "runs a test",
+    "./test -p tests.cpu_times --cpu-times /tmp/times tests/cluster/test_shell.py && "
+    ".venv/bin/python -m tests.cpu_times /tmp/times": "runs cluster tests",
     "./test --long": "takes hours",
     "./test --long container": "takes hours",
     "./test --long bookworm": "takes minutes, and builds a machine",
@@ -82,6 +84,8 @@ NOT_RUN = {
     "sudo benchmarks/gpu_cluster.py": "needs an NVIDIA GPU",
     "sudo benchmarks/gpu_cluster.py --write": "needs an NVIDIA GPU, and writes into the repository",
     "sudo .venv/bin/python -m benchmarks.ssh --hosts 32": "takes a minute",
+    "pip install --upgrade 'dalsegno[ssh]'": "changes the environment of this test",
+    "dalsegno up --upgrade": "needs hosts over SSH; tests/ssh/test_ssh_cluster.py",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
     **dict.fromkeys(
         (

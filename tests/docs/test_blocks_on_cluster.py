@@ -18,11 +18,13 @@ pytestmark = [
 ]
 
 
-LONG = {  # pages that start torch many times or Prometheus, and where their commands run every time
+LONG = {  # pages that start torch or several clusters, and where their commands run every time
     "ddp-ladder.md": "tests/ladder and tests/bench",
     "monitoring.md": "tests/cluster/test_monitoring.py",
     "runs.md": "README.md, and tests/cluster/test_run_*.py",
+    "storage.md": "tests/cluster/test_storage.py",
     "training.md": "tests/train/test_checkpointer.py, and tests/examples",
+    "users.md": "tests/cluster/test_users.py",
 }
 
 

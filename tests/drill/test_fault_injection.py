@@ -17,10 +17,10 @@ AGENT = FaultKind("agent-dead", stops=False, needs_repair=False, by_agent=True)
 
 @dataclass
 class Run:
-    """A run with ten steps a second on two nodes; a power cut takes two seconds and starts a generation."""
+    """A run with ten steps a second on two nodes; a power cut takes `power_off_s` and starts a generation."""
 
     total: int = 1000
-    comes_back: bool = True
+    power_off_s: float = 2.0
     now: float = 0.0
     done: int = 0
     generation: int = 1
@@ -52,7 +52,7 @@ class Run:
     def inject(self, kind: FaultKind, node: str) -> None:
         self.struck.append((kind.label, node, self.now))
         if kind.fault == "power-off":
-            self.away_until = self.now + (2.0 if self.comes_back else 1e9)
+            self.away_until = self.now + self.power_off_s
             self.bare_until = self.now + 10.0
             self.generation += 1
 
@@ -107,7 +107,21 @@ def test_no_fault_is_injected_after_the_run_has_ended():
     assert len(played(Run(total=50), *[ScheduledFault(XID, 20, 0)] * 5)) == 2
 
 
+def test_slow_start_of_a_run_costs_no_fault():
+    run = Run(away_until=4 * RESUME_TIMEOUT_S)
+    assert len(played(run, *[ScheduledFault(POWER, 5, 0)] * 2)) == 2
+    assert played(Run(away_until=1e9), ScheduledFault(POWER, 5, 0)) == [], "a run that never trains gets none"
+
+
+def test_slow_machine_has_more_time_to_resume():
+    faults = [ScheduledFault(POWER, 5, 0)] * 2
+    run = Run(power_off_s=2 * RESUME_TIMEOUT_S)
+    assert len(play(run, faults, lambda impact: None, lambda: run.now, run.sleep)) == 1
+    run = Run(power_off_s=2 * RESUME_TIMEOUT_S)
+    assert len(play(run, faults, lambda impact: None, lambda: run.now, run.sleep, slowness=4.0)) == 2
+
+
 def test_no_more_faults_are_injected_if_the_run_does_not_recover():
-    run = Run(comes_back=False)
+    run = Run(power_off_s=1e9)
     assert len(played(run, *[ScheduledFault(POWER, 5, 0)] * 3)) == 1
     assert run.now < 2 * RESUME_TIMEOUT_S

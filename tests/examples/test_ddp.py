@@ -17,7 +17,6 @@ DDP = str(EXAMPLES / "ddp.py")
 __all__ = ["launcher"]
 
 
-@pytest.mark.long
 def test_second_start_after_the_last_epoch_does_nothing(launcher: Launcher) -> None:
     line = [DDP, "2", "1", "--batch-size", "128"]
     first, second = (launcher.run(*line, program=ALONE) for _ in range(2))

@@ -18,8 +18,8 @@ from dalsegno.health.readers.nvml import COUNTERS, Nvml
 from dalsegno.node_agent.metrics import gpu_families
 from dalsegno.observe.exposition import render
 
+pytest.importorskip("pynvml")  # before torch, whose import takes seconds where there is no GPU
 torch = pytest.importorskip("torch")
-pytest.importorskip("pynvml")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU and DALSEGNO_GPU_TESTS=yes", allow_module_level=True)
 

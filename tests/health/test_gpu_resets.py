@@ -9,7 +9,7 @@ import pytest
 from dalsegno.errors import UsageError
 from dalsegno.health.expected import Expected
 from dalsegno.health.node_reader import RecordedNode
-from dalsegno.health.xids import MARK, record_repair, repaired_at
+from dalsegno.health.xids import FORMER_MARK, MARK, record_repair, repaired_at
 
 
 def test_a_repair_is_recorded_and_read(tmp_path: Path) -> None:
@@ -19,6 +19,14 @@ def test_a_repair_is_recorded_and_read(tmp_path: Path) -> None:
     assert repaired_at(node) == 1700000000.25
     node.seen.since = 1700000005.0
     assert repaired_at(node) == 1700000005.0
+
+
+def test_mark_of_an_earlier_release_counts_until_a_newer_one(tmp_path: Path) -> None:
+    node = RecordedNode(tmp_path, Expected("gpu-1"))
+    record_repair(1700000000.0, 0, f"{tmp_path}{FORMER_MARK}")
+    assert repaired_at(node) == 1700000000.0
+    record_repair(1700000009.0, 0, f"{tmp_path}{MARK}")
+    assert repaired_at(node) == 1700000009.0
 
 
 def test_only_root_may_record_a_repair(tmp_path: Path) -> None:

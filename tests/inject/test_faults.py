@@ -160,7 +160,7 @@ def test_the_list_tells_all_of_each_fault():
     listed = json.loads(CliRunner().invoke(command, ["--list", "--json"]).output)
     assert [each["name"] for each in listed] == list(FAULTS)
     xid = next(each for each in listed if each["name"] == "xid")
-    assert (xid["options"], xid["mended_by"], xid["safe"]) == (["--for", "--gpu", "--until", "CODE"], "reset", False)
+    assert (xid["options"], xid["repaired_by"], xid["safe"]) == (["--for", "--gpu", "--until", "CODE"], "reset", False)
 
 
 def test_only_what_hurts_no_one_but_the_user_s_own_run_is_safe_on_real_nodes():

@@ -109,10 +109,15 @@ def left_after(nodes: LocalAccess, remedy: Remedy) -> list[str]:
 def test_a_remedy_ends_the_faults_that_it_or_a_lighter_one_helps_against(tmp_path: Path):
     nodes = access_to(tmp_path)
     for fault, depth in (("ecc", "reset"), ("gpu-lost", "reboot"), ("slow-gpu", "replace"), ("net-cut", "reboot")):
-        record(nodes.records("train-1"), fault, "train-1", {"mended_by": depth})
+        record(nodes.records("train-1"), fault, "train-1", {"repaired_by": depth})
     assert left_after(nodes, Remedy.RESET) == ["gpu-lost", "slow-gpu", "net-cut"]
     assert left_after(nodes, Remedy.REBOOT) == ["slow-gpu"]
     assert left_after(nodes, Remedy.REPLACE) == []
+
+
+def test_record_of_an_earlier_release_names_its_remedy_in_the_former_way(tmp_path: Path):
+    assert record(tmp_path, "ecc", "train-1", {"mended_by": "replace"}).ended_by is Remedy.REPLACE
+    assert record(tmp_path, "ecc", "train-1", {}).ended_by is Remedy.REBOOT
 
 
 class LockReadingAccess(LocalAccess):
@@ -161,7 +166,7 @@ def test_the_packets_to_drop_are_a_share_of_all_numbers():
     assert "37 0 1 4294967295" in drop_program(100)
 
 
-def test_a_cable_whose_link_is_not_up_yet_is_mended_by_the_kernel_and_any_other_refusal_is_told():
+def test_a_cable_whose_link_is_not_up_yet_is_repaired_by_the_kernel_and_any_other_refusal_is_told():
     words = ("bridge", "link", "set", "dev", "pafdf004", "state", "3")
     check_restored(Completed(words, 0))
     check_restored(Completed(words, 255, stderr="RTNETLINK answers: Network is down\n"))

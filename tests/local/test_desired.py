@@ -1,4 +1,4 @@
-"""What a local cluster should hold, and what has to happen to get there: values in, values out, no daemons."""
+"""Tests of the desired state of a local cluster and of the plan that leads to it. No daemon is started."""
 
 import ipaddress
 import json
@@ -71,7 +71,7 @@ def want(wanted: Cluster, machine: MachineFacts = ROOT, before: Placement | None
 
 
 def running(there: Cluster, machine: MachineFacts = ROOT) -> Observed:
-    """A cluster that is in every way as its file says."""
+    """Return the state of a running cluster that matches its file."""
     made = want(there, machine)
     return Observed(
         state=ClusterState(ApplyStage.UP, put(there, machine), machine.slurm_version, registered=True),
@@ -466,7 +466,7 @@ TELEMETRY = "hosts/train-1/telemetry.json"
 
 
 def telemetry_after(first: Cluster, then: Cluster, machine: MachineFacts = ROOT) -> bool:
-    """Whether the second cluster's plan writes the telemetry again over what fault injection had put there."""
+    """Return whether the plan of the second cluster overwrites telemetry that fault injection has changed."""
     seen = running(first, machine)
     edited = json.loads(seen.files[TELEMETRY])
     for gpu in edited["gpus"]:
@@ -527,7 +527,7 @@ def test_virtual_hosts_have_address_host_file_and_users():
 
 
 def test_each_controller_has_its_own_pid_files():
-    """slurm.conf has one name for them: on a shared folder the backup would end the primary."""
+    """slurm.conf has one path for all controllers. In a shared folder, the backup would end the primary."""
     hosts = want(cluster(1, slurm=Slurm(backup_controller=True))).hosts
     mounted = {name: dict((target, source) for source, target in hosts[name].binds) for name in hosts}
     assert mounted["head"][str(FOLDER.pids)] != mounted["head-backup"][str(FOLDER.pids)]
@@ -616,7 +616,7 @@ def test_plan_reports_missing_constraints(there: Cluster, machine: MachineFacts,
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_loopback_nodes_do_not_use_cgroups(version: int):
-    """Its plugin for v2 needs folders that a plain user may not make."""
+    """Slurm's plugin for cgroup v2 needs folders that an ordinary user cannot create."""
     there = cluster(1)
     machine = replace(USER, cgroups=replace(V2, version=version))
     layout = slurm_layout(there, FOLDER, put(there, machine), machine)
@@ -655,7 +655,7 @@ def test_every_daemon_has_the_cluster_mark_and_slurm_conf():
 
 
 def test_log_level_is_given_to_our_own_daemons_and_restarts_them():
-    """Those of Slurm have their own settings. The default level is not in the environment."""
+    """Slurm's daemons have their own settings. The default level is not put into the environment."""
 
     def services(level: str) -> dict[str, Service]:
         made = desired(cluster(1), FOLDER, put(cluster(1)), ROOT, PEOPLE, level)
@@ -676,7 +676,7 @@ def test_unknown_log_level_is_refused_before_anything_is_looked_at(tmp_path: Pat
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
 def test_our_own_services_are_restarted_if_they_die(machine: MachineFacts):
-    """Of Slurm's daemons a death is told: they may have their reasons."""
+    """The death of a Slurm daemon is only reported, because it may have a cause that a restart hides."""
     services = [one for host in want(cluster(1), machine).hosts.values() for one in host.services]
     kept = {one.name.partition(":")[0] for one in services if one.keep}
     assert kept == {"controller", "machine-room", "node-agent", "observer"}
@@ -770,7 +770,7 @@ def test_loopback_nodes_have_their_own_ports():
 
 
 def test_loopback_hosts_of_root_do_not_use_cgroups():
-    """The freezer is there, but the hosts have no part of it of their own."""
+    """The freezer is mounted, but these hosts get no folder in it."""
     there = cluster(1, local=Local(hosts="loopback"))
     assert slurm_layout(there, FOLDER, put(there), ROOT).proctrack == "linuxproc"
 

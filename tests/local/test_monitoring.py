@@ -12,14 +12,9 @@ import yaml
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Monitoring, SlackAlerts, Slurm, Switch
 from dalsegno.system.files import make_folder
+from dalsegno.targets.folder import has_prometheus, write_monitor_switch
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.monitoring import (
-    check_secret_files,
-    has_prometheus,
-    make_monitor_folders,
-    monitor_layout,
-    write_monitor_switch,
-)
+from dalsegno.targets.local.monitoring import check_secret_files, make_monitor_folders, monitor_layout
 from dalsegno.targets.local.plan import make_plan
 from tests.local.test_desired import FOLDER, USER, cluster, put, running, want
 

@@ -21,7 +21,7 @@ def test_a_job_requeued_by_slurm_starts_without_the_delay(clinic_of: MakeClinic)
 
 
 def test_a_requeued_job_may_return_to_its_repaired_node(clinic_of: MakeClinic):
-    """It may need all nodes, or exactly this one: its own constraints are never changed."""
+    """The job may need all nodes, or exactly this one. Its constraints are never changed."""
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", "n3", "n4")
     clinic.cluster.power_off("n2")

@@ -1,9 +1,11 @@
 """Tests of the records of runs, also of damaged ones."""
 
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
-from dalsegno.recovery.run_records import MAX_ENDED, RunRecord, RunRecords
+from dalsegno.recovery.run_records import MAX_ENDED, MAX_ENDED_OF_A_USER, RunRecord, RunRecords
 from dalsegno.system.children import start_ticks
 
 ONE = RunRecord("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)
@@ -21,19 +23,37 @@ def test_a_record_survives_writing_and_is_private(tmp_path: Path):
     assert records.read() == ({}, [])
 
 
+def write_ended(folder: Path, record: RunRecord, at: int) -> None:
+    (folder / f"ended/{record.run}.json").write_text(json.dumps(asdict(record)))
+    os.utime(folder / f"ended/{record.run}.json", (at, at))
+
+
+def end_run(folder: Path, record: RunRecord) -> dict[str, RunRecord]:
+    """Return the records of ended runs after this run has ended."""
+    records = RunRecords(folder / "runs")
+    records.read()  # creates the folder
+    records.write(record)
+    records.remove(record)
+    assert records.read() == ({}, [])
+    return RunRecords(folder / "ended").read()[0]
+
+
 def test_records_of_ended_runs_are_kept_up_to_a_limit(tmp_path: Path):
     (tmp_path / "ended").mkdir()
     for number in range(MAX_ENDED + 2):
-        path = tmp_path / f"ended/old-{number}.json"
-        path.write_text("{}")
-        os.utime(path, (number, number))
-    records = RunRecords(tmp_path / "runs")
-    records.read()  # creates the folder
-    records.write(ONE)
-    records.remove(ONE)
-    left = {path.name for path in (tmp_path / "ended").iterdir()}
-    assert len(left) == MAX_ENDED and "r1.json" in left and "old-0.json" not in left
-    assert RunRecords(tmp_path / "ended").read()[0] == {"r1": ONE} and records.read() == ({}, [])
+        write_ended(tmp_path, RunRecord(f"/x/old-{number}", number), number)
+    left = end_run(tmp_path, ONE)
+    assert len(left) == MAX_ENDED and left["r1"] == ONE and "old-0" not in left
+
+
+def test_user_with_many_ended_runs_pushes_out_only_their_own(tmp_path: Path):
+    (tmp_path / "ended").mkdir()
+    write_ended(tmp_path, ONE, at=0)
+    for number in range(MAX_ENDED_OF_A_USER):
+        write_ended(tmp_path, RunRecord(f"/x/many-{number}", 1002), number + 1)
+    left = end_run(tmp_path, RunRecord("/x/last", 1002))
+    assert len(left) == MAX_ENDED_OF_A_USER + 1
+    assert left["r1"] == ONE and "last" in left and "many-0" not in left
 
 
 def test_damaged_records_are_reported_and_the_others_read(tmp_path: Path):

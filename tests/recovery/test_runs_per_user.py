@@ -48,6 +48,7 @@ def test_a_coordinator_gets_the_log_level_of_the_controller():
     assert find_identity(OWN, {"DALSEGNO_LOG_LEVEL": "debug", "SECRET": "x"})[1]["DALSEGNO_LOG_LEVEL"] == "debug"
 
 
+@pytest.mark.cluster  # many processes or connections: too slow for the unit part
 @pytest.mark.skipif(OWN != 0, reason="only root can become another user")
 def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: CoordinatorKeeper):
     for number in range(MAX_RUNS_OF_A_USER):
@@ -65,6 +66,18 @@ def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: Coor
         for key, events in keeper.selector.select(1):
             key.data(events)
     keeper.request("/home/one-more", NOBODY)
+
+
+def test_id_of_a_run_that_is_over_stays_with_its_user(tmp_path: Path):
+    """Otherwise a user could replace another user's run in the history."""
+    with selectors.DefaultSelector() as selector:
+        keeper = CoordinatorKeeper(RunRecords(tmp_path / "runs"), ("/bin/true",), {"PATH": os.defpath}, selector)
+        keeper.begin()
+        ended = RunRecord("/home/ada/r1", ADA)
+        keeper.records.write(ended)
+        keeper.records.remove(ended)
+        assert refusal(keeper, "mallory/r1", OWN).what == "the run id `r1` is in use"
+        assert keeper.records.read_ended("r1") == ended and keeper.known == {}
 
 
 def test_only_the_last_given_up_runs_of_each_user_are_kept(tmp_path: Path, keeper: CoordinatorKeeper):

@@ -249,3 +249,58 @@ def test_a_broken_spare_is_repaired_and_is_a_spare_again(clinic_of: MakeClinic):
     clinic.settle()
     assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
     assert clinic.effects("n4").count("reboot") == 1
+
+
+MACHINES = {f"n{number}": f"the machine at 10.0.0.{number}" for number in range(1, 5)}
+
+
+def without_replacement(clinic_of: MakeClinic) -> Clinic:
+    """Return a cluster whose machines only a person can replace, with one spare."""
+    can = frozenset({Remedy.RESET, Remedy.REBOOT})
+    clinic = clinic_of(4, spares=frozenset({"n4"}), can=can, machines=MACHINES)
+    node = clinic.cluster.nodes["n4"]
+    node.flags, node.reason, node.effects[:] = frozenset({NodeFlag.DRAIN}), SPARE_REASON, []
+    clinic.settle()
+    return clinic
+
+
+def test_a_spare_takes_the_place_of_a_node_whose_machine_a_person_must_replace(clinic_of: MakeClinic):
+    clinic = without_replacement(clinic_of)
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.wait(3 * 86400)
+    clinic.settle()
+    assert clinic.phase("n2") is NodePhase.GIVEN_UP
+    assert any("a person must replace the machine at 10.0.0.2" in text for text in clinic.texts("n2"))
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.IN_SERVICE, "")
+    assert "in service in place of n2: a person must replace the machine at 10.0.0.2" in clinic.texts("n4")
+    clinic.cluster.slurm_drains("n4", SPARE_REASON)
+    clinic.settle()
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.IN_SERVICE, ""), "slurm.conf lists it as a spare"
+
+
+def test_a_promoted_spare_is_a_spare_again_when_the_node_is_back(clinic_of: MakeClinic):
+    clinic = without_replacement(clinic_of)
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.wait(3 * 86400)
+    clinic.settle()
+    clinic.healer.context.target.replace("n2")  # a person does it
+    clinic.settle()
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
+
+
+def test_a_promoted_spare_that_fails_is_repaired_and_promoted_again(clinic_of: MakeClinic):
+    clinic = without_replacement(clinic_of)
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.wait(3 * 86400)
+    clinic.settle()
+    clinic.cluster.power_off("n4")
+    clinic.settle()
+    assert clinic.phase("n4") is NodePhase.IN_SERVICE and "reboot" in clinic.effects("n4")
+
+
+def test_nothing_is_promoted_where_machines_are_replaced_automatically(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.settle()
+    assert clinic.phase("n4") is NodePhase.SPARE

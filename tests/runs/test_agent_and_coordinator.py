@@ -31,6 +31,7 @@ from dalsegno.train.memory.files import sweep
 from dalsegno.why.run import explain_run
 from tests.runs.played import in_loop, played
 from tests.runs.small_site import SmallSite
+from tests.system.test_files import disk_calls
 
 pytestmark = pytest.mark.cluster  # real processes: too slow for the unit part
 
@@ -433,7 +434,8 @@ def test_commit_is_allowed_only_after_it_is_saved(tmp_path: Path):
     coordinator._answer_grant(peer, GrantRequested(7, 3))
     assert told == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
     site.folder.root.mkdir()
-    coordinator._answer_grant(peer, GrantRequested(8, 3))
+    calls = disk_calls(lambda: coordinator._answer_grant(peer, GrantRequested(8, 3)))
+    assert calls == ["fsync", "replace", "fsync of a folder"]
     assert told[1] == {"granted": {"number": 8, "ok": True, "why": ""}}
     saved = read_saved(site.folder.state, Run(Shape(1, 1, 1)))
     assert saved is not None and saved.granted == 3

@@ -19,7 +19,7 @@ Lost = list[tuple[str, str]]
 
 
 class Played:
-    """A coordinator with our own clock. No host answers; the probes are counted."""
+    """A coordinator whose clock the test sets. No host answers its probes, which are counted."""
 
     def __init__(self, timing: Timing = TIMING, *agents: str) -> None:
         self.now, self.probed = 0.0, list[tuple[float, str]]()
@@ -149,7 +149,7 @@ def test_agent_silent_for_very_long_on_a_live_host_is_stuck():
 
 
 def test_port_that_refuses_is_no_answer():
-    """The host has booted since, or the agent is dead."""
+    """Either the host has rebooted since, or its agent has died."""
     with socket.create_server(("127.0.0.1", 0)) as host:
         closed = host.getsockname()
     found = asyncio.run(first_loss(Timing(gone_s=1.0), closed, 60.0))

@@ -92,7 +92,7 @@ class Faults(RuleBasedStateMachine):
 
     @invariant()
     def what_is_safe_is_twice_there(self) -> None:
-        """Check that the safe step has two holders, or a newer step that not all know of yet."""
+        """Check that two nodes hold the safe step, or a newer one that not all nodes know of yet."""
         if self.cluster.safe > (self.safe or NOWHERE):
             self.safe, self.losses = self.cluster.safe, 0
         if self.safe is not None and not self.losses and self.least_holders() < 2:

@@ -124,7 +124,7 @@ def test_node_that_was_out_of_service_is_used_again_after_repair(
 def test_returning_agent_is_refused_if_slurm_marked_its_node_down(
     staffed: Staffed,
 ):
-    """The controller repairs that node next, whoever runs on it."""
+    """The controller repairs that node next, even if a job runs on it."""
     staff, slurm, coordinator = staffed
     staff.agent_lost("n1", silent=True)
     assert not looks(staff, slurm, coordinator, DOWN)
@@ -161,7 +161,7 @@ def probed(staff: SlurmNodeSource, coordinator: FakeCoordinator) -> AgentStep:
 
 
 def test_slow_agent_is_not_started_twice(staffed: Staffed):
-    """For example while a large image is imported. The site would raise on another step."""
+    """An agent is slow, for example, while a large image is imported. The fake site raises on a second step."""
     staff, _, coordinator = staffed
     step = probed(staff, coordinator)
     assert staff.lost_since == {} and step.will_bring("n1", time.monotonic())
@@ -185,7 +185,7 @@ def test_agent_that_will_not_come_is_started_again(staffed: Staffed, why: str):
 
 
 def test_request_that_was_released_before_it_was_made_is_not_made(staffed: Staffed):
-    """The run may end while the jobs before the next one are released. The site would raise on a request."""
+    """The run may end while earlier jobs are being released. The fake site raises on a request."""
     staff, _, coordinator = staffed
     asked = staff.allocation.begin(JobRole.NEXT)
     staff._execute(staff.allocation.release_all())

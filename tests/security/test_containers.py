@@ -222,7 +222,7 @@ def test_folder_image_swapped_during_start_shows_no_closed_folder(eve: Contained
     (work / "flip.py").write_text(FLIP)
     step = f"srun --container-image={work}/image --container-mounts={work}/own/x:/x /x/busybox cat /notes"
     script = f"""cd {work}; ln -s own image; ln -s {closed} other
-        timeout 120 python3 flip.py & for i in $(seq 30); do {step}; done; touch stop; wait"""
+        timeout 120 python3 flip.py & for i in $(seq 12); do {step}; done; touch stop; wait"""
     answer = eve.sh(script, timeout_s=300)
     assert "ada's notes" not in answer.out
     assert "No such file" in answer.err and "Permission denied" in answer.err  # both folders were seen

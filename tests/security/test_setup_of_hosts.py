@@ -17,13 +17,18 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.setup.delivery import Answer, applier_argv, apply_request, read_answer, read_step, remove_request
-from dalsegno.setup.inspect import HostUser
+from dalsegno.setup.inspect import HostUser, parse_inspection
+from dalsegno.setup.machine_accounts import refuse_open
+from dalsegno.setup.machine_record import Refused
 from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedFolder
 from dalsegno.spec.facts import User
+from dalsegno.system.processes import Completed
 from dalsegno.targets.ssh.desired import hosts_lines
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshFolder, read_secrets, write_secrets
-from dalsegno.targets.ssh.plan import check_hosts, refuse_privileges
-from tests.targets.test_ssh_plans import CLUSTER, CODE, HOSTS, ON
+from dalsegno.targets.ssh.people import AssignedIds, check_accounts, refuse_privileges
+from dalsegno.targets.ssh.plan import check_hosts
+from dalsegno.targets.ssh.repair import node_parts
+from tests.targets.test_ssh_plans import CLUSTER, HOSTS, ON
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user takes root")
 DAEMON = 54321  # the uid of a daemon's user, who owns some of the folders
@@ -157,7 +162,7 @@ def test_host_whose_name_would_be_more_than_a_name_is_left_out(name: str):
     facts = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], hostname=name)}
     if name == "head":  # two machines with one name: nobody can tell which is right
         facts["head"] = replace(HOSTS["head"], hostname="ip-10-0-0-1")
-    faults = check_hosts(CLUSTER, facts, CODE)
+    faults = check_hosts(CLUSTER, facts)
     assert set(faults) == {"gpu-2"} and "calls itself" in faults["gpu-2"].what
 
 
@@ -169,7 +174,7 @@ def test_host_adds_no_name_of_another_domain_to_the_hosts_files():
 def test_host_cannot_make_a_user_of_the_cluster_a_system_account():
     cluster = replace(CLUSTER, users=(User("alice", (), ""),))
     facts = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], users=(HostUser("alice", 0, 0),))}
-    faults = check_hosts(cluster, facts, CODE)
+    faults = check_accounts(cluster, facts, AssignedIds())
     assert set(faults) == {"gpu-2"} and "system account" in faults["gpu-2"].what
 
 
@@ -186,3 +191,40 @@ def test_new_machine_with_the_name_of_one_that_left_gets_a_new_secret(tmp_path: 
     write_secrets(folder, read_secrets(folder, ["gpu-1"]))
     again = read_secrets(folder, ["gpu-1", "gpu-2"])
     assert again.munge_key == "key" and again.agents["gpu-1"] == "one" and again.agents["gpu-2"] != "two"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "ssh-ed25519 AAAA\n* ssh-ed25519 BBBB", "ssh-ed25519 AAAA evil.example.org", "@cert-authority * ssh-ed25519 A",
+        "ssh-rsa AAAA", "ssh-ed25519", "",
+    ],
+)  # fmt: skip
+def test_host_adds_nothing_but_its_own_key_to_the_known_hosts_of_others(key: str):
+    answer = {"dalsegno": "inspection", "hostname": "gpu-2", "host_keys": [key, "ssh-ed25519 AAAAC3Nza+/x="]}
+    facts = parse_inspection("gpu-2", Completed(("python3",), 0, json.dumps(answer)), 0.0)
+    assert facts.host_keys == ("ssh-ed25519 AAAAC3Nza+/x=",)
+
+
+def test_homes_are_not_created_where_users_could_put_something_in_their_place(tmp_path: Path):
+    tmp_path.chmod(0o1777)
+    with pytest.raises(Refused, match="users can change"):
+        refuse_open(tmp_path)
+
+
+def test_key_for_repairs_opens_no_shell_on_a_node():
+    files = {file.path: file for file in node_parts("ssh-ed25519 AAAA dalsegno-lab").files}
+    line = files["/root/.ssh/authorized_keys"]
+    assert line.content == 'restrict,command="/opt/dalsegno/node-repair" ssh-ed25519 AAAA dalsegno-lab\n'
+    assert line.block and line.mode == 0o600
+    program = harmless(files["/opt/dalsegno/node-repair"].content)
+    for asked in ("", "sh", "reboot; id", "reset --all", "reboot\nid"):
+        done = subprocess.run(
+            ["sh", "-c", program], env={"SSH_ORIGINAL_COMMAND": asked}, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (2, "") and "only reboot and reset" in done.stderr
+
+
+def harmless(text: str) -> str:
+    """Return the program with harmless orders, in case one is accepted."""
+    return text.replace("sleep 1; reboot; sleep 120; reboot -f", "true").replace("nvidia-smi --gpu-reset", "echo reset")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.logs import RunLogs
 from dalsegno.runs.status import read_status
 from tests.cli.runs import end, make_run, say
+from tests.cluster.conftest import WARM_CLI
 from tests.security.other_user import as_user
 
 pytestmark = [
@@ -67,11 +67,10 @@ def secret_in(folder: Path, text: str) -> Path:
 
 
 def dalsegno(run: RunFolder, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as root. If it blocks on a pipe, the timeout fails the test."""
+    """Run a command as root, from a warm process. If it blocks on a pipe, the timeout fails the test."""
     home = run.root.parent
     env = {**os.environ, "DALSEGNO_RUNS": str(home), "DALSEGNO_HOME": str(home / "none"), "SLURM_CONF": "/nonexistent"}
-    argv = [sys.executable, "-m", "dalsegno", *words]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return WARM_CLI.run(words, env, home, 60)
 
 
 COMMANDS = (["runs"], ["runs", "show", "train-k3f9x"], ["why", "train-k3f9x"], ["logs", "train-k3f9x"])

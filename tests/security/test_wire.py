@@ -435,6 +435,7 @@ def _target(fd: str) -> str:
     return ""
 
 
+@pytest.mark.cluster  # many processes or connections: too slow for the unit part
 def test_agents_join_and_stay_while_strangers_flood_the_coordinator():
     coordinator = Coordinator(Timing(gone_s=600.0))  # these agents send no heartbeats, so only their connections count
     before = own_sockets()

@@ -223,6 +223,7 @@ def test_code_is_installed_once_and_under_its_key(tmp_path):
     assert compare(plan, root) == ()
 
 
+@pytest.mark.cluster  # many processes or connections: too slow for the unit part
 def test_own_code_runs_from_its_archive_alone(tmp_path):
     import io
     import tarfile

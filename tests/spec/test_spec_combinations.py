@@ -554,6 +554,11 @@ HEALTH = {
         "did you mean `warn_percent`?",
     ),
     "zombies: {thresholds: {size: 80}}": ("health check `zombies` has no threshold `size`", "it has older_than_s"),
+    "pair-colective: off": ("there is no health check `pair-colective`", "did you mean `pair-collective`?"),
+    "load-memory: {every: 1m}": (
+        "the load test `load-memory` can only be switched on or off",
+        "write `load-memory: off`, or leave it out",
+    ),
     "dcgm: {thresholds: {size: 80}}": ("health check `dcgm` has no threshold `size`", "it has none"),
 }
 
@@ -565,8 +570,8 @@ def test_misspelt_checks_and_thresholds_are_refused(faults, check, fault):
 
 def test_check_settings_are_in_the_facts(cluster):
     text = f"{LOCAL}{TRAIN}health:\n  mode: observe\n  max_out: 10%\n  checks:\n    zombies: off\n"
-    text += "    disk: {every: 1m, action: drain, thresholds: {fail_percent: 99}}\n"
+    text += "    load-memory: off\n    disk: {every: 1m, action: drain, thresholds: {fail_percent: 99}}\n"
     health = cluster(text).health
     assert (health.mode, health.max_out, health.reboots_apart_s) == ("observe", 0.1, 7200)
-    assert health.checks["zombies"] == CheckSetting(enabled=False)
+    assert health.checks["zombies"] == health.checks["load-memory"] == CheckSetting(enabled=False)
     assert health.checks["disk"] == CheckSetting(every_s=60, action="drain", thresholds={"fail_percent": 99})

@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from dalsegno.cli.cluster_file import init, schema, validate
 from dalsegno.errors import DalsegnoError, SpecError, UsageError
 from dalsegno.spec.targets import TARGETS
-from dalsegno.spec.unbuilt import UNBUILT_TARGETS
 
 
 @pytest.fixture
@@ -32,15 +31,6 @@ def test_init_writes_a_valid_file(run, target):
     assert done.stdout.startswith(f"cluster.yaml is valid: mine on {target}, ")
 
 
-@pytest.mark.parametrize("target", UNBUILT_TARGETS)
-def test_validate_warns_about_an_unimplemented_target(run, target):
-    run(init, "--target", target)
-    done = run(validate)
-    assert done.exit_code == 0 and f"warning: target `{target}` is not built yet: " in done.stderr
-    (warning,) = json.loads(run(validate, "--json").stdout)["warnings"]
-    assert warning.endswith("`plan` and `up` refuse this file")
-
-
 def test_validate_prints_a_summary_line(run, tmp_path):
     text = "name: demo\ntarget: local\npartitions: [{name: t, nodes: 4, spares: 1, instance: p5.48xlarge}]\n"
     (tmp_path / "c.yaml").write_text(text)
@@ -59,7 +49,7 @@ def test_validate_reports_all_problems(run, tmp_path):
 def test_validate_as_json(run, tmp_path):
     run(init, "c.yaml")
     good = json.loads(run(validate, "c.yaml", "--json").stdout)
-    assert (good["valid"], good["nodes"], good["problems"], good["warnings"]) == (True, 4, [], [])
+    assert (good["valid"], good["nodes"], good["problems"]) == (True, 4, [])
     (tmp_path / "c.yaml").write_text("name: A\ntarget: local\npartitions: [{name: t, nodes: 1}]\n")
     done = run(validate, "c.yaml", "--json")
     bad = json.loads(done.stdout)

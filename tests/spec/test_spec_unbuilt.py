@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import dalsegno
-from dalsegno.spec import aws_facts, facts
+from dalsegno.spec import aws_facts, facts, platform_facts
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import _children
-from dalsegno.spec.targets import TARGETS
-from dalsegno.spec.unbuilt import UNBUILT_FIELDS, UNBUILT_TARGETS
+from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 SOURCE = Path(dalsegno.__file__).parent
 ATTRIBUTE = re.compile(r"\.(\w+)")
@@ -29,17 +28,17 @@ def read_names(names: Iterable[str], files: Iterable[Path]) -> set[str]:
 
 def test_every_field_of_a_built_target_becomes_a_fact_or_is_refused():
     blocks = dict(_children(ClusterSpec))
-    fields = {name for name in ClusterSpec.model_fields if name not in UNBUILT_TARGETS}
+    fields = set(ClusterSpec.model_fields)
     inner = {f"{name}.{field}" for name in fields & set(blocks) for field in blocks[name].model_fields}
     names = {path: path.split(".")[-1] for path in fields | inner}
-    modules = ("resolve", "resolve_aws", "layout", "targets")
+    modules = ("resolve", "resolve_aws", "resolve_platform", "layout", "targets")
     read = read_names(names.values(), [SOURCE / "spec" / f"{name}.py" for name in modules])
     silent = {path for path, name in names.items() if name not in read}
     assert {path for path in silent if path not in REFUSED and path.split(".")[0] not in REFUSED} == set()
 
 
 def test_every_fact_is_read_outside_the_spec_package():
-    every = {**vars(facts), **vars(aws_facts)}
+    every = {**vars(facts), **vars(aws_facts), **vars(platform_facts)}
     classes = [each for each in every.values() if dataclasses.is_dataclass(each)]
     names = {f"{each.__name__}.{field.name}": field.name for each in classes for field in dataclasses.fields(each)}
     files = (file for file in SOURCE.rglob("*.py") if "spec" not in file.relative_to(SOURCE).parts)
@@ -52,4 +51,3 @@ def test_every_unimplemented_field_exists_in_the_model():
     for path in REFUSED:
         block, _, field = path.partition(".")
         assert block in ClusterSpec.model_fields and (not field or field in blocks[block].model_fields), path
-    assert {"local", "ssh", "existing", "parallelcluster", *UNBUILT_TARGETS} == set(TARGETS)

@@ -27,6 +27,7 @@ class Operator:
 
     folder: Path
     rack: HostRack
+    source: Path = SOURCE  # the code of `dalsegno`
 
     @property
     def file(self) -> Path:
@@ -60,7 +61,7 @@ class Operator:
 
     def _env(self) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if name not in SHELL}
-        return {**env, "PYTHONPATH": str(SOURCE), "DALSEGNO_HOME": str(self.folder / "home"), "NO_COLOR": "1"}
+        return {**env, "PYTHONPATH": str(self.source), "DALSEGNO_HOME": str(self.folder / "home"), "NO_COLOR": "1"}
 
     def up(self, code: int | None = 0) -> Done:
         return self.dalsegno("up", str(self.file), code=code)
@@ -70,8 +71,8 @@ class Operator:
         argv = [sys.executable, "-m", "dalsegno", "up", str(self.file)]
         return subprocess.Popen(argv, cwd=self.folder, env=self._env(), stderr=subprocess.PIPE, text=True)
 
-    def on_head(self, *argv: str) -> str:
-        return self.rack.hosts[0].run(*argv)
+    def on_head(self, *argv: str, stdin: str = "") -> str:
+        return self.rack.hosts[0].run(*argv, stdin=stdin)
 
 
 def _is_in(name: str, nodes: str) -> bool:

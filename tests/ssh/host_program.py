@@ -147,7 +147,7 @@ def _become_host(plan: dict[str, Any], host: dict[str, Any], result: int) -> NoR
             )
         root = _make_root(host)
         _write_files(root, plan, host)
-        _enter_root(root)
+        _enter_root(root, plan["shared"])
         set_hostname(host["name"])
         quiet_ipv6()
         link_up("lo")
@@ -262,7 +262,10 @@ def _write_files(root: str, plan: dict[str, Any], host: dict[str, Any]) -> None:
         Path(root, folder).mkdir(parents=True, exist_ok=True)
 
 
-def _enter_root(root: str) -> None:
+def _enter_root(root: str, shared: str) -> None:
+    if shared:  # as a file server's folder that an administrator has mounted
+        os.mkdir(f"{root}/shared")
+        mount(shared, f"{root}/shared", "", MS_BIND)
     mount("tmpfs", f"{root}/dev", "tmpfs", MS_NOSUID, "mode=755")
     for name, (major, minor) in DEVICES.items():
         os.mknod(f"{root}/dev/{name}", 0o20666, os.makedev(major, minor))

@@ -1,13 +1,27 @@
-"""Hosts that cannot be used: `plan` says why, and changes nothing on any host."""
+"""Hosts without a cluster: `plan` says why it cannot use one and changes nothing, and mounts come and go."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import pytest
 
+from dalsegno.errors import TargetError
+from dalsegno.setup.delivery import (
+    Answer,
+    ChangeAction,
+    ChangeKind,
+    MachineChange,
+    applier_argv,
+    apply_request,
+    compare_request,
+    read_answer,
+    remove_request,
+)
+from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedFolder, PlannedMount
 from tests.ssh.cluster_operator import Operator
-from tests.ssh.hosts import reason_to_skip, running_hosts
+from tests.ssh.hosts import VirtualHost, reason_to_skip, running_hosts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -45,6 +59,36 @@ def test_head_with_another_slurm_stops_everything(bare):
     assert "head: another Slurm is set up there" in done.err
     assert not bare.state.exists()
     bare.rack["head"].run("rm", "/etc/slurm/slurm.conf")
+
+
+def test_mount_of_a_plan_is_mounted_once_and_unmounted_without_loss(bare):
+    line = "/srv/data /data none bind,nofail 0 0"
+    plan = NodePlan("lab", "c0ffee", "n3", mounts=(PlannedMount("/data", line),),
+                    folders=(PlannedFolder("/srv/data", 0o1777, keep=True),),
+                    files=(PlannedFile("/etc/fstab", f"{line}\n", block=True),))  # fmt: skip
+    host = bare.rack["n3"]
+
+    def ask(request: bytes) -> Answer:
+        return read_answer("n3", host.run(*applier_argv(), stdin=request.decode()))
+
+    mounted = MachineChange(ChangeKind.MOUNT, "/data", ChangeAction.CREATE)
+    assert mounted in ask(apply_request(plan)).changes
+    host.run("sh", "-c", "touch /data/kept; mountpoint -q /data")
+    assert ask(compare_request(plan)).changes == ()
+    host.run("umount", "/data")  # as after a boot without it
+    assert ask(apply_request(plan)).changes == (mounted,)
+    ask(remove_request("c0ffee"))
+    assert (
+        host.run("sh", "-c", "ls -d /data 2>/dev/null; ls /srv/data; grep -c /data /etc/fstab || true") == "kept\n0\n"
+    )
+    host.run("sh", "-c", "mkdir /data; mount -t tmpfs theirs /data")
+    with pytest.raises(TargetError, match="something is mounted at /data already"):
+        read_answer("n3", _output(host, compare_request(plan)))
+    host.run("sh", "-c", "umount /data; rmdir /data; rm -r /srv/data")
+
+
+def _output(host: VirtualHost, request: bytes) -> str:
+    return host.run("sh", "-c", f"{shlex.join(applier_argv())} || true", stdin=request.decode())
 
 
 def test_two_hosts_with_one_name_are_refused(bare):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,12 @@ from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
 from tests.storage import slow_fs
 from tests.waiting import eventually
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to mount takes root")
+root = pytest.mark.skipif(os.geteuid() != 0, reason="to mount takes root")
+
+
+def needs_root(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that mounts, and starts a Python on every node: too slow for the unit part."""
+    return pytest.mark.cluster(root(test))
 
 
 class Nodes:

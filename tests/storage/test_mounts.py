@@ -3,24 +3,14 @@
 The files are not applied here: that takes an NFS server and client in the kernel.
 """
 
-import shutil
-import subprocess
 from collections.abc import Callable
 
 import pytest
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.setup.machine_mounts import refuse_taken
+from dalsegno.setup.machine_record import BEGIN, END, Refused
 from dalsegno.spec.facts import Cluster, Node, Storage
-from dalsegno.storage.mounts import (
-    HostStorage,
-    MountPlan,
-    NfsExport,
-    host_storage,
-    merge_fstab,
-    render_exports,
-    render_mount_unit,
-    unit_name,
-)
+from dalsegno.storage.mounts import HostStorage, MountPlan, NfsExport, fstab_line, host_storage, render_exports
 
 ADDRESSES = {"mgmt": "192.0.2.10", "login1": "192.0.2.11", "gpu1": "192.0.2.21", "gpu2": "192.0.2.22"}
 NODES = (Node("gpu1", 4, 8000), Node("gpu2", 4, 8000))
@@ -104,41 +94,18 @@ def test_exports_match_the_golden_file(golden: Callable[[str, str], None]):
 
 @pytest.mark.parametrize("host", ["mgmt", "gpu1"])
 def test_fstab_matches_the_golden_file(host: str, golden: Callable[[str, str], None]):
-    system = "# /etc/fstab\nUUID=1 / ext4 defaults 0 1\n"
-    golden(f"storage/fstab.{host}", merge_fstab(system, "lab", of(host, *STORAGE).mounts))
+    golden(f"storage/fstab.{host}", "".join(f"{fstab_line(mount)}\n" for mount in of(host, *STORAGE).mounts))
 
 
-def test_mount_unit_matches_the_golden_file(golden: Callable[[str, str], None]):
-    mounts = of("gpu1", *STORAGE).mounts
-    golden("storage/units", "".join(f"== {unit_name(m.mount)}\n{render_mount_unit('lab', m)}" for m in mounts))
-
-
-def test_fstab_is_the_same_after_a_second_merge_and_restored_without_mounts():
-    system = "UUID=1 / ext4 defaults 0 1\n# begin of something else\nfiler:/x /x nfs ro 0 0\n"
-    once = merge_fstab(system, "lab", of("gpu1", *STORAGE).mounts)
-    assert merge_fstab(once, "lab", of("gpu1", *STORAGE).mounts) == once
-    assert merge_fstab(once, "lab", ()) == system
-    assert merge_fstab(once, "lab2", ()) == once, "the block of another cluster is kept"
+LINES = [{"path": "/home", "line": "192.0.2.10:/srv/dalsegno/home /home nfs hard 0 0"}]
 
 
 def test_fstab_line_of_the_administrator_is_not_overridden():
-    with pytest.raises(DalsegnoError, match="already mounts something at /home") as raised:
-        merge_fstab("filer:/home /home nfs defaults 0 0\n", "lab", of("gpu1", Storage("home", "/home")).mounts)
+    with pytest.raises(Refused, match="already mounts something at /home") as raised:
+        refuse_taken(LINES, "filer:/home /home nfs defaults 0 0\n")
     assert "type: existing" in raised.value.hint
 
 
-def test_commented_fstab_line_does_not_count():
-    mounts = of("gpu1", Storage("home", "/home")).mounts
-    assert "/srv/dalsegno/home" in merge_fstab("# filer:/home /home nfs defaults 0 0\n", "lab", mounts)
-
-
-@pytest.mark.parametrize("path", ["/fsx", "/mnt/archive-1", "/a_b/c.d", "/.hidden/x", "/data@site"])
-def test_unit_names_are_those_of_systemd(path: str):
-    expected = {
-        "/fsx": "fsx.mount", "/mnt/archive-1": r"mnt-archive\x2d1.mount", "/a_b/c.d": "a_b-c.d.mount",
-        "/.hidden/x": r"\x2ehidden-x.mount", "/data@site": r"data\x40site.mount",
-    }  # fmt: skip
-    assert unit_name(path) == expected[path]
-    if shutil.which("systemd-escape"):
-        argv = ["systemd-escape", "--path", "--suffix=mount", path]
-        assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip() == unit_name(path)
+def test_commented_fstab_line_and_our_own_do_not_count():
+    own = f"{BEGIN}\n{LINES[0]['line']}\n{END}\n"
+    refuse_taken(LINES, f"# filer:/home /home nfs defaults 0 0\nUUID=1 / ext4 defaults 0 1\n{own}")

@@ -8,20 +8,35 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
-from dalsegno.setup.inspect import HostFacts, HostUser, InspectedDisk, InspectedGpu, ListeningPort
+from dalsegno.setup.inspect import HostFacts, HostGroup, HostUser, InspectedDisk, InspectedGpu, ListeningPort
 from dalsegno.setup.node_plan import NodePlan
-from dalsegno.spec.facts import Cluster, Node, Partition, Slurm, SshAccess, SshHost, Storage, User
-from dalsegno.targets.ssh.desired import ClusterOnHosts, assign_uids, host_plan
+from dalsegno.spec.facts import (
+    Cluster,
+    Containers,
+    Directory,
+    Monitoring,
+    Node,
+    Partition,
+    Slurm,
+    SshAccess,
+    SshHost,
+    Storage,
+    User,
+)
+from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.folder import ClusterSecrets
+from dalsegno.targets.ssh.people import AssignedIds, assign_ids, check_accounts, known_ids
 from dalsegno.targets.ssh.plan import (
-    CodeFit,
     SshPlan,
     check_hosts,
+    check_monitoring,
     check_releases,
     foreign_programs,
     refuse_unbuilt,
     summarize,
 )
+from dalsegno.targets.ssh.releases import slurm_version
+from dalsegno.targets.ssh.storage import check_storage
 
 FACTS = HostFacts(
     "head",
@@ -56,8 +71,7 @@ CLUSTER = Cluster(
     ),
 )
 SECRETS = ClusterSecrets("key of munge", "token", {"gpu-1": "secret of gpu-1", "gpu-2": "secret of gpu-2"})
-CODE = CodeFit((3, 11), "x86_64")
-ON = ClusterOnHosts(CLUSTER, HOSTS, SECRETS, "c0ffee", "0.1-abc", "ops@desk")
+ON = ClusterOnHosts(CLUSTER, HOSTS, SECRETS, "c0ffee", dict.fromkeys(HOSTS, "0.1-abc"), "ops@desk")
 
 
 def names(plan: NodePlan) -> list[str]:
@@ -112,7 +126,7 @@ def test_new_settings_restart_slurm_and_others_do_not():
 
 
 def test_new_code_restarts_only_our_own_daemons():
-    before, after = (host_plan(replace(ON, code=code), "head").services for code in ("0.1-abc", "0.1-def"))
+    before, after = (host_plan(replace(ON, codes={"head": code}), "head").services for code in ("0.1-abc", "0.1-def"))
     changed = [old.name for old, new in zip(before, after, strict=True) if old.revision != new.revision]
     assert changed == ["controller", "observer"]
 
@@ -135,14 +149,108 @@ def test_cgroup_v2_without_systemd_is_not_used():
 def test_users_have_one_uid_on_all_hosts():
     cluster = replace(CLUSTER, users=(User("ada", (), ""), User("bob", (), ""), User("cem", (), "", uid=4000)))
     first = replace(FACTS, users=(HostUser("root", 0, 0), HostUser("bob", 1007, 1007)))
-    second = replace(FACTS, users=(HostUser("somebody", 10001, 10001),))
-    assert assign_uids(cluster, [first, second]) == {"ada": 10002, "bob": 1007, "cem": 4000}
+    second = replace(FACTS, users=(HostUser("somebody", 20001, 20001),))
+    ids = assign_ids(cluster, {"gpu-1": second, "head": first}, AssignedIds())
+    assert ids.uids == {"ada": 20002, "bob": 1007, "cem": 4000}
+    assert {user.uid for host in HOSTS for user in host_plan(replace(ON, before=ids), host).users} == {20002}
+
+
+def test_uid_of_a_removed_user_is_not_assigned_again():
+    before = AssignedIds({"zoe": 20001})
+    assert assign_ids(CLUSTER, HOSTS, before).uids == {"zoe": 20001, "ada": 20002}
+
+
+def test_accounts_of_an_earlier_cluster_keep_their_uids_as_the_head_says():
+    liar = replace(FACTS, users=(HostUser("ada", 1000, 1000, ours=True),))
+    head = replace(FACTS, users=(HostUser("ada", 20007, 20007, ours=True),))
+    facts = {"gpu-1": liar, "head": head}
+    assert assign_ids(CLUSTER, facts, known_ids(CLUSTER, facts, AssignedIds())).uids == {"ada": 20007}
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [
+        ({"users": (HostUser("ada", 33, 33),)}, "`ada` is a system account of this machine (uid 33)"),
+        (
+            {"users": (HostUser("ada", 1000, 1000),), "groups": (HostGroup("sudo", 27, ("ada",)),)},
+            "`ada` is an account of this machine with the rights of sudo",
+        ),
+        ({"groups": (HostGroup("ada", 1000),)}, "`ada` is a group of this machine"),
+    ],
+)
+def test_user_who_would_get_the_rights_of_an_account_leaves_that_host_out(facts, fault):
+    found = check_accounts(CLUSTER, {**HOSTS, "gpu-1": replace(FACTS, **facts)}, AssignedIds())
+    assert {host: error.what for host, error in found.items()} == {"gpu-1": f"gpu-1: {fault}"}
+
+
+HOME, SCRATCH = Storage("home", "/home", home=True), Storage("scratch", "/scratch", "scratch")
+
+
+def test_homes_on_shared_storage_are_created_by_the_head_only():
+    on = replace(ON, cluster=replace(CLUSTER, storage=(HOME,)))
+    made = {host: [(user.make_home, user.cluster_key) for user in host_plan(on, host).users] for host in HOSTS}
+    others = {host: [(False, True)] for host in HOSTS if host != "head"}
+    assert made == {"head": [(True, True)], **others}
+    assert [(user.make_home, user.cluster_key) for user in host_plan(ON, "gpu-1").users] == [(True, False)]
+
+
+def test_head_exports_folders_and_the_others_mount_them(golden):
+    on = replace(ON, cluster=replace(CLUSTER, storage=(HOME, SCRATCH)))
+    lines = []
+    for host in ("head", "gpu-1"):
+        plan, bare = host_plan(on, host), host_plan(ON, host)
+        lines.append(f"{host}: {' '.join(name for name in plan.packages if name not in bare.packages)}\n")
+        lines += [f"  {each.path} ({each.mode:04o})\n" for each in plan.folders if each not in bare.folders]
+        new = [each for each in plan.files if each.path not in {file.path for file in bare.files}]
+        lines += [f"  {each.path} ({each.mode:04o}):\n{each.content}" for each in new]
+        lines += [f"  mounts {each.path}\n" for each in plan.mounts]
+        lines += [f"  once: {each.name}\n" for each in plan.commands if each not in bare.commands]
+        lines += [f"  service: {each.unit}\n" for each in plan.services if each.name not in names(bare)]
+    golden("ssh/storage.txt", "".join(lines))
+    conf = host_plan(on, "gpu-1").file("/etc/slurm/slurm.conf").content
+    assert "Prolog=/etc/slurm/slurm-prolog" in conf and "TaskProlog=/etc/slurm/slurm-task-prolog" in conf
+
+
+def test_head_is_changed_first_if_the_others_mount_its_folders():
+    mount = change(ChangeKind.MOUNT, "/home", ChangeAction.CREATE)
+    serving = {"head": host_plan(replace(ON, cluster=replace(CLUSTER, storage=(HOME,))), "head")}
+    plan = SshPlan(CLUSTER, serving, {"head": (), "gpu-1": (mount,)}, HOSTS, "c0ffee", SECRETS)
+    assert plan.head_first
+    assert not replace(plan, changes={"gpu-1": ()}).head_first
+    assert not replace(plan, plans={"head": host_plan(ON, "head")}).head_first
+    assert summarize([mount]) == ["mounts /home"]
+
+
+def test_host_that_lacks_an_existing_mount_is_left_out():
+    cluster = replace(CLUSTER, storage=(Storage("fsx", "/fsx/team", "existing"),))
+    mounted = replace(FACTS, disks=(*FACTS.disks, InspectedDisk("/fsx", "lustre")))
+    found = check_storage(cluster, {"head": mounted, "gpu-1": FACTS})
+    assert {host: error.what for host, error in found.items()} == {"gpu-1": "gpu-1: nothing is mounted at /fsx/team"}
+
+
+def test_head_without_systemd_serves_no_nfs():
+    cluster = replace(CLUSTER, storage=(HOME,))
+    found = check_storage(cluster, {"head": replace(FACTS, systemd=False), "gpu-1": replace(FACTS, systemd=False)})
+    assert list(found) == ["head"]
+
+
+def test_storage_does_not_hide_the_keys_of_the_login():
+    hosts = tuple(replace(host, user="ubuntu") for host in CLUSTER.ssh.hosts)
+    cluster = replace(CLUSTER, storage=(HOME,), ssh=replace(CLUSTER.ssh, hosts=hosts))
+    assert set(check_storage(cluster, HOSTS)) == set(HOSTS)
+    assert check_storage(replace(cluster, storage=(Storage("homes", "/people", home=True),)), HOSTS) == {}
+
+
+def test_hosts_know_the_ssh_keys_of_each_other():
+    facts = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], host_keys=("ssh-ed25519 AAAA",))}
+    lines = host_plan(replace(ON, facts=facts), "login-1").file("/etc/ssh/ssh_known_hosts").content
+    assert lines == "gpu-2,c0-rack7,10.0.0.4 ssh-ed25519 AAAA\n"
 
 
 def test_two_hosts_with_one_name_are_refused():
     twins = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], hostname="gpu-1")}
     with pytest.raises(TargetError, match="gpu-1 and gpu-2 both call themselves `gpu-1`"):
-        check_hosts(CLUSTER, twins, CODE)
+        check_hosts(CLUSTER, twins)
 
 
 @pytest.mark.parametrize(
@@ -151,22 +259,18 @@ def test_two_hosts_with_one_name_are_refused():
         ({"os_id": "arch"}, "gpu-1: arch 12 is not supported"),
         ({"python": (3, 9, 2)}, "gpu-1: Python 3.9.2 is too old"),
         ({"clock_offset_s": -400.4}, "gpu-1: its clock differs by 400 s from the clock here"),
-        (
-            {"python": (3, 13, 1)},
-            "gpu-1: it has Python 3.13 on x86_64, this machine has Python 3.11 on x86_64",
-        ),
         ({"disks": (InspectedDisk("/", "ext4", free_mib=90),)}, "gpu-1: /var has 90 MiB left, and 400 MiB are needed"),
     ],
 )
 def test_unfit_host_is_left_out_with_the_reason(change, fault):
-    faults = check_hosts(CLUSTER, {**HOSTS, "gpu-1": replace(HOSTS["gpu-1"], **change)}, CODE)
+    faults = check_hosts(CLUSTER, {**HOSTS, "gpu-1": replace(HOSTS["gpu-1"], **change)})
     assert {host: error.what for host, error in faults.items()} == {"gpu-1": fault}
     assert faults["gpu-1"].hint
 
 
 def test_node_that_is_smaller_than_the_file_says_is_left_out():
     large = replace(CLUSTER, nodes=(replace(CLUSTER.nodes[0], cpus=256), replace(CLUSTER.nodes[1], gpus=16)))
-    found = {host: error.what for host, error in check_hosts(large, HOSTS, CODE).items()}
+    found = {host: error.what for host, error in check_hosts(large, HOSTS).items()}
     assert found == {
         "gpu-1": "gpu-1: the file says 256 CPUs, the machine has 192",
         "gpu-2": "gpu-2: the file says 16 GPUs, the machine has 8",
@@ -239,9 +343,23 @@ def test_plan_without_changes_is_empty():
 
 def test_parts_that_are_not_built_are_refused():
     refuse_unbuilt(CLUSTER)
-    asked = replace(CLUSTER, slurm=Slurm(rest=True), storage=(Storage("home", "/home", "nfs"),))
-    with pytest.raises(TargetError, match=r"`storage` and `slurm\.rest` are not built yet for `target: ssh`"):
+    asked = replace(CLUSTER, slurm=Slurm(backup_controller=True), directory=Directory(ldap=True))
+    with pytest.raises(
+        TargetError, match=r"`directory: {kind: ldap}` and `slurm\.backup_controller` are not built yet for"
+    ):
         refuse_unbuilt(asked)
+    images = Containers(enabled=True, images=("ubuntu:24.04",))
+    with pytest.raises(TargetError, match=r"`containers\.images` without `containers\.folder` is not built yet"):
+        refuse_unbuilt(replace(CLUSTER, containers=images))
+    refuse_unbuilt(replace(CLUSTER, containers=replace(images, folder="/fsx/images")))
+
+
+def test_slurmrestd_runs_as_nobody_on_the_head():
+    on = replace(ON, cluster=replace(CLUSTER, slurm=Slurm(rest=True)))
+    plan = host_plan(on, "head")
+    service = next(each for each in plan.services if each.name == "slurmrestd")
+    assert service.argv[1:3] == ("-u", "nobody") and service.argv[-1].endswith("/run/rest/slurmrestd.sock")
+    assert "slurmrestd" in plan.packages and "slurmrestd" not in host_plan(on, "gpu-1").packages
 
 
 def test_accounting_can_be_left_out():
@@ -250,3 +368,89 @@ def test_accounting_can_be_left_out():
     assert "slurmdbd" not in names(plan)
     assert plan.commands == ()
     assert "mariadb-server" not in plan.packages
+
+
+def test_every_host_compiles_the_container_plugin_and_shows_scratch_in_containers():
+    on = replace(
+        ON, cluster=replace(CLUSTER, containers=Containers(enabled=True, folder="/fsx/images"), storage=(SCRATCH,))
+    )
+    for host in HOSTS:
+        plan = host_plan(on, host)
+        (command,) = [each for each in plan.commands if each.name == "compiling the container plugin"]
+        conf = plan.file("/etc/slurm/plugstack.conf").content
+        assert command.creates in conf and "images=/fsx/images" in conf and "show=/scratch" in conf
+        assert "libslurm-dev" in plan.packages
+    assert not any(file.path == "/etc/slurm/plugstack.conf" for file in host_plan(ON, "head").files), (
+        "Pyxis may be there"
+    )
+
+
+PROMETHEUS = replace(
+    ON,
+    cluster=replace(CLUSTER, monitoring=Monitoring(prometheus=True)),
+    secrets=replace(
+        SECRETS, monitor_password="of the head", monitor_web="hash 1", exporter_password="p", exporter_web="h"
+    ),
+)
+
+
+def test_prometheus_runs_on_the_head_and_an_exporter_on_every_node():
+    assert {"prometheus", "alertmanager", "node-exporter"} <= set(names(host_plan(PROMETHEUS, "head")))
+    assert names(host_plan(PROMETHEUS, "gpu-1")) == ["munge", "slurmd", "node-agent", "node-exporter"]
+    assert names(host_plan(PROMETHEUS, "login-1")) == ["munge"]
+    assert (
+        "--metrics" in next(each for each in host_plan(PROMETHEUS, "gpu-1").services if each.name == "node-agent").argv
+    )
+
+
+def test_passwords_of_prometheus_are_on_the_head_only_and_not_for_all_to_read():
+    assert "of the head" not in str(host_plan(PROMETHEUS, "gpu-1"))
+    own = [file for file in host_plan(PROMETHEUS, "head").files if "/monitor/" in file.path]
+    assert own and all(
+        (file.mode, file.owner, file.group, file.secret) == (0o640, "root", "prometheus", True) for file in own
+    )
+
+
+def test_host_without_packages_of_prometheus_is_left_out_of_monitoring():
+    rocky = {**HOSTS, "gpu-1": replace(HOSTS["gpu-1"], os_id="rocky", os_version="9.4")}
+    assert list(check_monitoring(PROMETHEUS.cluster, rocky)) == ["gpu-1"]
+    assert check_monitoring(CLUSTER, rocky) == {}
+
+
+def test_slurm_packages_of_the_file_replace_those_of_the_distribution():
+    access = replace(CLUSTER.ssh, slurm_packages=("slurm-smd", "slurm-smd-slurmd"), slurm_version="25.05.3")
+    on = replace(ON, cluster=replace(CLUSTER, ssh=access))
+    assert host_plan(on, "gpu-1").packages == ("munge", "slurm-smd", "slurm-smd-slurmd", "htop")
+    assert "mariadb-server" in host_plan(on, "head").packages and str(on.slurm) == "25.05.3"
+    installed = replace(FACTS, packages=(("slurm-smd", "24.11.6-1"), ("slurmd", "22.05.8")))
+    assert str(slurm_version(installed, access)) == "24.11.6", "what is installed is right"
+
+
+@pytest.mark.parametrize(
+    ("system", "fault", "hint"),
+    [
+        (
+            ("ubuntu", "22.04"),
+            "gpu-1: ubuntu 22.04 has Slurm 21.08.5, and 22.05 is the oldest that works",
+            "slurm_packages",
+        ),
+        (
+            ("rocky", "9.4"),
+            "gpu-1: Slurm is not installed, and its release for rocky 9.4 is not known",
+            "install munge slurm slurm-slurmd slurm-slurmctld slurm-slurmdbd, which EPEL has, on that machine",
+        ),
+    ],
+)
+def test_system_without_a_usable_slurm_is_refused_with_what_is_missing(system, fault, hint):
+    facts = replace(HOSTS["gpu-1"], host="gpu-1", os_id=system[0], os_version=system[1])
+    found = check_hosts(CLUSTER, {**HOSTS, "gpu-1": facts})["gpu-1"]
+    assert found.what == fault and hint in found.hint
+
+
+def test_host_of_the_rhel_family_with_slurm_is_used():
+    rocky = replace(FACTS, os_id="rocky", os_version="9.4", packages=(("slurm", "22.05.9-1.el9"),))
+    facts = {name: replace(rocky, host=name, hostname=each.hostname, gpus=each.gpus) for name, each in HOSTS.items()}
+    assert check_hosts(CLUSTER, facts) == {}
+    plan = host_plan(replace(ON, facts=facts), "head")
+    assert plan.packages[:4] == ("munge", "slurm", "slurm-slurmctld", "slurm-slurmdbd")
+    assert any(file.path == "/etc/sysconfig/slurmdbd" for file in plan.files)

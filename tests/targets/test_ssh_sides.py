@@ -16,7 +16,7 @@ from dalsegno.system.processes import Completed, FakeRunner
 from dalsegno.targets.base import CanForward, CanReboot, ClusterPhase
 from dalsegno.targets.registry import is_elsewhere, open_existing
 from dalsegno.targets.ssh.folder import SshFolder, SshRole, SshStage, SshState, write_ssh_state
-from dalsegno.targets.ssh.head import PoweredHeadTarget
+from dalsegno.targets.ssh.head import HeadTarget
 from dalsegno.targets.ssh.target import SshTarget
 
 HOSTS = (
@@ -77,18 +77,24 @@ def test_head_reboots_nodes_with_the_command_of_the_file(tmp_path):
     root = make(tmp_path, replace(STATE, role=SshRole.HEAD))
     assert isinstance(open_existing(root), CanReboot)
     runner = FakeRunner({HOSTS[1].power_cycle: ""})
-    PoweredHeadTarget(root, runner).reboot("gpu-1")
+    HeadTarget(root, runner).reboot("gpu-1")
     assert runner.calls == [HOSTS[1].power_cycle]
     broken = FakeRunner(lambda argv, stdin: Completed(argv, 1, stderr="no answer from the BMC"))
     with pytest.raises(CommandFailed, match="no answer from the BMC") as failed:
-        PoweredHeadTarget(root, broken).reboot("gpu-1")
+        HeadTarget(root, broken).reboot("gpu-1")
     assert "ssh.power_cycle" in failed.value.hint
 
 
-def test_head_without_a_power_command_cannot_reboot(tmp_path):
+def test_head_without_a_power_command_reboots_and_resets_over_ssh(tmp_path):
     plain = replace(SSH, hosts=(HOSTS[0], replace(HOSTS[1], power_cycle=())))
     root = make(tmp_path, replace(STATE, role=SshRole.HEAD), replace(CLUSTER, ssh=plain))
-    assert not isinstance(open_existing(root), CanReboot)
+    runner = FakeRunner(lambda argv, stdin: Completed(argv, 0))
+    target = HeadTarget(root, runner)
+    target.reboot("gpu-1")
+    target.reset_gpus("gpu-1")
+    assert [call[-3:] for call in runner.calls] == [("--", HOSTS[1].address, order) for order in ("reboot", "reset")]
+    assert all("StrictHostKeyChecking=yes" in call for call in runner.calls)
+    assert target.machines()["gpu-1"] == f"the machine of gpu-1 at {HOSTS[1].address}"
 
 
 def test_damaged_state_is_shown_as_such(tmp_path):

@@ -7,16 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import TargetError
-from dalsegno.users.accounts import (
-    AccountPlan,
-    AccountSet,
-    GroupEdit,
-    PosixGroup,
-    PosixUser,
-    UserEdit,
-    host_commands,
-    plan_accounts,
-)
+from dalsegno.users.accounts import AccountPlan, AccountSet, GroupEdit, PosixGroup, PosixUser, UserEdit, plan_accounts
 
 BEA = PosixUser("bea", 20001, 20001, "Bea Lind", "/home/bea", ("ssh-ed25519 AAAA bea",))
 CEM = PosixUser("cem", 20002, 20002, "", "/home/cem")
@@ -94,27 +85,3 @@ def test_many_changes_are_summed_up():
     users = [PosixUser(f"u{number}", 20000 + number, 20000 + number) for number in range(10)]
     (line,) = plan_accounts(accounts(*users), AccountSet()).sentences()
     assert line == "adds users u0 (uid 20000), u1 (uid 20001), u2 (uid 20002), u3 (uid 20003) and 6 more"
-
-
-def test_plan_becomes_commands_of_a_host():
-    renamed = replace(CEM, full_name="Cem -x; rm")
-    plan = AccountPlan(
-        add_groups=(own_group(BEA), LAB),
-        add_users=(BEA,),
-        edit_users=(UserEdit(CEM, renamed), UserEdit(CEM, replace(CEM, ssh_keys=("k",)))),
-        edit_groups=(GroupEdit(PosixGroup("gpu", 5001, ("zoe",)), PosixGroup("gpu", 5001, ("bea",))),),
-        remove_users=(PosixUser("zoe", 20003, 20003),),
-        remove_groups=(PosixGroup("zoe", 20003),),
-    )
-    assert [list(each.argv) for each in host_commands(plan)] == [
-        ["groupadd", "--gid", "20001", "bea"],
-        ["groupadd", "--gid", "5000", "lab"],
-        ["useradd", "--uid", "20001", "--gid", "20001", "--no-user-group", "--no-create-home", "-c", "Bea Lind", "-d",
-         "/home/bea", "-s", "/bin/bash", "bea"],
-        ["gpasswd", "--add", "bea", "lab"],
-        ["usermod", "-c", "Cem -x; rm", "-d", "/home/cem", "-s", "/bin/bash", "cem"],
-        ["gpasswd", "--add", "bea", "gpu"],
-        ["gpasswd", "--delete", "zoe", "gpu"],
-        ["userdel", "zoe"],
-        ["groupdel", "zoe"],
-    ]  # fmt: skip

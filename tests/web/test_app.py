@@ -178,6 +178,19 @@ def test_user_cancels_own_runs_and_jobs_only(site: PlayedSite, ada: str):
     assert len(site.actions.done) == 2
 
 
+def test_user_cannot_fill_the_journal_with_actions():
+    site = PlayedSite(small_cluster())
+    try:
+        ada, root = site.cookie(WebRole.USER, 1001, "ada"), site.cookie()
+        answers = [site.post("/do", ada, form(ada, "do=cancel&job=105")).status for _ in range(60)]
+        assert answers[:20] == [303] * 20 and set(answers) == {303, 429}
+        assert len(site.actions.done) == answers.count(303) < 40
+        for _ in range(30):
+            assert site.post("/do", root, form(root, "do=drain&node=gpu-3")).status == 303, "operators are not limited"
+    finally:
+        site.close()
+
+
 def test_display_does_nothing(site: PlayedSite, root: str, display: str):
     asked = ("do=cancel&run=llama-k3f9x", "do=cancel&job=105", "do=drain&node=gpu-3", "do=pause")
     assert [site.post("/do", display, form(display, fields)).status for fields in asked] == [403] * 4

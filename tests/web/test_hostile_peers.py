@@ -65,6 +65,7 @@ def test_flood_from_an_address_displaces_only_its_own_connections(connect: Conne
     assert status(connect("127.0.0.3")) == b"401", "the flood does not lock its own address out"
 
 
+@pytest.mark.cluster  # many processes or connections: too slow for the unit part
 def test_peers_that_do_not_read_their_answers_do_not_keep_others_out(connect: Connect):
     request = b"GET /assets/style.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 400
     for number in range(http_server.MAX_CONNECTIONS):

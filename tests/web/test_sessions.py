@@ -164,6 +164,14 @@ def test_only_operators_make_links_and_revoke_all(server: LoginServer, made: Ses
     assert server.answer(1000, {"revoke": True}) == {"revoked": 1}
 
 
+def test_operators_end_the_sessions_of_a_user(server: LoginServer, made: Sessions):
+    ada, ben = (made.exchange(made.issue(WebRole.USER, uid, "x")) or "" for uid in (1001, 1002))
+    assert "error" in server.answer(1002, {"revoke": True, "uid": 1001})
+    assert "error" in server.answer(0, {"revoke": True, "uid": "1001"})
+    assert server.answer(0, {"revoke": True, "uid": 1001}) == {"revoked": 1}
+    assert made.visitor(ada) is None and made.visitor(ben)
+
+
 @pytest.mark.parametrize("request_", [{}, {"login": 0}, {"login": True, "uid": 0}, {"role": "operator"}])
 def test_unknown_requests_are_refused(server: LoginServer, request_: dict[str, object]):
     assert "token" not in json.dumps(server.answer(1001, request_))

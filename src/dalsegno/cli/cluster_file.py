@@ -3,31 +3,59 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.out import file_argument, json_option
 from dalsegno.errors import DalsegnoError, SpecError, UsageError
+from dalsegno.spec.choices import Needs, TrainingDuration, TrainingPlace, TrainingPurpose
 
 if TYPE_CHECKING:
     from dalsegno.spec.facts import Cluster
 
+_KINDS = (TrainingPlace, TrainingPurpose, TrainingDuration)
+PLACES, PURPOSES, DURATIONS = ([each.value for each in kind] for kind in _KINDS)
+_QUESTIONS = (
+    ("place", "Where are the machines?", PLACES),
+    ("purpose", "What is the cluster for?", PURPOSES),
+    ("duration", "How long does one training run?", DURATIONS),
+)
+_CONFIRMATIONS = (
+    ("containers", "Do jobs run in containers?"),
+    ("spot", "Do you want spot instances?"),
+    ("mig", "Are GPUs divided into MIG slices?"),
+)
+
 
 @click.command()
 @file_argument
-@click.option(
-    "--target", default="local", show_default=True, help="local, ssh, parallelcluster, hyperpod, oci or existing."
-)
+@click.option("--target", default=None, help="local (the default), ssh, parallelcluster, hyperpod, oci or existing.")
+@click.option("--on", "place", type=click.Choice(PLACES), help="Where the machines are; chooses the target.")
+@click.option("--for", "purpose", type=click.Choice(PURPOSES), help="What the cluster is for; chooses the target.")
+@click.option("--duration", type=click.Choice(DURATIONS), help="How long one training runs; chooses the target.")
+@click.option("--managed/--self-managed", default=None, help="Whether the provider repairs the machines.")
+@click.option("--containers", is_flag=True, help="Jobs run in container images.")
+@click.option("--spot", is_flag=True, help="Use spot instances.")
+@click.option("--mig", is_flag=True, help="GPUs are divided into MIG slices.")
+@click.option("--ask", is_flag=True, help="Ask these questions.")
 @click.option("--name", default="demo", show_default=True, help="Name of the cluster.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init(file: str, target: str, name: str, force: bool) -> None:
-    """Write a commented starter cluster file to FILE (default: cluster.yaml)."""
+def init(file: str, target: str | None, name: str, force: bool, ask: bool, **answers: Any) -> None:
+    """Write a commented starter cluster file to FILE (default: cluster.yaml).
+
+    Name the target, or say what you need, and the fitting target is chosen. `dalsegno compare` shows all choices.
+
+    \b
+    dalsegno init --on aws --for pretraining --duration weeks
+    dalsegno init --ask
+    """
+    from dalsegno.spec.choices import fit_starter, recommend
     from dalsegno.spec.load import parse_spec
     from dalsegno.spec.model import starter
-    from dalsegno.spec.unbuilt import UNBUILT_TARGETS
     from dalsegno.system.files import write_atomic
 
     path = Path(file)
@@ -35,24 +63,53 @@ def init(file: str, target: str, name: str, force: bool) -> None:
         raise DalsegnoError("this is a folder", where=file, hint=f"name a file in it: `{path / 'cluster.yaml'}`")
     if path.exists() and not force:
         raise DalsegnoError("the file already exists", where=file, hint="use `--force` to overwrite it")
-    text = starter(target, name)
+    needs = _read_needs(answers, ask)
+    if target is not None and any(value is not None for value in (needs.place, needs.purpose, needs.duration)):
+        raise UsageError(
+            "`--target` names the target, and `--on`, `--for` and `--duration` choose it", hint="give one or the other"
+        )
+    chosen = recommend(needs) if target is None and (ask or needs != Needs()) else None
+    target = target or (chosen.target if chosen else "local")
+    text = fit_starter(starter(target, name), needs, target)
     # Raise for an invalid name before anything is written.
     if parse_spec(text, file).name != name:
         raise UsageError(f"invalid cluster name `{name}`", hint="use lowercase letters, digits, `-` and `_`")
     write_atomic(path, text)
     argument = "" if file == "cluster.yaml" else f" {shlex.quote(file)}"
-    then = f" (target `{target}` is not built yet)" if target in UNBUILT_TARGETS else f", then `dalsegno up{argument}`"
-    out.talk(f"wrote {file}; next: `dalsegno validate{argument}`{then}")
+    for line in chosen.why if chosen else ():
+        out.talk(line)
+    for line in chosen.cautions if chosen else ():
+        out.warn(line)
+    out.talk(f"wrote {file}; next: `dalsegno validate{argument}`, then `dalsegno up{argument}`")
+
+
+def _read_needs(answers: Mapping[str, Any], ask: bool) -> Needs:
+    """Return what the flags say; with `ask`, ask for the rest on the terminal."""
+    given = dict(answers)
+    if ask:
+        for key, text, values in _QUESTIONS:
+            if given[key] is None:
+                given[key] = click.prompt(text, type=click.Choice(values), err=True)
+        if given["managed"] is None and given["place"] == TrainingPlace.AWS.value:
+            given["managed"] = click.confirm("Should the provider repair broken machines?", err=True)
+        for key, text in _CONFIRMATIONS:
+            given[key] = given[key] or click.confirm(text, default=False, err=True)
+    return Needs(
+        place=TrainingPlace(given["place"]) if given["place"] else None,
+        purpose=TrainingPurpose(given["purpose"]) if given["purpose"] else None,
+        duration=TrainingDuration(given["duration"]) if given["duration"] else None,
+        managed=given["managed"],
+        containers=given["containers"],
+        spot=given["spot"],
+        mig=given["mig"],
+    )
 
 
 @click.command()
 @file_argument
 @json_option
 def validate(file: str, json_: bool) -> None:
-    """Check the cluster file FILE (default: cluster.yaml) and report all errors. Exits 1 if there are any.
-
-    A file for a target that is not built yet is checked too, with a warning: `plan` and `up` refuse it.
-    """
+    """Check the cluster file FILE (default: cluster.yaml) and report all errors. Exits 1 if there are any."""
     from dalsegno.spec.load import load_spec
     from dalsegno.spec.resolve import resolve
 
@@ -64,23 +121,14 @@ def validate(file: str, json_: bool) -> None:
         out.as_json(_faulty(file, error))
         raise SystemExit(1) from None
     if json_:
-        out.as_json({"file": file, "valid": True, "problems": [], "warnings": _warnings(cluster), **_counts(cluster)})
+        out.as_json({"file": file, "valid": True, "problems": [], **_counts(cluster)})
         return
     out.data(_summary(file, cluster))
-    for text in _warnings(cluster):
-        out.warn(text)
 
 
 def _faulty(file: str, error: SpecError) -> dict[str, object]:
     problems = [{"what": each.what, "where": each.where, "hint": each.hint} for each in error.problems]
     return {"file": file, "valid": False, "problems": problems}
-
-
-def _warnings(cluster: Cluster) -> list[str]:
-    from dalsegno.spec.unbuilt import UNBUILT_TARGETS
-
-    reason = UNBUILT_TARGETS.get(cluster.target)
-    return [f"target `{cluster.target}` is not built yet: {reason}; `plan` and `up` refuse this file"] if reason else []
 
 
 def _counts(cluster: Cluster) -> dict[str, object]:

@@ -142,6 +142,8 @@ def _print(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> None:
         for each in finding.evidence:
             out.data(one_line(f"  seen: {each.where}" + (f": {each.text}" if each.text else "")))
         out.data(one_line(f"  fix:  {finding.fix}"))
+    if found and case.of_another_user:
+        out.talk("the files are another user's, and so are the programs in the fixes: run them as that user only")
     for missing in case.unchecked:
         out.talk(f"not checked: {missing}")
     if not found:

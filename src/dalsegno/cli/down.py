@@ -18,7 +18,7 @@ from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import cluster_option
 from dalsegno.cli.watch import find_status, is_under_way
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.status import is_over
 from dalsegno.train.contract import TERMINATED
 
@@ -55,7 +55,8 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     with place.lock(), interruptible():
         target, runs = open_cluster(place), runs_on(place)
         removal = target.removal()
-        if not _confirm(place.name, removal.sentences([run.run for run in runs]), yes):
+        lines = removal.sentences([run.run for run in runs])
+        if not _confirm(place.name, lines, yes, must_say_yes=removal.needs_yes and bool(removal.storage)):
             out.talk(f"{place.name} was not changed")
             raise SystemExit(1)
         started = time.monotonic()
@@ -77,11 +78,14 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
             out.advise(f"{named}existing clusters: {', '.join(others)}; to remove one: `dalsegno down {others[0]}`")
 
 
-def _confirm(name: str, consequences: list[str], yes: bool) -> bool:
-    """Show the consequences and, in a terminal, ask for confirmation. A script is not asked."""
+def _confirm(name: str, consequences: list[str], yes: bool, *, must_say_yes: bool = False) -> bool:
+    """Show the consequences and, in a terminal, ask for confirmation. A script is not asked, unless it must say yes."""
     for line in consequences:
         out.talk(line)
-    asked = consequences and not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if must_say_yes and not yes and not terminal:
+        raise UsageError(f"{name} has storage in a cloud, which is deleted with all files", hint="add `--yes` to do it")
+    asked = consequences and not yes and terminal
     return not asked or click.confirm(f"remove {name}?", err=True)
 
 

@@ -31,6 +31,7 @@ from dalsegno.runs.coordinator.goodput import read_progress
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import NodeRole, RunPhase, RunStatus, read_status
+from dalsegno.system.hanging_calls import slowness
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace, SlurmHere
@@ -173,11 +174,12 @@ class DrillCluster:
             started = time.time()
             training = self._start(folder / "disturbed", total, PAUSE_S, tell)
             repairs = self._warn_of_missing_repairs(training, faults, say)
-            impacts = play(training, faults, say, with_spares=self.with_spares)
+            impacts = play(training, faults, say, with_spares=self.with_spares, slowness=slowness())
             if len(impacts) < len(faults):
-                say(f"injected {len(impacts)} of {len(faults)} faults: the run ended before the others")
-            code = training.end(END_TIMEOUT_S + total * PAUSE_S)
-            held = training.all_back(impacts, REPAIR_TIMEOUT_S if repairs else 0.0, say)
+                why = "the run ended before the others" if training.over() else "the run did not train in time"
+                say(f"injected {len(impacts)} of {len(faults)} faults: {why}")
+            code = training.end((END_TIMEOUT_S + total * PAUSE_S) * slowness())
+            held = training.all_back(impacts, REPAIR_TIMEOUT_S * slowness() if repairs else 0.0, say)
             return _account(training, seed, started, impacts, code, reference, held)
 
     def _warn_of_missing_repairs(self, training: Training, faults: Sequence[ScheduledFault], say: Say) -> bool:
@@ -192,7 +194,7 @@ class DrillCluster:
     ) -> Reference:
         say(f"the undisturbed run to compare with: {total} steps")
         training = self._start(folder / "undisturbed", total, 0.0, tell)
-        code = training.end(END_TIMEOUT_S + total)
+        code = training.end((END_TIMEOUT_S + total) * slowness())
         troubles = describe_run_failures(journal.read(training.folder.journal))
         if code or not training.notes.weights:
             how = f"ended with code {code}" if code else "wrote no weights to compare with"

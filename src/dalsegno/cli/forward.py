@@ -12,12 +12,17 @@ FORWARDED = frozenset({
     "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
     "inject", "drill", "monitor", "web", "doctor",
 })  # fmt: skip
+# These read secrets of the cluster, or are for its administrators, whose login may be another than root.
+AS_ROOT = frozenset({"monitor", "web", "automation", "inject"})
+CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # and so works from here, as `up` does
 TAKES_A_COMMAND = ("run", "torchrun", "submit")
 
 
 def forward(arguments: Sequence[str]) -> None:
     """Become the same command on the head, if the command's cluster is on other machines; otherwise return."""
     if not arguments or arguments[0] not in FORWARDED or os.environ.get("SLURM_CONF"):
+        return
+    if tuple(arguments[:2]) in CHANGES_HOSTS:
         return
     if arguments[0] == "doctor" and any(os.path.isfile(word) for word in arguments[1:]):
         return  # a script or a log of this machine is examined here
@@ -35,8 +40,9 @@ def forward(arguments: Sequence[str]) -> None:
     if isinstance(target, CanForward):
         from dalsegno.system.execute import become
 
-        entry = target.forward(arguments)
-        become(entry.argv, entry.env)
+        entry = target.forward(arguments, root=arguments[0] in AS_ROOT)
+        if entry is not None:
+            become(entry.argv, entry.env)
 
 
 def cluster_named(arguments: Sequence[str]) -> str | None:

@@ -42,11 +42,12 @@ PROLOG_S = 8.0  # time limit for all checks; two more seconds are left to start 
 @click.option("--reason", is_flag=True, help="Print the reason to drain the node; print nothing if there is none.")
 @click.option("--drain", is_flag=True, help="If a check failed, drain the node in Slurm, unless it is drained already.")
 @click.option(
-    "--mended",
+    "--repaired",
     "after_reset",
     is_flag=True,
     help="Record that the GPUs were reset: ignore earlier errors in the kernel log.",
 )
+@click.option("--mended", "formerly", is_flag=True, hidden=True, help="The former name of `--repaired`.")
 @click.option("--list", "list_", is_flag=True, help="List the checks with their thresholds.")
 @json_option
 def command(
@@ -57,6 +58,7 @@ def command(
     reason: bool,
     drain: bool,
     after_reset: bool,
+    formerly: bool,
     list_: bool,
     json_: bool,
 ) -> None:
@@ -72,9 +74,9 @@ def command(
     if sum(forms.values()) > 1:
         raise UsageError("`--line`, `--reason`, `--drain` and `--json` exclude each other", hint="choose one of them")
     if node is not None or name is not None:
-        given = {**forms, "--mended": after_reset, "--list": list_}
+        given = {**forms, "--repaired": after_reset or formerly, "--list": list_}
         _on_node(name, node, context, [option for option, on in given.items() if on])
-    elif after_reset:
+    elif after_reset or formerly:
         _note_reset()
     elif list_:
         _list(json_)

@@ -96,7 +96,7 @@ def _list(json_: bool) -> None:
                 {
                     **{key: getattr(fault, of) for key, of in facts.items()},
                     "options": options[fault.name],
-                    "mended_by": fault.ended_by.value,
+                    "repaired_by": fault.ended_by.value,
                 }
                 for fault in FAULTS.values()
             ]

@@ -20,6 +20,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 GROUPS = {  # group -> command -> what it does, in the order of `--help`
     "Cluster": {
         "init": "Write a commented starter cluster file.",
+        "compare": "Compare the places to train, Kubernetes-based ones included.",
         "adopt": "Describe a Slurm cluster that exists already, and what works on it.",
         "validate": "Check a cluster file and report all errors at once.",
         "plan": "Show what `up` would do.",

@@ -43,6 +43,8 @@ def up(name: str | None) -> None:
     They run until `monitor down`. To start them with the cluster, set `prometheus: true` below `monitoring:` in the
     cluster file.
     """
+    if _switch_exporters(name, on=True):
+        return
     layout = _switch(name, on=True)
     out.talk(f"Prometheus is at http://{layout.prometheus}, Alertmanager at http://{layout.alertmanager}")
     out.talk(f"user `dalsegno`, password in {layout.password_file}; `dalsegno monitor status` shows all targets")
@@ -52,13 +54,34 @@ def up(name: str | None) -> None:
 @cluster_option
 def down(name: str | None) -> None:
     """Stop Prometheus, Alertmanager and node_exporter. Recorded metrics are kept until `dalsegno down`."""
-    _switch(name, on=False)
+    if not _switch_exporters(name, on=False):
+        _switch(name, on=False)
+
+
+def _switch_exporters(name: str | None, *, on: bool) -> bool:
+    """Start or stop exporters on the machines of a platform that runs them itself; return False for other targets."""
+    from dalsegno.cluster import may_change, open_cluster
+    from dalsegno.targets.machines import CanExport
+
+    place = _place(name)
+    target = open_cluster(place)
+    if not isinstance(target, CanExport):
+        return False
+    may_change(place)
+    with place.lock(), interruptible(), out.progress() as say:
+        plan = target.switch_exporters(on)
+        for line in plan.sentences():
+            out.talk(line)
+        target.apply(plan, say)
+    if on:
+        out.talk("metrics go to the workspace of the cluster file; `dalsegno dashboards` writes dashboards for Grafana")
+    return True
 
 
 def _switch(name: str | None, *, on: bool) -> MonitorLayout:
     """Start or stop Prometheus and its programs."""
     from dalsegno.cluster import may_change, open_cluster
-    from dalsegno.targets.base import CanMonitor, require
+    from dalsegno.targets.base import CanForward, CanMonitor, require
 
     place = _place(name)
     may_change(place)
@@ -71,7 +94,7 @@ def _switch(name: str | None, *, on: bool) -> MonitorLayout:
         if not plan.empty:
             target.apply(plan, say)
         layout = able.monitor_layout()
-        if on:
+        if on and not isinstance(target, CanForward):  # the ports of other machines may be closed to this one
             say("waiting for Prometheus")
             _wait_until_ready(_client(layout))
     if not (on or plan.empty):

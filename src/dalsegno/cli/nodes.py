@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dalsegno.slurm.facts import NodeInfo
+    from dalsegno.targets.machines import CanManageMachines, InstanceAction
 
 LEFT_ALONE = "left alone"  # shown in place of the controller's "in service"
 SLURM_S = 3.0
@@ -39,6 +40,8 @@ _MODES = {
 def command(context: click.Context, name: str | None, json_: bool) -> None:
     """Show the cluster's nodes as its controller sees them. `nodes show NODE` shows one in detail.
 
+    On a platform that manages machines by itself, such as HyperPod, the table has the platform's states.
+
     \b
     PHASE  in service, suspected, drained, down, repairing, validating, given up; spare, lent
            left alone: an administrator took it out of service
@@ -46,6 +49,9 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
     from dalsegno.recovery.reason import slurm_users_of
 
     if context.invoked_subcommand:
+        return
+    if (platform := _find_platform(name)) is not None:
+        _show_machines(platform, json_)
         return
     answer = ask_controller(find_controller(name), {"nodes": True})
     others = find_other_drains(_slurm_nodes(name), slurm_users_of(answer)) if answer["nodes"] else {}
@@ -57,6 +63,68 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
         out.talk("the controller has not seen a node yet")
         return
     out.table(["NODE", "PHASE", "SINCE", "VALIDATED", "REASON"], [_row(node) for node in sorted(nodes, key=_sort_key)])
+
+
+def _find_platform(name: str | None) -> CanManageMachines | None:
+    """Return the target if its platform manages the machines; None for all others."""
+    from dalsegno.cluster import find_place, open_cluster
+    from dalsegno.targets.machines import CanManageMachines
+
+    try:
+        target = open_cluster(find_place(name))
+    except DalsegnoError:
+        return None  # a cluster that Dal Segno did not create, or none: the command itself reports it
+    return target if isinstance(target, CanManageMachines) else None
+
+
+def _show_machines(platform: CanManageMachines, json_: bool) -> None:
+    from dalsegno.spec.facts import facts_to_json
+
+    with out.progress() as say:
+        say("asking the platform and Slurm")
+        machines = platform.machines()
+    if json_:
+        out.as_json([facts_to_json(each) for each in machines])
+        return
+    rows = [
+        [each.name, each.node or "-", each.id, each.instance, each.state, each.slurm_state or "-", each.detail]
+        for each in machines
+    ]
+    out.table(["NAME", "NODE", "ID", "INSTANCE", "STATE", "SLURM", "DETAIL"], rows)
+
+
+@command.command()
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@click.option("--api", is_flag=True, help="Use the platform's API, not Slurm: for nodes that Slurm does not know.")
+@cluster_option
+def replace(nodes: tuple[str, ...], api: bool, name: str | None) -> None:
+    """Let the platform replace NODEs with new machines. Jobs on them end, and their local files are lost."""
+    from dalsegno.targets.machines import InstanceAction
+
+    _act(InstanceAction.REPLACE, nodes, api, name)
+    out.talk("the platform replaces them in 20 to 30 minutes; `dalsegno nodes` shows the progress")
+
+
+@command.command()
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@click.option("--api", is_flag=True, help="Use the platform's API, not Slurm: for nodes that Slurm does not know.")
+@cluster_option
+def reboot(nodes: tuple[str, ...], api: bool, name: str | None) -> None:
+    """Let the platform reboot NODEs. Jobs on them end."""
+    from dalsegno.targets.machines import InstanceAction
+
+    _act(InstanceAction.REBOOT, nodes, api, name)
+    out.talk("the platform reboots them; `dalsegno nodes` shows the progress")
+
+
+def _act(action: InstanceAction, nodes: tuple[str, ...], api: bool, name: str | None) -> None:
+    platform = _find_platform(name)
+    if platform is None:
+        raise DalsegnoError(
+            f"this cluster has no platform that could {action.value} machines",
+            hint="its controller repairs nodes: `dalsegno events` shows what it does",
+        )
+    platform.act_on_machines(action, nodes, through_api=api)
 
 
 def _slurm_nodes(name: str | None) -> list[NodeInfo]:

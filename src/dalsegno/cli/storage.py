@@ -105,6 +105,7 @@ def _nodes(name: str | None, names: Sequence[str], user: str | None) -> CheckedN
 def _nodes_with_paths(name: str | None, paths: Sequence[str], user: str | None) -> CheckedNodes:
     """Return the nodes of any Slurm cluster, each asked with a small job of this user."""
     from dalsegno.cli.containers import slurm_here, steps_on
+    from dalsegno.programs import launcher
     from dalsegno.spec.facts import Storage
     from dalsegno.system.files import user_of
 
@@ -121,7 +122,7 @@ def _nodes_with_paths(name: str | None, paths: Sequence[str], user: str | None) 
     if not names:
         raise NotThere("no node has room for a small job", hint="`sinfo` shows why; try again later")
     storage = [Storage(path, path.rstrip("/") or "/", type="existing") for path in paths]
-    return CheckedNodes(storage, names, user_of(os.geteuid()), _runner(route.enter))
+    return CheckedNodes(storage, names, user_of(os.geteuid()), _runner(route.enter, launcher()))
 
 
 def _open(name: str | None) -> tuple[ClusterPlace, Cluster]:
@@ -149,23 +150,27 @@ def _chosen(cluster: Cluster, names: Sequence[str]) -> list[Storage]:
 
 def _programs_of(place: ClusterPlace) -> NodePrograms:
     from dalsegno.cluster import open_cluster
+    from dalsegno.programs import HOST_LAUNCHER, launcher
+    from dalsegno.targets.base import CanForward
 
     target = open_cluster(place)
+    start = HOST_LAUNCHER if isinstance(target, CanForward) else launcher()
 
     def enter(node: str, words: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
         entry = target.on_node(node, words, dict(os.environ), "/")
         return entry.argv, entry.env
 
-    return _runner(enter)
+    return _runner(enter, start)
 
 
-def _runner(enter: Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]) -> NodePrograms:
-    """Return how to run a helper program on a node. A node that hangs is abandoned."""
-    from dalsegno.programs import launcher
+def _runner(
+    enter: Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]], start: Sequence[str]
+) -> NodePrograms:
+    """Return how to run a helper program on a node, where `start` starts one. A node that hangs is abandoned."""
     from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
 
     def run(node: str, program: str, arguments: Sequence[str]) -> str:
-        argv, env = enter(node, [*launcher(), program, *arguments])
+        argv, env = enter(node, [*start, program, *arguments])
         try:
             return ask(argv, env=env, timeout_s=ANSWER_S * slowness()).checked().stdout
         except NoAnswer as silence:

@@ -13,7 +13,7 @@ from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import file_argument, json_option
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import CanMonitor, ClusterPhase, Plan, Say, Target
+from dalsegno.targets.base import CanMonitor, CanUpgrade, ClusterPhase, Plan, Say, Target, require
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
@@ -23,9 +23,17 @@ if TYPE_CHECKING:
 @click.command()
 @file_argument
 @json_option
-def plan(file: str, json_: bool) -> None:
-    """Show what `up` would do with FILE (default: cluster.yaml): what it adds, removes, restarts and waits for."""
+@click.option("--write", "folder", metavar="FOLDER", help="Only write the files of a cloud's own tools to FOLDER.")
+def plan(file: str, json_: bool, folder: str | None) -> None:
+    """Show what `up` would do with FILE (default: cluster.yaml): what it adds, removes, restarts and waits for.
+
+    For HyperPod and OCI, `--write` writes the requests, scripts, Terraform variables and IAM policies, without asking
+    the cloud.
+    """
     cluster, _, target = _open(file)
+    if folder is not None:
+        _write_files(target, cluster, Path(folder))
+        return
     plan = target.plan(cluster)
     consequences = [*plan.sentences(), *plan.details()]
     if json_:
@@ -40,6 +48,20 @@ def plan(file: str, json_: bool) -> None:
     else:
         for line in consequences:
             out.data(line)
+
+
+def _write_files(target: Target, cluster: Cluster, folder: Path) -> None:
+    from dalsegno.system.files import make_folder, write_atomic
+    from dalsegno.targets.machines import CanRenderFiles
+
+    if not isinstance(target, CanRenderFiles):
+        raise DalsegnoError(
+            f"target `{target.kind}` has no files of a platform", hint="leave `--write` out: `plan` shows the changes"
+        )
+    for name, text in target.platform_files(cluster).items():
+        make_folder((folder / name).parent)
+        write_atomic(folder / name, text)
+        out.data(str(folder / name))
 
 
 def _open(file: str) -> tuple[Cluster, ClusterPlace, Target]:
@@ -61,13 +83,17 @@ def _open(file: str) -> tuple[Cluster, ClusterPlace, Target]:
 
 @click.command()
 @file_argument
-def command(file: str) -> None:
+@click.option("--upgrade", is_flag=True, help="Update Dal Segno on the hosts of an ssh cluster to the version here.")
+def command(file: str, upgrade: bool) -> None:
     """Create the cluster in FILE (default: cluster.yaml), or apply changes in the file to a running cluster without
-    disturbing its jobs. If `up` is interrupted, run it again: it continues from there."""
+    disturbing its jobs. If `up` is interrupted, run it again: it continues from there.
+
+    With --upgrade, hosts with another version of Dal Segno are updated one after the other. Runs and jobs continue.
+    """
     cluster, place, target = _open(file)
     started = time.monotonic()
     with place.lock(), interruptible(), out.progress() as say:
-        plan = target.plan(cluster)
+        plan = require(target, CanUpgrade).plan_upgrade(cluster) if upgrade else target.plan(cluster)
         for line in plan.sentences():
             out.talk(line)
         if not plan.empty:

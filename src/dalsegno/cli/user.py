@@ -12,7 +12,7 @@ from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import cluster_option, json_option
-from dalsegno.errors import TargetError, UsageError
+from dalsegno.errors import DalsegnoError, TargetError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,16 +108,36 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     view = require(target, CanManageUsers).people()
     _refuse_jobs(target, user)
     home = view.homes / user
+    if remove_home and view.elsewhere:
+        raise UsageError(
+            f"{home} is not on this machine",
+            hint=f"leave out `--remove-home`; then: `dalsegno ssh head -- rm -r {home}`",
+        )
     if remove_home:
         check_home(home, view.uids.get(user))
     if remove_home and not yes and sys.stdin.isatty() and not click.confirm(f"delete {home} and all its files?"):
         raise SystemExit(1)
     _change(name, lambda roster, _: remove_user(roster, user))
+    if uid := view.uids.get(user):
+        _end_sessions(name, uid)
     if remove_home:
         remove_tree(home)
         out.talk(f"deleted {home}")
-    elif home.exists():
+    elif view.elsewhere or home.exists():
         out.talk(f"kept {home}")
+
+
+def _end_sessions(name: str | None, uid: int) -> None:
+    """End the sessions of a removed user in the web page, if the cluster has one."""
+    from dalsegno.cluster import find_place
+    from dalsegno.web.login import SOCKET, revoke_logins
+
+    folder = find_place(name).folder
+    if (folder / SOCKET).exists():
+        try:
+            revoke_logins(folder, uid)
+        except DalsegnoError as error:
+            out.warn(f"the user may still be logged in to the web page: {error.what}; `dalsegno web --revoke` ends all")
 
 
 def check_home(home: Path, uid: int | None) -> None:

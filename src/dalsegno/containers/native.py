@@ -16,7 +16,7 @@ from dalsegno.system.files import make_folder, read_text, remove_tree
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.system.machine import program
 from dalsegno.system.ownership import part_of_others, trusted_owners
-from dalsegno.system.processes import Runner
+from dalsegno.system.processes import LocalRunner, Runner
 
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
 NO_CONTAINER = 125  # exit code of a task that cannot enter its container; defined in `enter.h`
@@ -200,3 +200,13 @@ def _publish(partial: Path, folder: Path) -> None:
     except OSError:
         if not folder.is_dir():  # another `up` may have compiled the same plugin in the meantime
             raise
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compile the plugin on this machine. The arguments are the folder for the result and the version of Slurm."""
+    folder, slurm_version = arguments
+    try:
+        build_native(LocalRunner(), Path(folder), slurm_version)
+    except DalsegnoError as error:
+        raise SystemExit(f"{error.what}\n{error.hint}") from None
+    return 0

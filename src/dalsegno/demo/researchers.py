@@ -23,13 +23,14 @@ def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
                 f"timed out after {timeout_s:.0f} s waiting for: {what}",
                 hint="the machine may be very busy; `dalsegno demo --keep` keeps the cluster for inspection",
             )
-        time.sleep(0.1)
+        time.sleep(POLL_S)
     return value
 
 
 Notify = Callable[[str], None]
 PARTITION = "lab"
 BIG_PARTITION = "train"
+POLL_S = 0.3  # each look at the queue starts a process
 FAIR_SHARE_WAIT_S = 150.0  # Slurm updates fair share once a minute at best
 
 

@@ -98,7 +98,7 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     if failed and text is not None and file is not None and is_batch(text):
         order = replace(order, partition=job.partition)
         case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent))
-    return _with_dumps(case, order, _owner_of(job))
+    return _with_dumps(replace(case, of_another_user=bool(owners)), order, _owner_of(job))
 
 
 def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
@@ -133,7 +133,7 @@ def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
     text = read_start(script, MAX_SCRIPT_BYTES, owners)
     facts = _script(text, script, owners) if text is not None and script.suffix == ".py" else None
     order = replace(order, python=order.python or python, partition=plan.request.partition, owners=owners)
-    return _surroundings(replace(case, script=facts), order, str(script))
+    return _surroundings(replace(case, script=facts, of_another_user=bool(owners)), order, str(script))
 
 
 def _owner_of(job: JobInfo) -> int:

@@ -10,6 +10,7 @@ from dalsegno.drill.impacts import IN_PROGRESS_S, FaultImpact, TrainedStep
 from dalsegno.drill.schedule import FaultKind, ScheduledFault
 
 POLL_S = 0.05
+START_TIMEOUT_S = 300.0  # a run that has not trained by then gets no faults: all nodes import torch at once
 RESUME_TIMEOUT_S = 60.0  # a run that does not train again within this time gets no more faults
 
 
@@ -44,15 +45,16 @@ def play(
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
     with_spares: bool = False,
+    slowness: float = 1.0,
 ) -> list[FaultImpact]:
     """Inject these faults one after the other, until the run ends or does not recover. Return the injected ones.
 
-    If `with_spares` is true, each fault waits until a spare is ready.
+    If `with_spares` is true, each fault waits until a spare is ready. `slowness` scales the time limits.
     """
     impacts: list[FaultImpact] = []
     for number, fault in enumerate(faults, 1):
         last = impacts[-1] if impacts else None
-        members = _wait_until_ready(stage, fault, last, now, sleep, with_spares)
+        members = _wait_until_ready(stage, fault, last, now, sleep, with_spares, slowness)
         if not members:
             break
         kind, candidates = fault.kind, _choose_nodes(fault.kind, members, impacts)
@@ -75,9 +77,11 @@ def _wait_until_ready(
     now: Callable[[], float],
     sleep: Callable[[float], None],
     with_spares: bool,
+    slowness: float,
 ) -> Sequence[str]:
     """Wait until enough steps follow the last fault, and return the nodes in training; none if that takes too long."""
-    until = now() + RESUME_TIMEOUT_S
+    resume_s = RESUME_TIMEOUT_S * slowness
+    until = now() + (resume_s if last else START_TIMEOUT_S * slowness)
     begun: TrainedStep | None = None
     while not stage.over():
         stage.look()
@@ -86,7 +90,7 @@ def _wait_until_ready(
             begun = begun if begun is not None and begun.generation == step.generation else step
             if step.step - begun.step >= fault.after_steps and not (with_spares and stage.lacks_spare()):
                 return members
-            until = max(until, step.at + RESUME_TIMEOUT_S)
+            until = max(until, step.at + resume_s)
         if now() > until:
             return []
         sleep(POLL_S)

@@ -95,7 +95,8 @@ def meaning(xid: int) -> str:
 # Time of the last GPU reset: older log lines do not count. A reboot clears the log anyway.
 
 
-MARK = "/run/dalsegno-health/mended"  # written by root, gone after a boot
+MARK = "/run/dalsegno-health/repaired"  # written by root, gone after a boot
+FORMER_MARK = "/run/dalsegno-health/mended"  # of earlier releases
 
 
 def record_repair(now: float, uid: int, mark: str = MARK) -> None:
@@ -107,7 +108,11 @@ def record_repair(now: float, uid: int, mark: str = MARK) -> None:
 
 def repaired_at(node: NodeReader) -> float:
     """Return when the GPUs were last reset; 0 if unknown."""
+    return max(node.seen.since, *(_time_in(node, mark) for mark in (MARK, FORMER_MARK)))
+
+
+def _time_in(node: NodeReader, mark: str) -> float:
     try:
-        return max(float(node.read(MARK)), node.seen.since)
+        return float(node.read(mark))
     except (NoAnswer, ValueError):
-        return node.seen.since
+        return 0.0

@@ -82,7 +82,7 @@ def undo_when_due(nodes: NodeAccess, node: str, mark: str) -> None:
 def _recorded_options(fault: InjectableFault, options: FaultOptions) -> dict[str, Any]:
     depth = options.until or (XID_DEPTH.get(options.code or 0) if fault.name == "xid" else None) or fault.ended_by
     given = {name: value for name, value in options.given().items() if name != "until"}
-    return {**given, "mended_by": depth.value}
+    return {**given, "repaired_by": depth.value}
 
 
 def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:

@@ -45,7 +45,8 @@ class FaultRecord:
     @property
     def ended_by(self) -> Remedy:
         """The lightest remedy that ends the fault."""
-        return Remedy(self.options.get("mended_by", Remedy.REBOOT.value))
+        former = self.options.get("mended_by", Remedy.REBOOT.value)  # in records of earlier releases
+        return Remedy(self.options.get("repaired_by", former))
 
 
 def record(
@@ -118,7 +119,7 @@ def _bad_replacement(folder: Path) -> FaultRecord | None:
 def _spoil(folder: Path, bad: FaultRecord) -> None:
     left = int(bad.options.get("count", 1)) - 1
     if not bad.options.get("same"):
-        record(folder, "ecc", bad.node, {"count": 7, "mended_by": Remedy.REPLACE.value})
+        record(folder, "ecc", bad.node, {"count": 7, "repaired_by": Remedy.REPLACE.value})
     if left:
         record(folder, BAD_REPLACEMENT, bad.node, {**bad.options, "count": left})
     else:

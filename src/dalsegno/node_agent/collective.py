@@ -36,13 +36,18 @@ Body = Callable[[socket.socket], None]
 
 class Collective:
     """A process that runs torch. Use this class in one thread only, because it forks. `body` is what the process
-    runs."""
+    runs. If it is off, there is no process, and every result is unknown."""
 
-    def __init__(self, body: Body | None = None, *, load_s: float = LOAD_S, reduce_s: float = REDUCE_S) -> None:
+    def __init__(
+        self, body: Body | None = None, *, off: bool = False, load_s: float = LOAD_S, reduce_s: float = REDUCE_S
+    ) -> None:
+        self.off = off
         self._load_until, self._reduce_s = time.monotonic() + load_s, reduce_s
         self._reader, self._forked = Reader(), None
         self._kind, self._why = "", ""
-        if importlib.util.find_spec("torch") is None:
+        if off:
+            self._why = "it is off in the cluster file"
+        elif importlib.util.find_spec("torch") is None:
             self._why = f"{sys.executable} has no torch"
         else:
             self._forked = fork(body or serve)

@@ -27,7 +27,7 @@ from dalsegno.node_agent.collective import Collective
 from dalsegno.node_agent.evidence import SharedMemorySweeper, gather
 from dalsegno.node_agent.findings import clean
 from dalsegno.node_agent.pair import PartnerUnreachable, answer, call, run_pair_tests
-from dalsegno.spec.facts import Health, facts_from_json
+from dalsegno.spec.facts import CheckSetting, Health, facts_from_json
 from dalsegno.system.files import read_text
 from dalsegno.system.hanging_calls import Forked, NoAnswer, fork
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
@@ -260,7 +260,7 @@ class OrderHandlers:
 
         torch is used only for a pair test or for GPUs: loading it keeps a processor busy for seconds, and a test on the
         loopback is not worth that."""
-        with_torch = Collective() if "secret" in order.arguments or loads.may_have_gpus() else nullcontext()
+        with_torch = self._collective() if "secret" in order.arguments or loads.may_have_gpus() else nullcontext()
         with with_torch as collective, _partner(order.arguments) as partner:
             found = [*self.checkup(self.settings()).all(Context.VALIDATION), *self._loads(collective)]
             if collective and not any(each.result.verdict is Verdict.FAILED for each in found):
@@ -269,13 +269,22 @@ class OrderHandlers:
 
     def _loads(self, collective: Collective | None) -> Iterator[Finding]:
         available = loads.available_bytes(read_text(Path("/proc/meminfo")) or "")
-        yield self._finding("load-product", loads.run_load(loads.matrix_product))
-        for index, result in loads.gpu_products():
-            yield self._finding(f"load-gpu-{index}", result)
-        yield self._finding("load-memory", loads.run_load(lambda: loads.memory_load(available)))
-        yield self._finding("load-loopback", loads.run_load(loads.loopback_exchange))
-        if collective:
+        if self._is_on("load-product"):
+            yield self._finding("load-product", loads.run_load(loads.matrix_product))
+            for index, result in loads.gpu_products():
+                yield self._finding(f"load-gpu-{index}", result)
+        if self._is_on("load-memory"):
+            yield self._finding("load-memory", loads.run_load(lambda: loads.memory_load(available)))
+        if self._is_on("load-loopback"):
+            yield self._finding("load-loopback", loads.run_load(loads.loopback_exchange))
+        if collective and not collective.off:
             yield self._finding("load-collective", collective.alone())
+
+    def _collective(self) -> Collective:
+        return Collective(off=not self._is_on("pair-collective"))
+
+    def _is_on(self, load_test: str) -> bool:
+        return check_settings(self.settings()).get(load_test, CheckSetting()).enabled
 
     def _evidence(self, order: Order, send: Send) -> None:
         for name, text in gather(self.node, self.boot, self.findings(), os.environ):
@@ -284,7 +293,7 @@ class OrderHandlers:
 
     def _pair_listen(self, order: Order, send: Send) -> None:
         secret = order.arguments["secret"].encode()
-        with Collective() as collective:
+        with self._collective() as collective:
             try:
                 with answer(self.address(), secret, lambda port: send(Reply(order.number, port=port))) as sock:
                     found = [self._finding(*each) for each in run_pair_tests(sock, secret, 1, collective)]

@@ -21,6 +21,7 @@ from dalsegno.recovery.actions import (
     Drain,
     Expedite,
     Hold,
+    Promote,
     Recall,
     Release,
     Repair,
@@ -193,6 +194,10 @@ def _do_for_jobs_and_spares(action: Action, context: ActionContext) -> str:
         return f"validated, now a spare{_in_parentheses(action.proof)}"
     if isinstance(action, Release):
         return _release(action, context)
+    if isinstance(action, Promote):
+        _check_not_taken(context, action.node)
+        context.slurm.resume(action.node)
+        return f"in service in place of {action.place}: a person must replace {action.machine}"
     if isinstance(action, CloseLoan):
         close_loan(context.slurm, action.node)
         return "runs the job it was lent to; closed to other jobs"

@@ -159,6 +159,18 @@ class Release(Action):
 
 
 @dataclass(frozen=True)
+class Promote(Action):
+    """Put a spare into service in place of a node that is given up. `machine` is what a person must replace."""
+
+    place: str
+    machine: str = ""
+
+    @property
+    def summary(self) -> str:
+        return f"put it into service in place of {self.place}"
+
+
+@dataclass(frozen=True)
 class CloseLoan(Action):
     """Close a lent spare to further jobs, now that the job it was lent to runs there."""
 
@@ -319,6 +331,7 @@ KINDS: dict[str, type[Action]] = {
         Return,
         Hold,
         Release,
+        Promote,
         CloseLoan,
         Recall,
         Requeue,

@@ -14,6 +14,7 @@ from dalsegno.recovery.actions import (
     Expedite,
     Hold,
     Note,
+    Promote,
     Recall,
     Release,
     Repair,
@@ -118,6 +119,8 @@ def _apply_done(node: NodeRecord, action: Action, id: str, now: float) -> NodeRe
         return replace(clear_faults(node, NodePhase.SPARE, now), validated_at=now)
     if isinstance(action, Release):
         return replace(clear_faults(node, NodePhase.LENT, now), lent_to=action.job)
+    if isinstance(action, Promote):
+        return replace(clear_faults(node, NodePhase.IN_SERVICE, now), stands_for=action.place)
     if isinstance(action, CloseLoan):
         return replace(node, closed=True)
     if isinstance(action, Recall):
@@ -143,6 +146,7 @@ def _apply_taken(node: NodeRecord, phase: NodePhase, action: Drain | SetDown, no
         asked=node.asked if again else "",
         asks=node.asks if again else 0,
         excuses=(),
+        stands_for="",
     )
 
 
@@ -151,6 +155,7 @@ def clear_faults(node: NodeRecord, phase: NodePhase, now: float) -> NodeRecord:
     return NodeRecord(
         node.node, phase, since=now, entered=now, seen=True, victims=node.victims, told_at=node.told_at,
         validated_at=node.validated_at, last_boot=node.last_boot,
+        stands_for=node.stands_for if phase is NodePhase.IN_SERVICE else "",
     )  # fmt: skip
 
 

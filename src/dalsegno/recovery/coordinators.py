@@ -213,7 +213,8 @@ class CoordinatorKeeper:
         """Start a run's coordinator, unless the run has one."""
         wanted = RunRecord(folder, uid)
         step = on_request(wanted, self.known.get(wanted.run))
-        if step is None:
+        ended = self.records.read_ended(wanted.run)
+        if step is None or (ended is not None and ended.uid != uid):  # a run that is over keeps its id for its owner
             raise DalsegnoError(f"the run id `{wanted.run}` is in use", hint="choose another id")
         if step.do is not CoordinatorTask.START:
             return

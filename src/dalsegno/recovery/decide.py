@@ -47,7 +47,7 @@ from dalsegno.recovery.reason import (
 )
 from dalsegno.recovery.records import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.repair import repair
-from dalsegno.recovery.spares import keep_spare, lend
+from dalsegno.recovery.spares import keep_promoted, keep_spare, lend, promote
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.messages import PendingReason, parse_pending
 from dalsegno.wire.liveness import Presence
@@ -188,6 +188,7 @@ def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> li
     outs = OutOfService(facts.nodes.values(), records, policy, now)
     this = DecisionRound(facts, records, policy, now, outs, quick_failures(facts.jobs, records, policy, now))
     lent = lend(facts, records, policy, now)
+    lent |= promote(facts, records, policy, now, lent)
     actions = []
     for node in facts.nodes.values():
         own = records.get(node.name)
@@ -251,7 +252,11 @@ def _resume(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[A
 
 def _decide_next(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action | None:
     owner = find_owner(node.slurm, this.policy.slurm_users)
-    if own.phase in (NodePhase.SPARE, NodePhase.LENT) or (node.name in this.policy.spares and owner is Owner.SPARE):
+    if own.stands_for:
+        kept, action = keep_promoted(node, own, owner, this.records, this.policy)
+        if kept:
+            return action
+    elif own.phase in (NodePhase.SPARE, NodePhase.LENT) or (node.name in this.policy.spares and owner is Owner.SPARE):
         kept, action = keep_spare(node, own, owner, this.facts, this.policy, this.now)
         if kept:
             return action

@@ -26,6 +26,7 @@ class EventKind(Enum):
     RETURN = "return"
     HOLD = "hold"
     RELEASE = "release"
+    PROMOTE = "promote"
     CLOSE_LOAN = "closeloan"
     RECALL = "recall"
     REQUEUE = "requeue"

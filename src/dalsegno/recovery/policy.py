@@ -32,6 +32,8 @@ class Policy:
     caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
     off: frozenset[str] = frozenset()  # disabled checks
     spares: frozenset[str] = frozenset()
+    # node -> its machine in words, where only a person can replace it. A spare then takes the place of the node.
+    machines: Mapping[str, str] = field(default_factory=dict)
     armed: frozenset[str] = frozenset()  # with mode observe: partitions in which recovery acts all the same
     agents: bool = True  # false on a cluster without node agents: no node can be validated and returned
     slurm_users: frozenset[str] = SLURM_USERS  # drains by these users are Slurm's own, not an administrator's
@@ -66,6 +68,7 @@ class Policy:
         can: frozenset[Remedy],
         spares: frozenset[str],
         slurm_users: frozenset[str] = SLURM_USERS,
+        machines: Mapping[str, str] | None = None,
         **times: float,
     ) -> Policy:
         """Build the policy from the cluster file and what its target supports."""
@@ -73,6 +76,7 @@ class Policy:
         return cls(
             health.mode, health.max_out, health.per_hour, health.reboots_per_fault, health.reboots_per_day,
             float(health.reboots_apart_s), can=can, caps=caps, spares=spares, slurm_users=slurm_users,
+            machines=machines or {},
             armed=frozenset(health.armed),
             off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -78,6 +78,7 @@ class NodeRecord:
     told_at: float = 0.0  # when the start delay of a victim was last removed
     lent_to: int = 0
     closed: bool = False  # lent, and closed to all other jobs
+    stands_for: str = ""  # a spare that is in service in place of this node
     validated_at: float = 0.0
 
     @property

@@ -62,6 +62,8 @@ def next_step(
     if fault.remedy > Remedy.REBOOT and Remedy.REPLACE not in policy.can and Remedy.REBOOT in policy.can:
         # The machine cannot be replaced, so a reboot is the strongest step left.
         why = _refusal(Remedy.REBOOT, node, fault, partitions, records, policy, now)
+        if why and node.node in policy.machines:
+            return f"{why}; {refusals[-1]}"
         return why or RepairStep(Remedy.REBOOT, "; ".join(refusals))
     return refusals[-1]
 
@@ -75,6 +77,8 @@ def _refusal(
     policy: Policy,
     now: float,
 ) -> str:
+    if step is Remedy.REPLACE and step not in policy.can and node.node in policy.machines:
+        return f"a person must replace {policy.machines[node.node]}"
     if step not in policy.can:
         return f"this cluster's machines cannot be {PAST[step]} automatically"
     if step is Remedy.RESET:
@@ -82,6 +86,8 @@ def _refusal(
     if step is Remedy.REBOOT:
         if Remedy.REPLACE in node.steps:
             return "its replacement was faulty"
+        if policy.machines and node.steps.count(Remedy.REBOOT) >= policy.reboots_per_fault:
+            return "reboots did not help"  # or failed: a machine that is off cannot be rebooted over ssh
         return reboot_refusal(records, node.node, fault.key, policy, now)
     if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
         return f"it was replaced {policy.replaces_per_fault} times, each time by a faulty machine"

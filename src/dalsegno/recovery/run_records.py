@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dalsegno.system.children import Process, owner
 from dalsegno.system.files import make_folder, read_json, write_atomic
 
 ENDED = "ended"  # beside the folder of the records: those of runs that are over
-MAX_ENDED = 500  # the oldest are removed
+MAX_ENDED, MAX_ENDED_OF_A_USER = 500, 100  # the oldest are removed: one user cannot push out all runs of others
 # A run's id is also the name of its file: it must not contain a path separator or start with a dot.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -71,13 +72,32 @@ class RunRecords:
             make_folder(ended, 0o700)
             os.utime(self._path(record))
             os.replace(self._path(record), ended / self._path(record).name)
-            for old in sorted(ended.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-MAX_ENDED]:
+            for old in _surplus(ended):
                 old.unlink()
         with contextlib.suppress(FileNotFoundError):
             self._path(record).unlink()
 
+    def read_ended(self, run: str) -> RunRecord | None:
+        """Return the record of a run that is over; None if there is none."""
+        try:
+            return _record(read_json(self.folder.with_name(ENDED) / f"{run}.json"))
+        except (DalsegnoError, OSError, TypeError, ValueError):
+            return None
+
     def _path(self, record: RunRecord) -> Path:
         return self.folder / f"{record.run}.json"
+
+
+def _surplus(ended: Path) -> list[Path]:
+    """Return the oldest records over the limit of their user, then those over the limit of all users."""
+    newest_first = sorted(ended.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    records, _ = RunRecords(ended).read()
+    kept, surplus, of_user = list[Path](), list[Path](), Counter[int | None]()
+    for path in newest_first:
+        uid = records[path.stem].uid if path.stem in records else None
+        of_user[uid] += 1
+        (kept if of_user[uid] <= MAX_ENDED_OF_A_USER else surplus).append(path)
+    return surplus + kept[MAX_ENDED:]
 
 
 def _record(value: object) -> RunRecord:

@@ -8,8 +8,9 @@ lost nodes.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
-from dalsegno.recovery.actions import Action, ChangePhase, CloseLoan, Hold, Recall, Release, Validate
+from dalsegno.recovery.actions import Action, ChangePhase, CloseLoan, Hold, Promote, Recall, Release, Validate
 from dalsegno.recovery.facts import Facts, NodeFacts, is_active, is_join_job
 from dalsegno.recovery.judge import find_fault
 from dalsegno.recovery.phase import NodePhase
@@ -42,6 +43,50 @@ def lend(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> dict
     return lent
 
 
+def promote(facts: Facts, records: NodeRecords, policy: Policy, now: float, lent: Collection[str]) -> dict[str, Action]:
+    """Return the spares to put into service now, each in place of a node whose machine only a person can replace.
+
+    `lent` are the spares that jobs get in this round. A spare that is promoted stays in service until the node returns.
+    """
+    nodes = facts.nodes or {}
+    free = [
+        node
+        for node in nodes.values()
+        if node.name not in lent and _is_ready(node, records.get(node.name), facts, policy, now)
+    ]
+    filled = {own.stands_for for own in records.nodes.values()}
+    promoted: dict[str, Action] = {}
+    for name, machine in policy.machines.items():
+        lost = nodes.get(name)
+        if lost is None or name in filled or name in policy.spares or not _is_given_up(name, records):
+            continue
+        spare = next((each for each in free if set(each.slurm.partitions) & set(lost.slurm.partitions)), None)
+        if spare:
+            free.remove(spare)
+            promoted[spare.name] = Promote(spare.name, name, machine)
+    return promoted
+
+
+def _is_given_up(node: str, records: NodeRecords) -> bool:
+    return records.get(node).phase is NodePhase.GIVEN_UP
+
+
+def keep_promoted(
+    node: NodeFacts, own: NodeRecord, owner: Owner, records: NodeRecords, policy: Policy
+) -> tuple[bool, Action | None]:
+    """Return whether there is something to do for a promoted spare, and the action. When the node that it stands for is
+    back in service, it becomes a spare again; jobs on it continue."""
+    needed = _is_given_up(own.stands_for, records)
+    if owner is Owner.SPARE and needed:  # slurmctld has read its files again, which list the node as a spare
+        again = Promote(node.name, own.stands_for, policy.machines.get(own.stands_for, ""))
+        return True, again if node.connected and node.slurm.responding else None
+    if owner is Owner.SPARE:
+        return True, ChangePhase(node.name, NodePhase.SPARE, "is a spare again")
+    if needed or own.phase is not NodePhase.IN_SERVICE or owner is not Owner.NOBODY:
+        return False, None
+    return True, Hold(node.name, f"{own.stands_for} is back")
+
+
 def is_owed(job: JobInfo, facts: Facts, records: NodeRecords, given: int = 0) -> bool:
     """Return whether a job waits to replace a lost node of its run. `given` counts the spares already released to the
     run in this round."""
@@ -55,7 +100,12 @@ def is_owed(job: JobInfo, facts: Facts, records: NodeRecords, given: int = 0) ->
 def _is_ready(node: NodeFacts, own: NodeRecord, facts: Facts, policy: Policy, now: float) -> bool:
     kept = own.phase is NodePhase.SPARE and not own.pending and own.since < facts.slurm_at and own.retry_at <= now
     return (
-        kept and node.slurm.draining and node.connected and node.slurm.responding and not find_fault(node, own, policy)
+        kept
+        and not node.busy
+        and node.slurm.draining
+        and node.connected
+        and node.slurm.responding
+        and not find_fault(node, own, policy)
     )
 
 

@@ -16,7 +16,6 @@ import fcntl
 import io
 import json
 import os
-import pwd
 import shutil
 import sys
 import tarfile
@@ -24,12 +23,16 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO, TextIO
 
+from dalsegno.errors import DalsegnoError
+from dalsegno.setup.machine_accounts import MachineAccounts
+from dalsegno.setup.machine_mounts import MachineMounts
 from dalsegno.setup.machine_record import (
     BEGIN,
     CODE,
     END,
     PATH,
     SETUP,
+    Change,
     Json,
     Record,
     Refused,
@@ -56,6 +59,8 @@ class Applier:
         self.plan, self.root, self.bundle = plan, root.rstrip("/"), bundle
         self.record = Record(root)
         self.services = MachineServices(plan, self.record, self.root)
+        self.accounts = MachineAccounts(plan, self.record, self.root)
+        self.mounts = MachineMounts(plan, self.record, self.root)
         owner = self.record.data.get("id")
         if owner and owner != plan["cluster_id"]:
             raise Refused(
@@ -68,9 +73,7 @@ class Applier:
 
     def changes(self) -> list[Json]:
         """Return the differences from the plan, in the order in which they are made."""
-        found: list[tuple[str, str, str]] = []
-        found += [("package", name, "install") for name in self.missing_packages()]
-        found += [("user", user["name"], "create") for user in self.missing_users()]
+        found: list[Change] = [("package", name, "install") for name in self.missing_packages()]
         found += [
             ("folder", each["path"], what) for each in self.plan["folders"] if (what := self.folder_differs(each))
         ]
@@ -80,7 +83,8 @@ class Applier:
             found.append(("code", self.plan["bundle"], "install"))
         found += [("command", item["name"], "run") for item in self.plan["commands"] if self.is_due(item)]
         found += [("file", path, "restore") for path in self.stale("files")]
-        found += self.services.changes()
+        found += [("file", path, "restore") for path in self.stale("blocks")]
+        found += [*self.mounts.changes(), *self.accounts.changes(), *self.services.changes()]
         return [{"kind": kind, "name": name, "what": what} for kind, name, what in found]
 
     def apply(self) -> list[Json]:
@@ -89,8 +93,7 @@ class Applier:
         self.record.data.update(cluster=self.plan["cluster"], id=self.plan["cluster_id"], host=self.plan["host"])
         self.record.save()
         self.install(self.missing_packages())
-        for user in self.missing_users():
-            self.add_user(user)
+        self.mounts.remove_stale()
         for item in self.plan["folders"]:
             if self.folder_differs(item):
                 self.make_folder(item)
@@ -108,23 +111,31 @@ class Applier:
                 self.make_link(self.place(item["path"]), item["to"])
         for path in self.stale("files"):
             self.record.restore(self.place(path), "files")
+        for path in self.stale("blocks"):
+            self.remove_block(self.place(path))
+        self.mounts.apply()
+        self.accounts.apply()
         self.run_commands("")
         self.services.apply(self.run_commands)
         return changes
 
     def stale(self, kind: str) -> list[str]:
         """Return the paths that an earlier plan wrote and this one does not name."""
-        wanted = {self.place(item["path"]) for item in self.plan[kind]}
+        wanted = {self.place(item["path"]) for item in self.plan["files"]}
         return [path[len(self.root) :] for path in self.record.part(kind) if path not in wanted]
 
     def missing_packages(self) -> list[str]:
         if self.root or not self.plan["packages"]:
             return []
         if shutil.which("dpkg-query", path=PATH):
-            query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *self.plan["packages"]]
-            there = {line.split()[0] for line in run(query)[1].splitlines() if line.endswith(" installed")}
+            names = [name.partition("=")[0] for name in self.plan["packages"]]
+            query = ["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n", *names]
+            rows = [line.split() for line in run(query)[1].splitlines() if line.endswith(" installed")]
+            there = {word for row in rows for word in (row[0], f"{row[0]}={row[1]}")}
             return [name for name in self.plan["packages"] if name not in there]
-        return [name for name in self.plan["packages"] if run(["rpm", "-q", name])[0] != 0]
+        # dnf and rpm write a version with `-` in place of `=`
+        wanted = [name.replace("=", "-", 1) for name in self.plan["packages"]]
+        return [name for name in wanted if run(["rpm", "-q", name])[0] != 0]
 
     def install(self, names: list[str]) -> None:
         """Install packages without letting them start their daemons: those start when their files are there."""
@@ -148,32 +159,6 @@ class Applier:
         finally:
             self.record.restore(policy, "files")
 
-    def missing_users(self) -> list[Json]:
-        return [user for user in self.plan["users"] if not self.root and not self.has_user(user)]
-
-    @staticmethod
-    def has_user(user: Json) -> bool:
-        try:
-            found = pwd.getpwnam(user["name"])
-        except KeyError:
-            return False
-        if user["uid"] is not None and found.pw_uid != user["uid"]:
-            raise Refused(
-                f"user {user['name']} has uid {found.pw_uid} here, and {user['uid']} on other hosts",
-                "give the account the same uid on all hosts, or set `uid` in the cluster file",
-            )
-        return True
-
-    def add_user(self, user: Json) -> None:
-        emit(step=f"adding user {user['name']}")
-        uid = ["--uid", str(user["uid"])] if user["uid"] is not None else []
-        groups = ["--groups", ",".join(user["groups"])] if user["groups"] else []
-        home = ["--home-dir", user["home"]] if user["home"] else []
-        for group in user["groups"]:
-            if run(["getent", "group", group])[0] != 0:
-                checked(["groupadd", group])
-        checked(["useradd", "--create-home", "--shell", user["shell"], *uid, *groups, *home, user["name"]])
-
     def folder_differs(self, item: Json) -> str:
         try:
             found = os.stat(self.place(item["path"]))
@@ -191,7 +176,7 @@ class Applier:
 
     def make_folder(self, item: Json) -> None:
         path = self.place(item["path"])
-        if not os.path.isdir(path):
+        if not os.path.isdir(path) and not item["keep"]:
             self.record.part("folders")[path] = {}
             self.record.save()
         owner = None if self.root else ids(item)
@@ -282,6 +267,7 @@ class Applier:
         """Undo everything that the record names; return sentences about what is left."""
         left = []
         self.services.stop_all()
+        self.mounts.unmount_all()  # before any folder is deleted
         if not self.root:
             end_marked(f"DALSEGNO_MARK={os.path.dirname(SETUP)}/clusters/{self.record.data.get('cluster', '')}")
         for kind in ("links", "files"):
@@ -289,12 +275,7 @@ class Applier:
                 if edited := self.record.restore(path, kind):
                     left.append(f"{path} was edited on the machine; the edited file is now {edited}")
         for path in list(self.record.part("blocks")):
-            rest = split_block((read(path) or b"").decode(errors="surrogateescape"))[1]
-            if self.record.part("blocks")[path]["created"] and not rest:
-                os.unlink(path)
-                continue
-            found = os.stat(path)
-            write(path, rest.encode(errors="surrogateescape"), found.st_mode & 0o7777, (found.st_uid, found.st_gid))
+            self.remove_block(path)
         for path in sorted(self.record.part("folders"), key=len, reverse=True):
             shutil.rmtree(path, ignore_errors=True)
         self.services.restore()
@@ -303,11 +284,23 @@ class Applier:
         shutil.rmtree(self.record.folder, ignore_errors=True)
         return left
 
+    def remove_block(self, path: str) -> None:
+        """Remove our part of a file that others write too."""
+        found, created = read(path), self.record.part("blocks").pop(path)["created"]
+        rest = split_block((found or b"").decode(errors="surrogateescape"))[1]
+        if found is not None and created and not rest:
+            os.unlink(path)
+        elif found is not None:
+            about = os.stat(path)
+            write(path, rest.encode(errors="surrogateescape"), about.st_mode & 0o7777, (about.st_uid, about.st_gid))
+        self.record.save()
+
 
 def answer(request: Json, rest: BinaryIO) -> Json:
     """Carry out one request; return the result."""
     root = request.get("root", "/")
-    empty = {"cluster": "", "host": "", "services": [], "cluster_id": Record(root).data.get("id", "")}
+    lists: Json = {name: [] for name in ("services", "users", "groups", "mounts")}
+    empty = {"cluster": "", "host": "", **lists, "cluster_id": Record(root).data.get("id", "")}
     if request["mode"] == "status":
         applier = Applier(empty, root)
         owner = {key: applier.record.data.get(key, "") for key in ("cluster", "id", "host")}
@@ -358,7 +351,7 @@ def main(stream: BinaryIO | None = None) -> int:
         request: Json = json.loads(stream.read(int(stream.readline())))
         emit(result=answer(request, stream))
         return 0
-    except Refused as error:
+    except (Refused, DalsegnoError) as error:
         emit(error=error.what, hint=error.hint)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)

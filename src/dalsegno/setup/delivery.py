@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import platform
+import sys
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,12 +25,16 @@ from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.node_plan import NodePlan, outline, plan_to_json
 
 LOCK_WAIT_S = 20.0  # for another request on the same machine
-MODULES = ("machine_record", "machine_services", "applier")  # in the order in which they import each other
+# In the order in which they import each other. All of them use the standard library only.
+MODULES = (
+    "errors", "users.homes", "setup.machine_record", "setup.machine_services", "setup.machine_accounts",
+    "setup.machine_mounts", "setup.applier",
+)  # fmt: skip
 # Reads the modules from stdin and starts the applier. The names are those of the package, so that its imports work.
 _BOOT = (
     "import json, sys, types\n"
     "stream = sys.stdin.buffer\n"
-    "for name in ('dalsegno', 'dalsegno.setup'):\n"
+    "for name in ('dalsegno', 'dalsegno.users', 'dalsegno.setup'):\n"
     "    sys.modules[name] = types.ModuleType(name)\n"
     "    sys.modules[name].__path__ = []\n"
     "for name, text in json.loads(stream.read(int(stream.readline()))):\n"
@@ -45,8 +51,8 @@ def applier_argv(python: str = "python3") -> list[str]:
 
 @cache
 def _program() -> bytes:
-    room = resources.files("dalsegno.setup")
-    modules = [[f"dalsegno.setup.{name}", room.joinpath(f"{name}.py").read_text()] for name in MODULES]
+    room = resources.files("dalsegno")
+    modules = [[f"dalsegno.{name}", room.joinpath(f"{name.replace('.', '/')}.py").read_text()] for name in MODULES]
     text = json.dumps(modules).encode()
     return b"%d\n%s" % (len(text), text)
 
@@ -81,6 +87,8 @@ class ChangeKind(Enum):
 
     PACKAGE = "package"
     USER = "user"
+    GROUP = "group"
+    MOUNT = "mount"
     FOLDER = "folder"
     FILE = "file"
     LINK = "link"
@@ -97,6 +105,8 @@ class ChangeAction(Enum):
     CHANGE = "change"
     REPLACE = "replace"
     RESTORE = "restore"
+    REMOVE = "remove"
+    UNMOUNT = "unmount"
     RUN = "run"
     START = "start"
     RESTART = "restart"
@@ -171,6 +181,18 @@ def _answer(result: Mapping[str, Any]) -> Answer:
     )
 
 
+@dataclass(frozen=True)
+class CodeFit:
+    """The Python and the processor that code and its packages are made for."""
+
+    python: tuple[int, ...]
+    machine: str
+
+    @classmethod
+    def here(cls) -> CodeFit:
+        return cls(sys.version_info[:2], platform.machine())
+
+
 DEPENDENCIES = ("click", "pydantic", "yaml")
 _PACKAGES = ("click", "pydantic", "pydantic_core", "yaml", "_yaml", "annotated_types", "typing_extensions",
              "typing_inspection")  # fmt: skip
@@ -185,7 +207,7 @@ class CodeBundle:
     files: tuple[tuple[Path, str], ...]  # each file, and its name in the archive
 
     def archive(self) -> bytes:
-        """Return the archive to send to machines with the same Python and processor as this one."""
+        """Return the archive to send to the machines."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
             for path, inside in self.files:
@@ -195,9 +217,22 @@ class CodeBundle:
         return packed.getvalue()
 
 
-def find_bundle(names: Iterable[str] = _PACKAGES) -> CodeBundle:
-    """Return this installation of Dal Segno, with the packages it needs."""
+def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None) -> CodeBundle:
+    """Return this installation of Dal Segno, with the packages it needs.
+
+    For machines with another Python, `wheels` has the compiled packages (`setup/wheels.py`). The others are plain
+    Python, or can do without their compiled part.
+    """
     files = tuple(found for name in ("dalsegno", *names) for found in _files_of(name))
+    if wheels is not None:
+        own = [path for path in sorted(wheels.rglob("*")) if path.is_file()]
+        replaced = {path.name for path in wheels.iterdir() if path.is_dir()}
+        kept = [
+            (path, inside)
+            for path, inside in files
+            if inside.partition("/")[0] not in replaced and not inside.endswith(".so")
+        ]
+        files = (*kept, *((path, path.relative_to(wheels).as_posix()) for path in own))
     contents = hashlib.sha256()
     for path, inside in files:
         contents.update(inside.encode() + b"\0" + path.read_bytes() + b"\0")

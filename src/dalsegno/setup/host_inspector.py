@@ -26,6 +26,7 @@ DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd", "munged", "mariadbd"
 SLURM_CONF = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf")
 MUNGE_KEY = "/etc/munge/munge.key"
 RECORD = "/var/lib/dalsegno/setup"
+ACCOUNTS = "/var/lib/dalsegno/accounts.json"  # the accounts that Dal Segno has created
 # A server that is gone makes every call about these hang.
 REMOTE = ("nfs", "lustre", "fuse", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p", "afs", "weka")
 DISKS = ("ext", "xfs", "btrfs", "zfs", "vfat", "overlay", "tmpfs", "f2fs", "bcachefs")
@@ -206,11 +207,24 @@ def slurm() -> dict[str, Any]:
 
 
 def accounts() -> dict[str, Any]:
+    made = json.loads(try_read(ACCOUNTS) or "{}")
     users: list[dict[str, Any]] = []
+    groups: list[dict[str, Any]] = []
     for fields in (line.split(":") for line in read("/etc/passwd").splitlines()):
         if len(fields) == 7 and fields[2].isdigit() and fields[3].isdigit():
-            users.append({"name": fields[0], "uid": int(fields[2]), "gid": int(fields[3])})
-    return {"users": users[:MOST]}
+            ours = fields[0] in made.get("users", {})
+            users.append({"name": fields[0], "uid": int(fields[2]), "gid": int(fields[3]), "ours": ours})
+    for fields in (line.split(":") for line in read("/etc/group").splitlines()):
+        if len(fields) == 4 and fields[2].isdigit():
+            ours = fields[0] in made.get("groups", {})
+            members = [name for name in fields[3].split(",") if name]
+            groups.append({"name": fields[0], "gid": int(fields[2]), "members": members, "ours": ours})
+    return {"users": users[:MOST], "groups": groups[:MOST]}
+
+
+def host_keys() -> dict[str, Any]:
+    found = [try_read(f"/etc/ssh/ssh_host_{kind}_key.pub").split()[:2] for kind in ("ed25519", "ecdsa")]
+    return {"host_keys": [" ".join(key) for key in found if len(key) == 2]}
 
 
 def addresses() -> dict[str, Any]:
@@ -222,7 +236,8 @@ def addresses() -> dict[str, Any]:
 
 
 PARTS: list[Callable[[], dict[str, Any]]] = [
-    system, processors, gpus, disks, fabric, packages, ports, cgroups, slurm, accounts, addresses
+    system, processors, gpus, disks, fabric, packages, ports, cgroups, slurm, accounts, addresses,
+    host_keys,
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ print.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ MAX_TEXT = 256
 MAX_ENTRIES = 5000
 MAX_NUMBER = 1 << 53
 NOT_INSTALLED = 127
+# Every other machine gets these lines, so nothing else may be in them.
+HOST_KEY = re.compile(r"(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+={0,2}")
 
 T = TypeVar("T")
 
@@ -75,6 +78,17 @@ class HostUser:
     name: str
     uid: int
     gid: int
+    ours: bool = False  # Dal Segno has created it
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """A local group."""
+
+    name: str
+    gid: int
+    members: tuple[str, ...] = ()
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +128,8 @@ class HostFacts:
     record: bool = False  # whether a set-up of ours has left its record
     daemons: tuple[str, ...] = ()  # of Slurm, munge and MariaDB, those that run
     users: tuple[HostUser, ...] = ()
+    groups: tuple[HostGroup, ...] = ()
+    host_keys: tuple[str, ...] = ()  # of its sshd: type and key
     addresses: tuple[str, ...] = ()
     clock_offset_s: float = 0.0  # the host's clock minus ours
     problems: tuple[str, ...] = ()
@@ -192,7 +208,9 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
         fabric=read.objects("fabric", lambda each: FabricDevice(*map(each.text, _FABRIC))),
         packages=tuple(sorted((_text(name), _text(version)) for name, version in read.mapping("packages").items())),
         listening=read.objects("listening", lambda each: ListeningPort(each.number("port"), each.text("program"))),
-        users=read.objects("users", lambda each: HostUser(each.text("name"), each.number("uid"), each.number("gid"))),
+        users=read.objects("users", _user),
+        groups=read.objects("groups", _group),
+        host_keys=tuple(key for key in read.texts("host_keys") if HOST_KEY.fullmatch(key)),
         clock_offset_s=read.time("time", answered_at) - answered_at,
     )
 
@@ -242,6 +260,14 @@ class _AnswerReader:
 def _disk(each: _AnswerReader) -> InspectedDisk:
     sizes = (each.optional_number("size_mib"), each.optional_number("free_mib"))
     return InspectedDisk(each.text("mount"), each.text("type"), each.text("source"), *sizes)
+
+
+def _user(each: _AnswerReader) -> HostUser:
+    return HostUser(each.text("name"), each.number("uid"), each.number("gid"), each.flag("ours"))
+
+
+def _group(each: _AnswerReader) -> HostGroup:
+    return HostGroup(each.text("name"), each.number("gid"), each.texts("members"), each.flag("ours"))
 
 
 def _text(value: object) -> str:

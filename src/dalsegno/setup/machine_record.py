@@ -25,6 +25,7 @@ BEGIN, END = "# begin of Dal Segno", "# end of Dal Segno"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENV = {"PATH": PATH, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 Json = dict[str, Any]
+Change = tuple[str, str, str]  # kind, name, what
 
 
 class Refused(Exception):

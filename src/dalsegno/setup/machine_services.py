@@ -13,7 +13,21 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from dalsegno.setup.machine_record import CODE, ENV, SETUP, Json, Record, Refused, checked, emit, read, run, tail, write
+from dalsegno.setup.machine_record import (
+    CODE,
+    ENV,
+    SETUP,
+    Change,
+    Json,
+    Record,
+    Refused,
+    checked,
+    emit,
+    read,
+    run,
+    tail,
+    write,
+)
 
 START_TIMEOUT_S = 90.0
 UNITS = "/etc/systemd/system"
@@ -21,7 +35,6 @@ INIT = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from dalsegno.system.guest.init import main; sys.exit(main(sys.argv[1:]))"
 )
-Change = tuple[str, str, str]  # kind, name, what
 
 
 class MachineServices:

@@ -16,24 +16,48 @@ from dalsegno.spec.facts import facts_from_json, facts_to_json
 
 @dataclass(frozen=True)
 class PlannedUser:
-    """An account that must exist. An existing account with another uid is an error; other fields are left alone."""
+    """An account that must exist, with a group of its own that has the same number.
+
+    An account that the machine had before is left alone. If it has another uid, that is an error.
+    """
 
     name: str
-    uid: int | None = None
-    groups: tuple[str, ...] = ()
-    home: str = ""  # "": the system's default
+    uid: int
+    full_name: str = ""
+    home: str = ""  # "": /home/NAME
     shell: str = "/bin/bash"
     ssh_keys: tuple[str, ...] = ()
+    make_home: bool = True  # False: another machine creates it, on storage that both see
+    cluster_key: bool = False  # whether the home gets a key with which the user reaches the other machines
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A group and those members that the cluster wants. Other members of a group that was there before are kept."""
+
+    name: str
+    gid: int | None = None  # None: the machine has the group already
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlannedFolder:
-    """A folder with its owner and mode. If the plan created it, the removal deletes it with everything in it."""
+    """A folder with its owner and mode. If the plan created it, the removal deletes it with everything in it, unless
+    `keep` is set."""
 
     path: str
     mode: int = 0o755
     owner: str = "root"
     group: str = "root"
+    keep: bool = False  # it holds files of users
+
+
+@dataclass(frozen=True)
+class PlannedMount:
+    """A line of /etc/fstab, and a mount point where it must be mounted. The removal unmounts it."""
+
+    path: str
+    line: str
 
 
 @dataclass(frozen=True)
@@ -90,6 +114,28 @@ class PlannedService:
 
 
 @dataclass(frozen=True)
+class HostParts:
+    """A piece of a machine's plan, for one purpose such as storage or monitoring. Pieces are added."""
+
+    packages: tuple[str, ...] = ()
+    folders: tuple[PlannedFolder, ...] = ()
+    files: tuple[PlannedFile, ...] = ()
+    commands: tuple[PlannedCommand, ...] = ()
+    services: tuple[PlannedService, ...] = ()
+    mounts: tuple[PlannedMount, ...] = ()
+
+    def __add__(self, other: HostParts) -> HostParts:
+        return HostParts(
+            (*self.packages, *(name for name in other.packages if name not in self.packages)),
+            (*self.folders, *other.folders),
+            (*self.files, *other.files),
+            (*self.commands, *other.commands),
+            (*self.services, *other.services),
+            (*self.mounts, *other.mounts),
+        )
+
+
+@dataclass(frozen=True)
 class NodePlan:
     """The plan of one machine. `bundle` is the key of the code that /opt/dalsegno must hold; "" if none."""
 
@@ -98,6 +144,7 @@ class NodePlan:
     host: str
     packages: tuple[str, ...] = ()
     users: tuple[PlannedUser, ...] = ()
+    groups: tuple[PlannedGroup, ...] = ()
     folders: tuple[PlannedFolder, ...] = ()
     files: tuple[PlannedFile, ...] = ()
     links: tuple[PlannedLink, ...] = ()
@@ -105,6 +152,7 @@ class NodePlan:
     python: str = "/usr/bin/python3"
     commands: tuple[PlannedCommand, ...] = ()
     services: tuple[PlannedService, ...] = ()
+    mounts: tuple[PlannedMount, ...] = ()
 
     def file(self, path: str) -> PlannedFile:
         """Return the planned file with this path."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.spec.aws_facts import PclusterSettings
+from dalsegno.spec.platform_facts import HyperPodFacts, OciFacts
 
 DEFAULT_ACCOUNT = "users"  # the account of users without one
 BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
@@ -223,6 +224,8 @@ class SshAccess:
     known_hosts: str = ""  # "": ssh's own files
     sudo_password_file: str = ""
     packages: tuple[str, ...] = ()  # to install in addition
+    slurm_packages: tuple[str, ...] = ()  # instead of the distribution's
+    slurm_version: str = ""  # the release of these packages, if hosts do not have them yet
 
     def host(self, name: str) -> SshHost | None:
         return next((host for host in self.hosts if host.name == name), None)
@@ -342,6 +345,8 @@ class Cluster:
     containers: Containers = field(default_factory=Containers)
     monitoring: Monitoring = field(default_factory=Monitoring)
     platform: str = ""  # of `target: existing`: what created the cluster
+    hyperpod: HyperPodFacts | None = None
+    oci: OciFacts | None = None
     parallelcluster: PclusterSettings | None = None
 
 

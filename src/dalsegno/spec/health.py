@@ -133,3 +133,5 @@ CHECK_THRESHOLDS: Mapping[str, tuple[str, ...]] = {
     "containers": (),
     "host-names": (),
 }
+# Load tests of a validation that can be switched off, under `checks` as well. They have no other settings.
+LOAD_TESTS = ("load-product", "load-memory", "load-loopback", "pair-collective")

@@ -15,9 +15,10 @@ from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.health import ContainersSpec, HealthSpec, Modules
 from dalsegno.spec.monitoring import MonitoringSpec
+from dalsegno.spec.oci import Oci
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.slurm import Amount, PreemptMode, RawSettings, ReservationSpec, SlurmSpec, TresName
-from dalsegno.spec.targets import TARGETS, Existing, HyperPod, LocalSpec, Oci, ParallelCluster, Ssh, Target
+from dalsegno.spec.targets import TARGETS, Existing, HyperPod, LocalSpec, ParallelCluster, Ssh, Target
 from dalsegno.spec.values import (
     AbsolutePath,
     AccountName,

@@ -11,6 +11,7 @@ from dalsegno.spec.health import CheckSpec
 from dalsegno.spec.layout import login_nodes, members, own_nodes, own_spares, size_of
 from dalsegno.spec.model import ClusterSpec, PartitionSpec, StorageSpec, UserSpec
 from dalsegno.spec.resolve_aws import resolve_parallelcluster
+from dalsegno.spec.resolve_platform import resolve_hyperpod, resolve_oci
 from dalsegno.spec.slurm import Preemption, PrioritySpec, QosSpec, ReservationSpec, SlurmSpec, Topology
 from dalsegno.spec.targets import Ssh, hosts_of, power_cycle_argv
 
@@ -121,6 +122,8 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         health=_health(spec),
         containers=_containers(spec),
         monitoring=_monitoring(spec),
+        hyperpod=resolve_hyperpod(spec),
+        oci=resolve_oci(spec),
         parallelcluster=resolve_parallelcluster(spec, spec.parallelcluster) if spec.parallelcluster else None,
     )
 
@@ -312,7 +315,9 @@ def _ssh(spec: ClusterSpec) -> facts.SshAccess:
         for name, host in found.items()
     ]
     files = (_expanded(ssh.known_hosts), _expanded(ssh.sudo_password_file))
-    return facts.SshAccess(tuple(hosts), *files, tuple(ssh.packages))
+    return facts.SshAccess(
+        tuple(hosts), *files, tuple(ssh.packages), tuple(ssh.slurm_packages), ssh.slurm_version or ""
+    )
 
 
 def _expanded(path: str | None) -> str:

@@ -77,6 +77,7 @@ PowerCommand = Annotated[str, AfterValidator(_power_command)]
 Package = Annotated[
     str, matching(r"[a-z0-9][A-Za-z0-9+._-]{0,99}(=[A-Za-z0-9+.:~_-]{1,100})?", "write a package's name: `htop`")
 ]
+SlurmRelease = Annotated[str, matching(r"\d{2}\.\d{2}(\.\d{1,2})?", "write a release such as `24.11.5`")]
 Address = Annotated[str, matching(_ADDRESS, "write a host name or an address")]
 HostKey = Annotated[str, matching(_HOST_KEY, "write a node's name: `train-1`, `train-[1-4]`")]
 File = Annotated[str, matching(_FILE, "write a path, such as `~/.ssh/id_ed25519`")]
@@ -130,6 +131,12 @@ class Ssh(Section):
         description="Command that switches a host off and on; runs on the head node, with {node}, {address} and {bmc}.",
     )
     packages: list[Package] = Field(default=[], description="Further packages to install on every host.")
+    slurm_packages: list[Package] = Field(
+        default=[], description="Packages of Slurm for every host, instead of the distribution's."
+    )
+    slurm_version: SlurmRelease | None = Field(
+        default=None, description="Release of `slurm_packages`. Needed until the hosts have them."
+    )
 
 
 # AWS: `parallelcluster:` and `hyperpod:`
@@ -317,62 +324,33 @@ class HyperPod(Section):
     prefix: Annotated[str, shaped(r"[A-Za-z0-9_./-]{0,200}", "lifecycle/demo")] = Field(
         default="", description="Folder in the bucket. Default: the cluster's name."
     )
+    configuration: Literal["api", "provisioning"] = Field(
+        default="api",
+        description="Where HyperPod reads partitions and file systems: in the request (`api`), or in "
+        "provisioning_parameters.json (`provisioning`, for clusters of the first generation).",
+    )
     node_recovery: Literal["Automatic", "None"] = Field(
         default="Automatic", description="HyperPod's own node recovery."
     )
     config_strategy: Literal["Overwrite", "Managed", "Merge"] = Field(
-        default="Managed", description="How HyperPod updates slurm.conf (SlurmConfigStrategy)."
+        default="Managed", description="How HyperPod updates slurm.conf (SlurmConfigStrategy); with `api` only."
     )
     subnets: list[SubnetId] = Field(default=[], description="Subnets; needs security_groups.")
     security_groups: list[SecurityGroupId] = Field(default=[], description="Security groups in those subnets.")
-    volume: SizeMiB | None = Field(default=None, description="Size of an additional EBS volume per instance.")
-    volume_mount: AbsolutePath = Field(default="/opt/sagemaker", description="Mount point of that volume.")
+    volume: SizeMiB | None = Field(
+        default=None,
+        description="Size of an additional EBS volume per instance, which HyperPod mounts at /opt/sagemaker.",
+    )
+    ssh_key: File | None = Field(
+        default=None,
+        description="Public key file that may log in as `ubuntu`, through SSM. Default: SSM sessions only.",
+    )
     groups: dict[PartitionName, InstanceGroupSpec] = Field(
         default={}, description="Settings by partition that differ from the common ones."
     )
     controller_group: PlainName = Field(default="controller", description="Name of the head node's instance group.")
     login_group: PlainName = Field(default="login", description="Name of the login nodes' instance group.")
     tags: Tags = Field(default={}, description="Tags on all created resources.")
-
-
-# OCI: `oci:`, the HPC stack of Resource Manager
-_OCID = r"ocid1\.{kind}\.[a-z0-9]{{1,20}}\.[a-z0-9-]{{0,40}}\.[a-z0-9]{{1,100}}"
-
-CompartmentId = Annotated[
-    str, shaped(_OCID.format(kind="(compartment|tenancy)"), "ocid1.compartment.oc1..aaaaaaaaexample")
-]
-TenancyId = Annotated[str, shaped(_OCID.format(kind="tenancy"), "ocid1.tenancy.oc1..aaaaaaaaexample")]
-VcnId = Annotated[str, shaped(_OCID.format(kind="vcn"), "ocid1.vcn.oc1.eu-frankfurt-1.aaaaaaaaexample")]
-OciSubnetId = Annotated[str, shaped(_OCID.format(kind="subnet"), "ocid1.subnet.oc1.eu-frankfurt-1.aaaaaaaaexample")]
-ImageId = Annotated[str, shaped(_OCID.format(kind="image"), "ocid1.image.oc1.eu-frankfurt-1.aaaaaaaaexample")]
-StackId = Annotated[str, shaped(_OCID.format(kind="ormstack"), "ocid1.ormstack.oc1.eu-frankfurt-1.aaaaaaaaexample")]
-DomainName = Annotated[str, shaped(r"([A-Za-z0-9]{1,8}:)?[A-Za-z0-9-]{1,40}-AD-\d", "xYzA:EU-FRANKFURT-1-AD-1")]
-
-
-class Oci(Section):
-    """Oracle Cloud Infrastructure with the HPC stack."""
-
-    region: Region = Field(description="OCI region: eu-frankfurt-1.")
-    compartment: CompartmentId = Field(description="OCID of the compartment for all created resources.")
-    tenancy: TenancyId | None = Field(default=None, description="OCID of the tenancy. Default: from ~/.oci/config.")
-    ad: DomainName | None = Field(default=None, description="Availability domain. Default: one that has the shape.")
-    profile: Annotated[str, shaped(r"[A-Za-z0-9_-]{1,64}", "DEFAULT")] = Field(
-        default="DEFAULT", description="Profile in ~/.oci/config."
-    )
-    ssh_key: File = Field(default="~/.ssh/id_ed25519.pub", description="Public key file for login to the head node.")
-    image: ImageId | None = Field(default=None, description="Custom image. Default: the marketplace image.")
-    os: Literal["ubuntu2204", "ubuntu2404", "ol8", "ol9"] = Field(
-        default="ubuntu2204", description="Marketplace image."
-    )
-    vcn: VcnId | None = Field(default=None, description="Existing network (VCN). Default: a new one.")
-    public_subnet: OciSubnetId | None = Field(default=None, description="Subnet of head and login nodes; needs vcn.")
-    private_subnet: OciSubnetId | None = Field(default=None, description="Subnet of compute nodes; needs vcn.")
-    allowed_ips: Cidr | None = Field(default=None, description="Addresses that may reach the head node's sshd.")
-    rdma: bool | None = Field(default=None, description="Use a cluster network. Default: depends on the shape.")
-    boot_volume: SizeMiB = Field(default=250 * 1024, description="Boot volume size of compute nodes.")
-    hyperthreading: bool = Field(default=True, description="Two CPUs per core.")
-    stack: StackId | None = Field(default=None, description="Existing stack.")
-    tags: Tags = Field(default={}, description="Free-form tags on all created resources.")
 
 
 class Existing(Section):

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-UNBUILT_TARGETS = {  # `validate` accepts files for these targets; `plan` and `up` refuse them
-    "hyperpod": "nothing creates clusters on AWS yet",
-    "oci": "nothing creates clusters on OCI yet",
-}
-
 
 @dataclass(frozen=True)
 class UnbuiltField:

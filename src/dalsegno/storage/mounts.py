@@ -6,11 +6,9 @@ hosts bind-mount folders of their machine instead (`targets/local/storage.py`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dalsegno.errors import DalsegnoError
 from dalsegno.spec.facts import Cluster, Storage
 
 EXPORTED = "/srv/dalsegno"  # folders on the head that have no `source`
@@ -130,54 +128,3 @@ def _header(cluster: str) -> str:
 
 def fstab_line(mount: MountPlan) -> str:
     return f"{mount.source} {mount.mount} {mount.fstype} {','.join(mount.options) or 'defaults'} 0 0"
-
-
-_BEGIN, _END = "# begin of storage of cluster {}, by Dal Segno", "# end of storage of cluster {}"
-
-
-def merge_fstab(fstab: str, cluster: str, mounts: Iterable[MountPlan]) -> str:
-    """Return fstab with the block of this cluster replaced; without mounts, without the block.
-
-    Raise if a line outside the block uses one of the mount points: it is the administrator's.
-    """
-    begin, end = _BEGIN.format(cluster), _END.format(cluster)
-    rest = re.sub(rf"^{re.escape(begin)}\n(?:.*\n)*?{re.escape(end)}\n?", "", fstab, flags=re.MULTILINE)
-    lines, wanted = rest.splitlines(), list(mounts)
-    taken = {fields[1] for line in lines if len(fields := line.split()) > 1 and not line.lstrip().startswith("#")}
-    if both := next((mount for mount in wanted if mount.mount in taken), None):
-        raise DalsegnoError(
-            f"/etc/fstab already mounts something at {both.mount}, where storage `{both.name}` belongs",
-            hint=f"write `type: existing` for `{both.name}`, or remove that line from /etc/fstab",
-        )
-    block = [begin, *(fstab_line(mount) for mount in wanted), end] if wanted else []
-    return "".join(f"{line}\n" for line in (*lines, *block))
-
-
-def unit_name(mount: str) -> str:
-    r"""Return the name of the systemd unit for a mount point, as `systemd-escape --path` does: `/a-b/c` is
-    `a\x2db-c.mount`."""
-    parts = "/".join(part for part in mount.split("/") if part)
-    escaped = "".join(_escaped(letter, first=at == 0) for at, letter in enumerate(parts))
-    return f"{escaped}.mount"
-
-
-def _escaped(letter: str, *, first: bool) -> str:
-    if letter == "/":
-        return "-"
-    if re.fullmatch(r"[A-Za-z0-9:_.]", letter) and not (first and letter == "."):
-        return letter
-    return "".join(f"\\x{byte:02x}" for byte in letter.encode())
-
-
-def render_mount_unit(cluster: str, mount: MountPlan) -> str:
-    """Return the systemd unit of a mount, for hosts whose fstab is left alone."""
-    remote = mount.fstype in ("nfs", "lustre")
-    network = "After=network-online.target\nWants=network-online.target\n" if remote else ""
-    options = [option for option in mount.options if option != "nofail" and not option.startswith("x-systemd.")]
-    limits = [option.partition("=")[2] for option in mount.options if option.startswith("x-systemd.mount-timeout=")]
-    return (
-        f"{_header(cluster)}[Unit]\nDescription=Storage {mount.name} of cluster {cluster}\n{network}\n"
-        f"[Mount]\nWhat={mount.source}\nWhere={mount.mount}\nType={mount.fstype}\nOptions={','.join(options)}\n"
-        f"{''.join(f'TimeoutSec={limit}s{chr(10)}' for limit in limits)}"
-        f"\n[Install]\nWantedBy={'remote' if remote else 'local'}-fs.target\n"
-    )

@@ -243,6 +243,13 @@ def read_password_file(path: Path) -> str:
     return line.decode(errors="surrogateescape")
 
 
+def make_key_pair(comment: str) -> tuple[str, str]:
+    """Return a new key without a passphrase: the private half as a file's text, and the public half as a line."""
+    from dalsegno.system.ssh_client import generate_key  # only now, because it needs asyncssh
+
+    return generate_key(comment)
+
+
 def client_argv(
     address: SshAddress, command: Sequence[str] = (), *, known_hosts: Path | None = None, terminal: bool = False
 ) -> list[str]:

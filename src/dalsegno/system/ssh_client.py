@@ -313,3 +313,9 @@ def _text(output: bytes) -> str:
 
 def _signal_number(found: tuple[str, bool, str, str] | None) -> int:
     return int(getattr(signal, f"SIG{found[0]}", 0)) if found else 0
+
+
+def generate_key(comment: str) -> tuple[str, str]:
+    """Return the private and the public half of a new key."""
+    key = load_asyncssh().generate_private_key("ssh-ed25519", comment)
+    return key.export_private_key().decode(), key.export_public_key().decode().strip()

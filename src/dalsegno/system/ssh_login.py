@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import DalsegnoError, install_hint
 from dalsegno.printable import one_line
 from dalsegno.system.ssh_host import SshAddress, SshError, SshFault, SshSettings
 
@@ -36,9 +36,7 @@ def load_asyncssh() -> Any:
     try:
         import asyncssh
     except ImportError as error:
-        raise DalsegnoError(
-            "hosts over SSH need the Python package `asyncssh`", hint="run `pip install 'dalsegno[ssh]'`"
-        ) from error
+        raise DalsegnoError("hosts over SSH need the Python package `asyncssh`", hint=install_hint("ssh")) from error
     return asyncssh
 
 

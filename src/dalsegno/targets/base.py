@@ -51,15 +51,13 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Removal:
-    """What `destroy` would end or delete: unfinished jobs, and home folders and storage that are not empty.
-
-    `kept` names what it leaves, such as a bucket with data.
-    """
+    """What `destroy` would end or delete, such as home folders that are not empty, and what it keeps."""
 
     jobs: tuple[JobInfo, ...] = ()
     homes: tuple[str, ...] = ()
     storage: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    needs_yes: bool = False  # the storage is in a cloud: a script must say `--yes`, because nothing restores it
 
     def sentences(self, runs: Collection[str]) -> list[str]:
         """Return the consequences of the removal. `runs` are the active runs, whose jobs are not listed again."""
@@ -308,6 +306,13 @@ class CanReplace(Protocol):
 
 
 @runtime_checkable
+class HasMachines(Protocol):
+    """A target whose machines only a person can replace. `machines` names them in words, by node."""
+
+    def machines(self) -> Mapping[str, str]: ...
+
+
+@runtime_checkable
 class CanResize(Protocol):
     """A target that can change the number of a partition's nodes without a new cluster file."""
 
@@ -369,6 +374,7 @@ class PeopleView:
     gids: Mapping[str, int]
     homes: Path
     directory: str = ""
+    elsewhere: bool = False  # whether the homes are on other machines
 
 
 @runtime_checkable
@@ -400,11 +406,18 @@ class CanMonitor(Protocol):
 
 
 @runtime_checkable
-class CanForward(Protocol):
-    """A target whose cluster is used on another machine: most commands run there."""
+class CanUpgrade(Protocol):
+    """A target whose hosts keep our code as it is, unless a plan of `plan_upgrade` updates it."""
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry:
-        """Return how to run `dalsegno ARGUMENTS` on the cluster's head."""
+    def plan_upgrade(self, cluster: Cluster) -> Plan: ...
+
+
+@runtime_checkable
+class CanForward(Protocol):
+    """A target whose cluster is used on another machine: most commands run there, with the code that is there."""
+
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
+        """Return how to run `dalsegno ARGUMENTS` on the head, as root or as who logs in; None if it runs here."""
 
 
 def name_user(target: Target | None, uid: int) -> str:
@@ -424,6 +437,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and wha
     CanSeeDaemons: ("see which daemons run", ""),
     CanMonitor: ("run Prometheus", "`dalsegno monitor config` writes the configuration for your own Prometheus"),
     CanManageUsers: ("change users", "change `users` in the cluster file"),
+    CanUpgrade: ("update Dal Segno on its hosts", "plain `dalsegno up` uses the version here"),
     CanInject: ("inject faults", "use a cluster with `target: local`: `dalsegno ls` shows them"),
 }
 

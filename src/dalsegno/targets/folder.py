@@ -105,6 +105,11 @@ class ClusterFolder:
         return self.root / "drills"
 
     @property
+    def monitor_switch(self) -> Path:
+        """The file that remembers the last `dalsegno monitor up` or `down`."""
+        return self.root / "monitor.json"
+
+    @property
     def lock(self) -> Path:
         """The lock that `up` and `down` hold. It is outside the folder, because it outlives the cluster."""
         return self.root.parents[1] / "locks" / f"{self.name}.lock"
@@ -152,3 +157,21 @@ def read_target(folder: ClusterFolder) -> str:
 def read_identity(slurm_conf: Path) -> str:
     """Return the id of the cluster that this slurm.conf belongs to; "" if Dal Segno did not create the cluster."""
     return (read_text(slurm_conf.with_name(IDENTITY)) or "").strip()
+
+
+def has_prometheus(cluster: Cluster, folder: ClusterFolder) -> bool:
+    """Return whether Prometheus should run, as `dalsegno monitor up|down` last switched it.
+
+    The switch counts until `prometheus` changes in the cluster file.
+    """
+    wanted = cluster.monitoring.prometheus
+    found = read_json(folder.monitor_switch)
+    if not isinstance(found, dict) or found.get("file") is not wanted:
+        return wanted
+    return found.get("prometheus") is True
+
+
+def write_monitor_switch(cluster: Cluster, folder: ClusterFolder, on: bool) -> None:
+    """Switch Prometheus on or off, whatever the cluster file says now."""
+    value = {"prometheus": on, "file": cluster.monitoring.prometheus}
+    write_atomic(folder.monitor_switch, json.dumps(value))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError, TargetError
-from dalsegno.spec.unbuilt import UNBUILT_TARGETS
 from dalsegno.system.files import read_json
 from dalsegno.targets.folder import ClusterFolder, read_target
 
@@ -17,11 +16,6 @@ if TYPE_CHECKING:
 
 def open_target(kind: str, folder: Path) -> Target:
     """Return a target of this kind for the cluster in this state folder."""
-    if kind in UNBUILT_TARGETS:
-        raise TargetError(
-            f"target `{kind}` is not built yet: {UNBUILT_TARGETS[kind]}",
-            hint="use `target: local` for now; `dalsegno validate` checks files for other targets",
-        )
     if kind == "existing":
         raise TargetError(
             "this cluster file describes a cluster that Dal Segno did not create, and changes nothing on it",
@@ -29,6 +23,12 @@ def open_target(kind: str, folder: Path) -> Target:
         )
     if kind == "ssh":
         return _open_ssh(folder)
+    if kind == "hyperpod":
+        return _open_hyperpod(folder)
+    if kind == "oci":
+        from dalsegno.targets.oci.target import OciTarget
+
+        return OciTarget(folder)
     if kind == "parallelcluster":
         return _open_parallelcluster(folder)
     if platform.system() != "Linux":
@@ -49,12 +49,29 @@ def _open_ssh(folder: Path) -> Target:
     except DalsegnoError:
         state = None  # damaged, which the target reports
     if state is not None and state.role is SshRole.HEAD:
-        from dalsegno.targets.ssh.head import open_head
+        from dalsegno.targets.ssh.head import HeadTarget
 
-        return open_head(folder)
+        return HeadTarget(folder)
     from dalsegno.targets.ssh.target import SshTarget
 
     return SshTarget(folder)
+
+
+def _open_hyperpod(folder: Path) -> Target:
+    """Return the operator's side of a HyperPod cluster, or on its controller instance, that side."""
+    from dalsegno.targets.hyperpod.folder import HyperPodRole, read_hyperpod_state
+
+    try:
+        state = read_hyperpod_state(ClusterFolder(folder))
+    except DalsegnoError:
+        state = None  # damaged, which the target reports
+    if state is not None and state.role is HyperPodRole.HEAD:
+        from dalsegno.targets.hyperpod.head import HyperPodHead
+
+        return HyperPodHead(folder)
+    from dalsegno.targets.hyperpod.target import HyperPodTarget
+
+    return HyperPodTarget(folder)
 
 
 def _open_parallelcluster(folder: Path) -> Target:

@@ -1,7 +1,7 @@
 """Accounts as values, and the difference between those that are wanted and those that are found. Pure.
 
-The difference is an `AccountPlan`. A directory carries it out (`LdapDirectory`), or programs of a host do
-(`host_commands`). `dalsegno plan` shows its sentences.
+The difference is an `AccountPlan`, which a directory carries out (`LdapDirectory`). `dalsegno plan` shows its
+sentences. Accounts in the files of machines are compared on the machines themselves (`setup/machine_accounts.py`).
 """
 
 from __future__ import annotations
@@ -226,48 +226,3 @@ def _refuse_conflicts(wanted: AccountSet, found: AccountSet) -> None:
                 f"gid {group.gid} of group `{group.name}` belongs to {group_owners[group.gid]} in the directory",
                 hint="leave the gid out, or choose a free one",
             )
-
-
-# ---- the same plan on a host without a directory
-
-
-@dataclass(frozen=True)
-class HostCommand:
-    """A command that changes the accounts of a host, as root. Exit codes in `done` mean that it was done before."""
-
-    argv: tuple[str, ...]
-    done: tuple[int, ...] = (0,)
-
-
-def host_commands(plan: AccountPlan) -> list[HostCommand]:
-    """Return the commands that carry out a plan on one host, in order. Keys are installed in the homes, not here."""
-    commands = [
-        *(HostCommand(("groupadd", "--gid", str(group.gid), group.name), (0, 9)) for group in plan.add_groups),
-        *(HostCommand(_useradd(user), (0, 9)) for user in plan.add_users),
-        *(_join(name, group.name) for group in plan.add_groups for name in group.members),
-        *(HostCommand(_usermod(edit.after)) for edit in plan.edit_users if edit.fields != ("ssh_keys",)),
-    ]
-    for edit in plan.edit_groups:
-        commands += [_join(name, edit.after.name) for name in edit.joined]
-        commands += [HostCommand(("gpasswd", "--delete", name, edit.after.name), (0, 3)) for name in edit.left]
-    commands += [HostCommand(("userdel", user.name), (0, 6)) for user in plan.remove_users]
-    # userdel removes the user's own group too, if nobody else is in it.
-    commands += [HostCommand(("groupdel", group.name), (0, 6)) for group in plan.remove_groups]
-    return commands
-
-
-def _join(user: str, group: str) -> HostCommand:
-    return HostCommand(("gpasswd", "--add", user, group))
-
-
-def _useradd(user: PosixUser) -> tuple[str, ...]:
-    ids = ("--uid", str(user.uid), "--gid", str(user.gid), "--no-user-group", "--no-create-home")
-    return ("useradd", *ids, *_settings(user), user.name)
-
-
-def _usermod(user: PosixUser) -> tuple[str, ...]:
-    return ("usermod", *_settings(user), user.name)
-
-
-def _settings(user: PosixUser) -> tuple[str, ...]:
-    return ("-c", user.full_name, "-d", user.home, "-s", user.shell)

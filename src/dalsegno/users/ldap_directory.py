@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import DalsegnoError, install_hint
 from dalsegno.system.ownership import trusted_owners
 from dalsegno.users.accounts import AccountPlan, AccountSet
 from dalsegno.users.ldap_entries import (
@@ -53,8 +52,7 @@ class LdapSettings:
 def check_ldap3() -> None:
     """Raise if the Python package that speaks LDAP is missing."""
     if find_spec("ldap3") is None:
-        hint = f"{sys.executable} -m pip install 'dalsegno[ldap]', or in a clone: {sys.executable} -m pip install ldap3"
-        raise LdapError("accounts in LDAP need the Python package ldap3", hint=hint)
+        raise LdapError("accounts in LDAP need the Python package ldap3", hint=install_hint("ldap"))
 
 
 def read_password(path: Path) -> str:

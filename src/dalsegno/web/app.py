@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from dalsegno.web.sessions import LINK_S, SESSION_S, Sessions, Visitor, WebRole
 from dalsegno.web.snapshot import ClusterPicture
 from dalsegno.web.stream import SlotStream, StreamSlots, follow
 from dalsegno.web.view import Page, PageContext, PageData, PagePart
+from dalsegno.wire.bounds import Allowances
 
 log = logging.getLogger("web")
 
@@ -38,6 +40,8 @@ TYPES = {
 FOREVER = (("Cache-Control", "public, max-age=31536000, immutable"),)
 REFRESH_S = 5  # for browsers without scripts
 MIN_GZIP_BYTES = 16 << 10
+# Limits on the actions of each user who is not an operator: each is an event, and one user must not fill the journal.
+ACTION_BURST, ACTIONS_PER_S = 20.0, 0.2
 REPORT_POLICY = ("Content-Security-Policy", "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 
 
@@ -72,6 +76,7 @@ class WebApp:
     ) -> None:
         self._site, self._live, self._sessions, self._data, self._actions = site, live, sessions, data, actions
         self._metrics, self._slots = metrics, StreamSlots()
+        self._allowances, self._lock = Allowances(ACTION_BURST, ACTIONS_PER_S), threading.Lock()
         self._files = {path.name: path.read_bytes() for path in ASSETS.iterdir() if path.suffix in TYPES}
         self._version = hashlib.sha256(b"".join(self._files.values())).hexdigest()[:12]
 
@@ -235,6 +240,12 @@ class WebApp:
         faults = self._data.node_details(action.node).faults if action.kind is ActionKind.INJECT else ()
         return self._shown(confirm_page(action, visitor, faults), visitor, "", request)
 
+    def _may_act_now(self, visitor: Visitor) -> bool:
+        """Return whether the limit of actions allows another one, and count it."""
+        with self._lock:
+            allowance = self._allowances.of(visitor.uid)
+            return visitor.operates or (allowance.ready_in_s() == 0.0 and allowance.spend())
+
     def _post(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
         form = guard.form_of(request)
         if not guard.origin_is_ours(request) or not guard.token_matches(form, visitor.csrf):
@@ -248,6 +259,8 @@ class WebApp:
         try:
             action, snapshot = parse_action(form), self._live.fresh()
             check_allowed(action, visitor, snapshot)
+            if not self._may_act_now(visitor):
+                return HttpResponse(429, b"too many actions; try again in a minute\n")
             self._actions.do(action, visitor, snapshot)
         except ActionRefused as error:
             return self._failed(403, "This cannot be done", error)

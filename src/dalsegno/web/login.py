@@ -38,7 +38,10 @@ def role_of(uid: int, owners: Collection[int]) -> WebRole:
 
 
 class LoginServer:
-    """Answers `{"login": true}`, `{"link": true}` and `{"revoke": true}`. `address` is the HOST:PORT of the page."""
+    """Answers `{"login": true}`, `{"link": true}` and `{"revoke": true}`. `address` is the HOST:PORT of the page.
+
+    Operators may also send `{"revoke": true, "uid": N}`.
+    """
 
     def __init__(
         self,
@@ -84,10 +87,15 @@ class LoginServer:
             log.info("read-only link made by %s", user)
             return self._granted(self._sessions.make_link(uid, user), WebRole.VIEWER, LINK_S)
         if request == {"revoke": True}:
-            ended = self._sessions.revoke(0 if role is WebRole.OPERATOR else uid)
-            log.info("%d sessions and links ended by %s", ended, user)
-            return {"revoked": ended}
+            return self._revoke(0 if role is WebRole.OPERATOR else uid, user)
+        if role is WebRole.OPERATOR and request.keys() == {"revoke", "uid"} and type(request["uid"]) is int:
+            return self._revoke(request["uid"], user)
         return _refusal("unknown request", "use `login`, `link` or `revoke`")
+
+    def _revoke(self, uid: int, user: str) -> Message:
+        ended = self._sessions.revoke(uid)
+        log.info("%d sessions and links ended by %s", ended, user)
+        return {"revoked": ended}
 
     def _granted(self, token: str, role: WebRole, valid_s: float) -> Message:
         return {"token": token, "role": role.value, "address": self._address, "valid_s": valid_s}
@@ -122,9 +130,10 @@ def request_login(folder: Path, *, read_only: bool = False) -> LoginAddress:
     )
 
 
-def revoke_logins(folder: Path) -> int:
-    """End the caller's sessions and links, or for operators all; return how many."""
-    return int(_asked(folder, {"revoke": True})["revoked"])
+def revoke_logins(folder: Path, uid: int | None = None) -> int:
+    """End the caller's sessions and links, or for operators all, or those of `uid`; return how many."""
+    whose = {} if uid is None else {"uid": uid}
+    return int(_asked(folder, {"revoke": True, **whose})["revoked"])
 
 
 def _asked(folder: Path, request: Message) -> Message:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dalsegno.web.pages.cluster_map import cluster_page
-from dalsegno.web.pages.drills import drills_page
-from dalsegno.web.pages.events import events_page
 from dalsegno.web.pages.frame import SECTIONS
 from dalsegno.web.pages.goodput import goodput_page, users_page
+from dalsegno.web.pages.history import drills_page, events_page
 from dalsegno.web.pages.node import node_page
 from dalsegno.web.pages.queue import queue_page
 from dalsegno.web.pages.runs import run_page, runs_page

@@ -62,7 +62,7 @@ def test_failed_worker_exits_with_1_and_a_report(torchrun: Launcher) -> None:
     assert torchrun.left() == []
 
 
-@pytest.mark.parametrize("code", ["3", "75", "93", "-9"])
+@pytest.mark.parametrize("code", ["3", pytest.param("75", marks=pytest.mark.long), "93", "-9"])
 def test_every_failure_costs_one_restart(torchrun: Launcher, code: str) -> None:
     torchrun.script(
         f"""
@@ -170,7 +170,9 @@ time.sleep(100)
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", "SIGINT", *(pytest.param(name, marks=pytest.mark.long) for name in ("SIGHUP", "SIGQUIT"))]
+)
 def test_signals_reach_all_workers_and_exit_with_1(torchrun: Launcher, name: str) -> None:
     torchrun.script(WAITS)
     process = torchrun.start("--nproc-per-node", "2", "train.py", name)

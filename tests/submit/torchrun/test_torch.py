@@ -80,9 +80,10 @@ def dump(torchrun: Launcher, program: list[str], name: str, words: list[str], **
             {"PET_NPROC_PER_NODE": "2"},
             marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             ["--nproc-per-node", "2", "--virtual-local-rank", "--signals-to-handle", "SIGTERM,SIGUSR2"],
             {"CUDA_VISIBLE_DEVICES": "4,5", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -147,6 +148,7 @@ def test_example_fault_tolerant(torchrun: Launcher, port: int) -> None:
     assert torchrun.left() == []
 
 
+@pytest.mark.long  # test_run.py lets a run grow and shrink
 def test_example_elastic(torchrun: Launcher, port: int) -> None:
     words = ["--nnodes=1:4", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-id=7", "--rdzv-backend=c10d",
              f"--rdzv-endpoint=localhost:{port}", torchrun.script(DDP)]  # fmt: skip

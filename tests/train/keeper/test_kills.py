@@ -71,6 +71,7 @@ def _whole(node: Node) -> list[int]:
     return [copy.record.step for copy in node.copies()]
 
 
+@pytest.mark.cluster  # many processes or connections: too slow for the unit part
 @pytest.mark.timeout(600)
 def test_fetch_survives_killed_holders(node: NewNode) -> None:
     """The fetch succeeds if one holder is alive."""

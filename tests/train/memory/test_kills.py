@@ -54,7 +54,7 @@ def write_for_ever(folder: Path, generation: int, resumed: int, elements: int, p
 
 
 def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
-    """Run it in a process until its first output and a while longer, then kill it. Return its last reported step."""
+    """Run `act` in a process until its first output and `delay_s` longer, then kill it. Return its last step."""
     reads, writes = os.pipe()
     pid = fork(lambda: act(writes))
     os.close(writes)

@@ -264,8 +264,8 @@ class StartMessages:
         if self._group is not order.group:
             if any(agent not in peers for agent in order.group.agents):
                 return None
-            # A copy: agents that leave while the messages are sent are still named in them.
-            self._group, self._peers, self._layout = order.group, dict(peers), _layout(order, peers)
+            self._group, self._layout = order.group, _layout(order, peers)
+            self._peers = dict(peers)  # a spare may leave while the messages are sent
             self._names = list(peers)
         return self._message(order.group, order.agent, in_memory)
 

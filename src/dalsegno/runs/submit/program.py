@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -115,7 +116,7 @@ def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str
     )
     if prefix_of(request):
         word = "venv" if request.venv else "conda"
-        hint = f"run `{python} -m pip install torch`, or name another environment with `--{word} PATH`"
+        hint = f"run `{shlex.quote(python)} -m pip install torch`, or name another environment with `--{word} PATH`"
     if certain:
         raise UsageError(what, hint=hint)
     return (f"{what}: {hint}",)

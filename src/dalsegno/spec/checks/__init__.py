@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dalsegno.spec.checks.machines import check_machines, check_partitions, check_topology
-from dalsegno.spec.checks.monitoring import check_monitoring
 from dalsegno.spec.checks.parallelcluster import check_aws_storage, check_parallelcluster
 from dalsegno.spec.checks.policy import check_accounting, check_people, check_policy, check_reservations
-from dalsegno.spec.checks.report import Problems, check_duplicates, check_health, check_raw_settings
+from dalsegno.spec.checks.report import Problems, check_duplicates, check_health, check_monitoring, check_raw_settings
 from dalsegno.spec.checks.storage import check_storage
 from dalsegno.spec.checks.targets import (
     check_containers,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from dalsegno.errors import Problem
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.document import Document, KeyPath
-from dalsegno.spec.health import CHECK_THRESHOLDS, CheckSpec, HealthSpec
+from dalsegno.spec.health import CHECK_THRESHOLDS, LOAD_TESTS, CheckSpec, HealthSpec
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec, PartitionSpec
 from dalsegno.spec.section import Section, place
@@ -153,8 +153,12 @@ def check_health(spec: ClusterSpec, report: Problems) -> None:
     """Check the names of checks, thresholds and partitions, because a misspelt one would silently have no effect."""
     _armed(spec, report)
     for name, check in spec.health.checks.items():
-        if name not in CHECK_THRESHOLDS:
-            hint = did_you_mean(name, CHECK_THRESHOLDS, "`dalsegno health --list` lists the checks")
+        if name in LOAD_TESTS:
+            if check != CheckSpec(enabled=check.enabled):
+                what = f"the load test `{name}` can only be switched on or off"
+                report.add(spec.health, f"checks.{name}", what, f"write `{name}: off`, or leave it out")
+        elif name not in CHECK_THRESHOLDS:
+            hint = did_you_mean(name, (*CHECK_THRESHOLDS, *LOAD_TESTS), "`dalsegno health --list` lists the checks")
             report.add(spec.health, f"checks.{name}", f"there is no health check `{name}`", hint)
         else:
             _thresholds(spec.health, name, check, report)
@@ -181,6 +185,26 @@ def _thresholds(health: HealthSpec, name: str, check: CheckSpec, report: Problem
             what = f"health check `{name}` has no threshold `{threshold}`"
             listed = f"it has {', '.join(known)}" if known else "it has none"
             report.add(health, f"checks.{name}.thresholds.{threshold}", what, did_you_mean(threshold, known, listed))
+
+
+def check_monitoring(spec: ClusterSpec, report: Problems) -> None:
+    """Check that Prometheus has metrics to read, and that every receiver of alerts is complete."""
+    monitoring = spec.monitoring
+    if monitoring.prometheus and not monitoring.enabled:
+        what = "`prometheus` is on, but the metrics that it reads are turned off"
+        report.add(monitoring, "prometheus", what, "remove `enabled: false`, or `prometheus`", reads=("enabled",))
+    for email in monitoring.alerts.email:
+        if bool(email.user) != (email.password_file is not None):
+            missing = "password_file" if email.user else "user"
+            what = f"an e-mail receiver of alerts needs `{missing}`"
+            report.add(email, "to", what, "give `user` and `password_file`, or neither", ("user", "password_file"))
+    for webhook in monitoring.alerts.webhook:
+        if (webhook.url is None) == (webhook.url_file is None):
+            what = "a webhook receiver of alerts needs either `url` or `url_file`"
+            field = "url" if webhook.url else "url_file"
+            report.add(
+                webhook, field, what, "`url_file` keeps an address with a secret in it out of this file", ("url",)
+            )
 
 
 def check_raw_settings(spec: ClusterSpec, report: Problems) -> None:

@@ -10,8 +10,9 @@ from dalsegno.spec.checks.machines import nodes_known
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
+from dalsegno.spec.oci import Oci
 from dalsegno.spec.section import Section, required_keys
-from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, SshHostSpec, addresses
+from dalsegno.spec.targets import TARGETS, HyperPod, ParallelCluster, Ssh, SshHostSpec, addresses
 from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")

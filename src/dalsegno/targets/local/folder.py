@@ -135,11 +135,6 @@ class Folder(ClusterFolder):
         return self.monitor / "exporter-web.yml"
 
     @property
-    def monitor_switch(self) -> Path:
-        """The file that remembers the last `dalsegno monitor up` or `down`."""
-        return self.root / "monitor.json"
-
-    @property
     def ldap(self) -> Path:
         """A folder with the settings and data of slapd, which only slapd and the owner of the cluster can enter."""
         return self.root / "ldap"

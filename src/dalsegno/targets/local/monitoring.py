@@ -29,7 +29,7 @@ from dalsegno.observe.monitor_layout import (
 )
 from dalsegno.observe.prometheus import ALERTMANAGER, CONFIG, TARGETS, monitor_files
 from dalsegno.spec.facts import Cluster
-from dalsegno.system.files import make_folder, read_json, write_atomic
+from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.system.hosts import Service, revision
 from dalsegno.system.machine import program
 from dalsegno.system.ownership import trusted_owners
@@ -178,24 +178,3 @@ def check_secret_files(cluster: Cluster) -> None:
                 f"other users may read or own {name}, which holds a secret of `monitoring.alerts`",
                 hint=f"make it your own: `chown $(id -un) {quote(name)} && chmod 600 {quote(name)}`",
             )
-
-
-# The switch of `dalsegno monitor up|down`
-
-
-def has_prometheus(cluster: Cluster, folder: Folder) -> bool:
-    """Return whether Prometheus should run, as `dalsegno monitor up|down` last switched it.
-
-    The switch counts until `prometheus` changes in the cluster file.
-    """
-    wanted = cluster.monitoring.prometheus
-    found = read_json(folder.monitor_switch)
-    if not isinstance(found, dict) or found.get("file") is not wanted:
-        return wanted
-    return found.get("prometheus") is True
-
-
-def write_monitor_switch(cluster: Cluster, folder: Folder, on: bool) -> None:
-    """Switch Prometheus on or off, whatever the cluster file says now."""
-    value = {"prometheus": on, "file": cluster.monitoring.prometheus}
-    write_atomic(folder.monitor_switch, json.dumps(value))

@@ -36,7 +36,7 @@ from dalsegno.targets.base import (
     Say,
     ShellEntry,
 )
-from dalsegno.targets.folder import read_applied
+from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
 from dalsegno.targets.local.apply import ApplySite, apply
 from dalsegno.targets.local.daemons import NODE_PATH, node_env, slurm_env
 from dalsegno.targets.local.desired import desired, images_folder, jobs_images, limits_sentence
@@ -52,7 +52,7 @@ from dalsegno.targets.local.folder import (
 )
 from dalsegno.targets.local.images import import_all, present
 from dalsegno.targets.local.machine_room import HostControlClient
-from dalsegno.targets.local.monitoring import has_prometheus, monitor_layout, write_monitor_switch
+from dalsegno.targets.local.monitoring import monitor_layout
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.observe import (
     controller_runs,

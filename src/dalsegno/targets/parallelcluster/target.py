@@ -305,10 +305,11 @@ class PclusterTarget:
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         return self._enter(["sudo", *command], env, node, terminal=False)
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry:
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the head node."""
         terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        return self._enter(["/usr/local/bin/dalsegno", *arguments], dict(self._env), None, terminal=terminal)
+        sudo = ["sudo"] if root else []
+        return self._enter([*sudo, "/usr/local/bin/dalsegno", *arguments], dict(self._env), None, terminal=terminal)
 
     def _enter(self, command: Sequence[str], env: Mapping[str, str], host: str | None, *, terminal: bool) -> ShellEntry:
         state = self._known()

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.hostlist import compress
 from dalsegno.setup.delivery import (
     Answer,
     ChangeKind,
+    CodeBundle,
     applier_argv,
     apply_request,
-    find_bundle,
     read_answer,
     read_step,
     remove_request,
@@ -33,6 +32,7 @@ from dalsegno.targets.ssh.folder import (
     SshStage,
     SshState,
     read_seen,
+    write_ids,
     write_secrets,
     write_seen,
     write_ssh_state,
@@ -53,21 +53,27 @@ class ApplyOnHosts:
     state: SshState
     say: Say
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _archives: dict[str, bytes] = field(default_factory=dict)
 
     def apply(self, plan: SshPlan) -> None:
         """Change all hosts. A host that fails is reported at the end, and the next `up` repairs it."""
         write_secrets(self.folder, plan.secrets)
         write_seen(self.folder, {**read_seen(self.folder), **plan.facts})
+        write_ids(self.folder, plan.ids)  # before any account is created
         self._drain(plan)
         changed = [host for host, changes in plan.changes.items() if changes]
-        done = self.hosts.each(changed, lambda host: self._change(plan, host))
+        done: dict[str, Answer | DalsegnoError] = {}
+        for group in _in_turn(plan, changed):
+            done |= self.hosts.each(group, lambda host: self._change(plan, host))
+            if any(isinstance(each, DalsegnoError) for each in done.values()):
+                break  # the next groups depend on this one; within a group, the other hosts go on
         failed = {**plan.faults, **{host: each for host, each in done.items() if isinstance(each, DalsegnoError)}}
         head = plan.cluster.head
         if head in failed:
             raise failed[head]
         self._finish(plan, failed)
         self._remove(plan.remove_hosts)
-        write_applied(self.folder, plan.cluster)
+        write_applied(self.folder, plan.recorded)
         ssh = without(self.state.ssh, plan.remove_hosts)
         state = replace(self.state, phase=SshStage.UP, ssh=ssh, failed=tuple(failed))
         write_ssh_state(self.folder, replace(state, slurm_version=str(self.slurm.version())))
@@ -75,7 +81,8 @@ class ApplyOnHosts:
 
     def _change(self, plan: SshPlan, host: str) -> Answer:
         needs_code = any(change.kind is ChangeKind.CODE for change in plan.changes[host])
-        request = apply_request(plan.plans[host], self._code if needs_code else b"")
+        code = self._archive(plan.bundles[plan.plans[host].bundle]) if needs_code else b""
+        request = apply_request(plan.plans[host], code)
         argv = applier_argv(plan.plans[host].python)
         done = self.hosts.run(
             host, argv, stdin=request, root=True, timeout_s=APPLY_S, on_line=lambda line: self._tell(host, line)
@@ -87,14 +94,11 @@ class ApplyOnHosts:
             with self._lock:
                 self.say(f"{host}: {step}")
 
-    @cached_property
-    def _archive(self) -> bytes:
-        return find_bundle().archive()
-
-    @property
-    def _code(self) -> bytes:
+    def _archive(self, bundle: CodeBundle) -> bytes:
         with self._lock:  # made once, however many hosts need it
-            return self._archive
+            if bundle.key not in self._archives:
+                self._archives[bundle.key] = bundle.archive()
+            return self._archives[bundle.key]
 
     def _drain(self, plan: SshPlan) -> None:
         """Drain nodes that leave the cluster, and wait until their jobs have ended."""
@@ -145,6 +149,18 @@ class ApplyOnHosts:
         for each in done.values():
             if isinstance(each, DalsegnoError):
                 self.say(f"not cleaned: {each.what}")
+
+
+def _in_turn(plan: SshPlan, changed: Sequence[str]) -> list[list[str]]:
+    """Return the hosts in the groups in which they are changed, one group after the other.
+
+    An upgrade changes one host at a time, the head last: a node without its agent is noticed, many would be a fault.
+    """
+    head = plan.cluster.head
+    others = [host for host in changed if host != head]
+    if plan.upgrades:
+        return [[host] for host in (*others, *([head] if head in changed else []))]
+    return [[head], others] if plan.head_first and head in changed else [list(changed)]
 
 
 def remove_from(hosts: HostRunner, host: str, cluster_id: str, say: Say) -> Answer:

@@ -5,27 +5,19 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from dalsegno.errors import TargetError
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
+from dalsegno.observe.monitor_layout import MonitorLayout
 from dalsegno.setup.inspect import HostFacts
-from dalsegno.setup.node_plan import (
-    NodePlan,
-    PlannedCommand,
-    PlannedFile,
-    PlannedFolder,
-    PlannedLink,
-    PlannedService,
-    PlannedUser,
-    content_digest,
-)
+from dalsegno.setup.node_plan import HostParts, NodePlan, PlannedFile, PlannedFolder, PlannedLink, content_digest
 from dalsegno.slurm.layout import Cgroups, DaemonHost, DatabaseStorage, Dbd, Layout, NodePlace, Paths, Timeouts
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
+    render_plugstack_conf,
     render_slurm_conf,
     render_slurmdbd_conf,
     render_topology_conf,
@@ -36,19 +28,25 @@ from dalsegno.spec.facts import Cluster, Node, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.folder import IDENTITY
+from dalsegno.targets.ssh.containers import container_parts, container_plugin
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshRole, SshStage, SshState, head_folder, state_text
-from dalsegno.targets.ssh.services import LOGS, ServiceSite, compute_services, head_commands, head_services, munge
+from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
+from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
+from dalsegno.targets.ssh.releases import DEBIAN, packages_for, slurm_version
+from dalsegno.targets.ssh.repair import head_parts, node_parts
+from dalsegno.targets.ssh.services import (
+    LOGS,
+    ServiceSite,
+    compute_services,
+    head_commands,
+    head_services,
+    munge,
+    rest_parts,
+)
+from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
 ETC = "/etc/slurm"
 RESERVED_MIB = 512  # for the system and our own daemons, on a host whose size is not in the file
-# Releases of Slurm in the distributions, for hosts where it is not installed yet.
-DISTRIBUTION_SLURM = {
-    ("debian", "12"): Version(22, 5, 8),
-    ("debian", "13"): Version(24, 11, 5),
-    ("ubuntu", "22.04"): Version(21, 8, 5),
-    ("ubuntu", "24.04"): Version(23, 11, 4),
-}
-DEBIAN, RED_HAT = ("debian", "ubuntu"), ("rhel", "rocky", "almalinux", "centos", "ol", "fedora", "amzn")
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,13 @@ class ClusterOnHosts:
     facts: Mapping[str, HostFacts]
     secrets: ClusterSecrets
     cluster_id: str
-    code: str  # key of our code
+    codes: Mapping[str, str]  # host -> key of our code for its Python
     operator: str = ""
+    before: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of an earlier `up`
+
+    @cached_property
+    def ids(self) -> AssignedIds:
+        return assign_ids(self.cluster, self.facts, self.before)
 
     @cached_property
     def addresses(self) -> dict[str, str]:
@@ -78,7 +81,7 @@ class ClusterOnHosts:
 
     @cached_property
     def slurm(self) -> Version:
-        return slurm_version(self.facts[self.cluster.head])
+        return slurm_version(self.facts[self.cluster.head], self.cluster.ssh)
 
     @cached_property
     def layout(self) -> Layout:
@@ -100,6 +103,8 @@ class ClusterOnHosts:
             slurm_user="slurm",
             proctrack="cgroup" if tracked else "linuxproc",
             task_plugin="task/cgroup" if tracked and self._constrains else "task/none",
+            programs=scratch_programs(cluster, ETC),
+            spank=container_plugin(cluster, str(self.slurm), ETC) if cluster.containers.enabled else None,
             timeouts=Timeouts(credential_s=30),
             submit_hosts={
                 self.facts[host].hostname: self.addresses[host]
@@ -127,15 +132,21 @@ class ClusterOnHosts:
         held = ("cores", "memory", "devices") if self._constrains else ()
         layout = replace(self.layout, cgroups=Cgroups(plugin=plugin, constrain=held))
         files = {
-            "slurm.conf": render_slurm_conf(cluster, layout, self.slurm),
+            "slurm.conf": render_slurm_conf(without_own_programs(cluster), layout, self.slurm),
             "gres.conf": render_gres_conf(cluster, layout, self.slurm),
             "cgroup.conf": render_cgroup_conf(cluster, layout, self.slurm),
             HEALTH: settings_text(cluster.health),
             IDENTITY: f"{self.cluster_id}\n",
         }
+        if cluster.containers.enabled:  # otherwise an installed Pyxis may have a plugstack.conf there
+            files["plugstack.conf"] = render_plugstack_conf(cluster, layout, self.slurm)
         if cluster.slurm.topology:
             files["topology.conf"] = render_topology_conf(cluster, layout, self.slurm)
         return files
+
+    @cached_property
+    def monitor(self) -> MonitorLayout:
+        return monitor_layout(self.sized, head_folder(self.cluster.name))
 
     def site(self, host: str) -> ServiceSite:
         files = self.slurm_files(host)
@@ -145,7 +156,7 @@ class ClusterOnHosts:
             head_folder(self.cluster.name),
             self.addresses[self.cluster.head],
             self.facts[host].python_path,
-            f"/opt/dalsegno/{self.code}",
+            f"/opt/dalsegno/{self.codes[host]}",
             revision(*parts),
             content_digest(self.secrets.munge_key),
         )
@@ -180,63 +191,56 @@ def tracks_with_cgroups(hosts: Iterable[HostFacts]) -> bool:
     return all(_can_track(facts) for facts in hosts)
 
 
-def slurm_version(facts: HostFacts) -> Version:
-    """Return the release of Slurm on a machine: the installed one, or the one of the distribution."""
-    for name in ("slurmctld", "slurmd", "slurm-client", "slurm"):
-        if facts.version_of(name):
-            return Version.parse(facts.version_of(name))
-    known = DISTRIBUTION_SLURM.get((facts.os_id, facts.os_version))
-    if known is None:
-        raise TargetError(
-            f"the release of Slurm for {facts.os_id} {facts.os_version} is not known",
-            hint="install Slurm's packages on the machine first, then run `dalsegno up` again",
-        )
-    return known
-
-
 def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     """Return the plan of one host."""
-    cluster = on.sized
-    site, role = on.site(host), _Role.of(on, host)
+    cluster, facts = on.sized, on.facts[host]
+    site, debian = on.site(host), facts.os_id in DEBIAN
+    launcher = [facts.python_path, "-I", "/opt/dalsegno/current/dalsegno/programs.py"]
+    parts = storage_parts(cluster, host, on.addresses, debian=debian, etc=ETC, launcher=launcher) + _role(on, host)
+    if cluster.containers.enabled:
+        parts += container_parts(str(on.slurm), debian=debian, launcher=launcher)
+    if cluster.monitoring.prometheus:
+        parts += monitor_parts(on.monitor, host, on.secrets, folder=site.folder, systemd=facts.systemd)
+    if host == cluster.head and cluster.slurm.rest:
+        package = "slurmrestd" if debian else "slurm-slurmrestd"
+        parts += rest_parts(site, on.slurm, package, systemd=facts.systemd)
+    if host == cluster.head:
+        parts += head_parts(site.folder, on.secrets.repair_key)
+    elif host in {node.name for node in cluster.nodes}:
+        parts += node_parts(on.secrets.repair_public)
     return NodePlan(
         cluster.name,
         on.cluster_id,
         host,
-        packages=(*role.packages, *cluster.ssh.packages),
-        users=_users(on),
-        folders=(*_folders(on, host), *role.folders),
-        files=(*_common_files(on, host), *role.files),
+        packages=tuple(dict.fromkeys((*parts.packages, *cluster.ssh.packages))),
+        users=planned_users(cluster, host, on.ids),
+        groups=planned_groups(cluster, on.ids),
+        folders=(*_folders(on, host), *parts.folders),
+        files=(*_common_files(on, host), *parts.files),
         links=(
             PlannedLink(str(site.folder.etc), ETC),
-            PlannedLink("/opt/dalsegno/current", on.code),
+            PlannedLink("/opt/dalsegno/current", on.codes[host]),
         ),
-        bundle=on.code,
-        python=on.facts[host].python_path,
-        commands=role.commands,
-        services=role.services,
+        bundle=on.codes[host],
+        python=facts.python_path,
+        commands=parts.commands,
+        services=parts.services,
+        mounts=parts.mounts,
     )
 
 
-@dataclass(frozen=True)
-class _Role:
-    """What a host has beyond that which all hosts have."""
-
-    packages: tuple[str, ...] = ()
-    folders: tuple[PlannedFolder, ...] = ()
-    files: tuple[PlannedFile, ...] = ()
-    commands: tuple[PlannedCommand, ...] = ()
-    services: tuple[PlannedService, ...] = ()
-
-    @classmethod
-    def of(cls, on: ClusterOnHosts, host: str) -> _Role:
-        if host == on.cluster.head:
-            return _head(on)
-        if any(node.name == host for node in on.sized.nodes):
-            return _compute(on, host)
-        return cls(packages_for(on.facts[host], ("client",)), services=(munge(on.site(host)),))
+def _role(on: ClusterOnHosts, host: str) -> HostParts:
+    """Return what a host has beyond that which all hosts have."""
+    if host == on.cluster.head:
+        return _head(on)
+    if any(node.name == host for node in on.sized.nodes):
+        return _compute(on, host)
+    return HostParts(
+        packages_for(on.facts[host], ("munge", "client"), on.cluster.ssh), services=(munge(on.site(host)),)
+    )
 
 
-def _head(on: ClusterOnHosts) -> _Role:
+def _head(on: ClusterOnHosts) -> HostParts:
     cluster, host, folder = on.sized, on.cluster.head, head_folder(on.cluster.name)
     site, slurm = on.site(host), ("slurm", "slurm")
     dbd_conf = render_slurmdbd_conf(cluster, on.layout, on.slurm) if cluster.slurm.accounting else ""
@@ -264,9 +268,9 @@ def _head(on: ClusterOnHosts) -> _Role:
             PlannedFile(f"{_defaults(on.facts[host])}/slurmdbd", socket),
         ]
         folders.append(PlannedFolder(str(folder.database), 0o700, *slurm))
-    kinds = ("client", "controller", *(["accounting"] if cluster.slurm.accounting else []))
-    return _Role(
-        packages_for(on.facts[host], kinds),
+    accounting = ("accounting", "database") if cluster.slurm.accounting else ()
+    return HostParts(
+        packages_for(on.facts[host], ("munge", "client", "controller", *accounting), cluster.ssh),
         tuple(folders),
         tuple(files),
         tuple(head_commands(site)),
@@ -274,13 +278,13 @@ def _head(on: ClusterOnHosts) -> _Role:
     )
 
 
-def _compute(on: ClusterOnHosts, host: str) -> _Role:
+def _compute(on: ClusterOnHosts, host: str) -> HostParts:
     folder, secret = head_folder(on.cluster.name), on.secrets.agents[host]
     spool = PlannedFolder(f"/var/lib/slurm/slurmd/{on.cluster.name}", 0o755)
     watched = on.cluster.health.mode != "off"
     files = (PlannedFile(str(folder.agent_secret(host)), secret, 0o600, secret=True),) if watched else ()
-    return _Role(
-        packages_for(on.facts[host], ("client", "node")),
+    return HostParts(
+        packages_for(on.facts[host], ("munge", "client", "node"), on.cluster.ssh),
         (spool,),
         files,
         services=tuple(compute_services(on.site(host), host, content_digest(secret))),
@@ -310,6 +314,7 @@ def _common_files(on: ClusterOnHosts, host: str) -> list[PlannedFile]:
         *slurm,
         PlannedFile("/etc/munge/munge.key", on.secrets.munge_key, 0o400, "munge", "munge", secret=True),
         PlannedFile("/etc/hosts", hosts_lines(on), block=True),
+        PlannedFile("/etc/ssh/ssh_known_hosts", known_hosts_lines(on.cluster.ssh.hosts, on.facts), block=True),
         PlannedFile("/usr/local/bin/dalsegno", own_command(on.facts[host].python_path), 0o755),
     ]
 
@@ -344,59 +349,5 @@ def own_command(python: str) -> str:
     )
 
 
-def _users(on: ClusterOnHosts) -> tuple[PlannedUser, ...]:
-    """Return the accounts of the cluster file. One uid holds on all hosts: jobs run with it everywhere."""
-    uids = assign_uids(on.cluster, on.facts.values())
-    return tuple(PlannedUser(user.name, uids[user.name], user.groups) for user in on.cluster.users)
-
-
-FIRST_UID = 10001
-
-
-def assign_uids(cluster: Cluster, facts: Iterable[HostFacts]) -> dict[str, int]:
-    """Return the uid of each user: the one in the file, the one that a host already has, or the next free one."""
-    known: dict[str, int] = {}
-    for each in facts:
-        known = {**{user.name: user.uid for user in each.users}, **known}
-    given = {user.name: user.uid for user in cluster.users if user.uid is not None}
-    taken = {*known.values(), *given.values()}
-    found: dict[str, int] = {}
-    for user in cluster.users:
-        uid = given.get(user.name, known.get(user.name))
-        if uid is None:
-            uid = next(number for number in range(FIRST_UID, 60000) if number not in taken)
-            taken.add(uid)
-        found[user.name] = uid
-    return found
-
-
 def _defaults(facts: HostFacts) -> str:
     return "/etc/default" if facts.os_id in DEBIAN else "/etc/sysconfig"
-
-
-PACKAGES = {
-    "client": (("munge", "slurm-client", "slurm-wlm-basic-plugins"), ("munge", "slurm")),
-    "node": (("slurmd",), ("slurm-slurmd",)),
-    "controller": (("slurmctld",), ("slurm-slurmctld",)),
-    "accounting": (
-        ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"),
-        ("slurm-slurmdbd", "mariadb-server"),
-    ),
-}
-
-
-def all_packages() -> tuple[str, ...]:
-    """Return the packages of all parts and distributions: whether a host has them is asked before anything else."""
-    found = [name for families in PACKAGES.values() for names in families for name in names]
-    return tuple(dict.fromkeys(found))
-
-
-def packages_for(facts: HostFacts, kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return the distribution's packages for the parts that a host has."""
-    if facts.os_id not in (*DEBIAN, *RED_HAT):
-        raise TargetError(
-            f"{facts.os_id or 'unknown'} {facts.os_version} is not supported",
-            hint="use Debian 12 or 13, Ubuntu 22.04 or 24.04, or a distribution of the RHEL family",
-        )
-    index = 0 if facts.os_id in DEBIAN else 1
-    return tuple(name for kind in kinds for name in PACKAGES[kind][index])

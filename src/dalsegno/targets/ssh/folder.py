@@ -10,10 +10,14 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.observe.monitor_layout import USER
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.spec.facts import SshAccess, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
+from dalsegno.system.passwords import bcrypt_hash, draw_password
+from dalsegno.system.ssh import make_key_pair
 from dalsegno.targets.folder import ClusterFolder, read_facts
+from dalsegno.targets.ssh.people import AssignedIds
 
 HEAD_HOME = Path("/var/lib/dalsegno")
 
@@ -26,6 +30,11 @@ class SshFolder(ClusterFolder):
         return self.secret / "agents" / node
 
     @property
+    def repair_key(self) -> Path:
+        """The key with which the head resets and reboots nodes."""
+        return self.secret / "repair-key"
+
+    @property
     def metrics_token(self) -> Path:
         return self.secret / "metrics-token"
 
@@ -33,6 +42,21 @@ class SshFolder(ClusterFolder):
     def seen(self) -> Path:
         """The facts of each host, as they were last seen. A host that does not answer keeps its place in Slurm."""
         return self.root / "hosts.json"
+
+    @property
+    def monitor(self) -> Path:
+        """The configuration of Prometheus' programs, on the head, and of node_exporter, on every host."""
+        return self.root / "monitor"
+
+    @property
+    def node_metrics(self) -> Path:
+        """The folder of a compute node for the metrics of its agent, which node_exporter serves."""
+        return self.root / "metrics"
+
+    @property
+    def ids(self) -> Path:
+        """The uids and gids of users and groups, also of those that were removed."""
+        return self.root / "ids.json"
 
     @property
     def database(self) -> Path:
@@ -99,13 +123,22 @@ class ClusterSecrets:
     munge_key: str
     metrics_token: str
     agents: Mapping[str, str] = field(default_factory=dict)  # node -> the secret of its agent
+    # Passwords of Prometheus' programs, and the files that let them check these; empty without Prometheus
+    monitor_password: str = ""
+    monitor_web: str = ""
+    exporter_password: str = ""
+    exporter_web: str = ""
+    repair_key: str = ""  # the head's, for orders to nodes
+    repair_public: str = ""
 
     def __repr__(self) -> str:
         return "ClusterSecrets(…)"
 
 
-def read_secrets(folder: SshFolder, nodes: Iterable[str]) -> ClusterSecrets:
+def read_secrets(folder: SshFolder, nodes: Iterable[str], *, prometheus: bool = False) -> ClusterSecrets:
     """Return the secrets in the folder. Those that are missing are new, and not written yet."""
+    monitor = _web_login(folder, "monitor") if prometheus else ("", "")
+    exporter = _web_login(folder, "exporter") if prometheus else ("", "")
 
     def kept(path: Path, size: int) -> str:
         return (read_text(path) or "").strip() or secrets.token_hex(size)
@@ -114,7 +147,25 @@ def read_secrets(folder: SshFolder, nodes: Iterable[str]) -> ClusterSecrets:
         kept(folder.munge_key, 64),
         kept(folder.metrics_token, 32),
         {node: kept(folder.agent_secret(node), 32) for node in nodes},
+        *monitor,
+        *exporter,
+        *_repair_key(folder),
     )
+
+
+def _repair_key(folder: SshFolder) -> tuple[str, str]:
+    private, public = read_text(folder.repair_key) or "", read_text(folder.repair_key.with_suffix(".pub")) or ""
+    return (private, public.strip()) if private and public else make_key_pair(f"dalsegno-{folder.name}")
+
+
+def _web_login(folder: SshFolder, name: str) -> tuple[str, str]:
+    """Return a password of Prometheus' programs, and the file that lets them check it. A new hash of the same password
+    would differ, and restart them."""
+    password, web = (read_text(folder.secret / f"{name}-{part}") or "" for part in ("password", "web.yml"))
+    if password and web:
+        return password, web
+    password = draw_password()
+    return password, json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}}) + "\n"  # JSON is YAML, too
 
 
 def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
@@ -123,11 +174,26 @@ def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
     make_folder(folder.secret / "agents", 0o700)
     write_atomic(folder.munge_key, held.munge_key, 0o600)
     write_atomic(folder.metrics_token, held.metrics_token, 0o600)
+    write_atomic(folder.repair_key, held.repair_key, 0o600)
+    write_atomic(folder.repair_key.with_suffix(".pub"), f"{held.repair_public}\n", 0o600)
+    if held.monitor_password:
+        write_atomic(folder.secret / "monitor-password", held.monitor_password, 0o600)
+        write_atomic(folder.secret / "monitor-web.yml", held.monitor_web, 0o600)
+        write_atomic(folder.secret / "exporter-password", held.exporter_password, 0o600)
+        write_atomic(folder.secret / "exporter-web.yml", held.exporter_web, 0o600)
     for node, secret in held.agents.items():
         write_atomic(folder.agent_secret(node), secret, 0o600)
     for path in (folder.secret / "agents").iterdir():
         if path.name not in held.agents:
             path.unlink()
+
+
+def read_ids(folder: SshFolder) -> AssignedIds:
+    return read_facts(AssignedIds, folder.ids) or AssignedIds()
+
+
+def write_ids(folder: SshFolder, ids: AssignedIds) -> None:
+    write_atomic(folder.ids, json.dumps(facts_to_json(ids), indent=1))
 
 
 def read_seen(folder: SshFolder) -> dict[str, HostFacts]:

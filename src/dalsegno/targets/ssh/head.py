@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
+from dalsegno.observe.monitor_layout import MonitorLayout
 from dalsegno.setup.applier import answer
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, SshHost
@@ -34,6 +35,8 @@ from dalsegno.targets.base import (
 )
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.ssh.folder import SshFolder, read_ssh_state
+from dalsegno.targets.ssh.monitoring import monitor_layout
+from dalsegno.targets.ssh.repair import REBOOT, RESET, repair_argv
 from dalsegno.targets.ssh.services import LOGS, PATH
 from dalsegno.targets.ssh.shell import ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
@@ -41,14 +44,6 @@ from dalsegno.targets.ssh.status import gone, phase_of, read_status
 SLURMCTLD_PORT = 6817
 POWER_S = 120.0
 TIMES = NodeTimes(boot_s=900.0, gone_s=30.0)  # real machines take minutes to boot
-
-
-def open_head(folder: Path) -> HeadTarget:
-    """Return the target on the head. It can reboot nodes if the cluster file has a command for each of them."""
-    applied = read_applied(SshFolder(folder))
-    hosts = [applied.ssh.host(node.name) for node in applied.nodes] if applied else []
-    powered = bool(hosts) and all(host is not None and host.power_cycle for host in hosts)
-    return PoweredHeadTarget(folder) if powered else HeadTarget(folder)
 
 
 class HeadTarget:
@@ -80,6 +75,19 @@ class HeadTarget:
 
     def destroy(self, say: Say) -> bool:
         self._refuse("removed")
+
+    def switch_monitor(self, on: bool) -> Plan:
+        self._refuse("changed")
+
+    def has_monitor(self) -> bool:
+        applied = read_applied(self.folder)
+        return applied is not None and applied.monitoring.prometheus
+
+    def monitor_layout(self) -> MonitorLayout:
+        applied = read_applied(self.folder)
+        if applied is None:
+            raise TargetError(f"there is no complete cluster {self.folder.name}", hint="run `dalsegno up` again")
+        return monitor_layout(applied, self.folder)
 
     def _refuse(self, what: str) -> NoReturn:
         state = read_ssh_state(self.folder)
@@ -192,24 +200,42 @@ class HeadTarget:
         return SshHost(found.name, found.address, "", found.port)  # keys of the operator are not here
 
     def job_images(self) -> str:
-        return ""
+        applied = read_applied(self.folder)
+        return applied.containers.folder if applied and applied.containers.enabled else ""
 
     @property
     def node_times(self) -> NodeTimes:
         return TIMES
 
+    def reset_gpus(self, node: str) -> None:
+        self._order(self._node(node), RESET)
+
+    def reboot(self, node: str) -> None:
+        """Reboot a node: with the command of the cluster file, which also helps if the node hangs, or else over ssh."""
+        host = self._node(node)
+        if not host.power_cycle:
+            self._order(host, REBOOT)
+            return
+        hint = "check `ssh.power_cycle` in the cluster file; it runs on the head, as root"
+        self.runner.run(host.power_cycle, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)
+
+    def _order(self, host: SshHost, order: str) -> None:
+        hint = "sshd there must let root log in with a key; `ssh.power_cycle` in the file reboots a machine that hangs"
+        argv = repair_argv(host, self.folder, order)
+        self.runner.run(argv, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)
+
+    def machines(self) -> Mapping[str, str]:
+        applied = read_applied(self.folder)
+        hosts = [applied.ssh.host(node.name) for node in applied.nodes] if applied else []
+        return {host.name: f"the machine of {host.name} at {host.address}" for host in hosts if host is not None}
+
+    def _node(self, name: str) -> SshHost:
+        applied = read_applied(self.folder)
+        host = applied.ssh.host(name) if applied else None
+        if host is None:
+            raise NotThere(f"there is no node `{name}`", hint="`dalsegno status` shows the nodes")
+        return host
+
     def _client(self, prefix: Sequence[str] = (), timeout_s: float = 30) -> SlurmClient:
         env = {"PATH": PATH, "SLURM_CONF": str(self.folder.slurm_conf)}
         return SlurmClient(self.runner, env, prefix=prefix, timeout_s=timeout_s)
-
-
-class PoweredHeadTarget(HeadTarget):
-    """A head that can switch its nodes off and on, with `ssh.power_cycle` of the cluster file."""
-
-    def reboot(self, node: str) -> None:
-        applied = read_applied(self.folder)
-        host = applied.ssh.host(node) if applied else None
-        if host is None:
-            raise NotThere(f"there is no node `{node}`", hint="`dalsegno status` shows the nodes")
-        hint = "check `ssh.power_cycle` in the cluster file; it runs on the head, as root"
-        self.runner.run(host.power_cycle, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)

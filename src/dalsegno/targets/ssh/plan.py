@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import DalsegnoError, TargetError
-from dalsegno.setup.delivery import ChangeAction, ChangeKind, MachineChange
+from dalsegno.setup.delivery import ChangeAction, ChangeKind, CodeBundle, MachineChange
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.setup.node_plan import NodePlan
 from dalsegno.spec.facts import Cluster
 from dalsegno.spec.values import is_node_name
 from dalsegno.targets.base import counted, named
-from dalsegno.targets.ssh.desired import DEBIAN, ETC, RED_HAT, sized_node, slurm_version
+from dalsegno.targets.ssh.desired import ETC, sized_node
 from dalsegno.targets.ssh.folder import ClusterSecrets
-from dalsegno.users.checks import check_groups, is_system_uid
+from dalsegno.targets.ssh.people import AssignedIds
+from dalsegno.targets.ssh.releases import DEBIAN, check_system, slurm_version
+from dalsegno.targets.ssh.storage import NFS_SERVER
 
 OLDEST_PYTHON = (3, 10)
 SLURM_DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
@@ -36,9 +36,15 @@ class SshPlan:
     facts: Mapping[str, HostFacts]
     cluster_id: str
     secrets: ClusterSecrets
+    bundles: Mapping[str, CodeBundle] = field(default_factory=dict)  # our code, by its key
     fresh: bool = False
     unfinished: bool = False  # an earlier `up` was interrupted, or failed on some hosts
     faults: Mapping[str, DalsegnoError] = field(default_factory=dict)  # hosts that cannot be changed now, and why
+    ids: AssignedIds = field(default_factory=AssignedIds)  # of users and groups
+    upgrades: tuple[str, ...] = ()  # hosts of the cluster that have other code of ours than this machine
+    may_upgrade: bool = False
+    prometheus_in_file: bool = False  # `dalsegno monitor up` may have switched it on beside the file
+    monitor_switch: bool | None = None  # `dalsegno monitor up` or `down`; None: neither
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
     wait_for: tuple[str, ...] = ()  # jobs on nodes that leave
     people: bool = False  # accounts, users and QOS change in Slurm
@@ -51,17 +57,29 @@ class SshPlan:
         return not (moved or self.fresh or self.unfinished or self.faults)
 
     @property
+    def recorded(self) -> Cluster:
+        """The cluster as the file describes it."""
+        monitoring = replace(self.cluster.monitoring, prometheus=self.prometheus_in_file)
+        return replace(self.cluster, monitoring=monitoring)
+
+    @property
     def only_user(self) -> str:
         return ""
 
     @property
     def import_images(self) -> tuple[str, ...]:
-        return ()
+        return () if self.empty else self.cluster.containers.images
 
     @property
     def reconfigures(self) -> bool:
         """Whether slurmctld must read its files again: they change, and it is not restarted anyway."""
         return self.writes(f"{ETC}/slurm.conf") and not self._does(ChangeKind.SERVICE, "slurmctld")
+
+    @property
+    def head_first(self) -> bool:
+        """Whether the head must be changed before the other hosts: they mount what it exports."""
+        serves = any(service.name == NFS_SERVER for service in self.plans[self.cluster.head].services)
+        return serves and any(change.kind is ChangeKind.MOUNT for each in self.changes.values() for change in each)
 
     def writes(self, path: str) -> bool:
         return self._does(ChangeKind.FILE, path)
@@ -77,6 +95,7 @@ class SshPlan:
         if self.fresh:
             return [_creation(self), *_per_host(self), *faults]
         lines = [
+            (self.upgrades, f"updates Dal Segno on {named('host', self.upgrades)}, one after the other"),
             (self.unfinished, "finishes what an earlier `up` began"),
             (self.remove_hosts, f"drains and removes {named('host', self.remove_hosts)}"),
             (self.people, "updates accounts, users and QOS"),
@@ -146,7 +165,17 @@ def summarize(changes: Iterable[MachineChange]) -> list[str]:
     lines = [
         (packages, f"installs {named('package', packages)}"),
         (those(ChangeKind.CODE), "installs Dal Segno"),
-        (those(ChangeKind.USER), f"adds {named('user', those(ChangeKind.USER))}"),
+        *(
+            (found, f"{verb} {named(noun, found)}")
+            for kind, noun in ((ChangeKind.USER, "user"), (ChangeKind.GROUP, "group"))
+            for action, verb in _ACCOUNT_VERBS.items()
+            if (found := those(kind, action)) is not None
+        ),
+        *(
+            (found, f"{verb} {', '.join(found)}")
+            for verb, actions in _MOUNT_VERBS.items()
+            if (found := those(ChangeKind.MOUNT, *actions)) is not None
+        ),
         (written, f"writes {named('file', written)}"),
         (replaced, f"replaces {named('file', replaced)}, which `down` restores"),
         (those(ChangeKind.FILE, ChangeAction.RESTORE), "restores files that are no longer needed"),
@@ -159,43 +188,29 @@ def summarize(changes: Iterable[MachineChange]) -> list[str]:
     return [line for condition, line in lines if condition]
 
 
+_ACCOUNT_VERBS = {ChangeAction.CREATE: "adds", ChangeAction.CHANGE: "changes", ChangeAction.REMOVE: "removes"}
+_MOUNT_VERBS = {"mounts": (ChangeAction.CREATE, ChangeAction.CHANGE), "unmounts": (ChangeAction.UNMOUNT,)}
 _VERBS = {ChangeAction.START: "starts", ChangeAction.RESTART: "restarts", ChangeAction.STOP: "stops"}
 
 
 def refuse_unbuilt(cluster: Cluster) -> None:
     """Raise for parts of the cluster file that nothing sets up on ssh hosts yet, so that nobody relies on them."""
     parts = {
-        "`storage`": bool(cluster.storage),
+        "`directory: {kind: ldap}`": cluster.directory.ldap,
         "`slurm.backup_controller`": cluster.slurm.backup_controller,
-        "`slurm.rest`": cluster.slurm.rest,
-        "`containers`": bool(cluster.containers.enabled),
-        "`monitoring.prometheus`": cluster.monitoring.prometheus,
+        "`containers.images` without `containers.folder`": bool(cluster.containers.images)
+        and not cluster.containers.folder,
     }
     if found := [name for name, used in parts.items() if used]:
         raise TargetError(
             f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} not built yet for `target: ssh`",
-            hint="remove it from the cluster file; a file system that all hosts mount already can be used as it is",
+            hint="remove it from the cluster file",
         )
 
 
-@dataclass(frozen=True)
-class CodeFit:
-    """The Python and the processor that our code and its dependencies, which the hosts get from here, are made for."""
-
-    python: tuple[int, ...]
-    machine: str
-
-    @classmethod
-    def here(cls) -> CodeFit:
-        return cls(sys.version_info[:2], platform.machine())
-
-
-def check_hosts(
-    cluster: Cluster, facts: Mapping[str, HostFacts], code: CodeFit | None = None
-) -> dict[str, DalsegnoError]:
+def check_hosts(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
     """Return the hosts that cannot be used, and why. Raise if two hosts have one name: Slurm could not tell them
     apart."""
-    code = code or CodeFit.here()
     counts = Counter(each.hostname for each in facts.values())
     for name, count in counts.items():
         if count > 1:
@@ -208,8 +223,7 @@ def check_hosts(
     nodes = {node.name: node for node in cluster.nodes}
     faults: dict[str, DalsegnoError] = {}
     for host, each in facts.items():
-        fault = _false_name(host, each, cluster) or _unfit(host, each) or _misfit(host, each, code)
-        fault = fault or _system_account(host, each, cluster)
+        fault = _false_name(host, each, cluster) or check_system(host, each, cluster.ssh) or _unfit(host, each)
         if fault is None and host in nodes:
             fault = _too_small(host, each, cluster)
         if fault is not None:
@@ -218,11 +232,6 @@ def check_hosts(
 
 
 def _unfit(host: str, facts: HostFacts) -> DalsegnoError | None:
-    if facts.os_id not in (*DEBIAN, *RED_HAT):
-        return TargetError(
-            f"{host}: {facts.os_id or 'its system'} {facts.os_version} is not supported",
-            hint="use Debian 12 or 13, Ubuntu 22.04 or 24.04, or a distribution of the RHEL family",
-        )
     if facts.python[:2] < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
         return TargetError(f"{host}: Python {version} is too old", hint="Dal Segno needs Python 3.10 or later there")
@@ -253,34 +262,6 @@ def _false_name(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError 
     )
 
 
-def _system_account(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError | None:
-    """Return an error if a user of the cluster is a system account there: the other hosts would get its uid."""
-    wanted = {user.name for user in cluster.users}
-    found = next((each for each in facts.users if each.name in wanted and is_system_uid(each.uid)), None)
-    if found is None:
-        return None
-    return TargetError(
-        f"{host}: `{found.name}` is a system account there (uid {found.uid})",
-        hint="choose another name for that user of the cluster",
-    )
-
-
-def refuse_privileges(cluster: Cluster) -> None:
-    """Raise if a user would get rights over the machines by a group that the cluster file does not allow by name."""
-    for user in cluster.users:
-        check_groups(user, {group.name: group.gid for group in cluster.groups})
-
-
-def _misfit(host: str, facts: HostFacts, code: CodeFit) -> DalsegnoError | None:
-    if facts.python[:2] == code.python[:2] and facts.machine == code.machine:
-        return None
-    there, here = (".".join(map(str, version[:2])) for version in (facts.python, code.python))
-    return TargetError(
-        f"{host}: it has Python {there} on {facts.machine}, this machine has Python {here} on {code.machine}",
-        hint=f"run `dalsegno` with Python {there} on {facts.machine}: the hosts get its packages from here",
-    )
-
-
 def _too_small(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError | None:
     node = sized_node(next(each for each in cluster.nodes if each.name == host), facts)
     for noun, wanted, found in (
@@ -294,6 +275,19 @@ def _too_small(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError |
                 hint="correct the partition's size in the cluster file, or leave it out: the machine's own is used",
             )
     return None
+
+
+def check_monitoring(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
+    """Return the hosts that have no packages of Prometheus, or whose own Prometheus uses its ports."""
+    faults: dict[str, DalsegnoError] = {}
+    watched = {cluster.head, *(node.name for node in cluster.nodes)}
+    for host, each in facts.items() if cluster.monitoring.prometheus else ():
+        if host in watched and each.os_id not in DEBIAN:
+            faults[host] = TargetError(
+                f"{host}: {each.os_id} has no packages of Prometheus and node_exporter",
+                hint="leave out `monitoring.prometheus`, and let a Prometheus of your own read `dalsegno exporter`",
+            )
+    return faults
 
 
 def foreign_programs(host: str, facts: HostFacts, ports: Iterable[int]) -> DalsegnoError | None:
@@ -323,7 +317,7 @@ def _foreign_slurm(host: str, facts: HostFacts) -> DalsegnoError | None:
 
 def check_releases(cluster: Cluster, facts: Mapping[str, HostFacts]) -> None:
     """Raise if the hosts have different releases of Slurm."""
-    releases = {host: slurm_version(each).release for host, each in facts.items()}
+    releases = {host: slurm_version(each, cluster.ssh).release for host, each in facts.items()}
     wanted = releases[cluster.head]
     for host, release in releases.items():
         if release != wanted:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dalsegno.setup.node_plan import PlannedCommand, PlannedService
+from dalsegno.setup.node_plan import HostParts, PlannedCommand, PlannedFolder, PlannedService
+from dalsegno.slurm.versions import NOBODY_UID, Version, rest_api, user_word
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.children import MARK
 from dalsegno.system.hosts import revision
@@ -53,6 +54,29 @@ def head_services(site: ServiceSite, dbd_conf: str) -> list[PlannedService]:
     return [munge(site), *database, slurmctld, controller, *observer]
 
 
+def rest_parts(site: ServiceSite, slurm: Version, package: str, *, systemd: bool) -> HostParts:
+    """Return slurmrestd, as `nobody`, who can read everything and change nothing. Its socket accepts root and `nobody`.
+
+    The unit of the package would start another one at the next boot, on the port of our controller.
+    """
+    socket = site.folder.run / "rest/slurmrestd.sock"
+    # Without accounting, the part of the REST API that needs slurmdbd makes slurmrestd exit.
+    api = () if site.cluster.slurm.accounting else ("-s", rest_api(slurm))
+    user = ("-u", user_word("nobody", slurm), "-g", str(NOBODY_UID))
+    argv = ("/usr/sbin/slurmrestd", *user, *api, "-a", "rest_auth/local", f"unix:{socket}")
+    disable = PlannedCommand(
+        "disabling the unit of slurmrestd's package",
+        ("systemctl", "disable", "--quiet", "slurmrestd.service"),
+        unless=("/bin/sh", "-c", "! systemctl is-enabled --quiet slurmrestd.service"),
+    )
+    return HostParts(
+        (package,),
+        (PlannedFolder(str(socket.parent), 0o755, "nobody", "nogroup" if package == "slurmrestd" else "nobody"),),
+        commands=(disable,) if systemd else (),
+        services=(_system("slurmrestd", argv, "", ("/usr/bin/test", "-S", str(socket)), [site.structure], keep=True),),
+    )
+
+
 def _observer_arguments(site: ServiceSite) -> list[str]:
     monitoring = site.cluster.monitoring
     arguments = [str(site.folder.root), "--listen", f"{site.head_address}:{OBSERVER_PORT}"]
@@ -68,6 +92,8 @@ def compute_services(site: ServiceSite, node: str, secret_digest: str) -> list[P
     secret, boot = str(site.folder.agent_secret(node)), "/proc/sys/kernel/random/boot_id"
     controller = f"{site.head_address}:{AGENTS_PORT}"
     arguments = ["--node", node, "--controller", controller, "--secret", secret, "--boot-id", boot]
+    if site.cluster.monitoring.prometheus:
+        arguments += ["--metrics", str(site.folder.node_metrics)]
     return [munge(site), slurmd, _own(site, "node-agent", arguments, depends=[secret_digest])]
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
-from dalsegno.setup.delivery import Answer, applier_argv, compare_request, find_bundle, read_answer, status_request
-from dalsegno.setup.inspect import HostFacts, inspect_hosts
+from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
+from dalsegno.setup.delivery import compare_request, status_request
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, SshAccess, SshHost
 from dalsegno.system.files import read_text, remove_tree, write_atomic
@@ -28,39 +28,45 @@ from dalsegno.targets.base import (
     DaemonLog,
     DaemonStatus,
     NodeTimes,
+    PeopleView,
     Plan,
     Removal,
     RootUse,
     Say,
     ShellEntry,
+    named,
 )
-from dalsegno.targets.folder import read_applied
+from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
-from dalsegno.targets.ssh.desired import ClusterOnHosts, all_packages, host_plan
+from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.folder import (
     SshFolder,
     SshStage,
     SshState,
     head_folder,
+    read_ids,
     read_secrets,
     read_seen,
     read_ssh_state,
     write_ssh_state,
 )
-from dalsegno.targets.ssh.plan import (
-    SshPlan,
-    check_hosts,
-    check_releases,
-    foreign_programs,
-    refuse_privileges,
-    refuse_unbuilt,
-)
-from dalsegno.targets.ssh.services import HEAD_PORTS, NODE_PORTS, PATH
+from dalsegno.targets.ssh.monitoring import monitor_layout
+from dalsegno.targets.ssh.people import homes_of, refuse_privileges
+from dalsegno.targets.ssh.plan import SshPlan, check_releases, refuse_unbuilt
+from dalsegno.targets.ssh.services import PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
+from dalsegno.targets.ssh.survey import (
+    ask_host,
+    code_for_hosts,
+    hosts_to_upgrade,
+    inspect_cluster,
+    raise_for_head,
+    refuse_impossible,
+)
+from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
 Connect = Callable[[SshAccess], contextlib.AbstractContextManager[HostRunner]]
-COMPARE_S = 120.0
 
 
 def connect(ssh: SshAccess) -> SshConnections:
@@ -68,6 +74,10 @@ def connect(ssh: SshAccess) -> SshConnections:
     known_hosts = Path(ssh.known_hosts) if ssh.known_hosts else None
     password = read_password_file(Path(ssh.sudo_password_file)) if ssh.sudo_password_file else ""
     return SshConnections([address_of(host) for host in ssh.hosts], known_hosts=known_hosts, sudo_password=password)
+
+
+IMPORT_S = 3600.0
+_IMPORT_HINT = "the head must reach the registry; `dalsegno up` does not try again: `dalsegno image import` on the head"
 
 
 class SshTarget:
@@ -86,33 +96,47 @@ class SshTarget:
 
     def plan(self, cluster: Cluster) -> SshPlan:
         """Inspect every host, compute its plan, and let it report the differences."""
+        applied = read_applied(self.folder)
+        merged = with_roster(cluster, roster_of(applied)) if applied else cluster
+        return self._plan(merged, has_prometheus(cluster, self.folder))
+
+    def plan_upgrade(self, cluster: Cluster) -> SshPlan:
+        return replace(self.plan(cluster), may_upgrade=True)
+
+    def _plan(self, cluster: Cluster, prometheus: bool) -> SshPlan:
         state, before = self._state(), read_applied(self.folder)
+        in_file = cluster.monitoring.prometheus
+        cluster = replace(cluster, monitoring=replace(cluster.monitoring, prometheus=prometheus))
         refuse_unbuilt(cluster)
         refuse_privileges(cluster)
-        _refuse_impossible(before, cluster)
+        refuse_impossible(before, cluster)
         with self._connect(cluster.ssh) as hosts:
-            facts, faults = _inspect(hosts, cluster)
-            _raise_for_head(cluster, faults)
+            facts, faults, ids = inspect_cluster(hosts, cluster, read_ids(self.folder))
+            raise_for_head(cluster, faults)
             check_releases(cluster, facts)
             cluster_id = self._cluster_id()
+            code = code_for_hosts(facts, faults, self.folder.root.parents[1] / "wheels")
+            facts = {host: each for host, each in facts.items() if host in code}
+            raise_for_head(cluster, faults)
             remembered = read_seen(self.folder) if before else {}
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
-            held_secrets = read_secrets(self.folder, [node.name for node in cluster.nodes])
+            held_secrets = read_secrets(self.folder, [node.name for node in cluster.nodes], prometheus=prometheus)
             on = ClusterOnHosts(
                 cluster,
                 {**held, **facts},
                 held_secrets,
                 cluster_id,
-                find_bundle().key,
+                {host: bundle.key for host, bundle in code.items()},
                 f"{getpass.getuser()}@{socket.gethostname()}",
+                ids,
             )
             if not on.sized.nodes:
                 raise next(iter(faults.values()))
             plans = {host: host_plan(on, host) for host in facts}
-            compared = hosts.each(plans, lambda host: _ask(hosts, host, compare_request(plans[host]), facts[host]))
+            compared = hosts.each(plans, lambda host: ask_host(hosts, host, compare_request(plans[host]), facts[host]))
         faults |= {host: each for host, each in compared.items() if isinstance(each, DalsegnoError)}
-        _raise_for_head(cluster, faults)
+        raise_for_head(cluster, faults)
         old = state.ssh.names if state else ()
         leaving = tuple(host for host in old if host not in wanted)
         return SshPlan(
@@ -122,9 +146,13 @@ class SshTarget:
             facts,
             cluster_id,
             held_secrets,
+            bundles={bundle.key: bundle for bundle in code.values()},
             fresh=state is None,
             unfinished=state is not None and (state.phase is not SshStage.UP or bool(state.failed)),
             faults=faults,
+            ids=on.ids,
+            upgrades=hosts_to_upgrade(state, compared),
+            prometheus_in_file=in_file,
             remove_hosts=leaving,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
             reservations=(before.reservations if before else ()) != cluster.reservations,
@@ -136,6 +164,11 @@ class SshTarget:
             raise TypeError(f"not a plan of the ssh target: {plan!r}")
         if plan.empty:
             return
+        if plan.upgrades and not plan.may_upgrade:
+            raise TargetError(
+                f"another version of Dal Segno is on {named('host', plan.upgrades)}",
+                hint="`dalsegno up --upgrade` updates the hosts one after the other; runs and jobs continue",
+            )
         old = self._state()
         known = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
         ssh = replace(plan.cluster.ssh, hosts=tuple(known.values()))
@@ -143,12 +176,55 @@ class SshTarget:
         state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh)
         write_ssh_state(self.folder, state)  # first: from here on `down` and `status` find the cluster
         write_atomic(self._identity, plan.cluster_id)
+        if plan.monitor_switch is not None:
+            write_monitor_switch(plan.recorded, self.folder, plan.monitor_switch)
         with self._connect(state.ssh) as hosts:
             work = ApplyOnHosts(hosts, self._slurm(hosts, head.host), self.folder, state, say)
             work.apply(plan)
 
+    def people(self) -> PeopleView:
+        applied = read_applied(self.folder)
+        if applied is None:
+            raise TargetError(f"there is no complete cluster {self.folder.name}", hint="`dalsegno up` creates it")
+        ids = read_ids(self.folder)
+        return PeopleView(applied, ids.uids, ids.gids, Path(homes_of(applied)), elsewhere=True)
+
+    def change_people(self, roster: Roster) -> SshPlan:
+        applied = self.people().cluster
+        return self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
+
+    def switch_monitor(self, on: bool) -> SshPlan:
+        applied = self.people().cluster
+        if on and not applied.monitoring.enabled:
+            raise TargetError(f"monitoring of {self.folder.name} is turned off", hint=ENABLE)
+        return replace(self._plan(applied, on), monitor_switch=on)
+
+    def has_monitor(self) -> bool:
+        applied = read_applied(self.folder)
+        return applied is not None and has_prometheus(applied, self.folder)
+
+    def monitor_layout(self) -> MonitorLayout:
+        layout = monitor_layout(self.people().cluster, head_folder(self.folder.name))
+        return replace(layout, password_file=str(self.folder.secret / "monitor-password"))
+
+    def set_password(self, user: str, password: str) -> None:
+        raise TargetError("accounts on ssh hosts have no passwords", hint="log in with an SSH key: `--ssh-key FILE`")
+
     def import_images(self, plan: Plan, say: Say) -> None:
-        """Nothing is imported: images are imported on the head."""
+        """Import the images of the cluster file on the head, into the folder that all hosts see."""
+        state, applied = self._known(), self.people().cluster
+        failed = []
+        with self._connect(state.ssh) as hosts:
+            for image in plan.import_images:
+                say(f"importing {image} on {state.head}")
+                store = f"DALSEGNO_IMAGES={applied.containers.folder}"
+                argv = ["env", store, "/usr/local/bin/dalsegno", "image", "import", "--or-kept", "--quiet", image]
+                done = hosts.run(state.head, argv, root=True, timeout_s=IMPORT_S)
+                if done.exit_code != 0:
+                    failed.append(f"{image}: {(done.stderr.strip() or 'no output').splitlines()[0]}")
+        if failed:
+            lines = "".join(f"\n  {each}" for each in failed)
+            raise TargetError(f"{self.folder.name} is up, but images were not imported:{lines}", hint=_IMPORT_HINT)
 
     def removal(self) -> Removal:
         state = self._state()
@@ -177,7 +253,7 @@ class SshTarget:
             return gone(self.folder)
         with self._connect(state.ssh) as hosts:
             names = state.ssh.names
-            found = hosts.each(names, lambda host: _ask(hosts, host, status_request()))
+            found = hosts.each(names, lambda host: ask_host(hosts, host, status_request()))
             silent = [each.what for each in found.values() if isinstance(each, DalsegnoError)]
             daemons = [
                 DaemonStatus(host, name, running)
@@ -253,10 +329,11 @@ class SshTarget:
         argv = ssh_argv(host, as_root(host, command), terminal=False, known_hosts=known_hosts)
         return ShellEntry(argv, dict(env))
 
-    def forward(self, arguments: Sequence[str]) -> ShellEntry:
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
         state = self._known()
         host, argv = self._host(state, state.head), ["/usr/local/bin/dalsegno", *arguments]
+        argv = as_root(host, argv) if root else argv
         terminal = sys.stdin.isatty() and sys.stdout.isatty()
         return ShellEntry(ssh_argv(host, argv, terminal=terminal, known_hosts=state.ssh.known_hosts), dict(os.environ))
 
@@ -316,47 +393,5 @@ class _OneCommand:
             return HeadRunner(hosts, self._state.head).run(argv, stdin=stdin, env=env, timeout_s=timeout_s)
 
 
-def _ask(hosts: HostRunner, host: str, request: bytes, facts: HostFacts | None = None) -> Answer:
-    argv = applier_argv(facts.python_path) if facts else applier_argv()
-    done = hosts.run(host, argv, stdin=request, root=True, timeout_s=COMPARE_S)
-    return read_answer(host, done.stdout or done.stderr)
-
-
-def _inspect(hosts: HostRunner, cluster: Cluster) -> tuple[dict[str, HostFacts], dict[str, DalsegnoError]]:
-    """Return the facts of each host that the cluster can use, and why it cannot use the others."""
-    seen = inspect_hosts(hosts, cluster.ssh.names, all_packages())
-    faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
-    facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
-    faults |= check_hosts(cluster, facts)
-    foreign = {
-        host: foreign_programs(host, each, HEAD_PORTS if host == cluster.head else NODE_PORTS)
-        for host, each in facts.items()
-        if not each.record
-    }
-    faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
-    return {host: each for host, each in facts.items() if host not in faults}, faults
-
-
-def _raise_for_head(cluster: Cluster, faults: Mapping[str, DalsegnoError]) -> None:
-    if cluster.head in faults:
-        raise faults[cluster.head]
-
-
 def _people(cluster: Cluster) -> object:
     return (cluster.accounts, cluster.users, cluster.slurm.qos)
-
-
-def _refuse_impossible(before: Cluster | None, wanted: Cluster) -> None:
-    if before is None:
-        return
-    if before.slurm.accounting != wanted.slurm.accounting:
-        word = "on" if wanted.slurm.accounting else "off"
-        raise TargetError(
-            f"accounting cannot be switched {word} while the cluster is up: job ids would be used twice",
-            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
-        )
-    if before.head != wanted.head:
-        raise TargetError(
-            f"the head cannot move from `{before.head}` to `{wanted.head}` while the cluster is up",
-            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
-        )

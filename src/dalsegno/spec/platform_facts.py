@@ -1,0 +1,74 @@
+"""Facts about the platform of a cluster: the resolved `hyperpod:` and `oci:` blocks of a cluster file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class InstanceGroupFacts:
+    """What one partition's instance group has of its own. None and () mean: as the others."""
+
+    training_plan: str = ""
+    subnets: tuple[str, ...] = ()
+    threads_per_core: int | None = None
+
+
+@dataclass(frozen=True)
+class HyperPodFacts:
+    """The `hyperpod:` block."""
+
+    region: str
+    execution_role: str
+    bucket: str
+    prefix: str  # folder in the bucket
+    head_instance: str
+    login_instance: str = ""
+    configuration: str = "api"  # api, provisioning
+    node_recovery: str = "Automatic"
+    config_strategy: str = "Managed"
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    volume_gib: int | None = None
+    controller_group: str = "controller"
+    login_group: str = "login"
+    groups: Mapping[str, InstanceGroupFacts] = field(default_factory=dict)  # by partition
+    ssh_key: str = ""  # path of a public key; "": SSM sessions only
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def source_uri(self) -> str:
+        """The folder of the lifecycle scripts."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+@dataclass(frozen=True)
+class OciFacts:
+    """The `oci:` block, with the machines of the head and the login nodes."""
+
+    region: str
+    compartment: str
+    head_instance: str
+    head_cpus: int | None = None
+    head_memory_gib: int | None = None
+    login_instance: str = ""
+    login_cpus: int | None = None
+    login_memory_gib: int | None = None
+    tenancy: str = ""
+    ad: str = ""
+    profile: str = "DEFAULT"
+    ssh_key: str = ""
+    image: str = ""
+    os: str = "ol8"
+    vcn: str = ""
+    public_subnet: str = ""
+    private_subnet: str = ""
+    allowed_ips: str = ""
+    rdma: bool | None = None
+    boot_volume_gib: int = 250
+    hyperthreading: bool = True
+    stack: str = ""
+    stack_version: str = "v3"
+    template: str = ""  # path of the stack's Terraform files, as a zip file
+    tags: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,226 @@
+"""HyperPod's API, S3 and FSx: each request is checked against AWS' service model before it is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dalsegno.errors import TargetError
+from dalsegno.spec.facts import Storage
+from dalsegno.targets.cloud.aws import Answers, AwsApi
+from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
+from dalsegno.targets.cloud.service_model import check_request
+from dalsegno.targets.hyperpod.answers import ClusterDescription, InstanceInfo, read_cluster, read_instances
+from dalsegno.targets.hyperpod.requests import SharedFileSystem, batches
+
+LUSTRE_MB_PER_S_PER_TIB = 250
+_GIB = 1024
+
+
+class FileSystemState(Enum):
+    """The state of an FSx file system (Lifecycle)."""
+
+    CREATING = "CREATING"
+    AVAILABLE = "AVAILABLE"
+    FAILED = "FAILED"
+    DELETING = "DELETING"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """An FSx file system."""
+
+    id: str
+    state: FileSystemState
+    dns_name: str
+    mount_name: str = ""
+    message: str = ""
+
+    def mounted_at(self, mount: str) -> SharedFileSystem:
+        return SharedFileSystem(self.dns_name, mount, self.mount_name)
+
+
+@dataclass(frozen=True)
+class BatchFailure:
+    """A node that a batch request could not be carried out for."""
+
+    node: str
+    code: str
+    message: str
+
+
+class HyperPodApi:
+    """The requests that the target sends. `aws` sends them and names refusals."""
+
+    def __init__(self, aws: AwsApi) -> None:
+        self.aws = aws
+
+    def _call(self, service: str, operation: str, request: Mapping[str, Any]) -> Answers:
+        check_request(service, operation, request)
+        return self.aws.call(service, _method(operation), **request)
+
+    # Clusters
+
+    def create(self, request: Mapping[str, Any]) -> str:
+        """Start the creation of a cluster and return its ARN."""
+        return str(self._call("sagemaker", "CreateCluster", request)["ClusterArn"])
+
+    def update(self, request: Mapping[str, Any]) -> None:
+        """Start a change of a cluster."""
+        self._call("sagemaker", "UpdateCluster", request)
+
+    def find(self, name: str) -> ClusterDescription | None:
+        """Return a cluster; None if there is none with this name."""
+        listed = self._pages("sagemaker", "ListClusters", {"NameContains": name}, "ClusterSummaries")
+        if not any(each.get("ClusterName") == name for each in listed):
+            return None
+        try:
+            return read_cluster(self._call("sagemaker", "DescribeCluster", {"ClusterName": name}))
+        except CloudError as error:
+            if error.refusal is CloudRefusal.NOT_THERE:  # deleted between the two requests
+                return None
+            raise
+
+    def instances(self, name: str) -> list[InstanceInfo]:
+        return read_instances(
+            self._pages("sagemaker", "ListClusterNodes", {"ClusterName": name}, "ClusterNodeSummaries")
+        )
+
+    def delete(self, name: str) -> None:
+        """Start the deletion of a cluster. A cluster that is gone is success."""
+        try:
+            self._call("sagemaker", "DeleteCluster", {"ClusterName": name})
+        except CloudError as error:
+            if error.refusal is not CloudRefusal.NOT_THERE and self.find(name) is not None:
+                raise
+
+    def replace(self, name: str, ids: Sequence[str]) -> list[BatchFailure]:
+        """Replace instances, at most 25 in a request. HyperPod refuses the controller."""
+        return self._batch("BatchReplaceClusterNodes", name, ids)
+
+    def reboot(self, name: str, ids: Sequence[str]) -> list[BatchFailure]:
+        return self._batch("BatchRebootClusterNodes", name, ids)
+
+    def _batch(self, operation: str, name: str, ids: Sequence[str]) -> list[BatchFailure]:
+        failed: list[BatchFailure] = []
+        for part in batches(ids):
+            answer = self._call("sagemaker", operation, {"ClusterName": name, "NodeIds": part})
+            failed += [
+                BatchFailure(str(each["NodeId"]), str(each.get("ErrorCode", "")), str(each.get("Message", "")))
+                for each in answer.get("Failed") or ()
+            ]
+        return failed
+
+    def _pages(self, service: str, operation: str, request: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
+        token = ""
+        while True:
+            answer = self._call(service, operation, {**request, **({"NextToken": token} if token else {})})
+            yield from answer.get(key) or ()
+            token = str(answer.get("NextToken") or "")
+            if not token:
+                return
+
+    # Lifecycle scripts
+
+    def has_bucket(self, bucket: str) -> bool:
+        try:
+            self._call("s3", "HeadBucket", {"Bucket": bucket})
+        except CloudError as error:
+            if error.refusal is CloudRefusal.NOT_THERE:
+                return False
+            raise
+        return True
+
+    def create_bucket(self, bucket: str, region: str) -> None:
+        """Create a bucket that is closed to the public."""
+        place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        self._call("s3", "CreateBucket", {"Bucket": bucket, **place})
+        closed = {"BlockPublicAcls": True, "IgnorePublicAcls": True, "BlockPublicPolicy": True}
+        closed["RestrictPublicBuckets"] = True
+        self._call("s3", "PutPublicAccessBlock", {"Bucket": bucket, "PublicAccessBlockConfiguration": closed})
+
+    def upload(self, bucket: str, prefix: str, files: Mapping[str, bytes]) -> None:
+        for name, content in files.items():
+            key = f"{prefix}/{name}"
+            self._call(
+                "s3", "PutObject", {"Bucket": bucket, "Key": key, "Body": content, "ServerSideEncryption": "AES256"}
+            )
+
+    def remove_uploads(self, bucket: str, prefix: str, names: Sequence[str]) -> None:
+        """Delete uploaded files. The bucket stays, and files that are gone are success."""
+        for name in names:
+            try:
+                self._call("s3", "DeleteObject", {"Bucket": bucket, "Key": f"{prefix}/{name}"})
+            except CloudError as error:
+                if error.refusal is not CloudRefusal.NOT_THERE:
+                    raise
+
+    # File systems
+
+    def file_system(self, id: str) -> FileSystem | None:
+        """Return an FSx file system; None if it does not exist."""
+        try:
+            answer = self._call("fsx", "DescribeFileSystems", {"FileSystemIds": [id]})
+        except CloudError as error:
+            if error.refusal is CloudRefusal.NOT_THERE:
+                return None
+            raise
+        return next((_file_system(each) for each in answer.get("FileSystems") or ()), None)
+
+    def create_lustre(self, storage: Storage, cluster: str, subnet: str, groups: Sequence[str]) -> FileSystem:
+        """Start the creation of an FSx for Lustre file system. Repeating the request creates no second one."""
+        request = {
+            "ClientRequestToken": f"dalsegno-{cluster}-{storage.name}",
+            "FileSystemType": "LUSTRE",
+            "StorageCapacity": (storage.size_mib or 0) // _GIB,
+            "SubnetIds": [subnet],
+            "SecurityGroupIds": list(groups),
+            "Tags": [{"Key": "Name", "Value": f"{cluster}-{storage.name}"}],
+            "LustreConfiguration": {
+                "DeploymentType": "PERSISTENT_2",
+                "PerUnitStorageThroughput": storage.throughput_mb_per_s_per_tib or LUSTRE_MB_PER_S_PER_TIB,
+                "DataCompressionType": "LZ4",
+            },
+        }
+        return _file_system(self._call("fsx", "CreateFileSystem", request)["FileSystem"])
+
+    def delete_file_system(self, id: str) -> bool:
+        """Delete a file system with all its files. Return False if it is gone already."""
+        try:
+            self._call("fsx", "DeleteFileSystem", {"FileSystemId": id})
+        except CloudError as error:
+            if error.refusal is CloudRefusal.NOT_THERE:
+                return False
+            raise
+        return True
+
+
+def _file_system(answer: Mapping[str, Any]) -> FileSystem:
+    value = answer.get("Lifecycle")
+    known = {each.value: each for each in FileSystemState}
+    return FileSystem(
+        id=str(answer.get("FileSystemId", "")),
+        state=known.get(str(value), FileSystemState.UNKNOWN),
+        dns_name=str(answer.get("DNSName") or ""),
+        mount_name=str((answer.get("LustreConfiguration") or {}).get("MountName") or ""),
+        message=str((answer.get("FailureDetails") or {}).get("Message") or ""),
+    )
+
+
+def _method(operation: str) -> str:
+    """Return boto3's method of an operation: create_cluster for CreateCluster."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operation).lower()
+
+
+def refuse_failures(action: str, failed: Sequence[BatchFailure]) -> None:
+    """Raise if a batch request failed for some nodes."""
+    if failed:
+        first = failed[0]
+        raise TargetError(
+            f"HyperPod did not {action} {', '.join(each.node for each in failed)}: {first.code} {first.message}",
+            hint="`dalsegno nodes` shows the state of each instance",
+        )

@@ -1,0 +1,131 @@
+"""Ways to an instance of HyperPod: SSM sessions, ssh through SSM, and Slurm's commands on the controller. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.errors import NotThere
+from dalsegno.hostlist import closest
+from dalsegno.system.processes import Completed, LocalRunner, Runner
+from dalsegno.targets.cloud.node_plans import PATH
+from dalsegno.targets.hyperpod.answers import InstanceInfo
+from dalsegno.targets.hyperpod.folder import HyperPodFolder
+from dalsegno.targets.hyperpod.partitions import CONF
+
+LOGIN_USER = "ubuntu"  # the user of HyperPod's images
+SSH_DOCUMENT = "AWS-StartSSHSession"
+COMMAND_DOCUMENT = "AWS-StartInteractiveCommand"
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class Reached:
+    """One instance and the names under which people and ssh find it. The first one is its shortest."""
+
+    instance: InstanceInfo
+    names: tuple[str, ...]
+
+
+def name_instances(instances: Iterable[InstanceInfo], controller_group: str) -> list[Reached]:
+    """Return the instances with their names: `head`, or GROUP-NUMBER; the name in Slurm; the instance id."""
+    counts: dict[str, int] = {}
+    found = []
+    for each in instances:
+        counts[each.group] = counts.get(each.group, 0) + 1
+        first = "head" if each.group == controller_group and counts[each.group] == 1 else ""
+        number = f"{each.group}-{counts[each.group]}"
+        names = dict.fromkeys(name for name in (first, number, each.host, each.id) if name)
+        found.append(Reached(each, tuple(names)))
+    return found
+
+
+def find_instance(reached: Sequence[Reached], name: str) -> Reached:
+    """Return the instance with this name. Raise NotThere if there is none."""
+    for each in reached:
+        if name in each.names:
+            return each
+    known = [name for each in reached for name in each.names]
+    close = closest(name, known)
+    hint = f"did you mean `{close}`? " if close else ""
+    raise NotThere(f"there is no instance `{name}`", hint=f"{hint}`dalsegno nodes` shows their names")
+
+
+def ssm_target(cluster_id: str, instance: InstanceInfo) -> str:
+    """Return the name of an instance in SSM."""
+    return f"sagemaker-cluster:{cluster_id}_{instance.group}-{instance.id}"
+
+
+def session_argv(region: str, cluster_id: str, instance: InstanceInfo, command: Sequence[str] = ()) -> list[str]:
+    """Return the command that opens an SSM session, or runs one command in it. It needs the session-manager-plugin."""
+    argv = ["aws", "ssm", "start-session", "--region", region, "--target", ssm_target(cluster_id, instance)]
+    if command:
+        parameters = json.dumps({"command": [shlex.join(command)]})
+        argv += ["--document-name", COMMAND_DOCUMENT, "--parameters", parameters]
+    return argv
+
+
+def render_ssh_config(
+    region: str, cluster: str, cluster_id: str, reached: Iterable[Reached], key: str, folder: HyperPodFolder
+) -> str:
+    """Return the settings of ssh for every instance. The connection is a session of SSM, and no port is open."""
+    lines = [
+        f"# Written by Dal Segno for cluster {cluster}. `dalsegno up` and `dalsegno ssh` write it again.",
+        f"# For plain ssh, write `Include {folder.ssh_config}` at the top of ~/.ssh/config, then `ssh {cluster}-head`.",
+    ]
+    identity = [f"  IdentityFile {_quoted(key.removesuffix('.pub'))}", "  IdentitiesOnly yes"] if key else []
+    for each in reached:
+        target = ssm_target(cluster_id, each.instance)
+        proxy = (
+            f"aws ssm start-session --region {region} --target {target} "
+            f"--document-name {SSH_DOCUMENT} --parameters portNumber=%p"
+        )
+        names = " ".join(f"{cluster}-{name}" for name in each.names)
+        lines += [
+            "",
+            f"Host {names}",
+            f"  ProxyCommand {proxy}",
+            f"  User {LOGIN_USER}",
+            *identity,
+            # IAM has authenticated the instance, and a replaced one has another id: its first key is accepted.
+            f"  HostKeyAlias {each.instance.id}",
+            "  StrictHostKeyChecking accept-new",
+            f"  UserKnownHostsFile {_quoted(str(folder.known_hosts))}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(path: str) -> str:
+    return '"' + path.replace("%", "%%") + '"'
+
+
+def ssh_argv(config: Path, cluster: str, name: str, command: Sequence[str] = (), *, terminal: bool) -> list[str]:
+    """Return the ssh command for a shell or one command on an instance."""
+    argv = ["ssh", "-F", str(config), *(["-t"] if terminal and command else []), "--", f"{cluster}-{name}"]
+    return [*argv, shlex.join(command)] if command else argv
+
+
+class SlurmOnController:
+    """Runs Slurm's commands on the controller, as root, over ssh."""
+
+    def __init__(self, config: Path, cluster: str, runner: Runner | None = None) -> None:
+        self.config, self.cluster, self.runner = config, cluster, runner or LocalRunner()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        pairs = [f"{name}={value}" for name, value in {"PATH": PATH, "SLURM_CONF": CONF, **(env or {})}.items()]
+        full = ["sudo", "env", *pairs, *argv]
+        start = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "--"]
+        return self.runner.run(
+            [*start, f"{self.cluster}-head", shlex.join(full)], stdin=stdin, timeout_s=timeout_s or ANSWER_S
+        )

@@ -1,0 +1,29 @@
+"""The controller instance's side of a HyperPod cluster: what Dal Segno's controller, the observer and people there use.
+
+HyperPod owns the machines. A node is repaired by a reason in Slurm that HyperPod's agent waits for, word for word.
+HyperPod's own recovery and its `--auto-resume` are left alone: runs of Dal Segno restart without them.
+"""
+
+from __future__ import annotations
+
+from dalsegno.targets.cloud.sides import HeadSide
+from dalsegno.targets.machines import InstanceAction
+
+REASONS = {InstanceAction.REPLACE: "Action:Replace", InstanceAction.REBOOT: "Action:Reboot"}  # exactly these words
+
+
+def repair_words(action: InstanceAction, node: str) -> tuple[str, ...]:
+    """Return the words after `scontrol` that make HyperPod replace or reboot a node."""
+    return "update", f"NodeName={node}", "State=FAIL", f"Reason={REASONS[action]}"
+
+
+class HyperPodHead(HeadSide):
+    """The cluster in the state folder of HyperPod's controller."""
+
+    kind = "hyperpod"
+
+    def replace(self, node: str) -> None:
+        self.slurm.scontrol(*repair_words(InstanceAction.REPLACE, node))
+
+    def reboot(self, node: str) -> None:
+        self.slurm.scontrol(*repair_words(InstanceAction.REBOOT, node))

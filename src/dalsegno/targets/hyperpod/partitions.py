@@ -1,0 +1,245 @@
+"""The service on a HyperPod controller: partitions that are missing in Slurm are added, and added again if lost.
+
+HyperPod's agent writes slurm.conf. It sometimes leaves a partition of the cluster out, so that its nodes are only in
+`dev`, and it drops lines that others appended. This service compares Slurm with the cluster file twice a minute. It
+keeps the missing PartitionName lines in a marked block at the end of slurm.conf, and changes nothing else in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.hostlist import compress, expand
+from dalsegno.log import start_logging
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.render.slurm_conf import partition_lines
+from dalsegno.spec.facts import Cluster, Node, Partition
+from dalsegno.system.files import make_folder, read_text, write_atomic, write_if_changed
+from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.cloud.node_plans import PATH
+from dalsegno.targets.folder import ClusterFolder, read_applied
+from dalsegno.targets.hyperpod.answers import SlurmRole
+from dalsegno.targets.hyperpod.lifecycle import RESOURCES
+from dalsegno.targets.hyperpod.requests import planned_groups
+
+log = logging.getLogger("partitions")
+
+BEGIN, END = "# BEGIN partitions of Dal Segno", "# END partitions of Dal Segno"
+CONF = "/opt/slurm/etc/slurm.conf"
+EVERY_S = 30.0
+MUNGE_KEY = "/etc/munge/munge.key"  # all machines of the cluster have it, and only root and munge can read it
+# Writes the secret of a node's agent, on the node. Without a key, there is no secret, and the agent works alone.
+DERIVE = """\
+import hashlib, hmac, os, sys
+key, cluster, node, path = sys.argv[1:]
+if os.path.exists(key):
+    with open(key, "rb") as file:
+        secret = hmac.new(file.read(), f"dalsegno {cluster} {node}".encode(), hashlib.sha256).hexdigest()
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secret)
+    os.replace(path + ".new", path)
+"""
+_BLOCK = re.compile(rf"\n*{BEGIN}.*?\n.*?{END}\n?", re.DOTALL)
+_NAME = re.compile(r"^\s*PartitionName\s*=\s*(\S+)", re.IGNORECASE)
+_NODES = re.compile(r"\sNodes\s*=\s*(\S+)", re.IGNORECASE)
+
+
+def agent_secret(munge_key: bytes, cluster: str, node: str) -> str:
+    """Return the secret of a node's agent, as DERIVE computes it on the node."""
+    return hmac.new(munge_key, f"dalsegno {cluster} {node}".encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True)
+class PartitionRepair:
+    """What is wrong with the partitions, and what repairs it."""
+
+    conf: str  # the new text of slurm.conf
+    added: tuple[str, ...] = ()  # partitions that slurm.conf lacks
+    lost: tuple[str, ...] = ()  # of those, the ones that an earlier repair had added
+    incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # partition -> all nodes that it must have
+    waiting: tuple[str, ...] = ()  # partitions whose nodes Slurm does not know yet
+
+
+def read_groups(resource_config: str) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of each instance group by their names in Slurm, from HyperPod's resource_config.json."""
+    try:
+        groups = json.loads(resource_config)["InstanceGroups"]
+        return {
+            str(group["Name"]): tuple(
+                f"ip-{str(each['CustomerIpAddress']).replace('.', '-')}"
+                for each in group["Instances"]
+                if each.get("CustomerIpAddress")
+            )
+            for group in groups
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DalsegnoError(
+            f"HyperPod's list of instances cannot be read: {error!r}", hint=f"check {RESOURCES} on the controller"
+        ) from None
+
+
+def real_cluster(cluster: Cluster, groups: Mapping[str, Sequence[str]], known: Mapping[str, NodeInfo]) -> Cluster:
+    """Return the cluster with the names and sizes that its nodes have in Slurm, without nodes that Slurm lacks."""
+    names: dict[str, str] = {}
+    for group in planned_groups(cluster):
+        if group.role is SlurmRole.COMPUTE:
+            planned = next(each for each in cluster.partitions if each.name == group.partition).nodes
+            present = [name for name in groups.get(group.name, ()) if name in known]
+            names |= dict(zip(planned, present, strict=False))
+            # More instances than the file says: HyperPod is still removing them, or was resized by others.
+            names |= {f"{group.name}/{at}": name for at, name in enumerate(present[len(planned) :])}
+    nodes = tuple(
+        Node(name, known[name].cpus, known[name].memory_mib, known[name].gpus, known[name].gpu_type)
+        for name in dict.fromkeys(names.values())
+    )
+    partitions = tuple(
+        replace(part, nodes=tuple(names[name] for name in part.nodes if name in names)) for part in cluster.partitions
+    )
+    return replace(cluster, nodes=nodes, partitions=partitions)
+
+
+def plan_repair(conf: str, cluster: Cluster, present: Mapping[str, Sequence[str]]) -> PartitionRepair:
+    """Return the repair of slurm.conf. `cluster` has the real names; `present` are the nodes of Slurm's partitions."""
+    own = _BLOCK.search(conf)
+    theirs = _BLOCK.sub("\n", conf)
+    defined = {found[1]: line for line in theirs.splitlines() if (found := _NAME.match(line))}
+    ready = [part for part in cluster.partitions if part.nodes]
+    missing = [part for part in ready if part.name not in defined]
+    lines = partition_lines(replace(cluster, partitions=tuple(missing)))
+    text = f"{theirs.rstrip()}\n\n{BEGIN}: `dalsegno up` changes them\n{lines}{END}\n" if missing else theirs
+    before = own[0] if own else ""
+    in_block = {found[1] for line in before.splitlines() if (found := _NAME.match(line))}
+    incomplete = {
+        part.name: part.nodes
+        for part in ready
+        if part.name in defined and not _has_all(defined[part.name], present.get(part.name, ()), part)
+    }
+    return PartitionRepair(
+        conf=text,
+        added=tuple(part.name for part in missing if part.name not in in_block),
+        incomplete=incomplete,
+        waiting=tuple(part.name for part in cluster.partitions if not part.nodes),
+    )
+
+
+def _has_all(line: str, present: Sequence[str], partition: Partition) -> bool:
+    found = _NODES.search(line)
+    written = found[1] if found else ""
+    if written.upper() == "ALL":
+        return True
+    try:
+        named = set(expand(written)) if written else set()
+    except ValueError:
+        named = set()
+    return set(partition.nodes) <= named | set(present)
+
+
+class PartitionGuard:
+    """Repairs the partitions of one cluster. `turn` may be called at any time, and as often as wanted."""
+
+    def __init__(
+        self,
+        folder: Path,
+        slurm: SlurmClient,
+        conf: Path,
+        resources: Path,
+        secrets: Path | None = None,
+        munge_key: Path = Path(MUNGE_KEY),
+    ) -> None:
+        self.folder, self.slurm, self.conf, self.resources = ClusterFolder(folder), slurm, conf, resources
+        self.secrets, self.munge_key = secrets, munge_key
+        self._added: set[str] = set()
+
+    def turn(self) -> PartitionRepair | None:
+        """Compare once, and repair what is wrong. Return the repair; None if the cluster is not there yet."""
+        cluster, conf = read_applied(self.folder), read_text(self.conf)
+        resources = read_text(self.resources)
+        if cluster is None or conf is None or resources is None:
+            return None
+        groups = read_groups(resources)
+        known = {node.name: node for node in self.slurm.nodes()}
+        present = {part.name: part.nodes for part in self.slurm.partition_settings()}
+        real = real_cluster(cluster, groups, known)
+        repair = plan_repair(conf, real, present)
+        repair = replace(repair, lost=tuple(name for name in repair.added if name in self._added))
+        self._carry_out(repair, conf)
+        self._write_targets(real)
+        self._write_secrets(real)
+        return repair
+
+    def _carry_out(self, repair: PartitionRepair, conf: str) -> None:
+        if repair.conf != conf:
+            _write_like(self.conf, repair.conf)
+            self.slurm.reconfigure()
+        for name in repair.added:
+            how = (
+                "was lost again from slurm.conf, and is added again" if name in repair.lost else "was missing, is added"
+            )
+            log.warning("partition %s %s", name, how)
+        self._added |= set(repair.added)
+        for name, nodes in repair.incomplete.items():
+            self.slurm.scontrol("update", f"PartitionName={name}", f"Nodes={compress(nodes)}")
+            log.warning("partition %s lacked nodes; it has %s now", name, compress(nodes))
+
+    def _write_targets(self, cluster: Cluster) -> None:
+        """Write the addresses of all node_exporters for Prometheus, where it is set up."""
+        from dalsegno.observe.monitor_layout import NODE_EXPORTER_PORT, partition_of
+
+        folder = self.folder.root / "prometheus" / "targets"
+        if not folder.is_dir():
+            return
+        partition = partition_of(cluster)
+        found = [
+            {
+                "targets": [f"{node.name}:{NODE_EXPORTER_PORT}"],
+                "labels": {"instance": node.name, "cluster": cluster.name, "partition": partition.get(node.name, "")},
+            }
+            for node in cluster.nodes
+        ]
+        write_if_changed(folder / "nodes.json", json.dumps(found, indent=1) + "\n")
+
+    def _write_secrets(self, cluster: Cluster) -> None:
+        """Write the secret of each node's agent: HyperPod names a node only when it runs."""
+        if self.secrets is None:
+            return
+        make_folder(self.secrets, 0o700)
+        key = self.munge_key.read_bytes()
+        for node in cluster.nodes:
+            write_if_changed(self.secrets / node.name, agent_secret(key, cluster.name, node.name), 0o600)
+
+
+def _write_like(path: Path, text: str) -> None:
+    """Replace a file of others, and keep its owner and mode."""
+    status = path.stat()
+    write_atomic(path, text, status.st_mode & 0o777)
+    os.chown(path, status.st_uid, status.st_gid)
+
+
+def main(arguments: list[str], pause: Callable[[float], None] = time.sleep) -> int:
+    """Run `hyperpod-partitions STATE-FOLDER [--secrets FOLDER] [--once]` and return the exit code."""
+    start_logging("partitions")
+    folder, *rest = arguments
+    conf = Path(os.environ.get("SLURM_CONF", CONF))
+    slurm = SlurmClient(LocalRunner(), {"PATH": os.environ.get("PATH", PATH), "SLURM_CONF": str(conf)}, timeout_s=30)
+    resources = Path(os.environ.get("SAGEMAKER_RESOURCE_CONFIG_PATH", RESOURCES))
+    shared = Path(rest[rest.index("--secrets") + 1]) if "--secrets" in rest else None
+    guard = PartitionGuard(Path(folder), slurm, conf, resources, shared)
+    while True:
+        try:
+            guard.turn()
+        except (DalsegnoError, OSError) as error:  # Slurm restarts, or HyperPod writes its file just now
+            log.warning("%s", error)
+        if "--once" in rest:
+            return 0
+        pause(EVERY_S)

@@ -1,0 +1,379 @@
+"""A cluster on SageMaker HyperPod, seen from the operator's machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
+from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
+from dalsegno.setup.delivery import CodeBundle, find_bundle
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.spec.facts import Cluster, Storage
+from dalsegno.system.files import remove_tree, write_atomic
+from dalsegno.system.processes import LocalRunner, Runner
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, ClusterSummary, Plan, Removal, Say, ShellEntry
+from dalsegno.targets.cloud.aws import BotoApi
+from dalsegno.targets.cloud.cost import read_prices
+from dalsegno.targets.cloud.service_model import check_request
+from dalsegno.targets.cloud.sides import OperatorSide
+from dalsegno.targets.folder import read_applied
+from dalsegno.targets.hyperpod.answers import ClusterDescription
+from dalsegno.targets.hyperpod.api import HyperPodApi, refuse_failures
+from dalsegno.targets.hyperpod.apply import ROLES, HyperPodWork, Pause, read_public_key
+from dalsegno.targets.hyperpod.connect import (
+    Reached,
+    SlurmOnController,
+    find_instance,
+    name_instances,
+    render_ssh_config,
+    session_argv,
+    ssh_argv,
+)
+from dalsegno.targets.hyperpod.folder import (
+    HyperPodFolder,
+    HyperPodStage,
+    HyperPodState,
+    read_hyperpod_state,
+    write_hyperpod_state,
+)
+from dalsegno.targets.hyperpod.head import repair_words
+from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
+from dalsegno.targets.hyperpod.node_plans import role_plan
+from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible, refuse_unbuilt
+from dalsegno.targets.hyperpod.requests import (
+    SharedFileSystem,
+    create_request,
+    group_request,
+    planned_groups,
+    settings_of,
+    update_request,
+)
+from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status
+from dalsegno.targets.machines import InstanceAction, MachineStatus
+
+Connect = Callable[[str], HyperPodApi]
+REFRESH_S = 900.0
+
+
+class HyperPodTarget(OperatorSide):
+    """The cluster in one state folder of the operator's machine."""
+
+    kind = "hyperpod"
+    folder: HyperPodFolder
+
+    def __init__(
+        self,
+        folder: Path,
+        connect: Connect = lambda region: HyperPodApi(BotoApi(region)),
+        runner: Runner | None = None,
+        pause: Pause | None = None,
+        bundle: Callable[[], CodeBundle] = find_bundle,
+    ) -> None:
+        self.folder = HyperPodFolder(folder)
+        self._connect, self._runner = cache(connect), runner or LocalRunner()
+        self._pause: Mapping[str, Pause] = {"pause": pause} if pause else {}
+        self._bundle = bundle
+
+    # Creating, changing and removing
+
+    def plan(self, cluster: Cluster) -> HyperPodPlan:
+        """Compare the cluster with its file. Nothing is changed."""
+        refuse_unbuilt(cluster)
+        own, state = settings_of(cluster), read_hyperpod_state(self.folder)
+        api = self._connect(own.region)
+        found = api.find(cluster.name)
+        if found is not None and state is None:
+            raise TargetError(
+                f"there is a HyperPod cluster `{cluster.name}` in {own.region}, which this machine did not create",
+                hint="choose another name, or run the command on the machine that created it",
+            )
+        if state is not None and (state.region, state.bucket) != (own.region, own.bucket):
+            raise TargetError(
+                f"{cluster.name} is in {state.region} with the bucket {state.bucket}, and cannot move",
+                hint=f"`dalsegno down {cluster.name}`, then `dalsegno up`",
+            )
+        shared, missing = self._shared(api, cluster, state)
+        # Checks the request before anything is created; a file system that does not exist yet gets a sample address.
+        samples = [SharedFileSystem(_SAMPLE.format(region=own.region), each.mount, "samples") for each in missing]
+        request = update_request(cluster, found, [*shared, *samples]) if found else None
+        check_request("sagemaker", "CreateCluster", create_request(cluster, [*shared, *samples]))
+        if request:
+            check_request("sagemaker", "UpdateCluster", request)
+        files = self._files(cluster, (*shared, *samples), state)
+        plan = make_plan(
+            cluster, found, state, shared, missing, files, digests(files), read_prices(os.environ),
+            new_bucket=not api.has_bucket(own.bucket),
+            unfinished=state is not None and state.phase is not HyperPodStage.UP,
+        )  # fmt: skip
+        refuse_impossible(plan)
+        return plan
+
+    def _shared(
+        self, api: HyperPodApi, cluster: Cluster, state: HyperPodState | None
+    ) -> tuple[list[SharedFileSystem], list[Storage]]:
+        """Return the file systems that exist, and those to create or to wait for."""
+        found, missing = [], []
+        for storage in cluster.storage:
+            if storage.type not in ("lustre", "openzfs"):
+                continue
+            id = storage.source or (state.created_storage.get(storage.name, "") if state else "")
+            existing = api.file_system(id) if id else None
+            if storage.source and existing is None:
+                raise TargetError(
+                    f"there is no file system {storage.source} for storage `{storage.name}`",
+                    hint="check its id and the region; `aws fsx describe-file-systems` lists them",
+                )
+            if existing is not None and existing.dns_name and (storage.source or (state and state.arn)):
+                found.append(existing.mounted_at(storage.mount))
+            else:
+                missing.append(storage)
+        return found, missing
+
+    def _files(
+        self, cluster: Cluster, shared: Sequence[SharedFileSystem], state: HyperPodState | None
+    ) -> dict[str, bytes]:
+        bundle, key = self._bundle(), read_public_key(settings_of(cluster).ssh_key)
+        monitored = bool(state and state.monitored) or cluster.monitoring.prometheus
+        code = BootstrapCode(CodeSource.BESIDE)
+        plans = {role: role_plan(cluster, role, bundle.key, key, monitored) for role in ROLES}
+        scripts = {role: render_bootstrap(plan, code, head=HEAD_ADDRESS) for role, plan in plans.items()}
+        return lifecycle_files(cluster, shared, scripts, _without_time(bundle.archive()))
+
+    def platform_files(self, cluster: Cluster) -> dict[str, str]:
+        """Return the requests and the lifecycle scripts, for `aws sagemaker create-cluster` and `aws s3 sync`."""
+        refuse_unbuilt(cluster)
+        own = settings_of(cluster)
+        sample = _SAMPLE.format(region=own.region)
+        shared = [
+            SharedFileSystem(sample, each.mount, "samples" if each.type == "lustre" else "")
+            for each in cluster.storage
+            if each.type in ("lustre", "openzfs")
+        ]
+        request = create_request(cluster, shared)
+        check_request("sagemaker", "CreateCluster", request)
+        scripts = self._files(cluster, shared, None)
+        texts = {f"lifecycle/{name}": text.decode() for name, text in scripts.items() if not name.endswith(".gz")}
+        return {"create-cluster.json": json.dumps(request, indent=1) + "\n", **texts}
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        if not isinstance(plan, HyperPodPlan):
+            raise TypeError(f"not a plan of the hyperpod target: {plan!r}")
+        if plan.empty:
+            return
+        own = settings_of(plan.cluster)
+        api = self._connect(own.region)
+        work = HyperPodWork(api, self.folder, say, **self._pause)
+        before = [] if plan.fresh else [each.id for each in api.instances(plan.cluster.name)]
+        state = work.apply(plan, lambda cluster, shared: self._files(cluster, shared, plan.state))
+        reached = self._write_ssh_config(api, plan.cluster.name, state, own.ssh_key)
+        if plan.upload and before and own.ssh_key:
+            self._refresh([each for each in reached if each.instance.id in before], say)
+
+    def _write_ssh_config(self, api: HyperPodApi, name: str, state: HyperPodState, key: str) -> list[Reached]:
+        found = api.find(name)
+        reached = name_instances(api.instances(name), state.controller_group) if found else []
+        if found:
+            text = render_ssh_config(state.region, name, found.id, reached, key, self.folder)
+            write_atomic(self.folder.ssh_config, text, 0o600)
+        return reached
+
+    def _refresh(self, reached: Sequence[Reached], say: Say) -> None:
+        """Run the new lifecycle scripts on running instances. HyperPod would run them only on new ones."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        def run(each: Reached) -> str:
+            argv = ["ssh", "-F", str(self.folder.ssh_config), "-o", "BatchMode=yes", "--"]
+            argv += [f"{self.folder.name}-{each.names[0]}", "sudo", "dalsegno-refresh"]
+            done = self._runner.run(argv, timeout_s=REFRESH_S)
+            return "" if done.exit_code == 0 else f"{each.names[0]}: {(done.stderr or done.stdout).strip()[-300:]}"
+
+        say(f"running the new scripts on {len(reached)} instances")
+        with ThreadPoolExecutor(16) as threads:
+            failed = [text for text in threads.map(run, reached) if text]
+        if failed:
+            raise TargetError(
+                f"the new scripts failed on {len(failed)} of {len(reached)} instances; the first: {failed[0]}",
+                hint="`dalsegno ssh NODE -- sudo dalsegno-refresh` runs them again",
+            )
+
+    def removal(self) -> Removal:
+        state = read_hyperpod_state(self.folder)
+        try:
+            jobs = tuple(job for job in self.slurm.jobs() if not job.state.ended)
+        except DalsegnoError:
+            jobs = ()
+        if state is None:
+            return Removal(jobs)
+        kept = (f"bucket {state.bucket}",) if state.created_bucket else ()
+        return Removal(jobs, storage=tuple(state.created_storage), kept=kept, needs_yes=True)
+
+    def destroy(self, say: Say) -> bool:
+        state, found = read_hyperpod_state(self.folder), self.folder.root.exists()
+        if state is not None:
+            work = HyperPodWork(self._connect(state.region), self.folder, say, **self._pause)
+            work.destroy(self.folder.name, state)
+        remove_tree(self.folder.root)
+        return found
+
+    def resize(self, partition: str, nodes: int) -> None:
+        """Change the number of a partition's nodes. HyperPod adds or removes instances in the background."""
+        cluster, api = self._applied(), self._connect(self._known().region)
+        own = settings_of(cluster)
+        group = next((each for each in planned_groups(cluster) if each.partition == partition), None)
+        if group is None:
+            raise NotThere(f"there is no partition `{partition}` with nodes of its own", hint="`dalsegno status`")
+        shared, _ = self._shared(api, cluster, self._known())
+        changed = group_request(own, replace(group, count=nodes), shared)
+        api.update({"ClusterName": cluster.name, "InstanceGroups": [changed]})
+
+    # Reading
+
+    def status(self) -> ClusterStatus:
+        state = read_hyperpod_state(self.folder)
+        if state is None:
+            return ClusterStatus(self.folder.name, "hyperpod", ClusterPhase.GONE, jobs=None)
+        api = self._connect(state.region)
+        found = api.find(self.folder.name)
+        reached = name_instances(api.instances(self.folder.name), state.controller_group) if found else []
+        slurm = self.slurm if found and self._has_key() else None
+        return read_status(self.folder.name, state, read_applied(self.folder), found, reached, slurm)
+
+    def summary(self) -> ClusterSummary:
+        try:
+            state, applied = read_hyperpod_state(self.folder), read_applied(self.folder)
+        except DalsegnoError:
+            return ClusterSummary("hyperpod", ClusterPhase.DAMAGED, 0)
+        return ClusterSummary("hyperpod", phase_of(state), len(applied.nodes) if applied else 0)
+
+    def machines(self) -> list[MachineStatus]:
+        """Return every instance, with its state in HyperPod and, if ssh is set up, in Slurm."""
+        return machine_rows(self._reached()[1], self.slurm if self._has_key() else None)
+
+    def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None:
+        """Replace or reboot instances: with the reason in Slurm that HyperPod acts on, or with its batch API."""
+        state = self._known()
+        _, reached = self._reached()
+        chosen = [find_instance(reached, name).instance for name in names]
+        if heads := [each for each in chosen if each.group == state.controller_group]:
+            raise TargetError(
+                f"HyperPod does not {action.value} the controller ({heads[0].id})",
+                hint="restart slurmctld on it: `dalsegno ssh head -- sudo systemctl restart slurmctld`",
+            )
+        if through_api or not self._has_key() or not all(each.host for each in chosen):
+            api = self._connect(state.region)
+            send = api.replace if action is InstanceAction.REPLACE else api.reboot
+            refuse_failures(action.value, send(self.folder.name, [each.id for each in chosen]))
+            return
+        for each in chosen:
+            self.slurm.scontrol(*repair_words(action, each.host))
+
+    def replace(self, node: str) -> None:
+        self.act_on_machines(InstanceAction.REPLACE, [node], through_api=False)
+
+    def reboot(self, node: str) -> None:
+        self.act_on_machines(InstanceAction.REBOOT, [node], through_api=False)
+
+    def _reached(self) -> tuple[ClusterDescription, list[Reached]]:
+        state = self._known()
+        api = self._connect(state.region)
+        found = api.find(self.folder.name)
+        if found is None:
+            raise NotThere(f"HyperPod has no cluster `{self.folder.name}`", hint="`dalsegno up` creates it")
+        reached = name_instances(api.instances(self.folder.name), state.controller_group)
+        return found, reached
+
+    # Slurm and shells
+
+    @property
+    def slurm(self) -> SlurmClient:
+        """A client that runs Slurm's commands on the controller."""
+        return SlurmClient(SlurmOnController(self.folder.ssh_config, self.folder.name, self._runner), {}, timeout_s=60)
+
+    def slurm_as(self, user: str) -> SlurmClient:
+        runner = SlurmOnController(self.folder.ssh_config, self.folder.name, self._runner)
+        return SlurmClient(runner, {}, prefix=["runuser", "-u", user, "--"], timeout_s=60)
+
+    def slurm_runs(self) -> bool:
+        return self._has_key()
+
+    def _has_key(self) -> bool:
+        applied = read_applied(self.folder)
+        return bool(applied and settings_of(applied).ssh_key and self.folder.ssh_config.exists())
+
+    def shell(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        host: str | None = None,
+        user: str | None = None,
+    ) -> ShellEntry:
+        """Return ssh through SSM, or a plain SSM session if the cluster file has no `hyperpod.ssh_key`."""
+        state, applied = self._known(), read_applied(self.folder)
+        found, reached = self._reached()
+        name = host or (f"{state.login_group}-1" if applied and applied.logins else "head")
+        each = find_instance(reached, name)
+        inner = ["sudo", "runuser", "-u", user, "--", *(command or ["/bin/bash", "-l"])] if user else list(command)
+        if not self._has_key():
+            return ShellEntry(session_argv(state.region, found.id, each.instance, inner), dict(env))
+        self._write_config(found, reached)
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        argv = ssh_argv(self.folder.ssh_config, self.folder.name, each.names[0], inner, terminal=terminal)
+        return ShellEntry(argv, dict(env))
+
+    def _write_config(self, found: ClusterDescription, reached: Sequence[Reached]) -> None:
+        state, applied = self._known(), self._applied()
+        key = settings_of(applied).ssh_key
+        text = render_ssh_config(state.region, self.folder.name, found.id, reached, key, self.folder)
+        write_atomic(self.folder.ssh_config, text, 0o600)
+
+    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
+        return self.shell(["sudo", *command], env, cwd, host=node)
+
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
+        """Return how to run `dalsegno ARGUMENTS` on the controller. `nodes` and `monitor up` work from here."""
+        if arguments[0] == "nodes" or tuple(arguments[:2]) in (("monitor", "up"), ("monitor", "down")):
+            return None
+        return self.shell(["/usr/local/bin/dalsegno", *arguments], dict(os.environ), "/", host="head")
+
+    # Monitoring
+
+    def switch_exporters(self, on: bool) -> HyperPodPlan:
+        """Put exporters and Prometheus on every instance with the next lifecycle scripts; return the plan."""
+        state, cluster = self._known(), self._applied()
+        if on and cluster.monitoring.remote_write is None:
+            raise TargetError(
+                "the cluster file names no workspace of Amazon Managed Service for Prometheus",
+                hint="add `monitoring: {remote_write: {url: …, region: …}}`, then run `dalsegno up` and this command",
+            )
+        write_hyperpod_state(self.folder, replace(state, monitored=on))
+        return self.plan(cluster)
+
+    def _known(self) -> HyperPodState:
+        state = read_hyperpod_state(self.folder)
+        if state is None:
+            raise NotThere(f"there is no cluster `{self.folder.name}`", hint="`dalsegno up` creates it")
+        return state
+
+    def _applied(self) -> Cluster:
+        applied = read_applied(self.folder)
+        if applied is None:
+            raise NotThere(f"{self.folder.name} is not complete", hint="`dalsegno up` continues its creation")
+        return applied
+
+
+_SAMPLE = "fs-00000000000000000.fsx.{region}.amazonaws.com"
+# on_create.sh has found the controller's address in HyperPod's own list of instances.
+HEAD_ADDRESS = "printf '%s' \"${DALSEGNO_HEAD:-}\""
+
+
+def _without_time(archive: bytes) -> bytes:
+    """Return a gzip archive without the time of its creation: the same code gives the same bytes."""
+    return archive[:4] + bytes(4) + archive[8:]

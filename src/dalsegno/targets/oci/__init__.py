@@ -1,0 +1,1 @@
+"""Oracle Cloud Infrastructure with the HPC stack of Resource Manager."""

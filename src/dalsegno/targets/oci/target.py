@@ -1,0 +1,361 @@
+"""A cluster on OCI, created by the HPC stack in Resource Manager and seen from the operator's machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.spec.facts import Cluster, facts_to_json
+from dalsegno.spec.platform_facts import OciFacts
+from dalsegno.system.files import make_folder, remove_tree, write_atomic
+from dalsegno.system.processes import Completed, LocalRunner, Runner
+from dalsegno.targets.base import (
+    ClusterPhase,
+    ClusterStatus,
+    ClusterSummary,
+    Plan,
+    Removal,
+    Say,
+    ShellEntry,
+    job_status,
+)
+from dalsegno.targets.cloud.consequences import CapacityCheck, Minutes
+from dalsegno.targets.cloud.cost import read_prices
+from dalsegno.targets.cloud.node_plans import PATH
+from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
+from dalsegno.targets.cloud.sides import OperatorSide, node_status
+from dalsegno.targets.folder import ClusterFolder, read_applied, write_applied
+from dalsegno.targets.oci.plan import (
+    PHASES,
+    OciPlan,
+    OciStage,
+    OciState,
+    cost_of,
+    find_variable_changes,
+    read_oci_state,
+)
+from dalsegno.targets.oci.resource_manager import ResourceManager, SdkResourceManager, StackJobState, StackOperation
+from dalsegno.targets.oci.variables import (
+    login_user,
+    policy_statements,
+    resource_manager_variables,
+    settings_of,
+    stack_variables,
+    terraform_variables,
+    user_commands,
+)
+
+Connect = Callable[[OciFacts], ResourceManager]
+ANSWER_S = 60.0
+RELEASES_PAGE = "https://github.com/oracle-quickstart/oci-hpc/releases"
+
+
+class OciTarget(OperatorSide):
+    """The cluster in one state folder of the operator's machine."""
+
+    kind = "oci"
+
+    def __init__(
+        self,
+        folder: Path,
+        connect: Connect = lambda own: SdkResourceManager(own.region, own.profile),
+        runner: Runner | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.folder = ClusterFolder(folder)
+        self._connect, self._runner, self._pause = cache_by_profile(connect), runner or LocalRunner(), pause
+
+    def plan(self, cluster: Cluster) -> OciPlan:
+        """Compare the variables of the stack with those of the last `up`. Nothing is changed."""
+        own, state = settings_of(cluster), read_oci_state(self.folder)
+        manager = self._connect(own)
+        variables = stack_variables(cluster, _public_key(own), _domain(own), getattr(manager, "tenancy", ""))
+        stack = (state.stack if state else "") or own.stack
+        exists = bool(stack) and manager.has_stack(stack)
+        if own.stack and not exists:
+            raise TargetError(f"there is no stack {own.stack}", hint="check `oci.stack`, `oci.region` and the profile")
+        if not exists and not own.template:
+            raise TargetError(
+                "the cluster file names neither the files of the HPC stack nor an existing stack",
+                hint=f"download a release from {RELEASES_PAGE} and set `oci: {{template: oci-hpc.zip}}`",
+            )
+        wanted = resource_manager_variables(variables)
+        fresh = state is None or not exists or not state.variables
+        running = bool(state and state.job and state.phase is not OciStage.UP)
+        return OciPlan(
+            cluster,
+            fresh=fresh,
+            resumes=f"the {state.job_operation.value} job of Resource Manager" if state and running and exists else "",
+            changes=() if fresh or state is None else tuple(find_variable_changes(state.variables, wanted)),
+            cost=cost_of(cluster, read_prices(os.environ)),
+            time=Minutes(30, 60),
+            checks=(
+                CapacityCheck("the service limit of the shape", f"{len(cluster.nodes)} x {cluster.nodes[0].instance}"),
+                CapacityCheck("the IAM policies", "`dalsegno plan --write FOLDER` writes their statements"),
+            ),
+            variables=variables,
+            state=state,
+        )
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        if not isinstance(plan, OciPlan):
+            raise TypeError(f"not a plan of the oci target: {plan!r}")
+        if plan.empty:
+            return
+        own, manager = settings_of(plan.cluster), self._connect(settings_of(plan.cluster))
+        stage = OciStage.MAKING if plan.fresh else OciStage.CHANGING
+        state = self._save(replace(plan.state or OciState(stage), phase=stage))
+        if plan.resumes:
+            self._follow(manager, state, say)
+        variables = resource_manager_variables(plan.variables)
+        state = self._prepare_stack(manager, own, plan, state, variables, say)
+        planned = self._run(manager, state, StackOperation.PLAN, say)
+        state = self._run(manager, planned, StackOperation.APPLY, say, plan=planned.job)
+        outputs = manager.outputs(state.job)
+        if not outputs.get("controller"):
+            raise TargetError(
+                "the stack has no output `controller`", hint="use the HPC stack of Oracle, release v2.10 or later"
+            )
+        write_applied(self.folder, plan.cluster)
+        self._save(replace(state, phase=OciStage.UP, controller=outputs["controller"], variables=variables))
+        say(f"the controller is {outputs['controller']}")
+
+    def _prepare_stack(
+        self,
+        manager: ResourceManager,
+        own: OciFacts,
+        plan: OciPlan,
+        state: OciState,
+        variables: Mapping[str, str],
+        say: Say,
+    ) -> OciState:
+        stack = state.stack or own.stack
+        if stack and manager.has_stack(stack):
+            say("updating the variables of the stack")
+            manager.update_stack(stack, variables)
+            return self._save(replace(state, stack=stack))
+        say("creating the stack")
+        archive = _read_archive(own.template)
+        stack = manager.create_stack(plan.cluster.name, own.compartment, archive, variables)
+        return self._save(replace(state, stack=stack, created_stack=True))
+
+    def _run(
+        self, manager: ResourceManager, state: OciState, operation: StackOperation, say: Say, plan: str = ""
+    ) -> OciState:
+        job = manager.start(state.stack, operation, plan)
+        state = self._save(replace(state, job=job, job_operation=operation))
+        self._follow(manager, state, say)
+        return state
+
+    def _follow(self, manager: ResourceManager, state: OciState, say: Say) -> None:
+        """Show the log of a job until it ends. Its whole log is kept if it fails."""
+        shown = 0
+
+        def poll() -> OperationReport:
+            nonlocal shown
+            found, lines = manager.job(state.job), manager.log(state.job)
+            for line in lines[shown:]:
+                say(line)
+            shown = len(lines)
+            ended = {StackJobState.SUCCEEDED: OperationState.DONE}.get(found.state, OperationState.FAILED)
+            where = ended if found.state.ended else OperationState.RUNNING
+            logs = ((f"{state.job_operation.value.lower()}.log", "\n".join(lines) + "\n"),)
+            last = next((line for line in reversed(lines) if "error" in line.lower()), "")
+            return OperationReport(where, message=found.failure or last or found.state.value, logs=logs)
+
+        what = f"the {state.job_operation.value} job"
+        follow(what, poll, say, self.folder.root / "operations", pause=self._pause)
+
+    def _save(self, state: OciState) -> OciState:
+        make_folder(self.folder.root)
+        write_atomic(self.folder.state, json.dumps(facts_to_json(state), indent=1), 0o600)
+        return state
+
+    def removal(self) -> Removal:
+        applied = read_applied(self.folder)
+        new = tuple(each.name for each in applied.storage if not each.source) if applied else ()
+        try:
+            return Removal(tuple(job for job in self.slurm.jobs() if not job.state.ended), storage=new, needs_yes=True)
+        except DalsegnoError:
+            return Removal(storage=new, needs_yes=True)
+
+    def destroy(self, say: Say) -> bool:
+        """Run the DESTROY job, and delete the stack if `up` created it."""
+        state, found = read_oci_state(self.folder), self.folder.root.exists()
+        applied = read_applied(self.folder)
+        if state is not None and state.stack:
+            if applied is None and not state.job:
+                raise TargetError("nothing says how to reach the stack", hint=f"delete {state.stack} in the console")
+            manager = self._connect(_access(applied, state))
+            if manager.has_stack(state.stack):
+                state = self._save(replace(state, phase=OciStage.REMOVING))
+                self._run(manager, state, StackOperation.DESTROY, say)
+                if state.created_stack:
+                    say("deleting the stack")
+                    manager.delete_stack(state.stack)
+        remove_tree(self.folder.root)
+        return found
+
+    def platform_files(self, cluster: Cluster) -> dict[str, str]:
+        """Return the files for Terraform without Resource Manager, the IAM policies, and commands for users."""
+        own = settings_of(cluster)
+        tenancy = own.tenancy or "TENANCY_OCID"
+        variables = stack_variables(cluster, _public_key(own), _domain(own), tenancy)
+        files = {
+            "terraform.tfvars.json": terraform_variables(variables),
+            "iam-policies.txt": "".join(f"{line}\n" for line in policy_statements(own.compartment)),
+        }
+        if cluster.users:
+            files["users.sh"] = "#!/bin/bash\n# On the controller. Each command asks for a password.\n" + "".join(
+                f"{line}\n" for line in user_commands(cluster)
+            )
+        return files
+
+    # Reading
+
+    def status(self) -> ClusterStatus:
+        state = read_oci_state(self.folder)
+        if state is None:
+            return ClusterStatus(self.folder.name, "oci", ClusterPhase.GONE, jobs=None)
+        facts = {"controller": state.controller or "none", "stack": state.stack or "none"}
+        phase = PHASES[state.phase]
+        try:
+            nodes = tuple(node_status(node) for node in self.slurm.nodes())
+            jobs = tuple(job_status(job) for job in self.slurm.jobs())
+        except DalsegnoError as error:
+            phase = ClusterPhase.DEGRADED if phase is ClusterPhase.UP else phase
+            problem = f"Slurm does not answer: {error.what}"
+            return ClusterStatus(self.folder.name, "oci", phase, jobs=None, problems=(problem,), facts=facts)
+        return ClusterStatus(self.folder.name, "oci", phase, nodes, (), jobs, (), facts)
+
+    def summary(self) -> ClusterSummary:
+        try:
+            state, applied = read_oci_state(self.folder), read_applied(self.folder)
+        except DalsegnoError:
+            return ClusterSummary("oci", ClusterPhase.DAMAGED, 0)
+        phase = PHASES[state.phase] if state else ClusterPhase.GONE
+        return ClusterSummary("oci", phase, len(applied.nodes) if applied else 0)
+
+    @property
+    def slurm(self) -> SlurmClient:
+        """A client that runs Slurm's commands on the controller."""
+        return SlurmClient(_OnController(self), {}, timeout_s=ANSWER_S)
+
+    def slurm_as(self, user: str) -> SlurmClient:
+        return SlurmClient(_OnController(self), {}, prefix=["runuser", "-u", user, "--"], timeout_s=ANSWER_S)
+
+    def slurm_runs(self) -> bool:
+        state = read_oci_state(self.folder)
+        return bool(state and state.controller)
+
+    def shell(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        host: str | None = None,
+        user: str | None = None,
+    ) -> ShellEntry:
+        inner = ["sudo", "runuser", "-u", user, "--", *(command or ["/bin/bash", "-l"])] if user else list(command)
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        return ShellEntry(self.ssh_argv(inner, host, terminal=terminal), dict(env))
+
+    def ssh_argv(self, command: Sequence[str], host: str | None = None, *, terminal: bool = False) -> list[str]:
+        """Return ssh to the controller, or through it to a node by its name in Slurm."""
+        state, applied = read_oci_state(self.folder), read_applied(self.folder)
+        if state is None or applied is None or not state.controller:
+            raise NotThere(f"{self.folder.name} has no controller yet", hint="`dalsegno up` creates it")
+        own = settings_of(applied)
+        key, user = own.ssh_key.removesuffix(".pub"), login_user(own)
+        argv = ["ssh", "-i", key, "-o", "StrictHostKeyChecking=accept-new"]
+        argv += ["-t"] if terminal and command else []
+        if host and host not in ("head", "controller"):
+            proxy = shlex.join(["ssh", "-i", key, "-W", "[%h]:%p", f"{user}@{state.controller}"])
+            argv += ["-o", f"ProxyCommand={proxy}", "--", f"{user}@{host}"]
+        else:
+            argv += ["--", f"{user}@{state.controller}"]
+        return [*argv, shlex.join(command)] if command else argv
+
+    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
+        return self.shell(["sudo", *command], env, cwd, host=node)
+
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
+        """Return how to run `dalsegno ARGUMENTS` on the controller, where people install Dal Segno with pip."""
+        return self.shell(["dalsegno", *arguments], dict(os.environ), "/")
+
+
+class _OnController:
+    """Runs commands on the controller as root."""
+
+    def __init__(self, target: OciTarget) -> None:
+        self._target = target
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        pairs = [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()]
+        full = self._target.ssh_argv(["sudo", "env", *pairs, *argv])
+        return self._target._runner.run(full, stdin=stdin, timeout_s=timeout_s or ANSWER_S)
+
+
+def cache_by_profile(connect: Connect) -> Connect:
+    """Return `connect` with one connection per region and profile."""
+
+    @cache
+    def open_once(region: str, profile: str) -> ResourceManager:
+        return connect(OciFacts(region, "", "", profile=profile))
+
+    return lambda own: open_once(own.region, own.profile)
+
+
+def _access(applied: Cluster | None, state: OciState) -> OciFacts:
+    """Return what is needed to reach the stack: of the file, or of a stack that was never applied."""
+    if applied is not None:
+        return settings_of(applied)
+    return OciFacts(state.stack.split(".")[3], "", "")
+
+
+def _public_key(own: OciFacts) -> str:
+    hint = "create one with `ssh-keygen -t ed25519`, or set `oci: {ssh_key: FILE}`"
+    try:
+        text = Path(own.ssh_key).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetError(f"the public key {own.ssh_key} cannot be read: {error}", hint=hint) from None
+    if not text.startswith(("ssh-", "ecdsa-", "sk-")):
+        raise TargetError(f"{own.ssh_key} is not a public key", hint=hint)
+    return text
+
+
+def _domain(own: OciFacts) -> str:
+    if not own.ad:
+        raise TargetError(
+            "the cluster file names no availability domain",
+            hint="add `oci: {ad: …}`; `oci iam availability-domain list` shows their names",
+        )
+    return own.ad
+
+
+def _read_archive(path: str) -> bytes:
+    try:
+        found = Path(path).read_bytes()
+    except OSError as error:
+        raise TargetError(f"the stack's files {path} cannot be read: {error}", hint="check `oci.template`") from None
+    if not found.startswith(b"PK"):
+        raise TargetError(f"{path} is not a zip file", hint=f"download a release from {RELEASES_PAGE}")
+    return found

@@ -1,0 +1,52 @@
+"""How the head resets and reboots a node over ssh, with a key that can do nothing else there. Pure."""
+
+from __future__ import annotations
+
+from dalsegno.setup.node_plan import HostParts, PlannedFile, PlannedFolder
+from dalsegno.spec.facts import SshHost
+from dalsegno.targets.ssh.folder import SshFolder
+
+REBOOT, RESET = "reboot", "reset"
+PROGRAM = "/opt/dalsegno/node-repair"
+KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+# A reboot that hangs, as on a file server that is gone, is forced after two minutes.
+_PROGRAM = f"""#!/bin/sh
+# Written by Dal Segno. sshd starts this for the key of the cluster's head, whatever the head asks for.
+case "$SSH_ORIGINAL_COMMAND" in
+{REBOOT})
+    setsid sh -c 'sleep 1; reboot; sleep 120; reboot -f' </dev/null >/dev/null 2>&1 &
+    ;;
+{RESET})
+    exec nvidia-smi --gpu-reset
+    ;;
+*)
+    echo "only {REBOOT} and {RESET} are allowed" >&2
+    exit 2
+    ;;
+esac
+"""
+
+
+def head_parts(folder: SshFolder, key: str) -> HostParts:
+    return HostParts(files=(PlannedFile(str(folder.repair_key), key, 0o600, secret=True),))
+
+
+def node_parts(public_key: str) -> HostParts:
+    """Return what lets the head reset and reboot a node. The key opens no shell, no port and no file there."""
+    line = f'restrict,command="{PROGRAM}" {public_key}\n'
+    return HostParts(
+        folders=(PlannedFolder("/root/.ssh", 0o700, keep=True),),
+        files=(
+            PlannedFile(PROGRAM, _PROGRAM, 0o755),
+            PlannedFile("/root/.ssh/authorized_keys", line, 0o600, block=True),
+        ),
+    )
+
+
+def repair_argv(host: SshHost, folder: SshFolder, order: str) -> list[str]:
+    """Return the command on the head that gives a node an order."""
+    options = ["BatchMode=yes", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10"]
+    options.append(f"UserKnownHostsFile={KNOWN_HOSTS}")
+    words = [word for option in options for word in ("-o", option)]
+    port = ["-p", str(host.port)] if host.port else []
+    return ["ssh", "-F", "none", "-i", str(folder.repair_key), *words, *port, "-l", "root", "--", host.address, order]

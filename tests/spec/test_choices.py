@@ -1,0 +1,91 @@
+"""`dalsegno compare`, and the target that `dalsegno init` chooses."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dalsegno.errors import UsageError
+from dalsegno.spec.choices import (
+    Needs,
+    TrainingDuration,
+    TrainingPlace,
+    TrainingPurpose,
+    choices,
+    fit_starter,
+    recommend,
+)
+from dalsegno.spec.load import parse_spec
+from dalsegno.spec.model import starter
+from dalsegno.spec.targets import TARGETS
+
+AWS = Needs(TrainingPlace.AWS)
+
+
+def test_every_target_is_compared_and_every_other_choice_says_when_it_is_right():
+    assert {choice.target for choice in choices()} - {""} == set(TARGETS)
+    assert all(choice.choose_it for choice in choices() if not choice.target)
+    assert any("Kubernetes" in choice.orchestrator for choice in choices())
+
+
+@pytest.mark.parametrize(
+    ("needs", "target"),
+    [
+        (Needs(), "local"),
+        (Needs(TrainingPlace.OWN_HOSTS), "ssh"),
+        (Needs(TrainingPlace.RUNNING_SLURM), "existing"),
+        (Needs(TrainingPlace.OCI), "oci"),
+        (AWS, "parallelcluster"),
+        (Needs(TrainingPlace.AWS, duration=TrainingDuration.WEEKS), "hyperpod"),
+        (Needs(TrainingPlace.AWS, TrainingPurpose.PRETRAINING), "hyperpod"),
+        (Needs(TrainingPlace.AWS, duration=TrainingDuration.WEEKS, managed=False), "parallelcluster"),
+        (Needs(TrainingPlace.AWS, managed=True, spot=True), "parallelcluster"),
+        (Needs(spot=True), "parallelcluster"),
+    ],
+)
+def test_target_fits_the_needs(needs, target):
+    found = recommend(needs)
+    assert found.target == target
+    assert len(found.why) == 2
+
+
+def test_inference_is_refused_with_the_choices_that_fit():
+    with pytest.raises(UsageError, match="belong on Kubernetes") as caught:
+        recommend(Needs(purpose=TrainingPurpose.INFERENCE))
+    assert "dalsegno compare" in caught.value.hint
+
+
+def test_what_the_target_will_not_do_is_said():
+    found = recommend(Needs(TrainingPlace.OWN_HOSTS, managed=True, spot=True, mig=True))
+    assert len(found.cautions) == 3
+    assert recommend(AWS).cautions == ()
+
+
+def test_starter_has_the_settings_that_were_asked_for():
+    needs = Needs(TrainingPlace.AWS, containers=True, spot=True)
+    spec = parse_spec(fit_starter(starter("parallelcluster"), needs, "parallelcluster"), "cluster.yaml")
+    assert spec.parallelcluster is not None and spec.parallelcluster.capacity_type == "SPOT"
+    assert spec.containers.enabled is True
+
+
+def test_init_writes_the_file_of_the_chosen_target_and_says_why(command, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    done = command("init", file, "--on", "aws", "--for", "pretraining")
+    assert done.returncode == 0
+    assert "target: hyperpod" in file.read_text()
+    assert "hyperpod: AWS replaces broken GPU machines by itself" in done.stderr
+    refused = command("init", tmp_path / "other.yaml", "--for", "inference")
+    assert refused.returncode == 2 and not (tmp_path / "other.yaml").exists()
+    assert command("init", tmp_path / "x.yaml", "--target", "ssh", "--on", "aws").returncode == 2
+
+
+def test_compare_prints_a_table_and_json(command):
+    text = command("compare", "hyperpod", "eks").stdout
+    assert re.search(r"recovery with us +runs continue at once", text)
+    assert "Dal Segno does not create it" in text
+    found = json.loads(command("compare", "--json").stdout)
+    assert {each["name"] for each in found} >= {"hyperpod", "eks", "slurm-on-kubernetes"}
+    wrong = command("compare", "hyperpd")
+    assert wrong.returncode == 2 and "did you mean `hyperpod`?" in wrong.stderr
