@@ -17,13 +17,17 @@ from dalsegno.doctor.logs import LogSign, SignSeen, find_signs
 from dalsegno.doctor.script import read_script
 from dalsegno.doctor.sources import find_snapshot, look_at_python, open_text, read_dump_files
 from dalsegno.doctor.symptoms import SYMPTOMS
+from dalsegno.errors import DalsegnoError
 from dalsegno.runs.flight_recorder import BadDump, read_dump
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.hang import HangReport, HangSuspect, ranks_of_generation, read_hang
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunPhase, RunStatus
+from dalsegno.runs.submit.prepare import read_plan
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.system.processes import LocalRunner
 from dalsegno.why.run import explain_run, generation_to_explain
+from tests.cli.runs import end, make_run
 
 ENTRY = {"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "state": "started"}
 
@@ -104,6 +108,23 @@ def test_next_command_quotes_the_node_that_a_journal_names():
     hang = HangReport(1, "rank 1 did not arrive", HangSuspect.NODE, "why", (1,), ("n;reboot",))
     told = explain_run(running(1), [], hang)
     assert told.next == "dalsegno why 'n;reboot'"
+
+
+@pytest.mark.parametrize("name, value", [("python", "a\0b"), ("python", "x\nfix: `reboot`")])
+def test_plan_of_a_run_with_impossible_paths_is_examined(name: str, value: str, tmp_path: Path):
+    run = make_run(tmp_path)
+    end(run, 1)
+    run.plan.write_text(json.dumps({**json.loads(run.plan.read_text()), name: value}))
+    assert gather.gather_run(run, gather.DoctorOrder(None, LocalRunner(), {}, mountinfo="")).run == run.run
+
+
+def test_plan_of_a_run_with_a_list_of_the_wrong_length_is_damaged(tmp_path: Path):
+    run = make_run(tmp_path)
+    plan = json.loads(run.plan.read_text())
+    plan["request"]["env"] = [[]]
+    run.plan.write_text(json.dumps(plan))
+    with pytest.raises(DalsegnoError):
+        read_plan(run)
 
 
 # Files that others name

@@ -77,7 +77,7 @@ def _slow_rank(case: Case) -> Iterator[DoctorFinding]:
     if not times or not slow:
         return
     rank, ratio = max(slow.items(), key=lambda item: item[1])
-    node = times.places.get(int(rank), "") if rank.isdecimal() else ""
+    node = times.places.get(int(rank), "") if rank.isdecimal() and len(rank) < 10 else ""
     on = f" on {node}" if node else ""
     what = f"rank {rank}{on} takes {ratio:.1f} times as long for a step as the median of all ranks, which wait for it"
     fix = (
