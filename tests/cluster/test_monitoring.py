@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import threading
@@ -32,8 +33,8 @@ name: one
 target: local
 local: {{subnet: 10.254.112.0/20}}
 partitions:
-  - {{name: train, nodes: 2, spares: 1, gpus: 1, gpu_type: h100, cpus: 4, memory: 1G, default: true}}
-health: {{mode: observe}}
+  - {{name: train, nodes: 2, spares: {spares}, gpus: 1, gpu_type: h100, cpus: 4, memory: 1G, default: true}}
+health: {{per_hour: 100, max_out: 50%}}
 monitoring:
   interval: 1s
   prometheus: true
@@ -65,7 +66,7 @@ for step in ckpt.steps(100000):
 dist.destroy_process_group()
 """
 VALUES = {
-    "$__rate_interval": "30s",
+    "$__rate_interval": "5m",
     "$__range": "5m",
     "$cluster": "one",
     "$node": ".*",
@@ -87,9 +88,14 @@ class Watched:
     prometheus: PrometheusClient
     run: Run
     received: list[dict[str, Any]]
+    port: int  # of the webhook
+
+    def answers(self, expr: str) -> bool:
+        return bool(self.prometheus.query(expr))
 
     def has(self, expr: str) -> bool:
-        return bool(self.prometheus.query(expr))
+        """Return whether a query has a number for an answer: a quantile of nothing is NaN."""
+        return any(not math.isnan(sample.value) for sample in self.prometheus.query(expr))
 
 
 def receive_alerts(received: list[dict[str, Any]]) -> ThreadingHTTPServer:
@@ -114,7 +120,7 @@ def watched(cache: Path) -> Iterator[Watched]:
     received: list[dict[str, Any]] = []
     server = receive_alerts(received)
     with taken_down(at_home(cache)) as cli:
-        cli.ok("up", cli.file(FILE.format(port=server.server_port)))
+        cli.ok("up", cli.file(FILE.format(port=server.server_port, spares=1)))
         folder = Folder(cli.home / "clusters/one")
         write_fabric(folder.node_metrics("train-1"))
         work = cli.home / "work"
@@ -123,7 +129,7 @@ def watched(cache: Path) -> Iterator[Watched]:
         run = Run.start(cli, work, *options, script=TRAIN, args=args)
         status = json.loads(cli.run("monitor", "status", "--json").out)
         prometheus = PrometheusClient(status["prometheus"], folder.monitor_password.read_text())
-        yield Watched(cli, prometheus, run, received)
+        yield Watched(cli, prometheus, run, received, server.server_port)
         assert run.finish() == 0
     server.shutdown()
 
@@ -153,8 +159,12 @@ def test_every_query_of_every_panel_returns_data(watched: Watched):
     panels = [panel for each in DASHBOARDS for panel in dashboard_json(each)["panels"]]
     queries = list(dict.fromkeys(target["expr"] for panel in panels for target in panel["targets"]))
     assert len(queries) > 80
+    before = ["training_step > 0", "dalsegno_recovery_detect_seconds_count", "slurm_job_queue_wait_seconds_count"]
+    wait_for_all(watched.has, before)  # Prometheus counts only what it saw grow
+    watched.cli.ok("inject", "power-off", "train-2")  # the run loses a node, which is replaced: times of recovery
+    watched.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "true")  # a wait in the queue
     wait_for_all(watched.has, [with_values(query) for query in queries])
-    assert watched.cli.ok("monitor", "check") == ""
+    eventually(lambda: watched.cli.ok("monitor", "check") == "", LONG_S, every_s=1.0)  # the run has just resumed
 
 
 def with_values(query: str) -> str:
@@ -167,6 +177,7 @@ def with_values(query: str) -> str:
 @pytest.mark.parametrize("dashboard", PUBLISHED, ids=lambda each: str(each.id))
 def test_every_query_of_a_published_dashboard_returns_data(watched: Watched, dashboard: PublishedDashboard):
     chosen = {"$job": "node", "$nodename": "train-1", "$node": "train-1"}
+    wait_for_all(watched.answers, ['DCGM_FI_DEV_GPU_TEMP{instance="train-1"}'])  # it has been read
     for name, (query, label) in dashboard.choices(chosen).items():  # what its menus offer
         offered = {sample.labels.get(label) for sample in watched.prometheus.query(query)}
         assert chosen.get(name, "train-1" if label == "instance" else "0") in offered, name
@@ -174,8 +185,8 @@ def test_every_query_of_a_published_dashboard_returns_data(watched: Watched, das
     version = watched.prometheus.query("node_exporter_build_info")[0].labels["version"]
     expected = expect_data(dashboard.queries(values), version)
     assert expected.some
-    wait_for_all(watched.has, expected.some)
-    returned = {query: why for query, why in expected.none.items() if watched.has(query)}
+    wait_for_all(watched.answers, expected.some)  # NaN is an answer here: the share of no swap
+    returned = {query: why for query, why in expected.none.items() if watched.answers(query)}
     assert not returned, "these are to be taken out of without_data.json"
 
 
@@ -198,6 +209,7 @@ def test_targets_have_labels_and_need_the_password(watched: Watched):
 
 
 def test_an_alert_reaches_the_webhook(watched: Watched):
+    watched.cli.ok("automation", "pause")  # the node keeps its fault
     watched.cli.ok("inject", "xid", "79", "train-2")
     try:
         eventually(lambda: any(each.name == "GpuXid" for each in watched.prometheus.alerts()))
@@ -208,6 +220,7 @@ def test_an_alert_reaches_the_webhook(watched: Watched):
         assert "GpuXid" in {each["name"] for each in shown}
     finally:
         watched.cli.ok("inject", "--clear", "train-2")
+        watched.cli.ok("automation", "resume")
 
 
 def _alerts(received: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -216,6 +229,12 @@ def _alerts(received: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _is_xid(alert: dict[str, Any]) -> bool:
     return alert["labels"]["alertname"] == "GpuXid"
+
+
+def test_prometheus_reads_a_new_node_after_up(watched: Watched):
+    watched.cli.ok("up", watched.cli.file(FILE.format(port=watched.port, spares=2)))
+    new = 'up{job="node", instance="train-4", partition="train", spare="yes"} == 1'
+    eventually(lambda: watched.has(new), LONG_S)
 
 
 def test_down_stops_everything_and_up_starts_it_again(watched: Watched):

@@ -8,23 +8,18 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
-from dalsegno.observe.http_server import HttpServer
-from dalsegno.observe.metrics_endpoint import ListenAddress
 from dalsegno.system.children import arguments, find
 from dalsegno.system.hanging_calls import slowness
-from dalsegno.web.sessions import WebRole
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.cluster.runs import QUICK
 from tests.waiting import eventually
-from tests.web.browser import DARK, LIGHT, Browser, Tab, chromium
-from tests.web.played import PlayedSite, small_cluster
+from tests.web.browser import DARK, LIGHT, Browser, Tab, barriers, chromium
 
 pytestmark = pytest.mark.cluster
 
@@ -90,17 +85,8 @@ def test_every_page_opens_without_errors_and_is_accessible(cluster: Cli, tab: Ta
     for path in PAGES:
         tab.open(tab.run("location.origin") + path)
         for scheme in (LIGHT, DARK) if path in DARK_TOO else (LIGHT,):
-            assert barriers(tab, scheme) == [], (path, scheme)
-
-
-def barriers(tab: Tab, scheme: str) -> list[list[str]]:
-    """Return what axe finds in the open page that keeps people from using it."""
-    source = (resources.files("axe_core_python") / "axe.min.js").read_text()
-    tab.size(1280, 900, scheme=scheme)
-    tab.call("Runtime.evaluate", expression=source)
-    found = tab.run("axe.run().then(found => found.violations.map(each => [each.impact, each.id, "
-                    "each.nodes[0].html.slice(0, 200)]))")  # fmt: skip
-    return [each for each in found if each[0] in ("serious", "critical")]
+            tab.size(1280, 900, scheme=scheme)
+            assert barriers(tab) == [], (path, scheme)
 
 
 def test_removed_user_is_logged_out(cluster: Cli):
@@ -114,25 +100,6 @@ def test_removed_user_is_logged_out(cluster: Cli):
     cluster.ok("user", "rm", "bea", "--remove-home")
     with pytest.raises(HTTPError, match="401"):
         urlopen(queue, timeout=60)
-
-
-def test_page_of_a_run_with_charts_and_faults_is_accessible(browser: Browser):
-    site = PlayedSite(small_cluster())
-    listener = ListenAddress("127.0.0.1", 0).open()
-    port = listener.getsockname()[1]
-    server = HttpServer(listener, site.app.handle)
-    server.start()
-    try:
-        tab = browser.tab()
-        tab.open(f"http://127.0.0.1:{port}/login?token={site.sessions.issue(WebRole.OPERATOR, 0, 'root')}")
-        tab.until(IS_LIVE)
-        visit(tab, "/run/llama-k3f9x")
-        assert tab.run("document.querySelectorAll('svg').length") > 1, "charts and timeline"
-        assert [barriers(tab, scheme) for scheme in (LIGHT, DARK)] == [[], []]
-        assert tab.errors == []
-    finally:
-        server.close()
-        site.close()
 
 
 def test_page_shows_every_node_and_gpu(cluster: Cli, tab: Tab):
@@ -166,8 +133,8 @@ def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):
     tab.run("new MutationObserver(() => { const chip = document.querySelector('#node-train-2 .chip');"
             " if (!window.seen && /lost|down|repairing/.test(chip.textContent)) window.seen = Date.now() / 1000; })"
             ".observe(document.body, {childList: true, subtree: true})")  # fmt: skip
+    off_at = time.time()  # before the command, which returns after the cut
     cluster.ok("inject", "power-off", "train-2")
-    off_at = time.time()
     tab.until("window.seen")
     assert tab.run("window.seen") - off_at < SEEN_S * slowness()
     tab.until("document.querySelector('#node-train-2 .chip').textContent === 'idle'", 120)
@@ -194,6 +161,24 @@ def test_node_is_drained_and_resumed_with_the_name_of_the_operator(cluster: Cli,
     assert "by root in the web page" in cluster.ok("shell", "--", "sinfo", "-R", "-h", "-o", "%E")
     press(tab, 'a[href*="do=undrain"]')
     tab.until("document.querySelector('#node-head .chip')?.textContent === 'idle'")
+    assert requests(cluster, "train-3") == [
+        "drained by root in the web page",
+        "returned to service by root in the web page",
+    ]
+
+
+def test_recovery_is_paused_and_resumed_with_the_name_of_the_operator(cluster: Cli, tab: Tab):
+    visit(tab, "/")
+    press(tab, 'a[href="/confirm?do=pause"]')
+    press(tab, 'a[href="/confirm?do=resume"]')
+    tab.until("document.querySelector('a[href=\"/confirm?do=pause\"]')")
+    texts = " ".join(each["text"] for each in events(cluster))
+    assert "paused by root in the web page" in texts and "resumed by root in the web page" in texts
+
+
+def requests(cluster: Cli, node: str) -> list[str]:
+    """Return what people asked for on a node, as the journal has it."""
+    return [each["text"] for each in events(cluster) if each["kind"] == "request" and each["node"] == node]
 
 
 def test_fault_is_injected_from_the_page(cluster: Cli, tab: Tab):

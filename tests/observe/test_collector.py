@@ -7,6 +7,7 @@ import threading
 from dalsegno.errors import DalsegnoError
 from dalsegno.observe.collector import Collector, SourceGroup
 from dalsegno.observe.exposition import Family, gauge, labelled
+from dalsegno.observe.slurm_source import SeldomSource
 
 
 class PlayedSource:
@@ -107,3 +108,13 @@ def test_source_that_hangs_does_not_delay_the_others():
     assert asked.wait(30)
     hangs.set()
     collector.close()
+
+
+def test_answer_that_is_returned_again_keeps_its_time():
+    source = SeldomSource("sshare", lambda: [gauge("x", "X.", 1)], every=3)
+    collector = Collector([source])
+    seen = []
+    for _ in range(4):
+        collector.collect()
+        seen.append(collector.statuses()[0].last_success_at)
+    assert seen[0] == seen[1] == seen[2] < seen[3]

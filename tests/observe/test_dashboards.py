@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import dashboard as grafana
+from grafana_foundation_sdk.models.timeseries import Options
 
 from dalsegno.observe.dashboards import DASHBOARDS
 from dalsegno.observe.grafana import PASSWORD, grafana_files
@@ -20,7 +25,7 @@ from dalsegno.observe.missing_data import (
     origin_of,
     panels_by_metric,
 )
-from dalsegno.observe.panels import DATASOURCE_UID, dashboard_json, of_cluster
+from dalsegno.observe.panels import DATASOURCE_UID, Dashboard, dashboard_json, of_cluster
 from dalsegno.observe.prometheus_client import ScrapeHealth, ScrapeState
 from tests.observe.metric_names import SERVED
 from tests.observe.test_alert_rules import NEEDS_PROMTOOL, promtool
@@ -55,13 +60,62 @@ def test_dashboard_has_a_fixed_datasource_and_panels_that_do_not_overlap(dashboa
     assert made["templating"]["list"][0]["name"] == "cluster"
 
 
+def read_by_grafanas_sdk(dashboard: Dashboard) -> grafana.Dashboard:
+    """Return a dashboard as Grafana's own SDK reads its JSON, with the types of each kind of panel and query."""
+    register_default_plugins()
+    return grafana.Dashboard.from_json(json.loads(json.dumps(dashboard_json(dashboard))))
+
+
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.uid)
 def test_grafanas_own_sdk_reads_the_dashboard_without_loss(dashboard):
-    made = dashboard_json(dashboard)
-    read = grafana.Dashboard.from_json(json.loads(json.dumps(made)))
+    read = read_by_grafanas_sdk(dashboard)
     again = json.loads(json.dumps(read, default=lambda each: each.to_json()))
-    lost = {re.sub(r"\[\d+\]", "[]", each) for each in differences(made, again)}
+    lost = {re.sub(r"\[\d+\]", "[]", each) for each in differences(dashboard_json(dashboard), again)}
     assert lost <= {".templating.list[].definition"}, "the SDK leaves out only what Grafana's editor shows"
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.uid)
+def test_dashboard_has_only_words_that_grafana_knows(dashboard):
+    read = read_by_grafanas_sdk(dashboard)
+    assert list(unknown_words(read)) == []
+    options = next(panel.options for panel in read.panels or [] if isinstance(panel.options, Options))
+    options.tooltip.mode = "loud"  # type: ignore[assignment]
+    assert list(unknown_words(read)) == ["mode: loud"]
+
+
+def unknown_words(value: object) -> Iterator[str]:
+    """Yield the values that are not among those of their enumeration. The SDK itself accepts any text."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from unknown_words(each)
+    elif isinstance(value, dict):
+        yield from unknown_words(list(value.values()))
+    elif hasattr(value, "to_json"):
+        for name, hint in get_type_hints(type(value)).items():
+            own = getattr(value, name, None)
+            enums = [each for each in (hint, *get_args(hint)) if isinstance(each, type) and issubclass(each, Enum)]
+            if isinstance(own, str) and enums and not any(own in {one.value for one in each} for each in enums):
+                yield f"{name}: {own}"
+            yield from unknown_words(own)
+
+
+def refusals(dashboards: list[dict[str, object]]) -> list[str]:
+    """Return why Grafana would not load these files into one folder: the rules of its provisioning."""
+    found = []
+    for key in ("uid", "title"):
+        values = [str(each.get(key) or "") for each in dashboards]
+        found += [f"{key} {each!r} twice" for each in set(values) if values.count(each) > 1]
+        found += [f"no {key}" for each in values if not each]
+    uids = [str(each["uid"]) for each in dashboards]
+    found += [f"invalid uid {each}" for each in uids if not re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", each)]
+    found += [f"{each['uid']} has an id of another database" for each in dashboards if each.get("id") is not None]
+    return found
+
+
+def test_grafana_can_load_all_dashboards_into_one_folder():
+    made = [dashboard_json(each) for each in DASHBOARDS]
+    assert refusals(made) == []
+    assert len(refusals([*made, dashboard_json(replace(DASHBOARDS[0], uid="not allowed"))])) == 2
 
 
 def differences(made: object, read: object, path: str = "") -> Iterator[str]:

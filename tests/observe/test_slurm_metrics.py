@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from dalsegno.observe.collector import Collector
 from dalsegno.observe.slurm_compat import SlurmDialect
-from dalsegno.observe.slurm_jobs import MAX_ACCOUNTS, OTHER_ACCOUNTS
+from dalsegno.observe.slurm_jobs import MAX_ACCOUNTS, MAX_IDLE_PER_USER, OTHER_ACCOUNTS, IdleOwners, JobKey, JobTally
 from dalsegno.observe.slurm_source import slurm_sources, slurm_status
+from dalsegno.slurm.facts import JobState
 from tests.observe.played_slurm import NODE, RECORDED, PlayedSlurm, queue_row, recorded_rows
 from tests.observe.text_format import ReadFamily, read_families
 
@@ -151,6 +152,43 @@ def test_every_series_is_there_when_the_queue_is_empty():
         found["slurm_job_queue_wait_seconds"].samples["slurm_job_queue_wait_seconds_count", (("partition", "train"),)]
         == 0
     )
+
+
+OF_JOBS = {  # labelled by a user, an account, a job or a reservation: none is known when the queue was always empty
+    *OWNED, "dalsegno_user_gpus", "dalsegno_account_gpus", "dalsegno_gpu_seconds_total", "dalsegno_node_job",
+    "slurm_account_fairshare", *(name for name in NAMES[SlurmDialect.SCKYZO] if name.startswith("slurm_reservation_")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", SlurmDialect)
+def test_only_series_of_owners_are_absent_when_the_queue_is_empty(dialect):
+    found = collected(PlayedSlurm(), dialect)
+    assert {name for name, family in found.items() if not family.samples} == OF_JOBS & set(found)
+
+
+@pytest.mark.parametrize("dialect", SlurmDialect)
+def test_series_of_owners_are_zero_when_their_last_job_is_gone(dialect):
+    slurm = PlayedSlurm([queue_row()])
+    collector = Collector([slurm_sources(slurm.client, dialect)], status=slurm_status(dialect))
+    collector.collect()
+    busy = read_families(collector.text())
+    slurm.queue = ()
+    collector.collect()
+    idle = read_families(collector.text())
+    owned = [*OWNED, "dalsegno_user_gpus", "dalsegno_account_gpus"]
+    assert {name: set(idle[name].samples) for name in owned} == {name: set(busy[name].samples) for name in owned}
+    assert {value for name in owned for value in idle[name].samples.values()} == {0}
+    assert busy["dalsegno_user_gpus"].value(user="ada") == 2 and not idle["dalsegno_node_job"].samples
+
+
+def test_remembered_owners_are_bounded_and_one_user_cannot_displace_others():
+    idle = IdleOwners()
+    groups = {JobKey("eve", f"a{at}", ("train",), JobState.RUNNING, ""): JobTally(1, 1, 1) for at in range(5000)}
+    idle.added_to(groups)
+    idle.added_to({JobKey("ada", "nlp", ("train",), JobState.PENDING, "Priority"): JobTally(1, 1, 0)})
+    left = idle.added_to({})
+    assert [key.user for key in left].count("eve") == MAX_IDLE_PER_USER
+    assert left[JobKey("ada", "nlp", ("train",), JobState.RUNNING, "")] == JobTally(0, 0, 0)
 
 
 def test_free_gpus_of_a_drained_node_are_unavailable():

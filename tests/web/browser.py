@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ class Tab:
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))
+
+
+def barriers(tab: Tab) -> list[list[str]]:
+    """Return what axe finds in the open page that keeps people from using it."""
+    tab.call("Runtime.evaluate", expression=(resources.files("axe_core_python") / "axe.min.js").read_text())
+    found = tab.run("axe.run().then(found => found.violations.map(each => [each.impact, each.id, "
+                    "each.nodes[0].html.slice(0, 200)]))")  # fmt: skip
+    return [each for each in found if each[0] in ("serious", "critical")]
 
 
 class Browser:

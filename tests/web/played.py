@@ -252,13 +252,19 @@ class RecordedActions:
 class PlayedSite:
     """The web application on made-up sources, and a browser's side of it."""
 
-    def __init__(self, sources: PlayedSources, folder: Path | None = None, name: str = "played") -> None:
+    def __init__(
+        self,
+        sources: PlayedSources,
+        folder: Path | None = None,
+        name: str = "played",
+        data: PlayedData | None = None,
+    ) -> None:
         self.temporary = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="ds-web-"))
         self.live = LivePicture(sources, name)
         self.live.start()
         self.sessions = Sessions(self.folder / "sessions.json")
-        self.actions, self.data = RecordedActions(), PlayedData()
+        self.actions, self.data = RecordedActions(), data or PlayedData()
         site = WebSite(
             name, "dalsegno-1", frozenset({"127.0.0.1", "head"}), self.folder / "drills", self.folder / "evidence"
         )

@@ -28,7 +28,8 @@ _CLOSE_S = 2.0  # how long to wait for a source that is being asked; its thread 
 
 
 class MetricSource(Protocol):
-    """A source of metrics. It may also have an int `skipped_rows`: what it could not parse in the last cycle."""
+    """A source of metrics. It may also have an int `skipped_rows`: what it could not parse in the last cycle, and a
+    float `answered_at`: the time of an answer that it returns again."""
 
     @property
     def name(self) -> str:
@@ -177,7 +178,7 @@ class Collector:
             source.name,
             success=success,
             duration_s=self._clock() - began_s,
-            last_success_at=time.time() if success else before.last_success_at,
+            last_success_at=getattr(source, "answered_at", time.time()) if success else before.last_success_at,
             skipped_rows=getattr(source, "skipped_rows", 0) if success else 0,
             fault=fault,
         )

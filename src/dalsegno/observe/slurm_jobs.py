@@ -20,6 +20,7 @@ from dalsegno.slurm.parse.text import ParseError
 
 MAX_ACCOUNTS = 1000  # label values: where nothing enforces accounts, a user can invent one for every job
 OTHER_ACCOUNTS = "(other)"
+MAX_IDLE, MAX_IDLE_PER_USER = 2000, 16  # owners without a job that are remembered
 ON_NODES = frozenset({JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING, JobState.SUSPENDED})
 USUAL_REASONS = ("BeginTime", "Dependency", "JobHeldAdmin", "JobHeldUser", "Priority", "Resources")
 OTHER_REASON = "other"
@@ -95,6 +96,24 @@ def _with_few_accounts(groups: JobGroups) -> JobGroups:
         before = found.get(known, JobTally(0, 0, 0))
         found[known] = JobTally(*(old + new for old, new in zip(before, tally, strict=True)))
     return found
+
+
+class IdleOwners:
+    """Remembers who has had jobs since this process began: their series are 0 when their last job is gone."""
+
+    def __init__(self) -> None:
+        self._known: dict[JobKey, None] = {}
+        self._per_user: Counter[str] = Counter()
+
+    def added_to(self, groups: JobGroups) -> JobGroups:
+        """Return the groups, and an empty group for each owner who has had jobs."""
+        for key in groups:
+            idle = key._replace(state=JobState.RUNNING, reason="")
+            room = len(self._known) < MAX_IDLE and self._per_user[key.user] < MAX_IDLE_PER_USER
+            if room and idle not in self._known:
+                self._known[idle] = None
+                self._per_user[key.user] += 1
+        return {**dict.fromkeys(self._known, JobTally(0, 0, 0)), **groups}
 
 
 @lru_cache(4096)

@@ -76,18 +76,24 @@ def _node_families(rows: Sequence[NodeLoad]) -> list[Family]:
 
 
 def sckyzo_job_families(groups: JobGroups, partitions: Sequence[str]) -> list[Family]:
-    """Return the metrics of the queue, by user, partition and, for pending jobs, reason."""
+    """Return the metrics of the queue, by user, partition and, for pending jobs, reason.
+
+    Each partition also has a 0 without a user, so that a sum returns data when no job is in that state.
+    """
     return [
-        *_queue_families(groups, (JobState.PENDING,), ["user", "partition", "reason"]),
-        *_queue_families(groups, _OTHER_STATES, ["user", "partition"]),
+        *_queue_families(groups, partitions, (JobState.PENDING,), ["user", "partition", "reason"]),
+        *_queue_families(groups, partitions, _OTHER_STATES, ["user", "partition"]),
         *owner_families(groups),
         pending_family(groups, partitions),
     ]
 
 
-def _queue_families(groups: JobGroups, states: Sequence[JobState], labels: Sequence[str]) -> list[Family]:
-    jobs: dict[JobState, Values] = {state: {} for state in states}
-    cores: dict[JobState, Values] = {state: {} for state in states}
+def _queue_families(
+    groups: JobGroups, partitions: Sequence[str], states: Sequence[JobState], labels: Sequence[str]
+) -> list[Family]:
+    nobody = [("", partition, "")[: len(labels)] for partition in partitions]
+    jobs: dict[JobState, Values] = {state: dict.fromkeys(nobody, 0) for state in states}
+    cores: dict[JobState, Values] = {state: dict.fromkeys(nobody, 0) for state in states}
     for key, tally in groups.items():
         for partition in key.partitions if key.state in jobs else ():
             label = (key.user, partition, key.reason)[: len(labels)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dalsegno.observe.collector import MetricSource, SourceGroup, StatusFamilies, status_families
 from dalsegno.observe.exposition import Family
 from dalsegno.observe.slurm_compat import SlurmDialect, fair_share_family, scheduler_families
-from dalsegno.observe.slurm_jobs import group_jobs, job_families, node_job_family
+from dalsegno.observe.slurm_jobs import IdleOwners, group_jobs, job_families, node_job_family
 from dalsegno.observe.slurm_nodes import by_partition, node_families
 from dalsegno.observe.slurm_sckyzo import (
     info_family,
@@ -72,7 +72,7 @@ class SqueueSource:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._dialect, self._nodes, self._now = client, dialect, nodes, now
-        self._waits, self._gpu_seconds = QueueWaits(), GpuSeconds()
+        self._waits, self._gpu_seconds, self._idle = QueueWaits(), GpuSeconds(), IdleOwners()
         self.skipped_rows = 0
 
     def collect(self) -> Sequence[Family]:
@@ -83,7 +83,7 @@ class SqueueSource:
         started = [job for job in load.jobs if has_started(job)]
         self._waits.observe(started, partitions)
         self._gpu_seconds.observe(started, now_s)
-        groups = group_jobs(load.jobs)
+        groups = self._idle.added_to(group_jobs(load.jobs))
         compat = vpenso_job_families if self._dialect is SlurmDialect.VPENSO else sckyzo_job_families
         return [
             *job_families(groups, partitions),
@@ -114,12 +114,12 @@ class SeldomSource:
     def __init__(self, name: str, ask: Callable[[], Sequence[Family]], every: int = SELDOM) -> None:
         self.name, self._ask, self._every = name, ask, every
         self._last: Sequence[Family] = ()
-        self._left = 0
+        self._left, self.answered_at = 0, 0.0
 
     def collect(self) -> Sequence[Family]:
         if self._left <= 0:
             self._last = self._ask()
-            self._left = self._every
+            self._left, self.answered_at = self._every, time.time()
         self._left -= 1
         return self._last
 
