@@ -16,13 +16,13 @@ from dalsegno.runs.coordinator.agents import Peer, RunAgents, StartMessages, ord
 from dalsegno.runs.coordinator.background import BackgroundTasks, PacedAction
 from dalsegno.runs.coordinator.connect import Connect, listen_again, read_connect, write_connect
 from dalsegno.runs.coordinator.events import (
+    REPEATED,
     AgentGone,
     AgentJoined,
     Cancelled,
     Event,
     Exclude,
     Finish,
-    GenerationStopped,
     OpenStore,
     Order,
     PauseOver,
@@ -31,7 +31,6 @@ from dalsegno.runs.coordinator.events import (
     Start,
     StopGeneration,
     Wait,
-    WorkerEnded,
 )
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import ProgressWriter
@@ -66,8 +65,6 @@ from dalsegno.wire.frames import Message
 
 ADOPT_S = 10.0  # agents that do not reconnect to a new coordinator within this time are lost
 GATHER_S = 30.0  # how long an elastic run waits for all its nodes before it starts with fewer
-# What agents report, or show by their absence, to a successor too. A cancellation or a reclaimed node is told once.
-_REPEATED = (AgentJoined, AgentGone, WorkerEnded, GenerationStopped)
 
 
 class Coordinator:
@@ -298,10 +295,8 @@ class Coordinator:
             self.started = self.started or time.time()
         if self.run.group is not None and self.run.group is not before.group:
             self.memory.used.update(self.run.group.agents)
-        if orders or not isinstance(event, _REPEATED):
-            self.save_state()  # before the orders are executed, because a successor must know them
-        else:
-            self._saving.request()
+        save = self.save_state if orders or not isinstance(event, REPEATED) else self._saving.request
+        save()  # before the orders are executed, because a successor must know them
         for order in orders:
             self._execute(order)
         self.admission.watch()

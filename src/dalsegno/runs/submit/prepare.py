@@ -82,7 +82,7 @@ def read_plan(run: RunFolder) -> RunPlan:
     try:
         return facts_from_json(RunPlan, data)
     except ValueError as error:  # a list that is too short or too long
-        raise DalsegnoError(f"{run.plan} is damaged: {error}", hint=f"check who can write to {run.root}") from error
+        raise damaged(run.plan, str(error), repair_hint(run.plan)) from error
 
 
 def read_environment(run: RunFolder) -> dict[str, str]:
