@@ -126,6 +126,7 @@ MAY_PRINT = {
     "bench/pairs_measure.py": "a program of its own, whose answer is what it prints",
     "bench/device_measure.py": "a program of its own, whose answer is what it prints",
     "bench/storage_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/versions_measure.py": "a program of its own, whose answer is what it prints",
     "targets/local/nvidia_smi.py": "a stand-alone program that runs inside virtual hosts",
     "setup/machine_record.py": "a program of its own, whose answer is what it prints",
 }

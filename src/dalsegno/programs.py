@@ -28,6 +28,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "bench-pairs": "dalsegno.bench.pairs_measure",
     "bench-device": "dalsegno.bench.device_measure",
     "bench-storage": "dalsegno.bench.storage_measure",
+    "bench-versions": "dalsegno.bench.versions_measure",
     "hyperpod-partitions": "dalsegno.targets.hyperpod.partitions",
 }
 

@@ -59,6 +59,17 @@ NOT_RUN = {
         ),
         "needs GPUs or many nodes; tests/cluster/test_bench.py and tests/bench run smaller ones",
     ),
+    **dict.fromkeys(
+        (
+            "dalsegno certify --quick",
+            "dalsegno certify --output certificate-march",
+            "dalsegno certify --against certificate-march/certificate.json",
+            "dalsegno certify --only storage --only pairs",
+            "dalsegno certify --container-image ubuntu.sqsh",
+            "dalsegno certify --power-cut",
+        ),
+        "takes minutes, on a whole cluster; tests/cluster/test_certify.py",
+    ),
     "PYTHONPATH=src python3 benchmarks/collectives.py": "takes minutes",
     "PYTHONPATH=src python3 benchmarks/collectives.py --nproc 1": "takes a minute",
     "PYTHONPATH=src python3 benchmarks/bench_gpu.py": "needs an NVIDIA GPU",

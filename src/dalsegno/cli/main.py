@@ -63,6 +63,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
     "Measure": {
         "bench": "Run benchmarks, and judge the output of nccl-tests.",
+        "certify": "Measure the whole cluster, and write a report with a verdict.",
         "exporter": "Serve the metrics of any Slurm cluster to Prometheus.",
         "monitor": "Run Prometheus for the cluster; show targets, alerts and panels without data.",
         "dashboards": "Write dashboards for Grafana.",

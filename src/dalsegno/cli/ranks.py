@@ -47,9 +47,10 @@ def run_ranks(
     hint: str = "",
     cwd: str = "/",
     errors_apart: bool = False,
+    grace_s: float = _GRACE_S,
 ) -> None:
     """Start all ranks and wait until they have ended, calling `watch` now and then. No rank is left running, whatever
-    happens. With `errors_apart`, `log_of` holds only standard output."""
+    happens; after `grace_s` they are killed. With `errors_apart`, `log_of` holds only standard output."""
     from dalsegno.system.children import start, stop
 
     ranks: list[Child] = []
@@ -60,7 +61,7 @@ def run_ranks(
         names = [name_of(rank, number) for number, rank in enumerate(commands)]
         _wait(folder, ranks, names, watch, hint)
     finally:
-        stop((child.process for child in ranks), grace_s=_GRACE_S)
+        stop((child.process for child in ranks), grace_s=grace_s)
         for child in ranks:
             child.kill()
             child.close()

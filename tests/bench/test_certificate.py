@@ -1,0 +1,265 @@
+"""The certificate of a cluster: its verdict, its comparison with an older one, its JSON and its page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from dalsegno.bench.certificate import (
+    BetterFigure,
+    Certificate,
+    CertificateTrend,
+    CertificateUnreadable,
+    CertifiedFigure,
+    CertifiedPart,
+    CertifyPart,
+    PartOutcome,
+    change_rows,
+    compare_certificates,
+    comparison_notes,
+    not_measured,
+    read_certificate,
+    skipped,
+)
+from dalsegno.bench.certificate_page import render_certificate
+from dalsegno.bench.certificate_parts import (
+    NodeHealth,
+    certify_collectives,
+    certify_container,
+    certify_devices,
+    certify_health,
+    certify_pairs,
+    certify_power_cut,
+    certify_storage,
+    certify_versions,
+)
+from dalsegno.bench.verdict import BenchLevel
+from dalsegno.bench.versions_measure import read_versions, versions_here
+from dalsegno.cli.certify import PARTS
+
+PASS, DEGRADED, FAIL, UNKNOWN = BenchLevel.PASS, BenchLevel.DEGRADED, BenchLevel.FAIL, BenchLevel.UNKNOWN
+HOSTILE = "<script>alert('1')</script>\x1b[31m"
+
+
+def part(which: CertifyPart, level: BenchLevel, *figures: CertifiedFigure) -> CertifiedPart:
+    return CertifiedPart(which, PartOutcome.MEASURED, level, "a sentence", figures)
+
+
+def certificate(*parts: CertifiedPart) -> Certificate:
+    return Certificate("one", 1_700_000_000.0, ("n1", "n2"), parts, version="1.0")
+
+
+def test_the_options_name_all_parts():
+    assert tuple(each.value for each in CertifyPart) == PARTS
+
+
+# The verdict
+
+
+@pytest.mark.parametrize(
+    ("levels", "verdict", "code"),
+    [
+        ((PASS, PASS), PASS, 0),
+        ((PASS, DEGRADED), DEGRADED, 3),
+        ((DEGRADED, FAIL), FAIL, 1),
+        ((PASS, BenchLevel.IMPOSSIBLE), FAIL, 1),
+        ((PASS, UNKNOWN), PASS, 0),
+        ((UNKNOWN, UNKNOWN), UNKNOWN, 5),
+    ],
+)
+def test_the_worst_part_decides_and_one_without_limits_does_not_count(
+    levels: tuple[BenchLevel, BenchLevel], verdict: BenchLevel, code: int
+):
+    found = certificate(part(CertifyPart.PAIRS, levels[0]), part(CertifyPart.GEMM, levels[1])).level
+    assert (found, found.exit_code) == (verdict, code)
+
+
+def test_a_part_that_could_not_be_run_rules_out_a_pass_but_one_that_was_skipped_does_not():
+    passed = part(CertifyPart.HEALTH, PASS)
+    assert certificate(passed, skipped(CertifyPart.GEMM, "not asked for")).level is PASS
+    assert certificate(passed, not_measured(CertifyPart.GEMM, "no torch")).level is UNKNOWN
+    failed = part(CertifyPart.HEALTH, FAIL)
+    assert certificate(failed, not_measured(CertifyPart.GEMM, "no torch")).level is FAIL
+    assert certificate(skipped(CertifyPart.GEMM, "not asked for")).level is UNKNOWN
+
+
+# JSON
+
+
+def test_a_certificate_survives_its_json_report():
+    figure = CertifiedFigure("steps lost", 3.0, "steps", BetterFigure.LOWER)
+    whole = replace(part(CertifyPart.POWER_CUT, PASS, figure), findings=("f",), head=("A",), rows=(("1",),))
+    parts = (whole, not_measured(CertifyPart.GEMM, "why"))
+    first = replace(certificate(*parts), simulated=("gloo",), quick=True, measured=1)
+    assert read_certificate(first.to_json()) == first
+    assert json.loads(first.to_json())["level"] == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "nonsense", '{"format": "other"}', "[" * 100_000, '{"format": "dalsegno-certificate-1"}']
+)
+def test_a_file_that_is_no_certificate_is_refused_with_a_hint(text: str):
+    with pytest.raises(CertificateUnreadable) as refused:
+        read_certificate(text, "old.json")
+    assert "old.json" in refused.value.what
+    assert "certificate.json" in refused.value.hint
+
+
+def test_parts_of_a_later_version_are_left_out():
+    value = certificate(part(CertifyPart.GEMM, PASS)).to_dict()
+    value["parts"].append({**value["parts"][0], "part": "quantum"})
+    assert [each.part for each in read_certificate(json.dumps(value)).parts] == [CertifyPart.GEMM]
+
+
+# Comparison
+
+
+def test_what_got_worse_comes_first_and_small_differences_are_left_out():
+    def made(fast: float, start: float, steady: float, level: BenchLevel) -> Certificate:
+        pairs = (CertifiedFigure("n1 - n2", fast, "GB/s"), CertifiedFigure("n1 - n3", steady, "GB/s"))
+        starts = CertifiedFigure("start", start, "s", BetterFigure.LOWER)
+        return certificate(part(CertifyPart.PAIRS, level, *pairs), part(CertifyPart.CONTAINER, PASS, starts))
+
+    changes = compare_certificates(made(10.0, 1.0, 5.0, PASS), made(6.0, 0.5, 4.8, FAIL))
+    assert [(each.name, each.trend) for each in changes] == [
+        ("verdict", CertificateTrend.WORSE),
+        ("n1 - n2", CertificateTrend.WORSE),
+        ("start", CertificateTrend.BETTER),
+    ]
+    assert change_rows(changes)[1] == ["pairs", "n1 - n2", "10 GB/s", "6 GB/s", "worse: -40%"]
+
+
+def test_a_longer_time_is_worse():
+    def made(value: float) -> Certificate:
+        return certificate(part(CertifyPart.POWER_CUT, PASS, CertifiedFigure("r", value, "s", BetterFigure.LOWER)))
+
+    (change,) = compare_certificates(made(1.0), made(3.0))
+    assert (change.trend, change.share) == (CertificateTrend.WORSE, 2.0)
+
+
+def test_what_is_no_longer_measured_is_named():
+    old = certificate(part(CertifyPart.GEMM, PASS, CertifiedFigure("n1 GPU 0", 1.0, "TFLOP/s")))
+    (whole,) = compare_certificates(old, certificate(not_measured(CertifyPart.GEMM, "no torch")))
+    (single,) = compare_certificates(old, certificate(part(CertifyPart.GEMM, PASS)))
+    assert (whole.trend, whole.now) == (CertificateTrend.MISSING, "not measured")
+    assert (single.trend, single.name) == (CertificateTrend.MISSING, "n1 GPU 0")
+
+
+def test_a_certificate_does_not_differ_from_itself():
+    one = certificate(part(CertifyPart.GEMM, PASS, CertifiedFigure("zero", 0.0, "GB/s")))
+    assert compare_certificates(one, one) == []
+    assert comparison_notes(one, one) == []
+    assert len(comparison_notes(one, replace(one, cluster="two", quick=True, simulated=("x",), nodes=("n1",)))) == 4
+
+
+# Parts
+
+
+def test_health_fails_for_a_node_out_of_service_and_has_no_verdict_without_agents():
+    well = NodeHealth("n1", "idle", True, failed=())
+    assert certify_health([well], []).level is PASS
+    assert certify_health([well, replace(well, warned=("clock",))], []).level is DEGRADED
+    assert certify_health([well, replace(well, failed=("xid",))], []).level is FAIL
+    assert certify_health([NodeHealth("n2", "idle", True)], []).level is UNKNOWN
+    down = certify_health([well, NodeHealth("n2", "down*", False, "lost")], [])
+    assert (down.level, down.findings[0]) == (FAIL, "n2 is down*: lost")
+    assert [each.value for each in down.figures] == [1]
+
+
+def test_versions_that_differ_between_nodes_are_named_with_their_nodes():
+    same = {"slurmd": "24.11", "torch": "2.9"}
+    found = certify_versions({"n1": same, "n2": same, "n3": {**same, "torch": ""}}, [])
+    assert (found.level, found.findings) == (DEGRADED, ("torch differs: none on n3; 2.9 on n1, n2",))
+    assert certify_versions({"n1": same, "n2": same}, []).level is PASS
+    assert certify_versions({"n1": same}, []).level is UNKNOWN
+
+
+def test_the_versions_of_this_machine_are_read_back_from_a_line():
+    line = json.dumps({"host": "n1", "versions": versions_here()})
+    found = read_versions(f"a warning\n{line}\n[1]\n")
+    assert list(found) == ["n1"]
+    assert found["n1"]["python"].startswith("3.")
+
+
+def test_storage_fails_if_a_folder_cannot_be_used_and_names_a_slow_node():
+    def speed(host: str, write: float, error: str = "") -> dict[str, object]:
+        return {"host": host, "folder": "/fsx", "fstype": "nfs4", "write_mb_per_s": write, "read_mb_per_s": 9.0,
+                "files_per_s": 5.0, "error": error, "shared": True}  # fmt: skip
+
+    good = [speed("n1", 100.0), speed("n2", 110.0)]
+    assert certify_storage([*good, speed("n3", 90.0)], []).level is PASS
+    slow = certify_storage([*good, speed("n3", 20.0)], [])
+    assert (slow.level, slow.findings) == (DEGRADED, ("/fsx on n3 writes at 20% of the median of the nodes",))
+    assert certify_storage([*good, speed("n3", 20.0)], [], compare_nodes=False).level is PASS
+    assert certify_storage([*good, speed("n3", 0.0, "Permission denied")], []).level is FAIL
+
+
+def test_a_bad_link_fails_the_pairs_and_is_drawn():
+    groups = [{"nodes": ["n1", "n2"], "busbw": 1.0}, {"nodes": ["n1", "n3"], "busbw": 0.1}]
+    report = {"nodes": ["n1", "n2", "n3"], "usual": 1.0, "groups": groups, "faults": [], "unsure": []}
+    assert certify_pairs(report, []).level is PASS
+    assert certify_pairs({**report, "unsure": ["n3"]}, []).level is DEGRADED
+    found = certify_pairs({**report, "faults": [{"kind": "link", "nodes": ["n1", "n3"], "share": 0.1}]}, [])
+    assert (found.level, found.findings, len(found.pictures)) == (FAIL, ("bad link n1 - n3",), 1)
+
+
+def test_the_worst_collective_counts():
+    def report(test: str, level: str) -> dict[str, object]:
+        rows = [{"size": 1024 * n, "out_of_place": {"busbw": 2.0 * n}, "in_place": {"busbw": 1.0 * n}} for n in (1, 4)]
+        return {"test": test, "level": level, "reason": "no expectation", "machines": "2 nodes", "expected": None,
+                "rows": rows, "hints": ["measure more"]}  # fmt: skip
+
+    found = certify_collectives([report("all_reduce", "PASS"), report("alltoall", "UNKNOWN")], ["c"])
+    assert (found.level, found.findings) == (UNKNOWN, ("alltoall: measure more",))
+    assert found.figures[0] == CertifiedFigure("all_reduce bus bandwidth", 4.0, "GB/s")
+
+
+def test_a_slow_device_degrades_and_two_devices_have_no_verdict():
+    def device(host: str, value: float) -> dict[str, object]:
+        return {"result": {"test": "gemm", "host": host, "device": "CPU 0", "product": "x", "value": value, "best": 2}}
+
+    good = [device("n1", 1.0), device("n2", 1.0)]
+    assert certify_devices(good, []).level is UNKNOWN
+    assert certify_devices([*good, device("n3", 1.0)], []).level is PASS
+    slow = certify_devices([*good, device("n3", 0.5)], [])
+    assert (slow.level, slow.findings) == (DEGRADED, ("CPU 0 of n3: 50% of the median",))
+
+
+def test_a_power_cut_must_be_survived_and_the_node_must_return():
+    fault = {"node": "n1", "known_s": 1.0, "resumed_s": 2.0, "returned_s": 9.0, "steps_lost": 4}
+    report = {"survived": True, "exit_code": 0, "orphans": 0, "faults": [fault]}
+    assert certify_power_cut(report, []).level is PASS
+    assert certify_power_cut({**report, "faults": [{**fault, "returned_s": None}]}, []).level is DEGRADED
+    assert certify_power_cut({**report, "survived": False}, []).level is FAIL
+
+
+# The page
+
+
+def test_the_page_holds_everything_and_loads_nothing_from_elsewhere():
+    cut = certify_container(2.0, 1.0, 3, ["srun --container-image=a true"])
+    old = certificate(part(CertifyPart.PAIRS, PASS, CertifiedFigure("n1 - n2", 9.0, "GB/s")))
+    groups = [{"nodes": ["n1", "n2"], "busbw": 1.0}]
+    pairs = certify_pairs({"nodes": ["n1", "n2"], "usual": 1.0, "groups": groups, "faults": [], "unsure": []}, ["cmd"])
+    new = replace(certificate(pairs, cut, not_measured(CertifyPart.GEMM, "no torch")), simulated=("virtual hosts",))
+    page = render_certificate(new, compare_certificates(old, new), comparison_notes(old, new))
+    for text in ("no verdict", "virtual hosts", "not measured", "no torch", "<svg", "cmd", "worse: -89%"):
+        assert text in page
+    assert "<script" not in page
+    assert page.replace('xmlns="http://www.w3.org/2000/svg"', "").count("http") == 0
+
+
+def test_names_of_others_are_escaped_on_the_page():
+    health = certify_health([NodeHealth(HOSTILE, HOSTILE, False, HOSTILE, (HOSTILE,))], [HOSTILE])
+    groups = [{"nodes": [HOSTILE, "n2"], "busbw": 1.0}]
+    pairs = certify_pairs(
+        {"nodes": [HOSTILE, "n2"], "usual": 1.0, "groups": groups, "faults": [], "unsure": [HOSTILE]}, [HOSTILE]
+    )
+    parts = (health, pairs, certify_versions({HOSTILE: {HOSTILE: HOSTILE}, "n2": {}}, []))
+    whole = Certificate(HOSTILE, 0.0, (HOSTILE,), parts, (HOSTILE,), version=HOSTILE)
+    page = render_certificate(whole, compare_certificates(whole, whole), [HOSTILE])
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert page.count("&lt;script&gt;") > 10
