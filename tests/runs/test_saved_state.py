@@ -1,6 +1,8 @@
 """The state that a coordinator saves for its successor."""
 
+import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +13,15 @@ from hypothesis import strategies as st
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.causes import read_failure
+from dalsegno.runs.coordinator.coordinator import Coordinator
+from dalsegno.runs.coordinator.events import Cancelled, Event, NodesReclaimed
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import Shape, form_group
+from dalsegno.runs.coordinator.node_source import NoNodeSource
 from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, SavedStep, read_saved, write_saved
+from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Process
+from tests.runs.small_site import SmallSite
 
 FRESH = Run(Shape(1, 3, 2), max_restarts=4)
 NODES = ["n1", "n2", "n10"]
@@ -121,3 +128,25 @@ def test_unreadable_state_names_the_command_to_end_its_jobs(tmp_path: Path, text
     with pytest.raises(DalsegnoError, match="is damaged") as caught:
         read_saved(tmp_path / "state.json", FRESH)
     assert f"scancel --name={tmp_path.name}" in caught.value.hint
+
+
+@pytest.mark.parametrize("event, kept", [(Cancelled(), "cancelled"), (NodesReclaimed(), "leaving")])
+def test_what_nobody_repeats_is_saved_at_once_while_a_generation_stops(event: Event, kept: str, tmp_path: Path):
+    """The state of thousands of nodes is written seldom. A successor must still know that the user has cancelled."""
+    site = SmallSite(RunFolder(tmp_path), Shape(2, 2, 1))
+
+    async def tell() -> None:
+        coordinator = Coordinator(site, lambda control: NoNodeSource())
+        await coordinator.open()
+        group = form_group(1, site.shape, ["n1", "n2"])
+        phase = GenerationPhase.STOPPING
+        coordinator.run = Run(
+            site.shape, phase=phase, generation=1, group=group, ready=("n1", "n2"), waiting_for=frozenset({"n1"})
+        )
+        coordinator._saving._not_before = time.monotonic() + 600  # the last write was slow
+        coordinator.apply(event)
+        coordinator.agents.close()
+
+    asyncio.run(tell())
+    saved = read_saved(site.folder.state, Run(site.shape))
+    assert saved is not None and getattr(saved.run, kept)

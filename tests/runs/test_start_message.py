@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from dalsegno.runs.agent.orders import read_start
-from dalsegno.runs.coordinator.agents import MAX_PROBED, Peer, StartMessages
+from dalsegno.runs.coordinator.agents import MAX_PROBED, Peer, StartMessages, probed_peers
 from dalsegno.runs.coordinator.events import Start
 from dalsegno.runs.coordinator.group import Members, Shape, form_group
 from dalsegno.runs.coordinator.messages import AgentHello
@@ -62,3 +64,22 @@ def test_agent_of_a_large_run_learns_the_probe_addresses_of_a_sample():
 
 def test_nothing_starts_while_a_member_is_being_lost():
     assert StartMessages(SITE).message(Start("n1", group(), 4321, 0), {"n1": PEERS["n1"]}) is None
+
+
+def test_agent_that_leaves_while_the_messages_are_sent_does_not_stop_them():
+    """A spare may break its connection between two messages of one generation."""
+    messages, peers, formed = StartMessages(SITE), dict(PEERS), group()
+    assert messages.message(Start("n1", formed, 4321, 0), peers) is not None
+    del peers["spare"]
+    assert messages.message(Start("n2", formed, 4321, 0), peers) is not None
+
+
+@pytest.mark.parametrize("nodes", [64, 128, 256, 1024])
+def test_half_that_is_cut_off_does_not_probe_mostly_itself(nodes: int):
+    """The neighbors are on two switches in turn, as where nodes join in the order of their racks."""
+    names = [f"n{number}" for number in range(nodes)]
+    for number, name in enumerate(names):
+        sample = probed_peers(names, name, generation=1)
+        assert len(set(sample)) == MAX_PROBED and name not in sample
+        answering = sum((names.index(each) - number) % 2 == 0 for each in sample)
+        assert answering < 0.85 * MAX_PROBED, f"{name} would take itself for connected"

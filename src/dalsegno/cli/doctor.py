@@ -13,6 +13,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.printable import one_line
 
 if TYPE_CHECKING:
     from dalsegno.doctor import Case, DoctorFinding, Symptom
@@ -144,10 +145,13 @@ def _gather(subject: str | None, order: DoctorOrder) -> Case:
 def _print(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> None:
     for symptom, finding in found:
         word = finding.severity.value
-        out.data(f"{word}: {finding.what}  [{symptom.name}]")
+        # Text from files of others must not look like a further finding.
+        out.data(one_line(f"{word}: {finding.what}  [{symptom.name}]"))
         for each in finding.evidence:
-            out.data(f"  seen: {each.where}" + (f": {each.text}" if each.text else ""))
-        out.data(f"  fix:  {finding.fix}")
+            out.data(one_line(f"  seen: {each.where}" + (f": {each.text}" if each.text else "")))
+        out.data(one_line(f"  fix:  {finding.fix}"))
+    if found and case.of_another_user:
+        out.talk("the files are another user's, and so are the programs in the fixes: run them as that user only")
     for missing in case.unchecked:
         out.talk(f"not checked: {missing}")
     if not found:

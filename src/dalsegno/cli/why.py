@@ -14,6 +14,7 @@ from dalsegno.cli.controller_requests import format_time, meaning_of, prefix_com
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.hostlist import closest
+from dalsegno.printable import one_line
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
@@ -55,9 +56,9 @@ def command(subject: str, name: str | None, json_: bool) -> None:
         settings = [[f"{each.name}={each.value}", each.of, each.reason, each.source] for each in answer.variables]
         out.table(["ADDED VARIABLE", "FOR", "REASON", "SOURCE"], settings)
         out.data("")
-    out.data(answer.verdict.sentence)
+    out.data(one_line(answer.verdict.sentence))  # a line break in text of others would begin a line of its own
     if answer.verdict.next:
-        out.talk(f"next: `{answer.verdict.next}`")
+        out.talk(one_line(f"next: `{answer.verdict.next}`"))
 
 
 def _prefix_next(answer: Explanation, prefix: str) -> Explanation:

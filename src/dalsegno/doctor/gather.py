@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from dalsegno.runs.hang import judge_hang, ranks_of_generation, read_hang
 from dalsegno.runs.status import read_status
 from dalsegno.runs.submit.prepare import read_plan
 from dalsegno.runs.submit.program import find_python, prefix_of
-from dalsegno.slurm.facts import JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.system.processes import Runner
 from dalsegno.why.run import generation_to_explain
 
@@ -54,6 +55,7 @@ class DoctorOrder:
     probe: bool = False
     same_files: bool = False
     no_cluster: str = ""  # why there is none
+    owners: tuple[int, ...] = ()  # whose files may be read; () if all may be
     mountinfo: str = field(default_factory=lambda: read_start(Path("/proc/self/mountinfo"), 1 << 20) or "")
 
 
@@ -83,7 +85,8 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     path, words = submitted_words(order.slurm, job, order.runner)
     signs, unchecked = list[SignSeen](), list[str]()
     outputs = [each for each in dict.fromkeys((job.stdout, job.stderr)) if each and each != "/dev/null"]
-    owners = _owners(job.uid if job.uid is not None else os.geteuid())
+    owners = _owners(_owner_of(job))
+    order = replace(order, owners=owners)
     for each in outputs:
         signs += signs_in(Path(each), owners=owners)
     if not any(os.path.exists(each) for each in outputs):
@@ -94,8 +97,8 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     failed = job.state is not JobState.COMPLETED  # the script of a job that did well is not questioned
     if failed and text is not None and file is not None and is_batch(text):
         order = replace(order, partition=job.partition)
-        case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent), owners)
-    return _with_dumps(case, order, job.uid if job.uid is not None else os.geteuid())
+        case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent))
+    return _with_dumps(replace(case, of_another_user=bool(owners)), order, _owner_of(job))
 
 
 def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
@@ -128,9 +131,19 @@ def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
     prefix = prefix_of(plan.request)
     python = os.path.join(prefix, "bin", "python") if prefix else plan.python
     text = read_start(script, MAX_SCRIPT_BYTES, owners)
-    facts = _script(text, script) if text is not None and script.suffix == ".py" else None
-    order = replace(order, python=order.python or python, partition=plan.request.partition)
-    return _surroundings(replace(case, script=facts), order, str(script))
+    facts = _script(text, script, owners) if text is not None and script.suffix == ".py" else None
+    order = replace(order, python=order.python or python, partition=plan.request.partition, owners=owners)
+    return _surroundings(replace(case, script=facts, of_another_user=bool(owners)), order, str(script))
+
+
+def _owner_of(job: JobInfo) -> int:
+    """Return the uid of a job's user, of whom the accounting database has only the name; -1 if there is none here."""
+    if job.uid is not None:
+        return job.uid
+    try:
+        return pwd.getpwnam(job.user).pw_uid
+    except (KeyError, ValueError):
+        return -1
 
 
 def _owners(owner: int) -> tuple[int, ...]:
@@ -156,7 +169,7 @@ def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners:
 # The parts that all cases share
 
 
-def _script(text: str, path: Path) -> ScriptFacts:
+def _script(text: str, path: Path, owners: Sequence[int] = ()) -> ScriptFacts:
     """Return the script's facts. If a module beside it starts the process group, it counts as the script's own."""
     facts = read_script(text, str(path))
     if facts.starts or not facts.distributed:
@@ -165,15 +178,13 @@ def _script(text: str, path: Path) -> ScriptFacts:
         each / "__init__.py" for name in sorted(facts.imports) if (each := path.parent / name).is_dir()
     ]
     for module in beside[:_SIBLINGS]:
-        other = read_start(module, MAX_SCRIPT_BYTES)
+        other = read_start(module, MAX_SCRIPT_BYTES, owners)
         if other is not None and (starts := read_script(other, str(module)).starts):
             return replace(facts, starts=tuple(replace(each, function="", line=0) for each in starts))
     return facts
 
 
-def _batch_case(
-    case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path | None = None, owners: Sequence[int] = ()
-) -> Case:
+def _batch_case(case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path | None = None) -> Case:
     """Return the case with a batch script, and the Python script that it starts if there is one."""
     folder = folder or Path.cwd()
     case = replace(case, batch=batch)
@@ -183,9 +194,9 @@ def _batch_case(
         place / name for name in named for place in (folder, Path(batch.path).parent, Path(batch.path).parent.parent)
     ]
     script = next((each for each in tried if each.is_file()), None)
-    text = read_start(script, MAX_SCRIPT_BYTES, owners) if script else None
+    text = read_start(script, MAX_SCRIPT_BYTES, order.owners) if script else None
     if script is not None and text is not None:
-        case = replace(case, script=_script(text, script))
+        case = replace(case, script=_script(text, script, order.owners))
     line, activated = batch.environment()
     if line and not order.python:
         order = replace(order, python=os.path.join(folder, activated, "bin", "python"))
@@ -209,7 +220,8 @@ def _ranks_of(batch: BatchFacts) -> int:
         if word.replace("_", "-").startswith("--nproc-per-node=")
     ]
     tasks = batch.options.get("ntasks-per-node", "") if not batch.launchers else (per_node or [""])[0]
-    return int(nodes) * int(tasks) if nodes.isdecimal() and tasks.isdecimal() else 0
+    known = all(each.isdecimal() and len(each) < 7 for each in (nodes, tasks))
+    return int(nodes) * int(tasks) if known else 0
 
 
 def _missing_launcher(batch: BatchFacts, folder: Path) -> Evidence | None:
@@ -281,17 +293,18 @@ def _port(case: Case, order: DoctorOrder) -> tuple[int, str]:
     """Return a MASTER_PORT that is fixed in the batch script, the script or the environment, and where."""
     if case.batch:
         line, value = case.batch.variable("MASTER_PORT")
-        if value.isdecimal():
+        if value.isdecimal() and len(value) < 6:
             return int(value) & 0xFFFF, f"{case.batch.path}:{line}"
     if case.script and case.script.port:
         return case.script.port & 0xFFFF, f"{case.script.path}:{case.script.port_line}"
     value = order.env.get("MASTER_PORT", "")
-    return (int(value) & 0xFFFF, "environment") if value.isdecimal() and not case.started else (0, "")
+    fixed = value.isdecimal() and len(value) < 6 and not case.started
+    return (int(value) & 0xFFFF, "environment") if fixed else (0, "")
 
 
 def _snapshots(case: Case, order: DoctorOrder) -> list[FoundSnapshot]:
     folders = [order.checkpoint] if order.checkpoint else [word.partition("=")[2] or word for word in case.words]
-    found = [find_snapshot(Path(each)) for each in folders if each and os.path.isdir(each)]
+    found = [find_snapshot(Path(each), order.owners) for each in folders if each and os.path.isdir(each)]
     return [each for each in found if each is not None]
 
 

@@ -106,7 +106,8 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     ),
     (
         LogSign.NCCL_PROGRESS,
-        r"PG ID \d+.{0,60}?Rank (?P<rank>\d+)\].{0,400}?[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+),"
+        r"PG ID \d+[^\]]{0,60}?Rank (?P<rank>\d+)\](?:(?!PG ID ).){0,400}?"
+        r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+),"
         r" last completed (?:NCCL )?work: (?P<completed>-?\d+)",
     ),
     (LogSign.GLOO_TIMEOUT, r"Timed out waiting (?P<ms>\d+)ms for (?:recv|send) operation to complete"),

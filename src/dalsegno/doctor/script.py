@@ -61,12 +61,13 @@ class ScriptFacts:
 def read_script(text: str, path: str) -> ScriptFacts:
     """Parse the text of a script. It is never run."""
     try:
-        tree = ast.parse(text)
+        return ScriptReader(ast.parse(text), text.splitlines()).facts(path)
     except SyntaxError as error:
         return ScriptFacts(path, fault=error.msg, fault_line=error.lineno or 0)
-    except (ValueError, RecursionError, MemoryError) as error:
+    except RecursionError:  # a sum of a thousand terms is Python, but too deep to be looked at
+        return ScriptFacts(path)
+    except (ValueError, MemoryError) as error:
         return ScriptFacts(path, fault=f"{type(error).__name__}: it cannot be parsed")
-    return ScriptReader(tree, text.splitlines()).facts(path)
 
 
 class ScriptReader:
@@ -135,8 +136,9 @@ class ScriptReader:
         target, value = node.targets[0], node.value
         key = target.slice if isinstance(target, ast.Subscript) else None
         named = isinstance(key, ast.Constant) and key.value == "MASTER_PORT"
-        if named and isinstance(value, ast.Constant) and str(value.value).isdecimal():
-            self._port = int(str(value.value)), node.lineno
+        if named and isinstance(value, ast.Constant) and isinstance(value.value, (str, int)):
+            text = str(value.value)
+            self._port = (int(text), node.lineno) if text.isdecimal() and len(text) < 6 else self._port
 
     def facts(self, path: str) -> ScriptFacts:
         starts = [each for each in self._calls if each[1].rpartition(".")[2] in _STARTS]

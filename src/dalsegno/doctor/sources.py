@@ -6,6 +6,7 @@ All reads are bounded, and no file is run. The doctor may run as root, and the f
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import socket
@@ -16,30 +17,39 @@ from typing import IO
 
 from dalsegno.doctor.case import FoundSnapshot, PathPlace, PythonFound
 from dalsegno.doctor.logs import SignSeen, find_signs
-from dalsegno.runs.flight_recorder import MAX_DUMP_BYTES, BadDump, FlightDump, read_dump
+from dalsegno.runs.flight_recorder import MAX_ALL_CALLS, MAX_DUMP_BYTES, BadDump, FlightDump, read_dump
 from dalsegno.storage.probe import find_mount
 
 HEAD_BYTES, TAIL_BYTES = 4 << 20, 28 << 20  # of a log; what is between is not searched
 _BLOCK = 1 << 20
+_MANIFEST_BYTES = 64 << 20
 _NETWORK = (
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cephfs", "wekafs", "panfs", "pvfs2", "9p",
     "virtiofs", "cifs", "smb3", "afs", "glusterfs",
 )  # fmt: skip
 _OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/scratch")  # folders that every machine has for itself
-_RANK_OF_DUMP = re.compile(r".*?(\d+)(?:\.json)?")
+_RANK_OF_DUMP = re.compile(r".*?(?<!\d)(\d{1,9})(?:\.json)?")
 
 
 def open_text(path: Path, owners: Collection[int] = ()) -> int | None:
-    """Open a regular file for reading; None if it is not one, may not be read, or belongs to none of these users."""
+    """Open a regular file for reading; None if it is not one, may not be read, or belongs to none of these users.
+
+    A device is not even opened, because some act on that: a watchdog restarts the machine.
+    """
+    on_linux = hasattr(os, "O_PATH")
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        seen = os.open(path, (os.O_PATH if on_linux else os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC)
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return None
+    try:
+        about = os.fstat(seen)
+        if not stat.S_ISREG(about.st_mode) or (owners and about.st_uid not in owners):
+            return None
+        return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_CLOEXEC) if on_linux else os.dup(seen)
     except OSError:
         return None
-    about = os.fstat(handle)
-    if stat.S_ISREG(about.st_mode) and (not owners or about.st_uid in owners):
-        return handle
-    os.close(handle)
-    return None
+    finally:
+        os.close(seen)
 
 
 def read_start(path: Path, most_bytes: int, owners: Collection[int] = ()) -> str | None:
@@ -90,6 +100,8 @@ def signs_in(path: Path, name: str = "", owners: Collection[int] = ()) -> list[S
 
 def place_of(path: str, mountinfo: str) -> PathPlace:
     """Return on which file system a path is, and what this user may do with it."""
+    if "\0" in path:
+        return PathPlace(path)
     real = os.path.realpath(path)
     _, fstype, _, _ = find_mount(mountinfo, real)
     shared: bool | None = fstype in _NETWORK or fstype.startswith("fuse.")
@@ -144,7 +156,7 @@ def _torch_version(text: str) -> tuple[str, bool | None]:
     values: dict[str, object] = {}
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "unknown", None
     for node in tree.body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant):
@@ -163,16 +175,17 @@ _DCP = re.compile(r"__(\d+)_\d+\.distcp")
 _PER_RANK = re.compile(r".*rank[_-]?(\d+)\D*\.(?:pt|pth|bin|ckpt)")
 
 
-def find_snapshot(folder: Path) -> FoundSnapshot | None:
+def find_snapshot(folder: Path, owners: Collection[int] = ()) -> FoundSnapshot | None:
     """Return the newest snapshot in a folder and the number of ranks that wrote it; None if there is none."""
-    from dalsegno.train.disk.verify import list_steps, read_manifest
+    from dalsegno.train.disk.format import MANIFEST, parse
+    from dalsegno.train.disk.verify import list_steps
 
-    for step in list_steps(folder)[:3]:
-        try:
-            return FoundSnapshot(str(step), read_manifest(step).world, "checkpoint of Dal Segno")
-        except (ValueError, OSError):
-            continue
     try:
+        for step in list_steps(folder)[:3]:
+            text = read_start(step / MANIFEST, _MANIFEST_BYTES, owners)
+            if text is not None:
+                with contextlib.suppress(ValueError, RecursionError):
+                    return FoundSnapshot(str(step), parse(text).world, "checkpoint of Dal Segno")
         below = sorted((each for each in os.scandir(folder) if each.is_dir()), key=lambda each: -each.stat().st_mtime)
         folders = [folder, *(Path(each.path) for each in below[:8])]
     except OSError:
@@ -199,6 +212,7 @@ def find_snapshot(folder: Path) -> FoundSnapshot | None:
 def read_dump_files(paths: list[Path], owner: int) -> list[tuple[Path, FlightDump]]:
     """Return the dumps among these files. Files of other users are not read."""
     found = dict[int, tuple[Path, FlightDump]]()
+    left = MAX_ALL_CALLS
     for path in sorted(paths)[:8192]:
         named = _RANK_OF_DUMP.fullmatch(path.name)
         handle = open_text(path, {owner}) if named else None
@@ -206,7 +220,11 @@ def read_dump_files(paths: list[Path], owner: int) -> list[tuple[Path, FlightDum
             continue
         with open(handle, "rb") as file:
             try:
-                found[int(named[1])] = path, read_dump(file.read(MAX_DUMP_BYTES + 1), int(named[1]))
+                dump = read_dump(file.read(MAX_DUMP_BYTES + 1), int(named[1]))
             except BadDump:
                 continue
+        left -= len(dump.calls)
+        if left < 0:
+            break
+        found[dump.rank] = path, dump
     return [found[rank] for rank in sorted(found)]

@@ -15,8 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
+from dalsegno.printable import one_line
+
 MAX_DUMP_BYTES = 64 << 20
-MAX_CALLS = 20_000
+MAX_CALLS = 2000  # of one dump, the last ones
+MAX_ALL_CALLS = 2_000_000  # of all dumps of a run
+_MAX_RANKS = 1 << 20  # of all groups of a dump
 _MAX_TEXT = 200  # characters of a name that another user may have chosen
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
@@ -81,13 +85,35 @@ _PLAIN = (
 )  # fmt: skip
 
 
+def _set_item(unpickler: Any) -> None:
+    value, key = unpickler.stack.pop(), unpickler.stack.pop()
+    _set_items_of(unpickler.stack[-1], [key, value])
+
+
+def _set_items(unpickler: Any) -> None:
+    items = unpickler.pop_mark()
+    _set_items_of(unpickler.stack[-1], items)
+
+
+def _set_items_of(target: Any, items: Sequence[Any]) -> None:
+    """Add items to a dict. A tuple that holds another one twice, and so on, would take forever to hash as a key."""
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, (str, int)):
+            raise pickle.UnpicklingError("a key that is neither text nor a number")
+        target[key] = value
+
+
 class PlainUnpickler(pickle._Unpickler):
     """Builds numbers, text, lists, tuples and dicts. It knows no operation that imports, calls or builds objects.
 
     Python's own implementation is used instead of the one in C: a single operation can make the latter reserve 64 GiB.
     """
 
-    dispatch: ClassVar = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _PLAIN}
+    dispatch: ClassVar = {
+        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in _PLAIN},
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: _set_items,
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
@@ -139,15 +165,20 @@ def _read_call(entry: Any) -> CollectiveCall | None:
     backend, _, operation = name[:_MAX_TEXT].rpartition(":")
     completed = entry.get("state") == "completed"
     return CollectiveCall(
-        group=str(names[0])[:_MAX_TEXT] if isinstance(names, (list, tuple)) and names else "",
+        group=_read_name(names[0]) if isinstance(names, (list, tuple)) and names else "",
         sequence=sequence,
-        operation=operation,
+        operation=one_line(operation),
         # gloo only retires what is done. A collective of NCCL that is retired but not completed has timed out.
         done=completed or (backend == "gloo" and entry.get("retired") is True),
         sizes=tuple(_read_sizes(entry.get("input_sizes"))),
         where=_read_place(entry.get("frames")),
         point_to_point=entry.get("is_p2p") is True,
     )
+
+
+def _read_name(value: Any) -> str:
+    """Return the name of a group. Lists that hold each other would be endless as text."""
+    return one_line(str(value)[:_MAX_TEXT]) if isinstance(value, (str, int)) else ""
 
 
 def _read_sizes(sizes: Any) -> Iterator[tuple[int, ...]]:
@@ -160,18 +191,23 @@ def _read_place(frames: Any) -> str:
     """Return the innermost line that is not in a library."""
     for frame in frames[:200] if isinstance(frames, (list, tuple)) else ():
         file, line = (frame.get("filename"), frame.get("line")) if isinstance(frame, Mapping) else (None, None)
-        if isinstance(file, str) and isinstance(line, int) and not any(part in file for part in _LIBRARY):
-            return f"{file[-_MAX_TEXT:]}:{line}"
+        file = file[-4 * _MAX_TEXT :] if isinstance(file, str) else None
+        if file is not None and isinstance(line, int) and not any(part in file for part in _LIBRARY):
+            return one_line(f"{file[-_MAX_TEXT:]}:{line}")
     return ""
 
 
 def _read_groups(config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the ranks of each named group. The ranks are text, such as `[0, 1]`. gloo does not name its groups."""
+    left = _MAX_RANKS
     for name, about in list(config.items())[:10_000] if isinstance(config, Mapping) else ():
         ranks = about.get("ranks") if isinstance(about, Mapping) else None
-        numbers = str(ranks).strip("[]").replace(" ", "").split(",") if ranks is not None else []
-        if name and all(number.isdecimal() for number in numbers):
-            yield str(name), tuple(int(number) for number in numbers)
+        numbers = ranks[: 8 * left].strip("[]").replace(" ", "").split(",") if isinstance(ranks, str) else []
+        left -= len(numbers)
+        if left < 0:
+            return
+        if name and numbers and all(number.isdecimal() and len(number) < 10 for number in numbers):
+            yield _read_name(name), tuple(int(number) for number in numbers)
 
 
 # Which ranks wait for which

@@ -13,8 +13,10 @@ from enum import Enum
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
+from dalsegno.printable import one_line
 from dalsegno.runs.files import names_in
 from dalsegno.runs.flight_recorder import (
+    MAX_ALL_CALLS,
     MAX_DUMP_BYTES,
     BadDump,
     FlightDump,
@@ -29,8 +31,10 @@ from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.system.ownership import read_beneath
 
 _MAX_STACKS_BYTES = 4 << 20
+_MAX_RANKS = 1 << 18  # of a generation
 _SHOWN = 4  # ranks that a sentence names
-_DUMP_NAME = re.compile(r"g(\d+)-flight-(\d+)(\.json)?")
+_DUMP_NAME = re.compile(r"g(\d{1,9})-flight-(\d{1,9})(\.json)?")
+_NODE_NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
 _THREAD = re.compile(r"^(?:Current )?[Tt]hread .*$", re.MULTILINE)
 # A frame as faulthandler and py-spy write it: `File "x.py", line 3 in main` or `main (x.py:3)`
 _FRAME = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+) in |^\s+\S.* \((?P<file2>.+):(?P<line2>\d+)\)$')
@@ -225,7 +229,7 @@ def parse_stacks(text: str) -> RankStack:
         frames = [(found["file"] or found["file2"], found["line"] or found["line2"]) for found in _frames(thread)]
         own = [(file, line) for file, line in frames if not any(part in file for part in _LIBRARY)]
         if own:
-            return RankStack(f"{own[0][0]}:{own[0][1]}", any(_LOADER in file for file, _ in frames))
+            return RankStack(one_line(f"{own[0][0]}:{own[0][1]}"), any(_LOADER in file for file, _ in frames))
     return RankStack("")
 
 
@@ -250,16 +254,20 @@ def _returned(entries: Sequence[Entry], generation: int, places: Mapping[int, st
     """Return the ranks that had returned when the others were idle."""
     for entry in reversed(entries):
         if entry.get("event") == RunEvent.IDLE and entry.get("generation") == generation:
-            return [rank for rank in places if str(rank) not in entry.get("ranks", {})]
+            idle = entry.get("ranks")
+            return [rank for rank in places if str(rank) not in idle] if isinstance(idle, dict) else []
     return []
 
 
 def ranks_of_generation(entries: Sequence[Entry], generation: int) -> dict[int, str]:
-    """Return the node of each rank."""
+    """Return the node of each rank; none if the entry has impossible numbers."""
     for entry in entries:
         if entry.get("event") == RunEvent.GENERATION and entry.get("generation") == generation:
-            each = int(entry.get("nproc_per_node", 1))
-            nodes = [str(node) for node in entry.get("nodes", ())]
+            each, nodes = entry.get("nproc_per_node", 1), entry.get("nodes")
+            if not isinstance(each, int) or not isinstance(nodes, list) or not 0 < each * len(nodes) <= _MAX_RANKS:
+                return {}
+            if not all(isinstance(node, str) and _NODE_NAME.fullmatch(node) for node in nodes):
+                return {}
             return {index * each + local: node for index, node in enumerate(nodes) for local in range(each)}
     return {}
 
@@ -267,10 +275,14 @@ def ranks_of_generation(entries: Sequence[Entry], generation: int) -> dict[int, 
 def read_dumps(run: RunFolder, generation: int) -> list[FlightDump]:
     """Return the flight recorders of a generation. A dump that torch wrote itself has stacks, and is preferred."""
     found: dict[int, FlightDump] = {}
+    left = MAX_ALL_CALLS
     for name in sorted(names_in(run, run.all_stacks), key=lambda name: not name.endswith(".json")):
         named = _DUMP_NAME.fullmatch(name)
         if named and int(named[1]) == generation:
             dump = _read_dump(run, name, int(named[2]))
+            left -= len(dump.calls) if dump else 0
+            if left < 0:
+                break
             if dump is not None and (dump.calls or int(named[2]) not in found):
                 found[int(named[2])] = dump
     return [found[rank] for rank in sorted(found)]

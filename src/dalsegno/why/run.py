@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from dalsegno.runs.hang import HangReport, HangSuspect
@@ -48,13 +49,19 @@ def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
 def generation_to_explain(status: RunStatus, entries: Sequence[Entry]) -> int:
     """Return the generation whose hang may explain the run: the last that failed or was idle, else the current one."""
     kinds = (RunEvent.FAILED, RunEvent.HUNG, RunEvent.IDLE)
-    failed = [int(entry.get("generation", 0)) for entry in entries if entry.get("event") in kinds]
+    failed = [_generation(entry) for entry in entries if entry.get("event") in kinds]
     return failed[-1] if failed else status.generation
+
+
+def _generation(entry: Entry) -> int:
+    """Return the generation that an entry names; 0 if it names none, as in a journal that another user wrote."""
+    found = entry.get("generation")
+    return found if isinstance(found, int) else 0
 
 
 def _hang_command(status: RunStatus, hang: HangReport) -> str:
     if hang.suspect is HangSuspect.NODE and hang.nodes:
-        return f"dalsegno why {hang.nodes[0]}"
+        return f"dalsegno why {shlex.quote(hang.nodes[0])}"
     return f"dalsegno doctor {status.run}"
 
 
@@ -68,7 +75,7 @@ def _ended(status: RunStatus, entries: Sequence[Entry], hang: HangReport | None)
     if status.exit_code == TERMINATED or status.cause.cancelled:
         return Conclusion(f"run {run} was cancelled or terminated{_message_suffix(status)}", f"dalsegno logs {run}")
     failed = [entry for entry in entries if entry.get("event") == RunEvent.FAILED and not entry.get("noise")]
-    if hang and all(int(entry.get("generation", 0)) < hang.generation for entry in failed):
+    if hang and all(_generation(entry) < hang.generation for entry in failed):
         sentence = f"run {run} ended with code {status.exit_code}: {hang.describe()}"
         return Conclusion(sentence, _hang_command(status, hang))
     if not failed:
@@ -150,8 +157,8 @@ def _message_suffix(status: RunStatus) -> str:
 
 def nodes_of_run(entries: Sequence[Entry]) -> list[str]:
     """Return all nodes on which the run has trained, those of the last generation first."""
-    named = [map(str, entry.get("nodes", ())) for entry in entries if entry.get("event") == RunEvent.GENERATION]
-    return list(dict.fromkeys(node for nodes in reversed(named) for node in nodes))
+    named = [entry.get("nodes") for entry in entries if entry.get("event") == RunEvent.GENERATION]
+    return list(dict.fromkeys(str(node) for nodes in reversed(named) if isinstance(nodes, list) for node in nodes))
 
 
 def nodes_given(entries: Sequence[Entry], job: int) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import pwd
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.setup.bootstrap import HOST, PYTHON, BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.delivery import find_bundle
 from dalsegno.setup.node_plan import NodePlan, PlannedFile
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
+from dalsegno.targets.base import NodeTimes
+from dalsegno.targets.cloud.head import ManagedHead
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
 from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts
@@ -89,6 +93,52 @@ def test_prolog_stops_a_job_only_for_a_failed_check(tmp_path):
     assert code("exit 127") == 0
     program.unlink()
     assert subprocess.run(["sh", script], capture_output=True, timeout=20).returncode == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("trap", ["folder of a user", "link to a folder", "link below", "none"])
+def test_prolog_creates_folders_of_users_only_below_a_folder_of_root(tmp_path, trap):
+    """/scratch is open to all, and empty after a restart of the machine: a user may be there before us."""
+    base, prize, job = (
+        tmp_path / "scratch/enroot",
+        tmp_path / "etc",
+        {"SLURM_JOB_UID": "64211", "PATH": os.environ["PATH"]},
+    )
+    base.parent.mkdir()
+    prize.mkdir()
+    if trap == "link to a folder":
+        base.symlink_to(prize)
+    else:
+        base.mkdir()
+    if trap == "folder of a user":
+        os.chown(base, 64212, 64212)
+    if trap == "link below":
+        (base / "user-64211").symlink_to(prize)
+    script = tmp_path / "prolog"
+    text = prolog_text(replace(site(), scratch=str(base.parent))).replace("/run/enroot", str(tmp_path / "none"))
+    script.write_text(text.replace("/usr/local/bin/dalsegno", str(tmp_path / "none")))
+    assert subprocess.run(["sh", script], env=job, timeout=20).returncode == 0
+    owners = [each.lstat().st_uid for each in (*base.iterdir(), prize, *prize.iterdir())]
+    assert owners == ([64211, 0] if trap == "none" else [0, 0] if trap == "link below" else [0])
+
+
+def test_root_installs_packages_without_modules_of_the_working_folder(tmp_path):
+    (tmp_path / "pip.py").write_text("print('run as root')")
+    for plan in (head_plan(site()), compute_plan(site()), login_plan(site())):
+        (pip,) = [each.argv for each in plan.commands if "pip" in each.argv]
+        argv = [sys.executable, *pip[1 : pip.index("install")], "--version"]
+        assert "run as root" not in subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True).stdout
+
+
+def test_shell_of_a_user_gets_neither_terminal_nor_environment_of_root(tmp_path):
+    """Otherwise a process that the user leaves could type on root's terminal, or read root's keys."""
+    head = ManagedHead(tmp_path, "parallelcluster", 6820, NodeTimes(60.0, 60.0))
+    entry = head.shell([], {"AWS_SECRET_ACCESS_KEY": "x", "TERM": "xterm", "PATH": "/root/bin"}, "/", user="nobody")
+    assert entry.uid == pwd.getpwnam("nobody").pw_uid
+    assert "AWS_SECRET_ACCESS_KEY" not in entry.env and "/root/bin" not in entry.env["PATH"]
+    assert entry.env["TERM"] == "xterm" and entry.env["HOME"] == pwd.getpwnam("nobody").pw_dir
+    with pytest.raises(NotThere):
+        head.shell([], {}, "/", user="no-such-user")
 
 
 ASK = """

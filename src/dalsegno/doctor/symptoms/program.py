@@ -54,7 +54,8 @@ def _script_unreadable(case: Case) -> Iterator[DoctorFinding]:
     for sign in case.seen(LogSign.SCRIPT_MISSING)[:1]:
         path = sign.values.get("path", "the script")
         fix = (
-            f"use an absolute path on shared storage, and submit from the folder that the job expects; then `ls {path}`"
+            "use an absolute path on shared storage, and submit from the folder that the job expects;"
+            f" then `ls {shlex.quote(path)}`"
         )
         yield DoctorFinding(Severity.ERROR, f"{path} does not exist on the node", fix, evidence_of([sign]))
     for sign in case.seen(LogSign.SCRIPT_UNREADABLE)[:1]:

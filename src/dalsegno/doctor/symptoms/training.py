@@ -10,6 +10,7 @@ from dalsegno.doctor.logs import LogSign, SignSeen
 from dalsegno.runs.hang import HangReport, HangSuspect
 from dalsegno.slurm.facts import JobState
 
+MAX_RANKS = 1 << 18  # that are looked through
 SLOW = 1.5  # times the median step of all ranks
 DATA_SHARE = 0.3  # share of a step that may pass waiting for data
 
@@ -43,7 +44,7 @@ def _collective_timeout(case: Case) -> Iterator[DoctorFinding]:
 
 def _hang_fix(hang: HangReport) -> str:
     if hang.suspect is HangSuspect.NODE and hang.nodes:
-        return f"dalsegno why {hang.nodes[0]}"
+        return f"dalsegno why {shlex.quote(hang.nodes[0])}"
     if hang.suspect is HangSuspect.NETWORK:
         return "run again with NCCL_DEBUG=INFO, which names the interfaces; `dalsegno health` checks a node's GPUs"
     where = f" at {hang.where}" if hang.where else ""
@@ -56,7 +57,7 @@ def _timeout_in_log(case: Case, signs: list[SignSeen], seen: tuple[Evidence, ...
     sequence = min((int(sign.values["sequence"]) for sign in signs if "sequence" in sign.values), default=0)
     operation = next((sign.values["operation"] for sign in signs if "operation" in sign.values), "a collective")
     late = sorted(rank for rank, number in reached.items() if number < sequence)
-    silent = [rank for rank in range(case.world_size) if rank not in reached] if reached else []
+    silent = [rank for rank in range(min(case.world_size, MAX_RANKS)) if rank not in reached] if reached else []
     missing = late or silent
     fix = (
         "start it with `dalsegno run`, which names the rank; or export TORCH_FR_DUMP_TEMP_FILE=$PWD/flight/rank_, run"
@@ -80,10 +81,14 @@ def _slow_rank(case: Case) -> Iterator[DoctorFinding]:
     if not times or not slow:
         return
     rank, ratio = max(slow.items(), key=lambda item: item[1])
-    node = times.places.get(int(rank), "") if rank.isdecimal() else ""
+    node = times.places.get(int(rank), "") if rank.isdecimal() and len(rank) < 10 else ""
     on = f" on {node}" if node else ""
     what = f"rank {rank}{on} takes {ratio:.1f} times as long for a step as the median of all ranks, which wait for it"
-    fix = f"dalsegno why {node}" if node else "give all ranks the same amount of data, and compare their nodes"
+    fix = (
+        f"dalsegno why {shlex.quote(node)}"
+        if node
+        else "give all ranks the same amount of data, and compare their nodes"
+    )
     seen = tuple(Evidence(f"rank {each}", f"{share:.2f} x the median") for each, share in sorted(slow.items())[:3])
     yield DoctorFinding(Severity.WARNING, what, fix, seen)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -257,7 +258,6 @@ class StartMessages:
         self._peers: Mapping[str, Peer] = {}
         self._layout: GenerationLayout
         self._names: list[str] = []
-        self._index: dict[str, int] = {}
 
     def message(self, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None) -> Message | None:
         """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
@@ -267,7 +267,6 @@ class StartMessages:
             self._group, self._layout = order.group, _layout(order, peers)
             self._peers = dict(peers)  # a spare may leave while the messages are sent
             self._names = list(peers)
-            self._index = {name: index for index, name in enumerate(self._names)}
         return self._message(order.group, order.agent, in_memory)
 
     def _message(self, group: Members, agent: str, in_memory: Message | None) -> Message:
@@ -279,17 +278,21 @@ class StartMessages:
             {"rank": rank, "env": {name: value for name, value in env.items() if name not in common}}
             for rank, env in zip(ranks, envs, strict=True)
         ]
-        others = [list(self._peers[name].probe) for name in self._probed(agent)]
+        others = [list(self._peers[name].probe) for name in probed_peers(self._names, agent, group.generation)]
         start = {"generation": group.generation, "env": common, "workers": workers, "peers": others}
         return {"start": {**start, **(in_memory or {})}}
 
-    def _probed(self, agent: str) -> list[str]:
-        """Return the other agents, or a sample of them at equal distances, so that a message has a limited size."""
-        names, own, others = self._names, self._index[agent], len(self._names) - 1
-        if others <= MAX_PROBED:
-            return [name for name in names if name != agent]
-        offsets = (1 + number * others // MAX_PROBED for number in range(MAX_PROBED))
-        return [names[(own + offset) % len(names)] for offset in offsets]
+
+def probed_peers(names: Sequence[str], agent: str, generation: int) -> list[str]:
+    """Return the other agents, or a random sample of them, so that a message has a limited size.
+
+    At equal distances, an agent of 64 whose neighbors are on two switches in turn would probe its own switch only, and
+    never find out that it is cut off from the other one.
+    """
+    if len(names) - 1 <= MAX_PROBED:
+        return [name for name in names if name != agent]
+    sample = random.Random(f"{generation} {agent}").sample(names, MAX_PROBED + 1)
+    return [name for name in sample if name != agent][:MAX_PROBED]
 
 
 def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:

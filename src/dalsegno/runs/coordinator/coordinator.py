@@ -16,6 +16,7 @@ from dalsegno.runs.coordinator.agents import Peer, RunAgents, StartMessages, ord
 from dalsegno.runs.coordinator.background import BackgroundTasks, PacedAction
 from dalsegno.runs.coordinator.connect import Connect, listen_again, read_connect, write_connect
 from dalsegno.runs.coordinator.events import (
+    REPEATED,
     AgentGone,
     AgentJoined,
     Cancelled,
@@ -294,10 +295,8 @@ class Coordinator:
             self.started = self.started or time.time()
         if self.run.group is not None and self.run.group is not before.group:
             self.memory.used.update(self.run.group.agents)
-        if orders:
-            self.save_state()  # before the orders are executed, because a successor must know them
-        else:
-            self._saving.request()  # agents repeat what they reported to a successor that does not know it
+        save = self.save_state if orders or not isinstance(event, REPEATED) else self._saving.request
+        save()  # before the orders are executed, because a successor must know them
         for order in orders:
             self._execute(order)
         self.admission.watch()

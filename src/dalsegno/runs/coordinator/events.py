@@ -106,6 +106,8 @@ Event = (
     | GatherTimeout
     | NodesOutOfService
 )
+# What agents report, or show by their absence, to a successor too. A cancellation or a reclaimed node is told once.
+REPEATED = (AgentJoined, AgentGone, WorkerEnded, GenerationStopped)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.events import Hung
 from dalsegno.runs.coordinator.generations import GenerationPhase, Run
@@ -27,6 +27,7 @@ KEPT = 100  # number of step durations from which the median is computed
 IDLE_S = 30.0  # ranks that stay idle for this long after others have returned are reported
 BUSY_SHARE = 0.02  # share of one CPU; threads that only wait use less
 BUSY_BYTES = 1 << 20
+log = logging.getLogger("coordinator")
 
 
 class StepMarks:
@@ -207,9 +208,11 @@ class HangWatch:
 
     def _diagnose(self, generation: int) -> HangReport | None:
         folder = self._control.folder
-        with contextlib.suppress(OSError, DalsegnoError):  # what cannot be explained must still be ended
+        try:
             return read_hang(folder, generation, list(journal.read(folder.journal)))
-        return None
+        except Exception as error:  # what cannot be explained must still be ended
+            log.warning("the hang was not explained: %s: %s", type(error).__name__, error)
+            return None
 
     async def _capture_stacks(self, generation: int) -> None:
         """Capture the stacks on all nodes at once, before the workers are killed."""

@@ -79,7 +79,10 @@ def read_plan(run: RunFolder) -> RunPlan:
     data = read_value(run.plan)
     if not isinstance(data, Mapping):
         raise DalsegnoError(f"run {run.run} has no plan", hint=f"check that {run.root} is a run folder")
-    return facts_from_json(RunPlan, data)
+    try:
+        return facts_from_json(RunPlan, data)
+    except ValueError as error:  # a list that is too short or too long
+        raise damaged(run.plan, str(error), repair_hint(run.plan)) from error
 
 
 def read_environment(run: RunFolder) -> dict[str, str]:

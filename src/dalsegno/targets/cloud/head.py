@@ -6,13 +6,14 @@ The cluster is changed from the operator's machine only: `up` and `down` refuse 
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.spec.facts import Cluster
@@ -137,12 +138,23 @@ class ManagedHead:
         if host:
             return self.on_node(host, inner, env, cwd)
         if user:
-            inner = ["runuser", "-u", user, "--", *(inner or ["/bin/bash", "-l"])]
+            return self._shell_as(user, inner, env)
         return ShellEntry(inner or [env.get("SHELL") or "/bin/bash"], {**env, **self.user_env(env)})
+
+    def _shell_as(self, user: str, command: Sequence[str], env: Mapping[str, str]) -> ShellEntry:
+        """Return a shell of another user, who gets neither the caller's terminal nor the caller's environment."""
+        try:
+            person = pwd.getpwnam(user)
+        except KeyError:
+            raise NotThere(f"there is no user `{user}` on this machine", hint="`getent passwd` lists users") from None
+        kept = {name: value for name, value in env.items() if name in ("TERM", "LANG", "TZ") or name.startswith("LC_")}
+        own = {"USER": user, "LOGNAME": user, "HOME": person.pw_dir, "SHELL": person.pw_shell}
+        argv = ["runuser", "-u", user, "--", *(command or [person.pw_shell or "/bin/sh"])]
+        return ShellEntry(argv, {**kept, **own, **self.user_env({"PATH": PATH})}, person.pw_uid)
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         # Machines of a cluster have the key of the login user's home, which they share.
-        return ShellEntry(["ssh", node, *([shlex.join(command)] if command else [])], dict(env))
+        return ShellEntry(["ssh", "--", node, *([shlex.join(command)] if command else [])], dict(env))
 
     def job_images(self) -> str:
         return ""

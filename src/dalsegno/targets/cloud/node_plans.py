@@ -167,7 +167,8 @@ def _packages(site: ManagedSlurm) -> PlannedCommand:
     """Return the command that installs the Python packages we need, unless those in our code fit this Python."""
     folder = f"/opt/dalsegno/{site.code}"
     ask = f"import sys; sys.path[:0] = [{folder!r}]; import click, pydantic, yaml"
-    pip = (PYTHON, "-m", "pip", "install", "--quiet", "--upgrade", "--target", folder, *_PACKAGES)
+    # -I: a `pip.py` in the working folder, or a package in root's home, must not be run instead
+    pip = (PYTHON, "-I", "-m", "pip", "install", "--quiet", "--upgrade", "--target", folder, *_PACKAGES)
     return PlannedCommand("installing Python packages", pip, unless=(PYTHON, "-I", "-c", ask))
 
 
@@ -214,7 +215,10 @@ def prolog_text(site: ManagedSlurm) -> str:
         "  '' | *[!0-9]*) ;;\n"
         "  *)\n"
         f"    for base in {bases}; do\n"
-        '      [ ! -d "$base" ] || install -d -m 0700 -o "$SLURM_JOB_UID" "$base/user-$SLURM_JOB_UID" || true\n'
+        "      # After a restart the disk is empty, and users may have created the folder, or a link, before us.\n"
+        '      [ "$(stat -c %u:%F "$base" 2> /dev/null)" = 0:directory ] || continue\n'
+        '      [ ! -L "$base/user-$SLURM_JOB_UID" ] || continue\n'
+        '      install -d -m 0700 -o "$SLURM_JOB_UID" "$base/user-$SLURM_JOB_UID" || true\n'
         "    done\n"
         "    ;;\n"
         "esac\n"

@@ -133,7 +133,7 @@ def failed(what: str, report: OperationReport, logs: Path) -> TargetError:
     failure = first_failure(report.events)
     said = _describe(failure) if failure else one_line(report.message or "the cloud gave no reason")
     others = [event.resource for event in report.events if event.kind is ResourceEventKind.FAILED][1:]
-    more = f"\n  also failed: {', '.join(dict.fromkeys(others[:5]))}" if others else ""
+    more = f"\n  also failed: {one_line(', '.join(dict.fromkeys(others[:5])))}" if others else ""
     return TargetError(
         f"{what} failed: {said}{more}",
         hint=f"all events and logs are in {logs}; fix the cause, then run `dalsegno up` again",
