@@ -62,11 +62,13 @@ class PacedAction:
     def request(self) -> None:
         if self._pending is None:
             loop, wait_s = asyncio.get_running_loop(), self._not_before - time.monotonic()
-            self._pending = loop.call_later(wait_s, self._run) if wait_s > 0 else loop.call_soon(self._run)
+            self._pending = loop.call_later(wait_s, self.run) if wait_s > 0 else loop.call_soon(self.run)
 
-    def _run(self) -> None:
-        self._pending = None
-        began = time.monotonic()
+    def run(self) -> None:
+        """Run the action now. A request that waits is done with it."""
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+        began_s = time.thread_time()  # a slow disk or a busy machine must not delay the next time
         self._action()
-        ended = time.monotonic()
-        self._not_before = ended + (ended - began) / SHARE
+        self._not_before = time.monotonic() + (time.thread_time() - began_s) / SHARE

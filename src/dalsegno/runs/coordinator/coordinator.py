@@ -295,12 +295,13 @@ class Coordinator:
             self.started = self.started or time.time()
         if self.run.group is not None and self.run.group is not before.group:
             self.memory.used.update(self.run.group.agents)
-        save = self.save_state if orders or not isinstance(event, REPEATED) else self._saving.request
-        save()  # before the orders are executed, because a successor must know them
+        at_once = orders or not isinstance(event, REPEATED)
+        # Before the orders are executed, because a successor must know them.
+        (self._saving.run if at_once else self._saving.request)()
         for order in orders:
             self._execute(order)
         self.admission.watch()
-        self._reporting.request()
+        (self._reporting.run if at_once else self._reporting.request)()
 
     def _execute(self, order: Order) -> None:
         if isinstance(order, OpenStore):
