@@ -84,8 +84,20 @@ def test_sockets_are_right_where_there_is_nothing_else():
 
 
 def test_processes_that_ran_alone_are_found_in_the_log_of_nccl():
-    lines = [f"ncclCommInitRank comm 0x5 rank 0 nranks 1 cudaDev {gpu} - Init COMPLETE" for gpu in range(8)]
-    assert problems(*lines) == [NcclProblem.SEPARATE_RANKS]
+    started = "[0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 1 cudaDev 0 - Init COMPLETE"
+    debug = read_debug("".join(f"gpu49:{pid}:{pid} {started}\n" for pid in range(100, 108)))
+    (found,) = find_problems(debug, machines())
+    assert found.problem is NcclProblem.SEPARATE_RANKS and "8 processes" in found.text
+
+
+def test_real_output_of_one_rank_has_no_verdict_and_no_false_cause():
+    """The file was printed by nccl-tests 2.19.6 with NCCL 2.28.9 on one H200; the rank logs its size four times."""
+    text = (RECORDED / "nccl-tests-2.19.6/one_h200_debug.txt").read_text()
+    (report,) = read_reports("log", text, MachineAsk())
+    assert report.verdict.level is BenchLevel.UNKNOWN and report.verdict.reason is BenchReason.ONE_RANK
+    assert [row.size for row in report.table.rows] == [1 << 20, 1 << 23, 1 << 26, 1 << 29]
+    assert all(row.out_of_place and row.out_of_place.wrong == 0 for row in report.table.rows)
+    assert report.findings == ()
 
 
 @pytest.mark.parametrize("prefix", [True, False])

@@ -17,11 +17,13 @@ from dalsegno.bench.nccl_table import NcclTable
 
 MAX_LINE = 2048
 MAX_WARNINGS = 5
+MAX_PROCESSES = 4096
 
 _MESSAGE = re.compile(r"NCCL (INFO|WARN|ERROR|TRACE) (.*)")
 _NETWORK = re.compile(r"Using network ([\w /.-]{1,32})")
 _PROVIDER = re.compile(r"Selected [Pp]rovider is ([\w;-]{1,32})\*?(?:.{0,80}?found (\d{1,4}) nics)?")
 _NRANKS = re.compile(r"\bnranks (\d{1,7})\b")
+_PROCESS = re.compile(r"(\S{1,80}:\d{1,9}):\d{1,9} \[\d+\] NCCL ")
 _VIA = re.compile(r" via (P2P|SHM|NET)/([\w ]{1,24})(\S{0,64})")
 _LINKS = re.compile(r"nChannels \d+.{0,60}type (NVB|NVL|PIX|PXB|PXN|PHB|SYS|LOC|C2C|DIS)/")
 _ALGORITHM = re.compile(r"(\d{1,15}) Bytes -> Algo (\w{1,16})")
@@ -81,7 +83,7 @@ class NcclDebug:
     plugin_missing: bool = False
     provider_missing: bool = False
     gpu_direct: Counter[bool] = field(default_factory=Counter)
-    ranks: Counter[int] = field(default_factory=Counter)
+    ranks: dict[int, set[str]] = field(default_factory=dict)  # size of a communicator -> processes that named it
     transports: Counter[str] = field(default_factory=Counter)
     links: Counter[str] = field(default_factory=Counter)
     algorithms: dict[int, str] = field(default_factory=dict)  # message size -> algorithm
@@ -116,7 +118,9 @@ def _read_line(line: str, found: NcclDebug) -> None:
         _read_channel(line, found)
     elif "nranks " in line:
         if (match := _NRANKS.search(line)) and len(found.ranks) < 1024:
-            found.ranks[int(match[1])] += 1
+            processes = found.ranks.setdefault(int(match[1]), set())
+            if (process := _PROCESS.search(line)) and len(processes) < MAX_PROCESSES:
+                processes.add(process[1])
     elif "NET/" in line or "Using network" in line or "libfabric" in line:
         _read_network(line, found)
     elif "Algo " in line:
@@ -226,7 +230,7 @@ _OFF: Mapping[tuple[str, str], str] = {
 
 def find_problems(debug: NcclDebug, machines: BenchMachines, separate: int = 0) -> tuple[NcclFinding, ...]:
     """Return what the log shows to be wrong on these machines, the most likely cause first."""
-    alone = separate or (debug.ranks[1] if debug.size == 1 else 0)
+    alone = separate or (len(debug.ranks[1]) if debug.size == 1 else 0)
     return (
         *([_finding(NcclProblem.SEPARATE_RANKS, count=alone)] if alone > 1 else ()),
         *(_of_network(debug, machines) if machines.nodes > 1 else ()),
