@@ -120,7 +120,7 @@ def test_run_survives_a_lost_worker_and_a_lost_node(cluster: ForeignCluster):
 
 @pytest.mark.long
 def test_training_with_torch_survives_a_lost_node(cluster: ForeignCluster):
-    """The command of the page, `dalsegno run --nodes 2 train.py`, with PyTorch in the user's environment."""
+    """Run the command from the docs, `dalsegno run --nodes 2 train.py`, with PyTorch in the user's environment."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         pytest.skip("needs torch")
@@ -177,7 +177,7 @@ def status(run: RunFolder) -> RunStatus:
 
 
 def worker(cluster: ForeignCluster, rank: int) -> int:
-    """Return the PID of a worker of this cluster; others on the machine may have one of the same user."""
+    """Return the PID of a worker of this cluster. Other clusters on the machine may have workers of the same user."""
     home = f"HOME={cluster.home}".encode()
 
     def is_it(pid: int) -> bool:
@@ -201,7 +201,7 @@ def test_user_has_no_files_of_ours_outside_her_home(cluster: ForeignCluster):
 
 @pytest.mark.long
 def test_watcher_says_what_it_would_do_and_acts_only_when_armed(cluster: ForeignCluster):
-    """An operator watches. The user reads the watcher's events, and none of it changes a node before it is armed."""
+    """An administrator runs the watcher and reads its events. The watcher changes no node before it is armed."""
     admin = cluster.root / "admin"
     admin.mkdir(exist_ok=True)
     cluster.ok_as_root("dalsegno", "adopt", "-o", f"{admin}/cluster.yaml", "--force")

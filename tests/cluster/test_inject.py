@@ -348,7 +348,7 @@ def test_disk_faults_affect_only_one_node(two: Cli):
 
 
 def test_killed_daemons_stay_dead_until_cleared(two: Cli):
-    """This includes the agent, which its host would otherwise restart."""
+    """This also holds for the node agent, which its host would otherwise restart."""
     for fault, daemon in (("agent-dead", "node-agent"), ("slurmd-dead", "slurmd")):
         two.ok("inject", fault, "train-2")
         assert not runs(two, "train-2", daemon)
@@ -397,7 +397,7 @@ FOUND = {
 
 
 def test_health_finds_every_injected_fault(two: Cli):
-    """All are injected at once, because one by one they would take a minute."""
+    """All faults are injected at once; one after the other, they would take a minute."""
     health = ("health", "--node", "train-2", "--json")
     assert failed_checks(two.run(*health)) == set()
     for fault, options in FOUND:
@@ -459,7 +459,7 @@ def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
 
 
 def test_killed_machine_room_leaves_no_partial_host(two: Cli):
-    """It is killed at various moments of its work; its successor completes the host."""
+    """The machine room is killed at various moments; its successor completes the host."""
     room = HostControlClient(folder(two).root)
     for delay_s in (0.0, 0.02, 0.05, 0.08):
         threading.Thread(target=ask_in_vain, args=(room,), daemon=True).start()

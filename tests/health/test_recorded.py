@@ -39,7 +39,7 @@ def looks(case: Path) -> list[Path]:
 
 
 def judged(check: Check, case: Path) -> Result:
-    """Return the result of the check at the last look."""
+    """Return the result of the check on the last recorded observation."""
     seen, result = SeenBefore(), None
     for look in looks(case):
         own = look / "etc/slurm/slurm.conf"
@@ -67,7 +67,7 @@ def test_each_check_judges_recorded_inputs(check: Check, kind: str, case: Path) 
 
 
 def answers(case: Path) -> list[Path]:
-    """Return the files that a tool or a person writes and that may be cut off; the kernel's own are complete."""
+    """Return the files that may be truncated: those of tools and people. Files of the kernel are always complete."""
     found = [path for path in case.rglob("*") if path.parent.name == "commands" or path.name == "telemetry.json"]
     return [path for path in found if path.is_file() and path.stat().st_size]
 

@@ -1,4 +1,4 @@
-"""Users of the cluster beside those of the machine."""
+"""Tests of cluster users that exist next to the machine's own users."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tests of the checks in their own process: findings, hanging and dying checks, and skipping them for a while."""
+"""Tests of the process that runs the checks: findings, and checks that hang, die or are skipped for a while."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Watching:
                 key.data(events, time.monotonic() + self.ahead)
 
     def hangs_in(self, check: str) -> None:
-        """Wait until this check has begun, then let its time run out."""
+        """Wait until this check has started, then move the clock past its timeout."""
         self.until(lambda: self.watch._now_asked == check)
         self.ahead += CHECK_S
 

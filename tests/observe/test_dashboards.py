@@ -84,7 +84,7 @@ def test_dashboard_has_only_words_that_grafana_knows(dashboard):
 
 
 def unknown_words(value: object) -> Iterator[str]:
-    """Yield the values that are not among those of their enumeration. The SDK itself accepts any text."""
+    """Yield the values that are not members of their enum. The SDK itself accepts any text."""
     if isinstance(value, (list, tuple)):
         for each in value:
             yield from unknown_words(each)
@@ -100,7 +100,7 @@ def unknown_words(value: object) -> Iterator[str]:
 
 
 def refusals(dashboards: list[dict[str, object]]) -> list[str]:
-    """Return why Grafana would not load these files into one folder: the rules of its provisioning."""
+    """Return the reasons for which Grafana's provisioning would refuse these files in one folder."""
     found = []
     for key in ("uid", "title"):
         values = [str(each.get(key) or "") for each in dashboards]

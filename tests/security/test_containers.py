@@ -123,7 +123,7 @@ def test_root_creates_no_mount_point_in_a_mounted_folder(
 
 
 def test_mount_points_are_created_where_the_user_may_write(eve: Contained, work: Path):
-    """In the user's own folder with the user's rights, and in the container's own layer over a folder of root."""
+    """They are created with the user's rights in the user's folder, and in the container's layer over a root folder."""
     eve.lines(f"cd {work}; mkdir shown; touch shown/it")
     mounts = f"{work}:/mnt,{work}/shown:/mnt/new/here,{work}/shown:/etc/new/here"
     shown = eve.lines(
@@ -237,7 +237,7 @@ def test_folder_image_needs_read_and_search_permission(eve: Contained, closed: P
 
 
 def test_folder_image_closed_later_is_hidden_from_new_containers(eve: Contained, work: Path, closed: Path):
-    """The overlay caches permissions as long as it is mounted, and by design no longer."""
+    """By design, the overlay caches permissions only while it is mounted."""
     closed.chmod(0o755)
     (closed / "inner").mkdir()
     shutil.copy(closed / "notes", closed / "inner/notes")
@@ -311,7 +311,7 @@ def in_a_container(someone: Contained, work: Path, options: str = "") -> Iterato
 
 
 def test_kernel_never_mounts_an_image_written_by_a_user(eve: Contained, crafting: Contained, work: Path):
-    """Its squashfs code is not hardened against hostile files. An image of root is mounted by the kernel."""
+    """The kernel's squashfs code is not hardened against hostile files. The kernel mounts only images of root."""
     with in_a_container(eve, work):
         assert loops(eve.image) == 1
     for options in ("", "--container-name=crafted", "--container-name=crafted", "--container-remap-root"):
@@ -342,7 +342,7 @@ def test_stored_container_is_not_started_from_an_image_of_a_user(eve: Contained,
 
 
 def test_fuse_server_of_an_image_is_in_the_jobs_cgroup(crafting: Contained, work: Path):
-    """Otherwise a task of the same user could take it over, and escape the job's limits and its end."""
+    """Otherwise a task of the same user could take it over, escape the job's limits and outlive the job."""
     device = crafting.cli.home / "fuse"
     os.mknod(device, 0o600 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
     device.chmod(0o666)

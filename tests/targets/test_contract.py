@@ -67,7 +67,7 @@ NODE = "train-1"
 
 @dataclass
 class Made:
-    """A cluster that was made through its target, with the first plan for it."""
+    """A cluster that was created through its target, with its first plan."""
 
     kind: str
     place: ClusterPlace
@@ -87,7 +87,7 @@ class Made:
         return said
 
     def has(self, ability: type[Any]) -> bool:
-        """Whether the target has an ability; if not, check that it is refused in plain words."""
+        """Return whether the target has an ability. If not, check that `require` raises a clear error."""
         if isinstance(self.target, ability):
             return True
         with pytest.raises(TargetError, match=f"target `{self.target.kind}` cannot "):
@@ -96,7 +96,7 @@ class Made:
 
     @contextmanager
     def out_of_service(self, node: str) -> Iterator[None]:
-        """As the controller does before it touches a node; afterwards Slurm uses it again."""
+        """Set the node down inside the block, as the controller does before a repair, and resume it afterwards."""
         self.target.slurm.set_down([node], "dalsegno:contract")
         yield
         eventually(lambda: self.resumed(node))
@@ -147,7 +147,7 @@ def output(entry: ShellEntry) -> str:
 
 
 def shape(status: ClusterStatus) -> tuple[object, ...]:
-    """What a plan that changes nothing must leave as it is."""
+    """Return the parts of the status that a plan without changes must not change."""
     daemons = sorted((each.host, each.name, each.running) for each in status.daemons)
     return status.phase, [each.name for each in status.nodes], daemons, status.problems
 

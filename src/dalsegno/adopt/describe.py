@@ -1,4 +1,4 @@
-"""Turn what was found into the content of a cluster file. What the file cannot express becomes a remark. Pure."""
+"""Turn a discovered cluster into the content of a cluster file. Add a remark for what the file cannot express. Pure."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 
 @dataclass
 class Description:
-    """The content of a cluster file, and remarks about what it does not say."""
+    """The content of a cluster file, and remarks about what the file cannot express."""
 
     content: Content
     remarks: list[str] = field(default_factory=list)
 
 
 def describe(found: FoundCluster) -> Description:
-    """Describe a cluster. The content may still break rules of the cluster file: `render_valid` removes what does."""
+    """Describe a cluster. The content may still break rules of the cluster file; `render_valid` removes those parts."""
     remarks: list[str] = [f"could not read {each}" for each in found.unread]
     content: Content = {
         "name": _cluster_name(found, remarks),
@@ -85,7 +85,7 @@ def _cluster_name(found: FoundCluster, remarks: list[str]) -> str:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the file says about the nodes of a partition: the same for all of them."""
+    """The settings that all nodes of a partition share."""
 
     cpus: int
     memory_mib: int

@@ -50,8 +50,8 @@ class PartOutcome(str, Enum):
     """Whether a part was measured."""
 
     MEASURED = "measured"
-    NOT_MEASURED = "not measured"  # it was asked for, but could not be run
-    SKIPPED = "skipped"  # it was not asked for
+    NOT_MEASURED = "not measured"  # requested, but it could not be run
+    SKIPPED = "skipped"  # not requested
 
 
 class BetterFigure(str, Enum):
@@ -117,13 +117,13 @@ class Certificate:
     simulated: tuple[str, ...] = ()
     quick: bool = False
     version: str = ""  # of Dal Segno
-    measured: int = 0  # nodes that were idle and measured; `health` is about all of them
+    measured: int = 0  # number of nodes that were idle and measured; the part `health` covers all nodes
 
     @property
     def level(self) -> BenchLevel:
-        """Return the verdict. A part that was asked for and not measured rules out PASS, one without limits does not.
+        """Return the verdict. A requested part that was not measured rules out PASS; a part without limits does not.
 
-        A bandwidth above what is possible means that something was measured wrongly, which is a failure here.
+        An impossible bandwidth means that the measurement is wrong, which counts as a failure.
         """
         levels = {each.level for each in self.parts if each.outcome is PartOutcome.MEASURED}
         if levels & {BenchLevel.FAIL, BenchLevel.IMPOSSIBLE}:

@@ -20,7 +20,7 @@ from dalsegno.bench.storage_measure import FolderSpeed
 from dalsegno.bench.verdict import BenchLevel, size_text
 
 SLOW_STORAGE = 0.5  # a node below this share of the median of its folder is slow
-LEAST_NODES = 3  # without which none is called slow
+LEAST_NODES = 3  # with fewer nodes, none is called slow
 
 
 def _part(part: CertifyPart, level: BenchLevel, summary: str, **others: Any) -> CertifiedPart:

@@ -77,7 +77,7 @@ class CollectiveRank:
         self.finish()
 
     def combine(self, value: float, how: Averaging) -> float:
-        """Return one value for those of all ranks."""
+        """Combine the values of all ranks into one."""
         operations = {Averaging.MIN: dist.ReduceOp.MIN, Averaging.MAX: dist.ReduceOp.MAX}
         found = torch.tensor([value], dtype=torch.float64, device=self.device)
         if how is Averaging.RANK_0:

@@ -219,7 +219,7 @@ def bandwidths(test: CollectiveTest, size: int, time_us: float, ranks: int) -> t
     return algbw, algbw * test.test.bus_factor(ranks)
 
 
-# Test data with known results. It is periodic, so that neither making nor checking it needs memory of its size.
+# Test data with known results. It is periodic, so that creating and checking it needs little memory.
 
 
 PERIOD = 251  # a prime, so that a shift by a power of two is noticed

@@ -11,7 +11,7 @@ from statistics import median
 from dalsegno.bench.machines import find_gpu_of_product
 
 LOW = 0.85  # a device below this share of the median of its kind is slow
-LEAST = 3  # devices without which none is called slow
+LEAST = 3  # with fewer devices, none is called slow
 
 
 class DeviceTest(str, Enum):
@@ -33,11 +33,11 @@ UNITS = {
 
 @dataclass(frozen=True)
 class DeviceAsk:
-    """The settings of a test of devices. 0: a size that suits the device."""
+    """The settings of a device test. With 0, `side` and `size` are chosen to suit the device."""
 
     test: DeviceTest
     data_type: str = "auto"  # bfloat16 on GPUs, float on CPUs
-    side: int = 0  # of the square matrices
+    side: int = 0  # rows and columns of the square matrices
     size: int = 0  # bytes that are copied
     seconds: float = 2.0
     device: str = "auto"
@@ -79,7 +79,7 @@ class DeviceResult:
 
 
 def read_results(text: str) -> list[DeviceResult]:
-    """Return the results among the lines of all ranks, in the order of hosts and devices."""
+    """Return the results in the output of all ranks, sorted by host and device."""
     found = []
     for line in text.splitlines():
         try:

@@ -61,7 +61,7 @@ def srun_argv(plan: RunPlan, program: Sequence[str]) -> list[str]:
         "srun",
         *options,
         f"--ntasks={plan.shape.max_nodes * plan.shape.nproc_per_node}",
-        "--kill-on-bad-exit=1",  # otherwise the other tasks would wait forever for the failed one
+        "--kill-on-bad-exit=1",  # otherwise the other tasks would wait forever for a failed one
         "--cpu-bind=none",
         f"--mpi={plan.mpi or 'none'}",
         "--export=ALL",

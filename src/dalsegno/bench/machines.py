@@ -1,4 +1,4 @@
-"""What a table of nccl-tests was measured on: ranks, nodes, and the instance type. Pure.
+"""Find the ranks, nodes and instance type that a table of nccl-tests was measured on. Pure.
 
 The number of ranks is in the header. Without a header it follows from busbw / algbw, which depends on it alone. The
 instance type follows from its name in the log, or from the GPUs and the host names; otherwise the user must name it.
@@ -23,13 +23,13 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True)
 class BenchMachines:
-    """The machines of one test. `instance` is None if only the GPU is known, `gpu` too if nothing is."""
+    """The machines of one test. If only the GPU is known, `instance` is None. If nothing is, `gpu` is too."""
 
     nodes: int
     gpus_per_node: int
     instance: Instance | None = None
     gpu: Gpu | None = None
-    assumed: bool = False  # machines of several providers have these GPUs and limits; `instance` is one of them
+    assumed: bool = False  # several providers have machines with these GPUs and limits; `instance` is one of them
 
     @property
     def ranks(self) -> int:
@@ -37,7 +37,7 @@ class BenchMachines:
 
     @property
     def link_gbytes_per_s(self) -> float:
-        """Return what a GPU sends to others in its machine; 0 without NVLink or a known machine."""
+        """Return the NVLink bandwidth of one GPU; 0 if it has none, or if machine and GPU are unknown."""
         if self.instance:
             return self.instance.nvlink_gbytes_per_s
         return (self.gpu.link_gbytes_per_s or 0.0) if self.gpu else 0.0
@@ -48,7 +48,7 @@ class BenchMachines:
 
     @property
     def used_network_gbytes_per_s(self) -> float:
-        """Return the part of a node's network that belongs to the GPUs of the test: each GPU has its own cards."""
+        """Return the network bandwidth of the tested GPUs of one node. Each GPU has its own network cards."""
         if self.instance is None or self.gpus_per_node >= self.instance.gpus:
             return self.network_gbytes_per_s
         return self.network_gbytes_per_s * self.gpus_per_node / self.instance.gpus
@@ -75,7 +75,7 @@ class LogHints:
 
 
 def read_hints(text: str) -> LogHints:
-    """Return what the beginning of a log says. It is searched once, however many tables follow."""
+    """Return the hints at the start of a log. It is searched only once, even if many tables follow."""
     head = text[:HEAD_CHARS]
     tests = {find_test(name) for name in set(_PROGRAM.findall(head))} - {NcclTest.UNKNOWN}
     named = {each.name for each in instances().values() if each.gpus and each.name in head}
@@ -102,8 +102,10 @@ def ranks_of_ratio(table: NcclTable) -> int | None:
 
 
 def name_test(table: NcclTable, hints: LogHints = LogHints(), asked: NcclTest | None = None) -> NcclTable:
-    """Return the table with its test. Output from before 2.16.7 does not name it: then the command in the log does, or
-    what its rows look like."""
+    """Return the table with its test.
+
+    Output from before 2.16.7 does not name the test. It then follows from the command in the log, or from the rows.
+    """
     if asked:
         return replace(table, test=asked)
     if table.test is not NcclTest.UNKNOWN or not table.rows:
@@ -118,7 +120,7 @@ def _test_of_row(row: NcclRow) -> NcclTest:
     if reduces and rooted:
         return NcclTest.REDUCE
     if reduces:
-        # Two ranks give the same ratio, 1, in all_reduce and sendrecv; all_reduce is what people run.
+        # With two ranks, all_reduce and sendrecv both have ratio 1; all_reduce is more common.
         return NcclTest.ALL_REDUCE if ratio > 0.99 or ratio == 0 else NcclTest.REDUCE_SCATTER
     if rooted:
         return NcclTest.BROADCAST if ratio > 0.999 else NcclTest.UNKNOWN  # scatter or gather

@@ -1,7 +1,7 @@
-"""Read what NCCL logged about its network, links and ranks, and say what to check. Pure.
+"""Parse what NCCL logged about its network, links and ranks, and suggest what to check. Pure.
 
 NCCL logs these lines with `NCCL_DEBUG=INFO`. Links and algorithms need `NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,TUNING` too.
-The text comes from programs that others run: it is cut, counted, and only known words lead to a finding.
+The log is not trusted: lines are truncated, their number is limited, and only known text leads to a finding.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _network(name: str, provider: str) -> NcclNetwork:
     return NcclNetwork.OTHER
 
 
-# What to say about each problem: the text, and what to do.
+# The text and the suggested fix of each problem.
 _ADVICE: Mapping[NcclProblem, tuple[str, str]] = {
     NcclProblem.SEPARATE_RANKS: (
         "{count} processes ran a test of their own instead of one test together",
@@ -245,7 +245,7 @@ def find_problems(debug: NcclDebug, machines: BenchMachines, separate: int = 0) 
 
 
 def separate_tables(tables: Sequence[NcclTable]) -> int:
-    """Return how many processes ran the same test beside each other, each as rank 0 of its own table; 0 if none."""
+    """Return how many processes ran the same test separately, each as rank 0 of its own table; 0 if none."""
     first = {
         (table.devices[0].host, table.devices[0].pid): (table.test, table.settings)
         for table in tables

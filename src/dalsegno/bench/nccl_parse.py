@@ -1,7 +1,7 @@
 """Read tables from any output of nccl-tests: all versions, prefixes of launchers, noise of batch logs. Pure.
 
-The columns are known by their names in the header, so that old and new formats need no version. What is not understood
-is skipped. Time and memory grow with the length of the text only: long lines are cut, and tables are limited.
+Columns are found by their names in the header, so old and new formats need no version. Unknown text is skipped. Time
+and memory are linear in the length of the text: long lines are truncated, and the number of tables is limited.
 
     tables = read_tables(text)   # text of a log, or a file that `-J` wrote
 """
@@ -24,7 +24,7 @@ from dalsegno.bench.nccl_table import (
     find_test,
 )
 
-MAX_LINE = 4096  # nccl-tests cut their own lines at 2048
+MAX_LINE = 4096  # nccl-tests truncate their own lines at 2048 characters
 MAX_STREAMS = 1024
 MAX_TABLES = 1024
 MAX_NOTES = 32
@@ -87,7 +87,7 @@ _USUAL = _Layout()
 
 @dataclass
 class _Draft:
-    """A table while its lines are read. `stage` is how far the output has got."""
+    """A table while its lines are read. `stage` is the last part of the output that was read."""
 
     stream: str
     line: int
@@ -145,11 +145,11 @@ class _LogReader:
     def __init__(self) -> None:
         self._open: dict[str, _Draft] = {}
         self._done: list[_Draft] = []
-        self._others: dict[str, str] = {}  # prefixes that no rule knows, as seen in front of a header -> stream
+        self._others: dict[str, str] = {}  # prefix before a header that no rule matches -> stream
 
     def tables(self) -> tuple[NcclTable, ...]:
         drafts = sorted((*self._done, *self._open.values()), key=lambda draft: draft.line)
-        # A lone number or comment is no table: a test says at least what it runs on.
+        # A lone number or comment is not a table: a test prints at least its settings or devices.
         return tuple(draft.table() for draft in drafts if draft.rows or draft.settings or draft.devices)
 
     def read(self, number: int, line: str) -> None:
@@ -317,7 +317,7 @@ def _guess_layout(tokens: list[str]) -> _Layout:
 
 
 def _split_lead(tokens: list[str], layout: _Layout) -> list[str]:
-    """Return the tokens, with noise cut off that follows the last column of the lead without a space."""
+    """Return the tokens, without noise that follows the last leading column without a space."""
     last = len(layout.lead) - 1
     if len(tokens) > last and (found := re.match(r"-?\d+", tokens[last])) and found[0] != tokens[last]:
         return [*tokens[:last], found[0]]
@@ -388,7 +388,7 @@ def _number(text: str) -> float:
 
 
 def _digits(text: str) -> int:
-    """Return a whole number; ValueError for one that no size of memory has."""
+    """Return a whole number. Raise ValueError if it is larger than any memory."""
     if len(text) > 19:
         raise ValueError
     return int(text)

@@ -107,7 +107,7 @@ class NcclTiming:
 
 @dataclass(frozen=True)
 class NcclRow:
-    """One message size."""
+    """The results of one message size."""
 
     size: int
     count: int
@@ -160,13 +160,13 @@ class NcclTable:
     nccl_headers: int | None = None  # 22907 is NCCL 2.29.7
     nccl_library: int | None = None
     notes: tuple[str, ...] = ()  # further lines of the header, without "# "
-    out_of_bounds: int | None = None  # None: the test did not get to its end
+    out_of_bounds: int | None = None  # None: the test did not finish
     avg_busbw: float | None = None
     avg_ok: bool | None = None  # None: NCCL_TESTS_MIN_BW was not set
     memory: str = ""  # the value of "GPU memory usage", with -M 1
     error: str = ""
     concluded: bool = False  # the line "Collective test concluded" was printed; since 2.16.7
-    stream: str = ""  # the rank that a launcher put in front of each line, "" without
+    stream: str = ""  # the rank that a launcher put in front of each line; "" if there is none
     line: int = 0  # where the table starts in its file
 
     @property
@@ -178,7 +178,7 @@ class NcclTable:
     def listed_ranks(self) -> int | None:
         """Return the number of ranks that the header states; None without a header.
 
-        The text header cuts a process with many GPUs short, and JSON lists only the first device of a process.
+        The text header truncates the list of a process with many GPUs. JSON lists only the first device of a process.
         """
         if not self.devices:
             return None

@@ -88,7 +88,7 @@ def judge_pairs(measured: Mapping[Pair, float], low: float = LOW, floor: float =
 def _usual(measured: Mapping[Pair, float]) -> float:
     """Return the usual bandwidth: the median over nodes of each node's better pairs.
 
-    The median of all pairs would be low with several slow nodes, as a slow node spoils the pairs of the others.
+    The median of all pairs would be too low with several slow nodes, because each slows down the pairs of the others.
     """
     names = {node for pair in measured for node in pair}
     best = []
@@ -107,9 +107,9 @@ def _share(values: Sequence[float], usual: float) -> float:
 
 
 def _bad_nodes(names: Sequence[str], slow: set[Pair], known: set[Pair]) -> list[str]:
-    """Return the nodes that explain the slow pairs, the worst first: one whose pairs with good nodes are mostly slow.
+    """Return the nodes that explain the slow pairs, by name. Most pairs of a bad node with good nodes are slow.
 
-    With two nodes, nothing tells a bad node from a bad link.
+    The worst node is removed first. With two nodes, a bad node cannot be told from a bad link.
     """
     bad: list[str] = []
     while True:
@@ -133,7 +133,7 @@ _WITNESSES = 2  # fast nodes with which a node is measured before it is called b
 
 @dataclass(frozen=True)
 class GroupResult:
-    """A measured group: an all-reduce of these nodes together was slow, or not."""
+    """A measured group, and whether an all-reduce of its nodes was slow."""
 
     nodes: Group
     slow: bool
@@ -171,7 +171,7 @@ def next_groups(nodes: Sequence[str], results: Iterable[GroupResult]) -> PairSea
 
 
 def _slow(group: Iterable[str], known: Mapping[frozenset[str], bool]) -> bool | None:
-    """Return whether a group is slow; None if that is not known. A part of a fast group is fast."""
+    """Return whether a group is slow; None if unknown. Every part of a fast group is fast."""
     wanted = frozenset(group)
     if wanted in known:
         return known[wanted]
@@ -228,7 +228,7 @@ def _blame(
         tried = [other for other in others if _slow((node, other), known) is not None]
         if any(not _slow((node, other), known) for other in tried):
             continue
-        # Two fast ones suffice: a link to one of them may be bad. One that is not known to be fast proves nothing.
+        # Two fast nodes are enough: the link to one of them may be bad. A node that may be slow proves nothing.
         untried = [other for other in others if other not in tried]
         if untried and len(fast.intersection(tried)) < _WITNESSES:
             return PairSearch(groups=((node, untried[0]),))
@@ -275,7 +275,7 @@ _CELL, _MARGIN, _LETTER = 22, 12, 7  # pixels
 
 
 def picture_of(nodes: Sequence[str], measured: Mapping[Pair, float], usual: float) -> Picture:
-    """Return the heat map as a picture: green is the usual bandwidth, red is none."""
+    """Return the heat map as a picture: green is the usual bandwidth, red is zero."""
     left = _MARGIN + _LETTER * max(len(node) for node in nodes)
     shapes: list[Box | Label] = []
     for at, row in enumerate(nodes):

@@ -25,7 +25,7 @@ _SHARED_TYPES = ("nfs", "lustre", "fuse", "beegfs", "wekafs", "gpfs", "ceph", "9
 
 @dataclass(frozen=True)
 class FolderSpeed:
-    """The speed of one folder, as one node sees it. `error` is why it could not be measured, "" if it could."""
+    """The speed of one folder, as one node sees it. `error` is the reason if it was not measured, else ""."""
 
     host: str
     folder: str

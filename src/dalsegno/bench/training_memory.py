@@ -42,8 +42,10 @@ class ModelShape:
 
 
 def shape_of(params: float, layers: int | None, hidden: int | None, sequence: int, micro_batch: int) -> ModelShape:
-    """Return the shape of a model; what is not given is that of common models: 12 x layers x hidden^2 parameters, with
-    a hidden size of 128 per layer."""
+    """Return the shape of a model.
+
+    Missing values are those of common models: 12 x layers x hidden^2 parameters, with a hidden size of 128 per layer.
+    """
     if layers is None:
         layers = round(params / 12 / hidden**2) if hidden else round((params / 12 / 128**2) ** (1 / 3))
     layers = max(1, layers)

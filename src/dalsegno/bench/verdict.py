@@ -28,14 +28,14 @@ from dalsegno.bench.limits import (
 from dalsegno.bench.machines import BenchMachines, count_ranks, ranks_of_ratio
 from dalsegno.bench.nccl_table import NcclRow, NcclTable, NcclTest
 
-LARGE_BYTES = 1 << 30  # from here on the bandwidth hardly grows
-TOLERANCE = 1.02  # above the limit: rounding, and clocks
-DEGRADED_SHARE = 0.85  # of the expectation; below it the test fails
+LARGE_BYTES = 1 << 30  # from this size on, the bandwidth hardly grows
+TOLERANCE = 1.02  # factor allowed above the limit, for rounding and clock errors
+DEGRADED_SHARE = 0.85  # share of the expectation below which the test fails
 PLATEAU_SHARE = 0.8
 HISTORY_K = 3.0
-HISTORY_LEAST = 5  # results, below which a median says little
-HISTORY_SPREAD = 0.01  # of the median: results that are all equal must not fail the next one by chance
-SPREAD_PERCENT = 5.0  # as the script of nccl-tests that reads -J files
+HISTORY_LEAST = 5  # with fewer results, a median says little
+HISTORY_SPREAD = 0.01  # least spread, as a share of the median; without it, equal results would fail the next one
+SPREAD_PERCENT = 5.0  # the threshold of the nccl-tests script that reads `-J` files
 
 _MAD_TO_SIGMA = 1.4826
 
@@ -73,7 +73,7 @@ class BenchReason(str, Enum):
     NO_EXPECTATION = "no expectation"
 
 
-_NOT_MEASURED = {  # where the bandwidth says nothing about the machines
+_NOT_MEASURED = {  # reasons with which the bandwidth says nothing about the machines
     BenchReason.WRONG_DATA, BenchReason.ERROR, BenchReason.NO_ROWS, BenchReason.WRONG_RANKS, BenchReason.SEPARATE,
     BenchReason.ONE_RANK, BenchReason.NO_TEST,
 }  # fmt: skip
@@ -81,7 +81,7 @@ _NOT_MEASURED = {  # where the bandwidth says nothing about the machines
 
 @dataclass(frozen=True)
 class BenchVerdict:
-    """The verdict on one table, and everything that it follows from."""
+    """The verdict on one table, and the values it is based on."""
 
     test: NcclTest
     machines: BenchMachines
@@ -97,7 +97,7 @@ class BenchVerdict:
     ranks_in_table: int | None = None
     cv_percent: float | None = None
     error: str = ""
-    separate: int = 0  # processes that ran the test alone, beside each other
+    separate: int = 0  # number of processes that each ran the test alone
 
     def to_dict(self) -> dict[str, object]:
         """Return the verdict for `--json`."""
@@ -171,7 +171,7 @@ def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = 
     """Return the verdict on one table. `history` has the bandwidths of earlier runs of the same
     test, on as many ranks and at the size of the plateau.
 
-    `separate` is the number of processes that printed such a table each, because they did not run together.
+    `separate` is the number of processes that ran separately and each printed such a table.
     """
     ranks = count_ranks(table)
     plateau = find_plateau(table)
@@ -220,7 +220,7 @@ def history_threshold(earlier: Sequence[float], k: float = HISTORY_K) -> float |
 def _raise_by_history(
     expected: Expectation | None, bound: Bound | None, history: Sequence[float]
 ) -> Expectation | None:
-    """Return the expectation, raised to what this cluster reached before. What vendors ask stays the floor."""
+    """Return the expectation, raised to what this cluster reached before. It never falls below the vendor's floor."""
     own = history_threshold(history)
     if own is None or own <= 0 or (expected and expected.busbw >= own) or (bound and own > bound.busbw):
         return expected

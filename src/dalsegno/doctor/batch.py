@@ -126,7 +126,7 @@ def read_batch(text: str, path: str) -> BatchFacts:
 
 
 def parse_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options in a command line of sbatch, by their long names, up to the first word that is none."""
+    """Yield the options in a command line of sbatch by their long names, up to the first word that is not one."""
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] != "--":
         word, index = words[index], index + 1
@@ -160,7 +160,7 @@ _FLAGS = {"exclusive", "requeue", "no-requeue", "parsable", "hold", "H", "wait",
 
 
 def _joined(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines, with those that end with a backslash joined to the next one."""
+    """Yield lines. A line that ends with a backslash is joined to the next one."""
     first, parts = 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         first = first or number

@@ -1,4 +1,4 @@
-"""What the doctor knows about a job, what a symptom is, and what it finds. Values only.
+"""The doctor's facts about a job, its symptoms, and its findings. Values only.
 
 A symptom is a name, a question, and a judge that answers it from a `Case` alone. `None` in a case means "not known": a
 judge then finds nothing, and `Case.unchecked` says what was missing.
@@ -94,7 +94,7 @@ class FoundSnapshot:
 
     path: str
     world_size: int
-    format: str  # its name, as people know it
+    format: str  # the name to show to users
     needs_same_size: bool = False
 
 
@@ -142,7 +142,7 @@ class Case:
 
     @property
     def started(self) -> bool:
-        """Return whether there is a log or a record of the job. What it did counts more than what its files allow."""
+        """Return whether there is a log or a record of the job. Evidence from the job counts more than its files."""
         return bool(self.signs or self.job or self.run)
 
 

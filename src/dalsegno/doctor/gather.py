@@ -55,7 +55,7 @@ class DoctorOrder:
     probe: bool = False
     same_files: bool = False
     no_cluster: str = ""  # why there is none
-    owners: tuple[int, ...] = ()  # whose files may be read; () if all may be
+    owners: tuple[int, ...] = ()  # uids whose files may be read; () if all files may be read
     mountinfo: str = field(default_factory=lambda: read_start(Path("/proc/self/mountinfo"), 1 << 20) or "")
 
 
@@ -73,7 +73,7 @@ def gather_file(path: Path, order: DoctorOrder) -> Case:
 
 
 def gather_machine(order: DoctorOrder) -> Case:
-    """Return the case of no job in particular: this environment and the cluster."""
+    """Return a case without a job: this environment and the cluster."""
     return _surroundings(Case("this environment", words=order.words), order, "")
 
 
@@ -94,7 +94,7 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     case = Case(f"job {label}", job=job, words=words, signs=tuple(signs), unchecked=tuple(unchecked))
     file = Path(job.work_dir or "/", path) if path else None
     text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
-    failed = job.state is not JobState.COMPLETED  # the script of a job that did well is not questioned
+    failed = job.state is not JobState.COMPLETED  # the script of a job that succeeded is not examined
     if failed and text is not None and file is not None and is_batch(text):
         order = replace(order, partition=job.partition)
         case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent))
@@ -137,7 +137,7 @@ def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
 
 
 def _owner_of(job: JobInfo) -> int:
-    """Return the uid of a job's user, of whom the accounting database has only the name; -1 if there is none here."""
+    """Return the uid of a job's user; -1 if unknown here. The accounting database has only the user's name."""
     if job.uid is not None:
         return job.uid
     try:
@@ -147,12 +147,15 @@ def _owner_of(job: JobInfo) -> int:
 
 
 def _owners(owner: int) -> tuple[int, ...]:
-    """Return whose files may be read for a job of this user, who has chosen their paths; () if all may be read."""
+    """Return the uids whose files may be read for a job of this user; () if all files may be read.
+
+    The owner of a job chose its paths, so they may lead to files of other users.
+    """
     return () if owner == os.geteuid() else (owner,)
 
 
 def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners: Sequence[int]) -> list[SignSeen]:
-    """Return the signs in the logs of a run. Those of each rank have their rank in front of the line's number."""
+    """Return the signs in the logs of a run. Signs in the log of a rank name the rank before the line number."""
     logs = [(run.log(generation, rank), f"rank {rank}, line ") for rank in ranks[:MAX_LOGS]]
     logs += [
         (run.agents_log, "agents.log"),
@@ -211,7 +214,7 @@ def _batch_case(case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path 
 
 
 def _ranks_of(batch: BatchFacts) -> int:
-    """Return the number of ranks that a batch script starts; 0 if its text does not tell."""
+    """Return the number of ranks that a batch script starts; 0 if its text does not show it."""
     nodes = batch.options.get("nodes", "1")
     per_node = [
         word.partition("=")[2]
@@ -225,7 +228,7 @@ def _ranks_of(batch: BatchFacts) -> int:
 
 
 def _missing_launcher(batch: BatchFacts, folder: Path) -> Evidence | None:
-    """Return the torchrun that the script starts by a path where there is nothing."""
+    """Return the torchrun that the script starts by a path that does not exist."""
     for line, path in batch.launcher_paths():
         if not any((place / path).exists() for place in (folder, Path(batch.path).parent)):
             return Evidence(f"{batch.path}:{line.line}", path)

@@ -33,7 +33,7 @@ class ScriptCall:
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """What a script does, as far as its text tells."""
+    """What a script does, as far as its text shows it."""
 
     path: str
     fault: str = ""  # why it is not Python; "" if it is

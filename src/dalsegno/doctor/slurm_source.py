@@ -42,7 +42,7 @@ _ANSWER = re.compile(
 
 
 class SlurmAccess(Protocol):
-    """Slurm as the doctor needs it: a client, and the environment of its commands."""
+    """The doctor's access to Slurm: a client, and the environment of its commands."""
 
     @property
     def client(self) -> SlurmClient: ...
@@ -80,7 +80,7 @@ def find_job(slurm: SlurmAccess, label: str) -> JobInfo:
 
 
 def submitted_words(slurm: SlurmAccess, job: JobInfo, runner: Runner) -> tuple[str, tuple[str, ...]]:
-    """Return the job's script and the arguments it got; ("", ()) if Slurm does not tell."""
+    """Return the job's script and the arguments it got; ("", ()) if Slurm does not report them."""
     argv = ("sacct", "-nXP", f"--jobs={job.id}", "--format=SubmitLine")
     try:
         line = runner.run(argv, env=slurm.env, timeout_s=10).stdout.strip().splitlines()[:1]
@@ -93,7 +93,7 @@ def submitted_words(slurm: SlurmAccess, job: JobInfo, runner: Runner) -> tuple[s
 def probe_nodes(
     slurm: SlurmAccess, runner: Runner, script: str, python: str, port: int, partition: str, nodes: int
 ) -> list[NodeProbe]:
-    """Run a job step of a second on each node, as this user, and return what it saw."""
+    """Run a short job step on each node, as this user, and return what it saw."""
     count = max(1, min(nodes, MAX_NODES))
     argv = [
         "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",

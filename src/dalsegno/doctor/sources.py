@@ -20,7 +20,7 @@ from dalsegno.doctor.logs import SignSeen, find_signs
 from dalsegno.runs.flight_recorder import MAX_ALL_CALLS, MAX_DUMP_BYTES, BadDump, FlightDump, read_dump
 from dalsegno.storage.probe import find_mount
 
-HEAD_BYTES, TAIL_BYTES = 4 << 20, 28 << 20  # of a log; what is between is not searched
+HEAD_BYTES, TAIL_BYTES = 4 << 20, 28 << 20  # of a log; the part between them is not searched
 _BLOCK = 1 << 20
 _MANIFEST_BYTES = 64 << 20
 _NETWORK = (
@@ -106,7 +106,7 @@ def place_of(path: str, mountinfo: str) -> PathPlace:
     _, fstype, _, _ = find_mount(mountinfo, real)
     shared: bool | None = fstype in _NETWORK or fstype.startswith("fuse.")
     if fstype in ("", "overlay"):
-        shared = None  # inside a container, nobody can tell
+        shared = None  # inside a container, this is unknown
     if real.startswith(tuple(f"{own}/" for own in _OWN)) and fstype not in _NETWORK:
         shared = False
     modes = (("r", os.R_OK), ("w", os.W_OK), ("x", os.X_OK))

@@ -1,4 +1,4 @@
-"""Where the parts of a cluster's monitoring are: addresses, labels, and the files with secrets."""
+"""The addresses, labels and secret files of a cluster's monitoring."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class MonitorLayout:
     observer: str  # host:port of the observer, which serves /metrics
     prometheus: str  # host:port
     alertmanager: str  # host:port
-    token_file: str  # with the bearer token for the observer
-    password_file: str  # with the password of `USER` at Prometheus and Alertmanager
-    exporter_password_file: str  # with the password of `USER` at node_exporters
+    token_file: str  # the file with the bearer token for the observer
+    password_file: str  # the file with the password of `USER` at Prometheus and Alertmanager
+    exporter_password_file: str  # the file with the password of `USER` at node_exporters
     settings: Monitoring = field(default_factory=Monitoring)
 
 
 def partition_of(cluster: Cluster) -> Mapping[str, str]:
-    """Return the partition of each node: the first of the file that has it."""
+    """Return the partition of each node: the first one in the cluster file that contains it."""
     found: dict[str, str] = {}
     for partition in cluster.partitions:
         for node in partition.nodes:
@@ -49,5 +49,5 @@ def partition_of(cluster: Cluster) -> Mapping[str, str]:
 
 
 def rack_of(cluster: Cluster) -> Mapping[str, str]:
-    """Return the leaf switch of each node, which stands for its rack."""
+    """Return the leaf switch of each node, which is used as its rack."""
     return {node: switch.name for switch in cluster.slurm.topology for node in switch.nodes}

@@ -145,7 +145,7 @@ class Applier:
         self.record.part("packages").update(dict.fromkeys(names, True))
         self.record.save()
         policy = "/usr/sbin/policy-rc.d"
-        self.record.back_up(policy, "files")  # recorded, so that it goes even if this program is killed here
+        self.record.back_up(policy, "files")  # recorded, so that it is removed even if this program is killed here
         write(policy, b"#!/bin/sh\n# Dal Segno installs packages; their daemons start later.\nexit 101\n", 0o755)
         try:
             hint = "fix what the package manager complains about on that machine, then run `dalsegno up` again"
@@ -319,14 +319,16 @@ def answer(request: Json, rest: BinaryIO) -> Json:
 
 @contextlib.contextmanager
 def lock(root: str, wait_s: float) -> Iterator[None]:
-    """Keep a second request away while this one changes the machine. The program of a connection that was cut off may
-    need some time until it notices."""
+    """Hold the lock of the machine while a request changes it.
+
+    After a connection breaks, its program may need some time to notice and to release the lock.
+    """
     folder = root.rstrip("/") + os.path.dirname(SETUP)
     os.makedirs(folder, exist_ok=True)
     # Mode 0600: a user who can open the file could hold the lock, and so prevent every later request.
     handle = os.open(f"{folder}/setup.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(handle, "r+") as file:
-        os.fchmod(handle, 0o600)  # an earlier release created it for all to read
+        os.fchmod(handle, 0o600)  # an earlier release created it readable for all users
         until = time.monotonic() + wait_s
         while not taken(file):
             if time.monotonic() >= until:

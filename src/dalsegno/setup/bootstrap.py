@@ -2,7 +2,7 @@
 
 ParallelCluster runs it as OnNodeConfigured, HyperPod as a lifecycle script, others through cloud-init. The script needs
 nothing but a shell and a Python of version 3.10 or later. Running it again changes nothing, and a run that was cut off
-is continued. It holds no secret: whoever can read the bucket or the user data of a machine can read the script.
+is continued. It holds no secret, because everyone with access to the bucket or to the user data can read it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ MAX_TEXT = 256
 MAX_ENTRIES = 5000
 MAX_NUMBER = 1 << 53
 NOT_INSTALLED = 127
-# Every other machine gets these lines, so nothing else may be in them.
+# The host keys are copied to all other machines, so they must not contain anything else.
 HOST_KEY = re.compile(r"(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+={0,2}")
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class FabricDevice:
     device: str
     driver: str = ""
     layer: str = ""
-    port_state: str = ""  # the kernel's words, such as `4: ACTIVE`
+    port_state: str = ""  # as the kernel prints it, such as `4: ACTIVE`
     rate: str = ""
 
 
@@ -93,7 +93,7 @@ class HostGroup:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host reported about itself. `problems` names the parts that could not be found out."""
+    """What a host reported about itself. `problems` names the parts that could not be read."""
 
     host: str
     os_id: str = ""
@@ -125,8 +125,8 @@ class HostFacts:
     slurm_conf: str = ""  # its path
     slurm_conf_head: str = ""  # its first line
     munge_key: bool = False
-    record: bool = False  # whether a set-up of ours has left its record
-    daemons: tuple[str, ...] = ()  # of Slurm, munge and MariaDB, those that run
+    record: bool = False  # whether Dal Segno's setup left its record here
+    daemons: tuple[str, ...] = ()  # running daemons of Slurm, munge and MariaDB
     users: tuple[HostUser, ...] = ()
     groups: tuple[HostGroup, ...] = ()
     host_keys: tuple[str, ...] = ()  # of its sshd: type and key

@@ -186,7 +186,7 @@ class MachineAccounts:
     def cluster_key(self, ids: tuple[int, int], name: str, home: str) -> list[str]:
         """Return the public key with which a user reaches the other machines; it is created if there is none."""
         printed = as_user(ids, MAKE_KEY, home, f"{name}@{self.plan['cluster']}")
-        key = PUBLIC_KEY.match(printed)  # the user may have put anything there
+        key = PUBLIC_KEY.match(printed)  # the user can write anything to this file
         return [f"{key.group()} {name}@{self.plan['cluster']}"] if key else []
 
     def remove_user(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Passwords for web servers: drawn at random, and stored as bcrypt hashes, as Prometheus' programs expect them."""
+"""Create random passwords for web servers, and the bcrypt hashes that Prometheus' programs expect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 from dalsegno.errors import DalsegnoError
 
 _LIBRARIES = ("libcrypt.so.1", "libcrypt.so.2")
-_LEAST_COST = "04"  # the passwords are random and long: there is nothing to slow down
+_LEAST_COST = "04"  # the passwords are long and random, so a slow hash would not make them safer
 _FROM = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _TO = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 

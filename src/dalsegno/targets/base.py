@@ -345,7 +345,7 @@ class CanSeeDaemons(Protocol):
 
 @runtime_checkable
 class CanNameUsers(Protocol):
-    """A target that knows users of its cluster whom this host may not know."""
+    """A target that knows the users of its cluster, also those that do not exist on this host."""
 
     def user_name(self, uid: int) -> str:
         """Return the name of a user, or a phrase with the uid if nobody knows it."""

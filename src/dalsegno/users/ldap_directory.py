@@ -39,7 +39,7 @@ class LdapError(DalsegnoError):
 
 @dataclass(frozen=True)
 class LdapSettings:
-    """How to reach an LDAP server, and as whom. `ldap://` uses StartTLS: nothing is ever sent in clear text."""
+    """The address and the login of an LDAP server. `ldap://` uses StartTLS: nothing is ever sent in clear text."""
 
     url: str  # ldaps://host:port or ldap://host:port
     base: str

@@ -1,4 +1,4 @@
-"""How the coordinator detects lost agents and nodes: heartbeats and probes.
+"""Detect lost agents and nodes of a run with heartbeats and probes.
 
 A host that answers a connect is alive, even if its agent is silent because it is stopped, starved, or its packets are
 lost. Only a host that answers nothing during the whole probe is lost. An agent that is silent for very long is stuck.
@@ -57,7 +57,7 @@ class Timing:
 # Heartbeats and probes
 
 
-BEATS_PER_S = 10_000  # that a coordinator reads with a quarter of a core
+BEATS_PER_S = 10_000  # the rate that a coordinator can read with a quarter of a core
 BEATS_AT_ONCE = 256  # heartbeats to read per call, in addition to two per agent
 _NEVER = 1 << 64  # above any sequence number, so that heartbeats from unknown agents count as old
 
@@ -245,7 +245,10 @@ async def _silent(asked: list[tuple[NodeInfo, int]], within_s: float) -> list[No
 
 
 async def _answers(host: str, port: int, within_s: float) -> bool:
-    """Return whether the host answers. Refusals count as answers, and so do local errors, which prove nothing."""
+    """Return whether the host answers. A refusal counts as an answer.
+
+    A local error counts as an answer too, because it does not show that the host is lost.
+    """
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), within_s)
     except asyncio.TimeoutError:

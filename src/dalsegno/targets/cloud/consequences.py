@@ -48,7 +48,7 @@ class SettingChange:
 class CloudResource:
     """Resources of one kind that a plan creates. `data`: `down` asks before it deletes them."""
 
-    noun: str  # the provider's word: "FSx for Lustre", "VPC"
+    noun: str  # the provider's name for it: "FSx for Lustre", "VPC"
     names: tuple[str, ...]
     data: bool = False
 

@@ -103,7 +103,7 @@ def refusal_of_code(code: str) -> CloudRefusal:
 
 
 def refusal_in_text(text: str) -> CloudRefusal:
-    """Return the cause that a message contains the code of, where the cloud's tool gives no code of its own.
+    """Return the cause whose code is in a message, for tools that report no code of their own.
 
     The first code counts: it is the cause, and what follows are consequences.
     """

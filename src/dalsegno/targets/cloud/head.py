@@ -72,7 +72,7 @@ class ManagedHead:
 
     # Report
     def status(self) -> ClusterStatus:
-        """Return what Slurm says. The platform is asked from the operator's machine."""
+        """Return the status from Slurm. Only the operator's machine calls the platform's API."""
         if not self.slurm_runs():
             return self._silent("slurmctld does not run")
         slurm = self._client(timeout_s=5.0)

@@ -1,6 +1,6 @@
-"""Follow an operation that a cloud carries out by itself: report its events, and name the first failure.
+"""Follow an operation in a cloud: report its events, and name the first failure.
 
-The operation runs in the cloud. If this process ends, it goes on, and the next `up` or `down` follows it again.
+If this process ends, the operation continues in the cloud, and the next `up` or `down` follows it again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ POLL_S = 15.0
 
 
 class OperationState(Enum):
-    """How far an operation in a cloud is."""
+    """The state of an operation in a cloud."""
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    GONE = "gone"  # what it worked on does not exist
+    GONE = "gone"  # the resource of the operation does not exist
 
 
 class ResourceEventKind(Enum):
@@ -79,7 +79,7 @@ def follow(
 ) -> OperationReport:
     """Report each event once until the operation has ended. Raise TargetError if it failed.
 
-    A failure is reported as soon as the cloud reports it, although the operation may go on for minutes.
+    A failure is reported as soon as the cloud reports it, although the operation may continue for minutes.
     """
     seen: set[str] = set()
     done: set[str] = set()

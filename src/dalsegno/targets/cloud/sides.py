@@ -1,6 +1,6 @@
 """The two sides of a cluster on a cloud: the operator's machine, and the head, where the platform runs slurmctld.
 
-A target on a cloud derives a class from each and adds what its platform does in its own way.
+Each cloud target derives a class from both and adds what is specific to its platform.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dalsegno.targets.base import (
 from dalsegno.targets.cloud.node_plans import LOGS, PATH
 from dalsegno.targets.folder import ClusterFolder, read_applied
 
-# A replaced machine takes 20 to 30 minutes to join. Platforms look at a lost node within a minute.
+# A replaced machine takes 20 to 30 minutes to join. The platform reacts to a lost node within a minute.
 TIMES = NodeTimes(boot_s=3600.0, gone_s=60.0)
 
 
 def node_status(node: NodeInfo) -> NodeStatus:
-    """Return a node as Slurm reports it, for people."""
+    """Return the status of a node as Slurm reports it."""
     return NodeStatus(
         node.name, node.state_text.lower(), node.reason, node.partitions, node.gpus, node.gpus_used, node.gpu_type,
         node.address, reason_user=node.reason_user,
@@ -81,7 +81,7 @@ class OperatorSide(CloudSide):
     """The machine where `dalsegno up` is run. Slurm and the logs are elsewhere."""
 
     def import_images(self, plan: Plan, say: Say) -> None:
-        """Nothing is imported: images are imported on the cluster."""
+        """Do nothing: images are imported on the cluster."""
 
     def daemon_logs(self) -> list[DaemonLog]:
         return []
@@ -125,7 +125,7 @@ class HeadSide(CloudSide):
         )
 
     def status(self) -> ClusterStatus:
-        """Return what Slurm says. The platform's API is asked from the operator's machine."""
+        """Return the status from Slurm. Only the operator's machine calls the platform's API."""
         name, kind = self.folder.name, self.kind
         if not self.slurm_runs():
             return ClusterStatus(name, kind, ClusterPhase.DEGRADED, jobs=None, problems=("slurmctld does not run",))

@@ -1,4 +1,4 @@
-"""What HyperPod answers about a cluster, read once into values. Unknown states become UNKNOWN."""
+"""Parse HyperPod's answers about a cluster into values. Unknown states become UNKNOWN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HyperPodStatus(Enum):
 
     @property
     def moving(self) -> bool:
-        """Whether HyperPod works on the cluster, and another change would be refused."""
+        """Whether HyperPod is changing the cluster, and would refuse another change."""
         return self in _MOVING
 
 
@@ -78,7 +78,7 @@ class ClusterDescription:
 
     @property
     def groups_in_service(self) -> bool:
-        """Whether the cluster has instances. After a failed change it has; after a failed creation it has none."""
+        """Whether the cluster has instances: it has them after a failed change, but not after a failed creation."""
         return any(group.current_count for group in self.groups)
 
     @property
@@ -89,7 +89,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True)
 class InstanceInfo:
-    """One instance, as ListClusterNodes reports it. `host` is its name in Slurm; "" if HyperPod does not tell."""
+    """One instance, as ListClusterNodes reports it. `host` is its name in Slurm; "" if HyperPod does not report it."""
 
     group: str
     id: str

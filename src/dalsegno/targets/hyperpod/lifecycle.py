@@ -20,11 +20,11 @@ PROVISIONING = "provisioning_parameters.json"
 SCHEMA = "provisioning_parameters.schema.json"  # beside this module
 ROLES = "roles.json"
 CODE = "dalsegno.tar.gz"
-RESOURCES = "/opt/ml/config/resource_config.json"  # what HyperPod says about the cluster, on every instance
+RESOURCES = "/opt/ml/config/resource_config.json"  # HyperPod's description of the cluster; on every instance
 
 
 def provisioning_parameters(cluster: Cluster, shared: Sequence[SharedFileSystem]) -> dict[str, Any]:
-    """Return provisioning_parameters.json, which clusters of the first generation configure Slurm from."""
+    """Return provisioning_parameters.json, from which first-generation clusters configure Slurm."""
     own = settings_of(cluster)
     groups = planned_groups(cluster)
     parameters: dict[str, Any] = {
@@ -85,7 +85,7 @@ def bootstrap_name(role: SlurmRole) -> str:
 
 
 def digests(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the digest of each file, by which a later plan sees what has changed."""
+    """Return the digest of each file. A later plan compares them to find changed files."""
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 

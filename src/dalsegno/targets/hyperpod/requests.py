@@ -58,7 +58,7 @@ def planned_groups(cluster: Cluster) -> list[GroupRequest]:
     nodes = {node.name: node for node in cluster.nodes}
     for partition in cluster.partitions:
         fresh = [name for name in partition.nodes if name not in taken]
-        # A partition with `nodes_from` has nodes of other groups only; the partition guard adds it to Slurm.
+        # A partition with `nodes_from` has nodes of other groups only; the partitions service adds it to Slurm.
         if fresh and len(fresh) == len(partition.nodes):
             instance = nodes[fresh[0]].instance
             kind = instance if instance.startswith("ml.") else f"ml.{instance}"

@@ -109,7 +109,7 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
         write_file(folder, name, plan.desired.files[name])
     for node in plan.cluster.nodes:
         if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
-            write_hardware(folder, node, plan.placement.gpus_simulated)  # a replaced machine has other GPUs
+            write_hardware(folder, node, plan.placement.gpus_simulated)  # a replaced machine has different GPUs
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:

@@ -15,7 +15,7 @@ INSTALL = 'pip install "dalsegno[oci]"'
 
 
 class StackOperation(Enum):
-    """What a job does with a stack. The SDK accepts any word; Resource Manager knows these."""
+    """What a job does with a stack. The SDK accepts any text, but Resource Manager only these."""
 
     PLAN = "PLAN"
     APPLY = "APPLY"

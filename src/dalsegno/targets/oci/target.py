@@ -325,7 +325,7 @@ def cache_by_profile(connect: Connect) -> Connect:
 
 
 def _access(applied: Cluster | None, state: OciState) -> OciFacts:
-    """Return what is needed to reach the stack: of the file, or of a stack that was never applied."""
+    """Return the settings to reach the stack: from the file, or from the stack's id if it was never applied."""
     if applied is not None:
         return settings_of(applied)
     return OciFacts(state.stack.split(".")[3], "", "")

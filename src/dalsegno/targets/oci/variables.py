@@ -122,7 +122,7 @@ def _image(cluster: Cluster) -> dict[str, Setting]:
 
 
 def uses_rdma(cluster: Cluster) -> bool:
-    """Return whether the nodes are in a cluster network: as the file says, or as the shape has RDMA cards."""
+    """Return whether the nodes are in a cluster network: as set in the file, else if the shape has RDMA cards."""
     own = settings_of(cluster)
     return own.rdma if own.rdma is not None else bool(find_instance(cluster.nodes[0].instance).nics)
 

@@ -18,7 +18,7 @@ _NAMED = re.compile(r"\[[^\]]*\]")
 
 
 class UpdatePolicy(Enum):
-    """ParallelCluster's word for when a setting may change. Policies that are not here are UNSUPPORTED."""
+    """When a setting may change, in ParallelCluster's terms. Policies that are not here are UNSUPPORTED."""
 
     SUPPORTED = "SUPPORTED"
     SUPPORTED_UNLESS_ADC = "SUPPORTED_UNLESS_ADC"

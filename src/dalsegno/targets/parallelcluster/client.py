@@ -27,7 +27,7 @@ LOGS_S = 900.0
 
 
 class PclusterStatus(Enum):
-    """The status of a cluster, in ParallelCluster's words."""
+    """The status of a cluster (clusterStatus)."""
 
     CREATE_IN_PROGRESS = "CREATE_IN_PROGRESS"
     CREATE_FAILED = "CREATE_FAILED"

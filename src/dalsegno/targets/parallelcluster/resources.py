@@ -132,7 +132,7 @@ class AwsResources:
         return {str(each["SubnetId"]): str(each["AvailabilityZone"]) for each in answer.get("Subnets", ())}
 
     def quotas(self, own: PclusterSettings) -> list[CapacityCheck]:
-        """Compare the account's quotas with what the cluster needs. A quota that cannot be read is to be checked."""
+        """Compare the account's quotas with what the cluster needs. The user must check a quota that cannot be read."""
         checks = []
         for need in quota_needs(own):
             try:

@@ -154,7 +154,7 @@ class ApplyOnHosts:
 def _in_turn(plan: SshPlan, changed: Sequence[str]) -> list[list[str]]:
     """Return the hosts in the groups in which they are changed, one group after the other.
 
-    An upgrade changes one host at a time, the head last: a node without its agent is noticed, many would be a fault.
+    An upgrade changes one host at a time, the head last. Many missing node agents at once would look like a fault.
     """
     head = plan.cluster.head
     others = [host for host in changed if host != head]

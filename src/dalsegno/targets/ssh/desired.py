@@ -71,7 +71,7 @@ class ClusterOnHosts:
 
     @cached_property
     def sized(self) -> Cluster:
-        """The cluster without the nodes whose machine was never seen, and with the sizes of the machines."""
+        """The cluster with the sizes of its machines, without nodes whose machine was never seen."""
         nodes = tuple(sized_node(node, self.facts[node.name]) for node in self.cluster.nodes if node.name in self.facts)
         known = {node.name for node in nodes}
         partitions = tuple(
@@ -85,7 +85,7 @@ class ClusterOnHosts:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout that Slurm's files are rendered from. A machine may have another host name than in the file."""
+        """The layout that Slurm's files are rendered from. A machine's host name may differ from the file."""
         cluster, name = self.sized, self.cluster.name
         head = DaemonHost(self.facts[cluster.head].hostname, self.addresses[cluster.head])
         database = DatabaseStorage("slurm", socket=str(head_folder(name).database_socket))
@@ -115,14 +115,14 @@ class ClusterOnHosts:
 
     @property
     def _places(self) -> dict[str, NodePlace]:
-        """The machine of each node. If one has another host name than in the file, all of them are written."""
+        """The machine of each node. If one host name differs from the file, the host names of all nodes are written."""
         own = {node.name: self.facts[node.name].hostname for node in self.sized.nodes}
         written = any(name != hostname for name, hostname in own.items())
         return {name: NodePlace(self.addresses[name], own[name] if written else "") for name in own}
 
     @property
     def _constrains(self) -> bool:
-        """Whether jobs are held to their cores, memory and devices: under systemd and cgroup v2."""
+        """Whether Slurm limits jobs to their cores, memory and devices. All nodes need systemd and cgroup v2."""
         return all(_has_delegation(self.facts[node.name]) for node in self.sized.nodes)
 
     def slurm_files(self, host: str) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _can_track(facts: HostFacts) -> bool:
 def tracks_with_cgroups(hosts: Iterable[HostFacts]) -> bool:
     """Return whether Slurm can track the processes of jobs with cgroups on all these machines.
 
-    With cgroup v2, slurmd needs systemd, or folders that only a host of our own making has.
+    With cgroup v2, slurmd needs systemd, or folders that only our virtual hosts have.
     """
     return all(_can_track(facts) for facts in hosts)
 
@@ -230,7 +230,7 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
 
 
 def _role(on: ClusterOnHosts, host: str) -> HostParts:
-    """Return what a host has beyond that which all hosts have."""
+    """Return what a host has in addition to what all hosts have."""
     if host == on.cluster.head:
         return _head(on)
     if any(node.name == host for node in on.sized.nodes):
@@ -320,14 +320,14 @@ def _common_files(on: ClusterOnHosts, host: str) -> list[PlannedFile]:
 
 
 def hosts_lines(on: ClusterOnHosts) -> str:
-    """Return the lines that /etc/hosts gets: every machine with an address, under its name in the cluster and its own.
+    """Return the lines for /etc/hosts: each machine with an address, its name in the cluster, and its host name.
 
-    A machine that is reached by a name has no line: that name is resolved already.
+    A machine that is reached by a name has no line, because that name already resolves.
     """
     lines = []
     for name, address in on.addresses.items():
         if _is_address(address):
-            own = on.facts[name].hostname.partition(".")[0] if name in on.facts else name  # no name of another domain
+            own = on.facts[name].hostname.partition(".")[0] if name in on.facts else name  # no domain
             lines.append(f"{address} {' '.join(dict.fromkeys((name, own)))}\n")
     return "".join(lines)
 

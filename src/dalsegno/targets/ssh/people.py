@@ -19,7 +19,7 @@ from dalsegno.users.checks import (
     check_people,
 )
 
-HOMES = "/home"  # where each machine keeps homes, if no storage holds them
+HOMES = "/home"  # the folder of homes on each machine, if they are not on storage
 
 
 @dataclass(frozen=True)

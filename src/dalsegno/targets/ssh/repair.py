@@ -1,4 +1,4 @@
-"""How the head resets and reboots a node over ssh, with a key that can do nothing else there. Pure."""
+"""Let the head reset and reboot a node over ssh, with a key that permits nothing else. Pure."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _cancel(view: RunPicture, context: PageContext) -> Markup | None:
 
 
 def nodes_text(status: RunStatus) -> str:
-    """Return `3/4`: nodes in training, of those requested."""
+    """Return, for example, `3/4`: the nodes in training, and the number requested."""
     if status.over:
         return str(status.wanted_nodes)
     return f"{sum(node.state in _TAKING_PART for node in status.nodes)}/{status.wanted_nodes}"
@@ -106,7 +106,7 @@ def _parts(context: PageContext, view: RunPicture, details: RunDetails) -> Itera
 
 
 def with_latest(points: Sequence[StepPoint], view: RunPicture) -> Sequence[StepPoint]:
-    """Return the history with the latest figures: the history is written every 5 s only."""
+    """Return the history with the latest figures added, because the history is written only every 5 s."""
     if view.progress is None or not points or view.progress.account.at <= points[-1].at or view.status.over:
         return points
     account, figures = view.progress.account, view.progress.figures
@@ -115,7 +115,7 @@ def with_latest(points: Sequence[StepPoint], view: RunPicture) -> Sequence[StepP
 
 
 def _lines(text: str) -> list[object]:
-    """Return text line by line: escaping keeps no line breaks."""
+    """Return text line by line, because escaping does not preserve line breaks."""
     return [part for line in text.splitlines()[-200:] for part in (line[:2000], Markup("\n"))]
 
 
@@ -136,7 +136,7 @@ def _facts(view: RunPicture) -> Iterator[Markup]:
 
 
 def reported(view: RunPicture) -> list[tuple[str, float]]:
-    """Return the figures of the script by their labels. Rates are those of all ranks, as in the metrics."""
+    """Return the figures of the script by their labels. Rates are for all ranks together, as in the metrics."""
     figures = view.progress.figures if view.progress else {}
     shown = [(name, value) for name, value in sorted(figures.items()) if name not in OWN_FIGURES and value is not None]
     rates = [(label, rate_of_ranks(name, view.status, view.progress)) for name, label in RATES.items()]
