@@ -122,11 +122,12 @@ def watched(cache: Path) -> Iterator[Watched]:
     with taken_down(at_home(cache)) as cli:
         cli.ok("up", cli.file(FILE.format(port=server.server_port, spares=1)))
         folder = Folder(cli.home / "clusters/one")
-        write_fabric(folder.node_metrics("train-1"))
         work = cli.home / "work"
         args = (str(work / "stop"), str(work / "ckpt"))
         options = ("-N", "1", "--gpus-per-node", "1", "--nproc-per-node", "1")
         run = Run.start(cli, work, *options, script=TRAIN, args=args)
+        lost = eventually(lambda: run.nodes)  # by test_every_query_of_every_panel_returns_data, which replaces it
+        write_fabric(folder.node_metrics("train-2" if "train-1" in lost else "train-1"))
         status = json.loads(cli.run("monitor", "status", "--json").out)
         prometheus = PrometheusClient(status["prometheus"], folder.monitor_password.read_text())
         yield Watched(cli, prometheus, run, received, server.server_port)
@@ -161,7 +162,7 @@ def test_every_query_of_every_panel_returns_data(watched: Watched):
     assert len(queries) > 80
     before = ["training_step > 0", "dalsegno_recovery_detect_seconds_count", "slurm_job_queue_wait_seconds_count"]
     wait_for_all(watched.has, before)  # Prometheus counts only what it saw grow
-    watched.cli.ok("inject", "power-off", "train-2")  # the run loses a node, which is replaced: times of recovery
+    watched.cli.ok("inject", "power-off", watched.run.nodes[0])  # it is replaced: times of recovery
     watched.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "true")  # a wait in the queue
     wait_for_all(watched.has, [with_values(query) for query in queries])
     eventually(lambda: watched.cli.ok("monitor", "check") == "", LONG_S, every_s=1.0)  # the run has just resumed

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.status import read_status
+from dalsegno.runs.status import NodeRole, read_status
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
@@ -205,12 +205,15 @@ def test_run_and_checkpoints_on_storage_survive_a_power_cut(stored: Cli, mounts:
     eventually(lambda: len(steps()) == 2 and all(int(step) > 12 for _, step, _ in steps()), FEW_S)
     assert all(scratch.startswith(f"{mounts}/scratch/job-") for _, _, scratch in steps())
     assert list((work / "ckpt").iterdir())
-    stored.ok("inject", "power-off", "train-1")
+    (kept,) = (Folder(stored.home / "clusters/one").storage / "homes/ada").rglob(f"runs/{run}")
+    status = read_status(RunFolder(kept).status)
+    assert status is not None
+    member = next(node.name for node in status.nodes if node.state is NodeRole.MEMBER)
+    stored.ok("inject", "power-off", member)
     last = max(int(step) for _, step, _ in steps())
     eventually(lambda: all(int(words[0]) > 1 and int(words[1]) > last for words in steps()), FEW_S)
     (work / "go").touch()
-    (kept,) = (Folder(stored.home / "clusters/one").storage / "homes/ada").rglob(f"runs/{run}")
     eventually(lambda: (status := read_status(RunFolder(kept).status)) and status.exit_code == 0, FEW_S)
-    eventually(lambda: on(stored, "train-1", "mountpoint", "-q", f"{mounts}/fsx").code == 0, FEW_S)
-    left = on(stored, "train-1", "ls", f"{mounts}/scratch")
+    eventually(lambda: on(stored, member, "mountpoint", "-q", f"{mounts}/fsx").code == 0, FEW_S)
+    left = on(stored, member, "ls", f"{mounts}/scratch")
     assert (left.code, left.out) == (0, ""), "a replaced machine has an empty disk"
