@@ -92,7 +92,7 @@ def test_processes_that_ran_alone_are_found_in_the_log_of_nccl():
 
 def test_real_output_of_one_rank_has_no_verdict_and_no_false_cause():
     """The file was printed by nccl-tests 2.19.6 with NCCL 2.28.9 on one H200; the rank logs its size four times."""
-    text = (RECORDED / "nccl-tests-2.19.6/one_h200_debug.txt").read_text()
+    text = (RECORDED / "nccl-2.28.9/one_rank.txt").read_text()
     (report,) = read_reports("log", text, MachineAsk())
     assert report.verdict.level is BenchLevel.UNKNOWN and report.verdict.reason is BenchReason.ONE_RANK
     assert [row.size for row in report.table.rows] == [1 << 20, 1 << 23, 1 << 26, 1 << 29]
