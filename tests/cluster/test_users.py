@@ -117,7 +117,9 @@ def test_file_and_commands_agree(cluster: Cli) -> None:
     users = {each["name"]: each for each in json.loads(cluster.ok("user", "ls", "--json"))}
     assert (users["ada"]["from"], users["bea"]["from"]) == ("file", "command")
     assert users["bea"]["max_gpus"] == 2 and users["bea"]["entry"] == "uid=bea,ou=People,dc=local"
-    refused = cluster.run("user", "rm", "ada")
+    job = as_user(cluster, "ada", "sbatch", "--parsable", "-o/dev/null", "--wrap", "sleep 300").strip()
+    refused = cluster.run("user", "rm", "ada")  # the file comes first: ending her job would not help
+    as_user(cluster, "ada", "scancel", job)
     assert refused.code == 2 and "user `ada` is in the cluster file" in refused.err
     assert "bea" in cluster.ok("group", "ls") and "Bea Öst" in cluster.ok("user", "show", "bea")
 

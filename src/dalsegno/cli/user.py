@@ -102,10 +102,11 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     """Remove a user that `user add` has added. The home folder is kept, and the user's uid is not used again."""
     from dalsegno.system.files import remove_tree
     from dalsegno.targets.base import CanManageUsers, require
-    from dalsegno.users.roster import remove_user
+    from dalsegno.users.roster import remove_user, roster_of
 
     target = _open(name)
     view = require(target, CanManageUsers).people()
+    remove_user(roster_of(view.cluster), user)  # raises for a user who does not exist or is in the cluster file
     _refuse_jobs(target, user)
     home = view.homes / user
     if remove_home and view.elsewhere:
