@@ -21,7 +21,7 @@ from dalsegno.system.cgroups import SYSTEMD_RUNS
 from dalsegno.system.hanging_calls import slowness
 from tests.cluster.warm_cli import READING, WARM, WarmCli
 from tests.lanes import CACHES
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
 WARM_CLI = WarmCli()
@@ -102,11 +102,11 @@ class Cli:
     def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
         warm = self._warm_words(args)
         if warm and self.uid == os.geteuid():
-            done = WARM_CLI.run(warm, self.env, cwd or self.home, timeout_s * slowness())
+            done = WARM_CLI.run(warm, self.env, cwd or self.home, timeout_s * slowness() * PATIENCE)
             return Answer(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
             self.argv(*args), env=self.env, cwd=cwd or self.home, capture_output=True, text=True,
-            timeout=timeout_s * slowness(), check=False, stdin=subprocess.DEVNULL,
+            timeout=timeout_s * slowness() * PATIENCE, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
 
