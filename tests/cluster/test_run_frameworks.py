@@ -168,9 +168,9 @@ IMPORTS = "import sys, os\nprint('pid', os.getpid(), 'slow' in sys.modules, flus
     [
         (
             "raise RuntimeError('no weights')",
-            "modules are not imported ahead on train-1: import slow: RuntimeError: no weights",
+            "modules are not preloaded on train-1: import slow: RuntimeError: no weights",
         ),
-        ("import os\nos._exit(3)", "modules are not imported ahead on train-1: the warm parent died"),
+        ("import os\nos._exit(3)", "modules are not preloaded on train-1: the warm parent died"),
         (
             "import threading as t, time\nt.Thread(target=time.sleep, args=(99,), name='reader', daemon=True).start()",
             "threads of the warm parent on train-1 do not exist in its workers: reader",

@@ -220,7 +220,7 @@ def test_run_says_that_late_copies_made_it_resume_from_disk(cluster_for_runs: Cl
     assert run.wait_for_end(LONG_S) == 0, run.tail()
     assert training.starts()[2] == ("disk", 40)
     (note,) = [each["text"] for each in run.journal("note") if each["text"].startswith("resumed from disk")]
-    late = r"step 40: the newest memory snapshot \(step 4\d\) was incomplete: rank 1's copy was not at its buddy"
+    late = r"step 40: the newest memory snapshot \(step 4\d\) was incomplete: rank 1's copy was missing on its buddy"
     assert re.search(late, note), note
     assert note in cli.ok("why", run.id)
     cli.ok("up")

@@ -94,7 +94,7 @@ def test_repeated_order_is_executed_once(node: Node):
 
 def test_missing_python_is_reported_and_workers_start_as_programs(node: Node):
     node.set_up("print('x')", python="/no/such/python")
-    assert "modules are not imported ahead on n1" in node.hear("note")["note"]
+    assert "modules are not preloaded on n1" in node.hear("note")["note"]
     assert not node.hear("ready")["ready"]["warm"]
 
 

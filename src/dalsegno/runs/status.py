@@ -52,7 +52,7 @@ class RunCause(Enum):
     """The cause behind a status message. Code depends on this value, never on the message text."""
 
     OTHER = ""
-    HANDED_OVER = "handed-over"  # no coordinator has taken over the run yet
+    HANDED_OVER = "handed-over"  # no coordinator has started the run yet
     REFUSED = "refused"  # Slurm refused the run's job
     CANCELLED = "cancelled"
     TAKEN_DOWN = "taken-down"  # cancelled by `dalsegno down`
@@ -156,7 +156,7 @@ def read_status(path: Path) -> RunStatus | None:
 
 
 def has_valid_times(status: RunStatus) -> bool:
-    """Return whether all times are numbers that a calendar has: users write these files."""
+    """Return whether all times are within the calendar's range, because users can write these files."""
     times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0)
     return all(abs(at) < MAX_TIME for at in times)
 

@@ -80,7 +80,7 @@ class Run:
     age_s: float = 0.0  # age of the generation when it failed
     lost_member: bool = False  # whether the current generation has lost a node, the likely cause of any noise
     last: Failure | None = None  # why the previous generation failed
-    pausing: bool = False  # whether a back-off is in progress
+    pausing: bool = False  # whether the run pauses after a quick failure
     leaving: bool = False  # whether Slurm is reclaiming the nodes
     exit_code: int | None = None  # if set, the run ends with this code
     why: str = ""  # why the run ends
@@ -176,7 +176,10 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 
 
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
-    """Record a successful end. While leaving the nodes, any end counts as one: workers resume from their last save."""
+    """Record a successful end.
+
+    While the run leaves its nodes, every end counts as successful, because workers resume from their last save.
+    """
     if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
     all_ranks = run.group.ranks
@@ -206,7 +209,7 @@ def _leaving(run: Run) -> Step:
 
 
 def _stop_all(run: Run) -> Step:
-    """Stop the current generation on all nodes. What follows is decided when all agents have confirmed the stop."""
+    """Stop the current generation on all nodes. The next action is decided when all agents have confirmed the stop."""
     if run.phase in (GenerationPhase.GATHERING, GenerationPhase.STOPPING) or run.group is None:
         return _when_all_stopped(run)
     ready = set(run.ready)

@@ -102,7 +102,7 @@ class Stepped:
     generation: int
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
-    over: bool = False  # whether this was the last step; the rest of the script may take any time
+    over: bool = False  # whether this was the last step; the rest of the script has no time limit
     busy_s: Mapping[int, float] = field(default_factory=dict)  # rank -> its step time without waiting for others
 
 
@@ -115,7 +115,7 @@ class MemoryHeld:
 
 @dataclass(frozen=True)
 class GrantRequested:
-    """A worker of this generation asks whether it may commit what it wrote."""
+    """A worker of this generation asks for permission to commit its checkpoint."""
 
     number: int
     generation: int
@@ -301,7 +301,7 @@ def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = Tr
     """
     if isinstance(message, Ready):
         return AgentJoined(agent)
-    if isinstance(message, ParentDied):  # its next workers would start slowly, so a spare is faster
+    if isinstance(message, ParentDied):  # the node's next workers would start slowly, so a spare is faster
         return AgentGone(agent)
     if isinstance(message, StoreOpen):
         return StoreOpened(agent, message.generation, message.port)

@@ -122,7 +122,7 @@ class NodeSource(Protocol):
         ...
 
     def agent_connected(self, node: str, again: bool) -> bool:
-        """Return whether the agent may join the run. `again` means that it was a member before and was lost."""
+        """Return whether the agent may join the run. `again` means that the agent was a member before it was lost."""
         ...
 
     def agent_ready(self, node: str) -> None: ...
@@ -159,7 +159,7 @@ class NodeSource(Protocol):
 
     @property
     def coming(self) -> frozenset[str]:
-        """The nodes whose agents are connected (ready or not) or starting."""
+        """The nodes whose agents are starting or connected, whether ready or not."""
         ...
 
     @property

@@ -63,7 +63,7 @@ def choose(holdings: Holdings, world: int) -> Resume | None:
 
 @dataclass(frozen=True)
 class MissingParts:
-    """What is missing of a step that is not whole: the own parts of these ranks, or the part shared by all."""
+    """The missing parts of an incomplete step: the own parts of these ranks, or the part shared by all ranks."""
 
     place: Place
     ranks: tuple[int, ...]
@@ -71,8 +71,7 @@ class MissingParts:
 
 
 def find_incomplete(holdings: Holdings, world: int, after: Place) -> MissingParts | None:
-    """Return the newest step later than `after` that is not whole, of a run with this many ranks; None if there is
-    none."""
+    """Return the newest step after `after` that is incomplete for a run with this many ranks; None if there is none."""
     found = [each for held in holdings.values() for each in held if each.world == world and each.place > after]
     place = max((each.place for each in found), default=None)
     if place is None:

@@ -25,7 +25,10 @@ Write = Callable[[int, bytes], None]  # stream (1 or 2), data
 
 @dataclass
 class WorkerTail:
-    """A followed file. Its lines, with `prefix`, go to `stream`. Lines with one of `words` also go to `kept`."""
+    """A followed file.
+
+    Its lines, with `prefix`, are copied to `stream`. Lines that contain one of `words` are also written to `kept`.
+    """
 
     prefix: bytes
     stream: int
