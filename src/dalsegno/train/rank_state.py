@@ -20,9 +20,7 @@ from dalsegno.train.errors import CheckpointError
 
 
 def take_randomness() -> dict[str, Any]:
-    """Return the states of the random generators: Python's, torch's, and those of numpy and the GPU if they are
-    used.
-    """
+    """Return the states of the random generators of Python and torch, and of numpy and the GPU if they are used."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:

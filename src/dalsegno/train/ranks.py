@@ -137,8 +137,9 @@ class TorchRankStore:
             found = now
 
     def gather(self, subject: str, value: Any) -> list[Any]:
-        """Gather the values with N messages instead of N²: the first rank reads all values and writes them as one
-        list.
+        """Gather the values with N messages instead of N².
+
+        The first rank reads all values and writes them as one list.
         """
         key = f"{self._prefix}/{subject}"
         self._store.set(f"{key}/{self._rank}", json.dumps(value))

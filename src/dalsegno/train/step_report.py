@@ -1,6 +1,4 @@
-"""`report`: the progress of any script, with or without torch, for `dalsegno runs`, charts, metrics and hang
-detection.
-"""
+"""`report`: the progress of any script, with or without torch, for `runs`, charts, metrics and hang detection."""
 
 from __future__ import annotations
 

@@ -196,8 +196,8 @@ OPTIONS = (
     Option(
         "standby",
         values.parse_standby,
-        "1: keep a process per rank waiting with CUDA and NCCL started, so that a killed worker is replaced faster; 0: none."
-        " Default: 1 if the workers use GPUs.",
+        "1: keep a process per rank waiting with CUDA and NCCL started, so that killed workers are replaced faster;"
+        " 0: none. Default: 1 if the workers use GPUs.",
         examples=("0", "1"),
         shows="0|1",
     ),

@@ -266,8 +266,9 @@ def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
 
 
 def find_namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
-    """Return the folders of an earlier start whose names this start will use again, because torchrun counts from 0 each
-    time.
+    """Return the folders of an earlier start whose names this start will use again.
+
+    Names repeat because torchrun counts generations from 0 each time.
     """
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     return sorted(name for name, each in found.items() if each.run == run and each.generation >= generation)
