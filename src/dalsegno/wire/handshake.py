@@ -141,7 +141,7 @@ class ServerHandshake:
         """Return the session if the client's proof is valid for these names; raise BadFrame or BadProof if not."""
         transcript = (self._nonce, read_nonce(hello), *names)
         if not holds(hello.get("proof"), secret, self._peer_side, *transcript):
-            raise BadProof("the client does not know the secret, or means another party")
+            raise BadProof("the client does not know the secret, or wants to reach another party")
         return Session(secret, self._own_side, self._peer_side, transcript)
 
     def welcome(self, session: Session) -> Message:

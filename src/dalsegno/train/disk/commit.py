@@ -90,7 +90,7 @@ def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Aband
         if time.monotonic() > deadline:
             raise CheckpointError(
                 f"{_ranks(missing)} did not write their share within {timeout_s:g} s",
-                hint="do all nodes see the same folder? did a saver die?",
+                hint="check that all nodes see the same folder, and that no saver has died",
             )
         time.sleep(_PAUSE_S)
 

@@ -21,10 +21,10 @@ _HINTS = {
     errno.EROFS: ("the file system is read-only", "mount it writable, or choose another folder"),
     errno.EACCES: ("no permission", "let this user write there, or choose another folder"),
     errno.EPERM: ("no permission", "let this user write there, or choose another folder"),
-    errno.ENOENT: ("the folder no longer exists", "was it removed, or its file system unmounted?"),
+    errno.ENOENT: ("the folder no longer exists", "check whether it was removed, or its file system unmounted"),
     errno.ENOTDIR: ("not a folder", "a file has that name: remove it, or choose another folder"),
     errno.EEXIST: ("not a folder", "a file has that name: remove it, or choose another folder"),
-    errno.ESTALE: ("the folder no longer exists", "was it removed on the file server?"),
+    errno.ESTALE: ("the folder no longer exists", "check whether it was removed on the file server"),
     errno.EIO: ("the disk reports an I/O error", "read the kernel log of this machine and of its file server"),
 }
 _BLOCK = 256 << 10  # write size in bytes; larger writes were three times slower in measurements
