@@ -355,7 +355,7 @@ class BoundedServer(Generic[W]):
         except OSError:
             self._refuse(peer)
         except Exception:  # a message from one peer must not stop the service for the others
-            self._host.on_refused(f"a message of {self._name(peer)}, which could not be handled", traceback.format_exc())
+            self._host.on_refused(f"a message of {self._name(peer)}, which was not handled", traceback.format_exc())
             self._refuse(peer)
 
     def _name(self, peer: Connection[W]) -> str:
