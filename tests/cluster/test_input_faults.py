@@ -206,7 +206,7 @@ def test_home_that_is_a_file_or_inaccessible_is_reported(cli: Cli):
         ("nothing.yaml", "the file does not exist (nothing.yaml)"),
         (".", "this is a folder, not a file (.)"),
         ("/dev/null", "the file is empty"),
-        ("/bin/true", "this is not a text file"),
+        ("/bin/true", "the file is not UTF-8 text"),
         ("/proc/self/mem", "the file cannot be read"),
         ("huge.yaml", "the file is larger than 1 MiB"),
     ],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class UnbuiltField:
     """A field that is refused if it is set, because users would expect it to work."""
 
-    path: str  # for example `users.ssh_keys`, which means this field of every user
+    path: str  # such as `users.ssh_keys`, which means this field of every user
     reason: str
     targets: tuple[str, ...] = ()  # the targets for which the field is refused; empty for all
 

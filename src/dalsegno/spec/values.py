@@ -35,7 +35,8 @@ def shaped(pattern: str, example: str) -> AfterValidator:
     return matching(pattern, f"it looks like `{example}`")
 
 
-_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's keywords, and our own hosts
+# Keywords of Slurm, and names of our own hosts
+_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOSTS_HINT = "write `gpu[1-4]`, or a list of names"
 
@@ -47,7 +48,7 @@ def _not_reserved(value: str) -> str:
 
 
 def _partition_name(value: str) -> str:
-    return value if value == "all" else _not_reserved(value)  # Slurm reserves it for nodes only
+    return value if value == "all" else _not_reserved(value)  # Slurm reserves `all` for nodes only
 
 
 def _host_name(value: str) -> str:

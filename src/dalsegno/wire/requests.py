@@ -175,7 +175,7 @@ class RequestServer:
             message = parse(caller.request)
         except BadFrame as error:
             caller.finished = True
-            return pack({"error": f"not a message: {error}", "hint": "is it the same version on both sides?"})
+            return pack({"error": f"not a message: {error}", "hint": "check that both sides have the same version"})
         try:
             return frame(encode(self.answer(caller.uid, message)), self._max_answer_bytes)
         except Exception:  # a failed request must not stop the controller for other users

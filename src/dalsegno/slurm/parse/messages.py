@@ -176,8 +176,6 @@ _HELD_BACK = (
 
 
 def parse_pending(text: str) -> PendingReason:
-    """Return the value that is the longest match at the start of the reason, such as `QOSMaxJobsPerUserLimit` before
-    `QOSMax`.
-    """
+    """Return the value with the longest match at the start of the reason: `QOSMaxJobsPerUserLimit` before `QOSMax`."""
     bare = text.strip("()")
     return max((each for each in PendingReason if bare.startswith(each.value)), key=lambda each: len(each.value))
