@@ -1,4 +1,4 @@
-"""Tests of the variables that programs of each framework get. Only an MPI needs to be installed."""
+"""Tests of the variables that programs of each framework get. Of the frameworks, only an MPI must be installed."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_plain_program_has_slurm_variables_and_its_exit_code(cluster_for_runs: C
     words = ("--framework", "plain", "-N2", "--nproc-per-node=2", "./task", "a b", str(code))
     answer, _ = follow(cluster_for_runs, work, *words)
     assert answer.code == code, answer.err
-    if code == 0:  # otherwise the first that exits with this code ends the others
+    if code == 0:  # for other codes, the first rank that exits ends the others
         assert sorted(answer.out.splitlines()) == [
             f"[{rank}] {rank} of 4 on train-{rank // 2 + 1} with 2 arguments: a b, rank none" for rank in range(4)
         ]

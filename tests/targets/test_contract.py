@@ -71,7 +71,7 @@ class Made:
 
     kind: str
     place: ClusterPlace
-    open: Callable[[], Target]  # as another process would, from the state folder
+    open: Callable[[], Target]  # opens the target from the state folder, as another process would
     target: Target
     first: Plan
     said: list[str] = field(default_factory=list)
@@ -260,7 +260,7 @@ def test_daemon_that_does_not_run_is_seen_also_from_inside_a_host(made: Made):
         injecting.inject(FAULTS["agent-dead"], NODE, FaultOptions())
         try:
             eventually(lambda: [(one.host, one.name) for one in target.dead_daemons()] == [(NODE, "node-agent")])
-            if made.kind == "virtual":  # the head asks the machine room, which is outside of all hosts
+            if made.kind == "virtual":  # the machine room, which is outside of all hosts, serves the head
                 room = HostControlClient(made.place.folder)
                 assert room.dead_daemons() == list(target.dead_daemons())
         finally:
