@@ -47,9 +47,13 @@ State = TypeVar("State")
 class ClusterSide:
     """What both sides share: a state folder, and nothing that needs root on this machine."""
 
-    kind: str
     folder: ClusterFolder
     times: NodeTimes
+
+    @property
+    def kind(self) -> str:
+        """The name of the target in cluster files."""
+        raise NotImplementedError
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
         """Return the phase without asking a platform or Slurm. Raise if the state file is damaged."""
