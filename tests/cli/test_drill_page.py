@@ -67,5 +67,5 @@ def test_reports_are_kept_with_the_cluster_up_to_a_limit(tmp_path: Path):
     assert pages[-1].read_text() == f"page {KEPT_REPORTS + 1}"
     assert pages[-1].stat().st_mode & 0o777 == 0o600
     (tmp_path / "file").write_text("")
-    # A folder that cannot be created is not an error
+    # A folder that cannot be created is not an error.
     keep_report(tmp_path / "file", "page", {"started": 0.0, "seed": 7})

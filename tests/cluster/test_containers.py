@@ -59,7 +59,7 @@ APPLETS = (
 )
 CANCELLED = ("143\n", "137\n")  # srun may kill the task before slurmd's SIGTERM takes effect
 ENVIRONMENT = "PATH=/bin:/usr/bin\nFROM_IMAGE=as it says\nLANG=image\n"
-# The file that Enroot writes
+# The file that Enroot writes.
 RC = 'mkdir -p "/workspace"\ncd "/workspace" && unset OLDPWD || exit 1\necho entry\nexec "$@"\n'
 
 
@@ -650,7 +650,7 @@ def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Con
     assert answer.code == 1 and f"{there}: packing" in answer.err
     assert "one is up, but 1 image could not be imported" in answer.err and f"  {missing}: " in answer.err
     try:
-        # The registry no longer runs
+        # The registry no longer runs.
         again = cluster.cli.run("up", cluster.cli.file(listed.replace(f"'{missing}', ", "")))
         assert (again.code, again.err) == (0, "nothing to do: the cluster is as the file says\n")
         without = ada.sh(f"srun -N2 --container-image={there} sh -c 'echo $FROM'")
@@ -773,7 +773,7 @@ def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fi
     try:
         with own_settings(cluster, {"head": f"{registered}\n", "train-1": f"{registered}\n", "train-2": "# none\n"}):
             assert "unrecognized option '--container-image" in batch(cluster)
-            # This variable is not in the image
+            # This variable is not in the image.
             assert cluster.lines("srun -w train-2 $I sh -c 'echo from $FROM_IMAGE'") == ["from"]
             bare = cluster.sh(f"dalsegno run --framework=plain -N2 --container-image={cluster.image} true")
             assert (
@@ -787,7 +787,7 @@ def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fi
             assert found["findings"][0]["fix"].startswith(f"add `{registered}` to ")
             (step,) = found["commands"]
             assert step["hosts"] == ["train-2"]
-            # The hosts have no systemd
+            # The hosts have no systemd.
             for command in [each for each in step["commands"] if not each.startswith("systemctl ")]:
                 cluster.on("train-2", "sh", "-c", command)
             assert (home / "tmp/etc-train-2/plugstack.conf").read_text().splitlines() == ["# none", "", registered]

@@ -141,7 +141,7 @@ def test_power_cut_closes_no_connection_and_up_boots_the_host(two: Cli):
 
 def test_network_cut_drops_all_packets_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
-    # Injected directly, because the command itself may take as long as the fault lasts
+    # Injected directly, because the command itself may take as long as the fault lasts.
     target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))
     assert not reaches(two, "train-2")
     eventually(lambda: reaches(two, "train-2"))

@@ -126,7 +126,7 @@ def watched(cache: Path) -> Iterator[Watched]:
         args = (str(work / "stop"), str(work / "ckpt"))
         options = ("-N", "1", "--gpus-per-node", "1", "--nproc-per-node", "1")
         run = Run.start(cli, work, *options, script=TRAIN, args=args)
-        # Test_every_query_of_every_panel_returns_data has lost this node, and the run replaces it
+        # Test_every_query_of_every_panel_returns_data has lost this node, and the run replaces it.
         lost = eventually(lambda: run.nodes)
         write_fabric(folder.node_metrics("train-2" if "train-1" in lost else "train-1"))
         status = json.loads(cli.run("monitor", "status", "--json").out)
@@ -162,7 +162,7 @@ def test_every_query_of_every_panel_returns_data(watched: Watched):
     assert len(queries) > 80
     before = ["training_step > 0", "dalsegno_recovery_detect_seconds_count", "slurm_job_queue_wait_seconds_count"]
     wait_for_all(watched.has, before)  # Prometheus counts an increase only after the first sample
-    # The node is replaced, which gives the times of recovery
+    # The node is replaced, which gives the times of recovery.
     watched.cli.ok("inject", "power-off", watched.run.nodes[0])
     watched.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "true")  # gives a wait in the queue
     wait_for_all(watched.has, [with_values(query) for query in queries])

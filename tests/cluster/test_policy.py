@@ -246,7 +246,7 @@ def started_now(site: Site, job: str) -> bool:
     """
     state = site.job(job, "%T")
     if state == "PENDING":
-        # Refused if the job has started in the meantime
+        # Refused if the job has started in the meantime.
         site.run("scontrol", "update", f"jobid={job}", "StartTime=now")
     return state == "RUNNING"
 

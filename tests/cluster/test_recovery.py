@@ -119,7 +119,7 @@ def test_host_without_power_is_replaced_validated_and_returned(cluster: Cli):
     (returned,) = [each["text"] for each in events(cluster, "train-2") if each["text"].startswith("validated, ")]
     if importlib.util.find_spec("torch"):
         right = "(pair-collective passed: all-reduce of 16 MiB by 2 ranks with gloo: right, "
-        # A validation without this result does not fail
+        # A validation without this result does not fail.
         late = "(pair-collective unknown: torch was not loaded in time"
         assert right in returned or (slowness() > 4 and late in returned)
     else:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
 FAULTS = 20  # each kind of fault occurs at least once
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "11"))  # determines the faults and their order
-# One of the six nodes stays up, because without any node nothing recovers
+# One of the six nodes stays up, because without any node nothing recovers.
 NODES = [f"train-{number}" for number in range(1, 6)]
 PATIENCE_S = 4.0  # maximum wait for a recovery before the next fault
 

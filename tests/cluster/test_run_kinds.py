@@ -239,7 +239,7 @@ def test_run_resumes_in_its_requeued_job_after_losing_the_coordinator_host(stran
     run.wait_for(lambda: "RUNNING" not in root.ok(*state), LONG_S)  # the remaining agents have ended
     root.ok("up")
     run.wait_for(lambda: "PENDING" in root.ok(*state), LONG_S)
-    # Slurm would delay the job by two minutes
+    # Slurm would delay the job by two minutes.
     root.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
     run.wait_for_generation(2, LONG_S)
     assert run.status.jobs == (job,)

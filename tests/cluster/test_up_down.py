@@ -106,7 +106,7 @@ def test_two_clusters_with_equal_node_names_do_not_conflict(cli: Cli):
             )
         )
     assert cli.run("status").code == 2  # there are two clusters, so a name is required
-    # Job 1 of both clusters has the same id, node names and user
+    # Job 1 of both clusters has the same id, node names and user.
     cli.ok("shell", "-M", "one", "--", "scancel", "-n", "one")
     eventually(lambda: cli.ok("shell", "-M", "one", "--", "squeue", "-h") == "")
     cli.ok("down", "one")

@@ -115,7 +115,7 @@ def test_each_check_runs_at_its_interval(node: RecordedNode, tmp_path: Path) -> 
         (tmp_path / "now").write_text(str(now))
         return bool(checkup.due(Context.CONTINUOUS))
 
-    # The last time is earlier, because the clock was set back
+    # The last time is earlier, because the clock was set back.
     assert [now for now in (0, 1, 9.9, 10, 19, 20, 5) if ran_at(now)] == [0, 10, 20, 5]
     often = Checkup([LOAD], node, {"load": CheckSetting(every_s=1)})
     assert often.due(Context.CONTINUOUS) and not often.due(Context.CONTINUOUS) and often.due(Context.IDLE)
@@ -132,7 +132,7 @@ def test_a_temporary_failure_counts_only_after_it_has_lasted(node: RecordedNode,
 
     assert [seen(now, 9) for now in (0, 1, 4.9, 5, 6)] == ["warned", "warned", "warned", "failed", ""]
     assert [seen(15, 1), seen(25, 9), seen(26, 1), seen(36, 9)] == ["passed", "warned", "passed", "warned"]
-    # A single run of the checks cannot wait for a second result
+    # A single run of the checks cannot wait for a second result.
     assert only(checkup.all(Context.IDLE)).verdict is Verdict.FAILED
 
 

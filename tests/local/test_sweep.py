@@ -56,7 +56,7 @@ def test_process_of_another_user_with_the_mark_is_not_ended(folder: Folder, coor
 def test_coordinators_outlive_the_supervisor_of_loopback_hosts(folder: Folder, coordinator: Child):
     record(folder, coordinator)
     stray = start(["sleep", "100"], {MARK: str(folder.root), "PATH": os.defpath})
-    # For a moment after exec, the kernel shows an empty environment
+    # For a moment after exec, the kernel shows an empty environment.
     eventually(lambda: any(environment(stray.process.pid)))
     end_strays(folder, [], loopback=True)
     assert stray.popen.wait(60) == -15 and coordinator.poll() is None

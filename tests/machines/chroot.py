@@ -23,7 +23,7 @@ from pathlib import Path
 
 CLONE = Path(__file__).resolve().parents[2]
 CLONE_THERE = "/opt/dalsegno"  # a clone for the release's own Python
-# A clone for an interpreter of this machine, for which a CPU build of torch is available
+# A clone for an interpreter of this machine, for which a CPU build of torch is available.
 TRAINING_THERE = "/opt/dalsegno-torch"
 MIRROR = "http://deb.debian.org/debian"
 
@@ -124,7 +124,7 @@ class Chroot:
             shutil.copy(file, root / "etc/apt/apt.conf.d")
         (root / "etc/hostname").write_text(f"{self.release}\n")
         (root / "etc/hosts").write_text(f"127.0.0.1 localhost {self.release}\n")
-        # Other users also run the interpreter for training, which may be below this folder
+        # Other users also run the interpreter for training, which may be below this folder.
         (root / "root").chmod(0o711)
 
     def push(self, there: str = CLONE_THERE) -> None:

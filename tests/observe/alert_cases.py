@@ -66,7 +66,7 @@ CASES: Mapping[str, AlertCase] = {
         {'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="0", xid="79"}': "_x60 1x20"},
         {
             'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="0", xid="79"}': "1x80",  # the Xid is from an hour ago
-            # This Xid is caused by the program
+            # This Xid is caused by the program.
             'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="1", xid="13"}': "_x60 1x20",
         },
     ),

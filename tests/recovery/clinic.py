@@ -17,7 +17,7 @@ from dalsegno.recovery.journal.store import Journal
 from dalsegno.recovery.watch import RecoveryLoop
 
 STEP_S = 1.0
-# Interval between rounds when nothing has happened for `BUSY_S`, because the controller also waits longer then
+# Interval between rounds when nothing has happened for `BUSY_S`, because the controller also waits longer then.
 QUIET_STEP_S = 5.0
 BUSY_S = 20.0
 

@@ -78,7 +78,7 @@ def test_a_crashed_coordinator_is_restarted(stage: Stage):
     stage.up()
     run = stage.run("r1", code=64)
     stage.start(run)
-    # The first restart is immediate, the second follows after a second
+    # The first restart is immediate, the second follows after a second.
     eventually(lambda: len(stage.started(run)) == 3)
     (run / "plan.json").write_text('{"code": 0}')
     eventually(lambda: stage.runs() == [])

@@ -369,7 +369,7 @@ def test_a_reboot_ordered_before_a_crash_is_not_repeated_while_it_may_begin(
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(2)
     target = clinic.healer.context.target
-    # The target got the order, the controller dies, and the reboot takes a while
+    # The target got the order, the controller dies, and the reboot takes a while.
     clinic.healer.background = lambda work: None
     clinic.round()
     clinic.store.close()

@@ -435,7 +435,7 @@ def test_user_who_stops_saving_does_not_block_the_node(eve: Contained, work: Pat
     with ThreadPoolExecutor(1) as aside:
         ended = aside.submit(eve.sh, line)
         try:
-            # Polls without a pause, because saving takes a fraction of a second
+            # Polls without a pause, because saving takes a fraction of a second.
             while not ended.done() and not stop_saving():
                 pass
             assert not ended.done(), ended.result()

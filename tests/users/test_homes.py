@@ -82,7 +82,7 @@ def test_lines_of_the_user_are_kept(homes: Path):
         ("own", [], "own"),
         ("own\n", [KEY], f"{FIRST_LINE}\n{KEY}\n{LAST_LINE}\nown\n"),
         (f"{FIRST_LINE}\nold\n{LAST_LINE}\nown\n", [KEY], f"{FIRST_LINE}\n{KEY}\n{LAST_LINE}\nown\n"),
-        # The user has removed the last line
+        # The user has removed the last line.
         (f"{FIRST_LINE}\nown\n", [KEY], f"{FIRST_LINE}\n{KEY}\n{LAST_LINE}\nown\n"),
         (f"a\u2028{FIRST_LINE}\n", [], f"a\u2028{FIRST_LINE}\n"),  # sshd does not treat this character as a line break
     ],

@@ -321,7 +321,7 @@ class AnyEvents(RuleBasedStateMachine):
         self.broken: set[str] = set()
         self.probes: dict[str, tuple[float, float]] = {}  # when it began, and when the host would answer
         self.late_at = self.began = self.asked_at = self.now
-        # Since when `frail` has no power, and when it must be declared gone
+        # Since when `frail` has no power, and when it must be declared gone.
         self.dark: tuple[float, float] = (0.0, 0.0)
         self.liveness.look(self.now)
         for peer in ("steady", "frail"):

@@ -216,7 +216,7 @@ class _WatchedRun:
         status = self._status.read()
         if status is None or (status.phase is RunPhase.ENDED and not now - (status.ended or 0.0) < KEPT_S):
             return None
-        # The first name is kept, because every new name would create another series
+        # The first name is kept, because every new name would create another series.
         self.name = self.name or status.name
         return MeasuredRun(self.run, self.user, self.name, status, self._progress.read())
 

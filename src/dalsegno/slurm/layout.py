@@ -18,7 +18,7 @@ class Paths:
     slurmd_pid: str
     slurmdbd_log: str
     slurmdbd_pid: str
-    munge_socket: str = ""  # "": the system's default
+    munge_socket: str = ""  # "" means the system's default
     tmp_dir: str = ""  # a folder per node if nodes share /tmp, because PMIx does not start in a folder of another node
 
     @classmethod

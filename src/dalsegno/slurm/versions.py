@@ -49,7 +49,7 @@ class Difference:
 
     since: Version = _FIRST
     until: Version | None = None
-    instead: str = ""  # what to use in other releases
+    instead: str = ""  # the setting to use in other releases
 
     def holds(self, slurm: Version) -> bool:
         return self.since <= slurm and (self.until is None or slurm < self.until)
@@ -70,8 +70,8 @@ CALLS_ONLY_NODES = Difference(Version(22, 5, 7), Version(22, 5, 9))
 
 # cgroup.conf
 CGROUP_PLUGIN = _since(21, 8)
-CGROUP_DISABLED = _since(24, 5)  # CgroupPlugin=disabled
-CGROUP_AUTOMOUNT = _until(23, 11)  # an error since 23.11
+CGROUP_DISABLED = _since(24, 5)  # CgroupPlugin=disabled is supported
+CGROUP_AUTOMOUNT = _until(23, 11)  # the setting is an error since 23.11
 IGNORE_SYSTEMD = _since(22, 5)
 ENABLE_CONTROLLERS = _since(23, 2)
 

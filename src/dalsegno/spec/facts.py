@@ -16,7 +16,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.spec.aws_facts import PclusterSettings
 from dalsegno.spec.platform_facts import HyperPodFacts, OciFacts
 
-DEFAULT_ACCOUNT = "users"  # the account of users without one
+DEFAULT_ACCOUNT = "users"  # the account of users without an account
 BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
 
 
@@ -47,7 +47,7 @@ class Partition:
     name: str
     nodes: tuple[str, ...]  # including spares, which start drained
     default: bool = False
-    time_limit_min: int | None = None  # None: INFINITE
+    time_limit_min: int | None = None  # None means INFINITE in Slurm
     default_time_min: int | None = None
     max_nodes: int | None = None
     min_nodes: int | None = None
@@ -127,7 +127,7 @@ class Reservation:
     node_count: int | None = None  # number of nodes in `partition` to reserve, which Slurm chooses
     partition: str = ""
     start: str = "now"  # start time in Slurm's format
-    duration_min: int | None = None  # None: UNLIMITED
+    duration_min: int | None = None  # None means UNLIMITED in Slurm
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -213,7 +213,7 @@ class SshHost:
     port: int | None = None  # None: ssh's own configuration decides
     key: str = ""
     jump: str = ""
-    # Command on the head node that switches the machine off and on; empty if there is none
+    # Command on the head node that switches the machine off and on; empty if there is none.
     power_cycle: tuple[str, ...] = ()
 
 

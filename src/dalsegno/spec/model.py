@@ -1,6 +1,6 @@
 """The model of the cluster file: machines, partitions, accounts, users, storage, and the file as a whole.
 
-The sections `slurm` and `health` and the targets' sections have modules of their own.
+The sections `slurm` and `health` and the targets' sections are in separate modules.
 """
 
 from __future__ import annotations

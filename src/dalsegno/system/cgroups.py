@@ -93,7 +93,7 @@ def controllers_below(root: Path) -> frozenset[str]:
     be enabled for its children, and every Slurm step that needs another controller fails.
     """
     offered = _words(root / "cgroup.controllers")
-    # The file cgroup.type is missing only in the real root
+    # The file cgroup.type is missing only in the real root.
     if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):
         return offered
     return offered & _words(root / "cgroup.subtree_control")

@@ -32,7 +32,7 @@ class Process:
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
-        # Parsed from the end, because the name may contain any bytes
+        # Parsed from the end, because the name may contain any bytes.
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None

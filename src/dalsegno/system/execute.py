@@ -145,7 +145,7 @@ def _read(source: int) -> bytes:
 
 
 def _write_all(target: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the other side is closed
+    with contextlib.suppress(OSError):  # the other side may be closed
         while data:
             data = data[os.write(target, data) :]
 

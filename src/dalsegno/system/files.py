@@ -31,7 +31,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
         with os.fdopen(handle, "w") as file:
-            # Set explicitly, because the umask could expose a secret or make a public file unreadable
+            # Set explicitly, because the umask could expose a secret or make a public file unreadable.
             if hasattr(os, "fchmod"):
                 os.fchmod(file.fileno(), mode)
             file.write(text)

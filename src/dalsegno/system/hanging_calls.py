@@ -73,7 +73,7 @@ def fork(body: Callable[[socket.socket], None]) -> Forked:
         _run_child(body, theirs, parent)
     gc.unfreeze()
     theirs.close()
-    with contextlib.suppress(PermissionError):  # the child has called setpgid already
+    with contextlib.suppress(PermissionError):  # the child may have called setpgid already
         os.setpgid(pid, pid)
     ours.setblocking(False)
     return Forked(pid, ours)

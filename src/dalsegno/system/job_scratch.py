@@ -182,7 +182,7 @@ def _write(folder: int, name: str, text: str) -> None:
 def _empty(folder: int, trash: int, depth: int) -> int:
     """Remove the content of a folder. Return how many entries were removed or moved up."""
     removed = 0
-    # Not read as a list, because there may be millions of entries
+    # Not read as a list, because there may be millions of entries.
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -231,7 +231,7 @@ def _insist(act: Callable[[], None], name: str, parent: int) -> None:
     except PermissionError:
         _unlock(parent)
         about = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        # With more links, the flag may protect a file of the system
+        # With more links, the flag may protect a file of the system.
         alone = stat.S_ISREG(about.st_mode) and about.st_nlink == 1
         if alone or stat.S_ISDIR(about.st_mode):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -41,7 +41,7 @@ class KernelLog:
             self._fd = None
 
 
-# Listening ports are read from the kernel, because a connection attempt would appear in the listener's log
+# Listening ports are read from the kernel, because a connection attempt would appear in the listener's log.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3

@@ -18,7 +18,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.files import explain, make_folder
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MAX_LINKS = 40  # the kernel's own limit
+_MAX_LINKS = 40  # the same limit as the kernel's
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -154,7 +154,7 @@ class SshClient:
         try:
             return await asyncio.shield(opened.sudo)
         except DalsegnoError:
-            # Try again for the next command, because an administrator may have permitted sudo by then
+            # Try again for the next command, because an administrator may have permitted sudo by then.
             opened.sudo = None
             raise
 

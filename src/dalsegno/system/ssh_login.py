@@ -76,7 +76,7 @@ class SshLogin:
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
         self._asyncssh = load_asyncssh()
-        # ValueError is raised for errors in the user's configuration or keys
+        # ValueError is raised for errors in the user's configuration or keys.
         self._errors = (self._asyncssh.Error, OSError, asyncio.TimeoutError, ValueError)
         self._at_once = asyncio.Semaphore(settings.limit)
         self._entries: dict[tuple[Path, ...], asyncssh.SSHKnownHosts] = {}
@@ -112,7 +112,7 @@ class SshLogin:
         options = {"tunnel": tunnel, **_place(address), **self._options(address, check)}
         try:
             return await self._asyncssh.connect(address.address, **options)  # type: ignore[no-any-return]
-        # The timing determines which of the two is raised
+        # The timing determines which of the two is raised.
         except (self._asyncssh.DisconnectError, ConnectionResetError):
             if not check.known or check.verified or check.presented:
                 raise

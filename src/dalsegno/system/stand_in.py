@@ -45,7 +45,7 @@ class StandIn:
     def __init__(self, poll_s: float = 5.0) -> None:
         self._poll_s = poll_s
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # as set by `nohup` or `&`
+        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # `nohup` and `&` set this
         self._ending = set(_ENDING) - ignored
         self._handled = {*_PASSED_ON, signal.SIGCHLD} - ignored
         signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)

@@ -65,7 +65,7 @@ class ProgressReporter:
         message: dict[str, Any] = {"step": step, "generation": self._generation, "rank": self._rank}
         if self._last is not None:
             message[BUSY] = self._busy_s(self._last[0].mean_s, self._last[1].get(BUSY))
-        # Rank 0 reports for all ranks, because all ranks do the same steps
+        # Rank 0 reports for all ranks, because all ranks do the same steps.
         if self._rank == 0 and self._last is not None:
             message["progress"] = {**_progress(*self._last), **rates}
         return message
@@ -94,7 +94,7 @@ def _waited_s(ddp: Any) -> float:
     try:
         times = getattr(ddp, _TIMES_OF_DDP)()
         waited_ns = float(times["backward_comm_time"]) - float(times["backward_compute_comm_overlap_time"])
-    # Nothing has been measured yet, or torch has another version
+    # Nothing has been measured yet, or torch has another version.
     except (RuntimeError, KeyError, TypeError, ValueError):
         return 0.0
     return max(waited_ns, 0.0) / 1e9

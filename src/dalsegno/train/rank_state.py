@@ -150,7 +150,7 @@ class DataPlace:
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
         left = self._resume if self._resume is not None and epoch == self._resume["epoch"] else None
-        # No sample of the interrupted epoch was drawn
+        # No sample of the interrupted epoch was drawn.
         left = None if left is not None and left["seed"] is None else left
         self._resume, self._begun = None, True
         self.epoch, self.samples = epoch, left["samples"] if left else 0

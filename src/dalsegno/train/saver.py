@@ -1,4 +1,4 @@
-"""The saver: a process beside a worker that writes the worker's snapshots to disk while training continues.
+"""The saver: a separate process that writes a worker's snapshots to disk while training continues.
 
 It is a separate Python process, so it does not slow down training. It outlives the worker, so that a save is completed
 even if the worker is killed. Requests and results are lines of JSON on one socket. A newer request replaces a waiting
@@ -61,7 +61,7 @@ def parse(line: bytes) -> Request:
 
 
 Warn = Callable[[str], None]
-NICE = 5  # training has priority
+NICE = 5  # low priority, because training comes first
 
 
 def serve(sock: socket.socket, alive: int | None = None) -> None:
@@ -71,7 +71,7 @@ def serve(sock: socket.socket, alive: int | None = None) -> None:
     """
     os.nice(NICE)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        # These signals are meant for the worker, but sent to the whole process group
+        # These signals are meant for the worker, but sent to the whole process group.
         signal.signal(number, signal.SIG_IGN)
     requests, terms = SaverRequests(sock), None
     while True:

@@ -1,4 +1,4 @@
-"""Signals that request a save. The handler only sets a flag, so that it cannot break what it interrupts."""
+"""Signals that request a save. The handler only sets a flag, so that it can interrupt any code safely."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SaveSignal:
 
     def stop_listening(self) -> None:
         for number, handler in self._before.items():
-            # Not in the main thread, or the old handler was not set from Python
+            # This is not the main thread, or the old handler was not set from Python.
             with contextlib.suppress(ValueError, TypeError):
                 signal.signal(number, handler)
         self._before.clear()

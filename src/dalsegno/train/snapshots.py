@@ -175,7 +175,7 @@ UNANNOUNCED = (
     "parameters changed without a call of an optimizer's step() (a CUDA graph, or weights swapped by hand):"
     " training now waits for every snapshot. Before a swap, call settle()"
 )
-SLOTS = 3  # one complete, one being written, one being saved to disk
+SLOTS = 3  # one slot is complete, one is being written, and one is being saved to disk
 
 
 class _Open(NamedTuple):
@@ -282,7 +282,7 @@ class RankSnapshots:
     def wait(self, step: int, timeout_s: float) -> bool:
         """Wait for the save of that step. Return whether it is on disk."""
         self.settle(wait=True)
-        # If not, this process saved the step itself, and the saver may be saving an earlier one
+        # If not, this process saved the step itself, and the saver may be saving an earlier one.
         if step in self._saver.busy.values():
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed

@@ -34,14 +34,14 @@ class LivenessLimits:
     """The time limits of one watcher. A lost host is detected `silent_s + probe_s` after its last sign of life."""
 
     look_s: float  # interval between calls of `look`
-    silent_s: float  # silence until a peer is probed
+    silent_s: float  # silence after which a peer is probed
     probe_s: float  # how long a probe waits for answers
     again_s: float  # interval between the starts of two probes of a silent peer
     stuck_s: float  # an agent that is silent for this long while its host answers is declared dead
     rest_s: float = 0.0  # minimum time between an answer and the next probe
     settled_s: float = 0.0  # interval between probes of a peer that is NEVER or GONE
     new_s: float = 0.0  # time limit for the first message from a new peer
-    # Time limit for the first message from a peer known to the previous watcher, if other peers are connected
+    # Time limit for the first message from a peer known to the previous watcher, if other peers are connected.
     known_s: float = 0.0
 
 
@@ -155,7 +155,7 @@ class Liveness:
             return sign
         due = max(sign.probe, now + self.limits.rest_s)
         if sign.presence is Presence.SILENT:
-            # At that time, an agent whose host still answers is declared stuck
+            # At that time, an agent whose host still answers is declared stuck.
             due = min(due, sign.last_seen + self.limits.stuck_s)
         return replace(sign, alive=now, probe=due, last_seen=now if sign.presence is Presence.NEVER else sign.last_seen)
 

@@ -37,7 +37,7 @@ class Caller:
 
     sock: socket.socket
     uid: int
-    until: float  # monotonic deadline
+    until: float  # monotonic deadline of the caller
     reader: Reader = field(default_factory=lambda: Reader(MAX_BYTES))
     received: int = 0
     request: bytes | None = None  # the request that has no answer yet

@@ -40,7 +40,7 @@ def test_snapshots_of_a_killed_training_are_removed_by_the_next_one(shm: Path) -
 
     pid = fork(train)
     os.waitpid(pid, 0)
-    # These snapshots belong to a run with a launcher, which has no lock
+    # These snapshots belong to a run with a launcher, which has no lock.
     Slots("launched", 0, 1, folder=shm).write(filled(1))
     assert list_run_files("a", shm) == ["a.0.0", "a.0.1", "a.0.alive"]
     assert sweep_abandoned(shm) == [("a", 0)]

@@ -165,7 +165,7 @@ BEAT_MESSAGE_S = 5.0  # interval of heartbeats over TCP, for networks that drop 
 CHECK_AFTER, CHECK_FOR = 0.45, 0.2
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 MAX_FOUND_CHARS = 4096  # longer values are ignored, because they cannot be a list of devices
-# Variables of the agent's environment from which the workers' variables are derived
+# Variables of the agent's environment from which the workers' variables are derived.
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 

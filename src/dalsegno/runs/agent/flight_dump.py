@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_DUMPS = 100  # limit on dumps per worker
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("iII")  # fields: pid, uid, gid
 KEPT = 32  # number of most recent calls in a dump, per process group
 DUMP_PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # torch appends the rank to it
 _OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"

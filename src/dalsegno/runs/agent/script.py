@@ -128,7 +128,7 @@ def become_program(task: Task) -> None:
         os.set_inheritable(file, True)
     argv = [task["script"], *(str(files[0]) if each == "{file}" and files else each for each in task["args"])]
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        # Python ignores these signals, and the program would inherit that setting
+        # Python ignores these signals, and the program would inherit that setting.
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, task["env"])

@@ -124,7 +124,8 @@ class Snapshots:
     def _give_saver(self, rank: int, answer: Answer) -> None:
         """Start a saver and send the name of its socket, which is already listening, to the worker."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            name = f"{self._socket_name}.saver.{secrets.token_hex(8)}"  # other users must not guess it
+            # Random, because other users must not guess the name.
+            name = f"{self._socket_name}.saver.{secrets.token_hex(8)}"
             sock.bind("\0" + name)
             sock.listen(1)
             task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._socket_name}

@@ -42,7 +42,7 @@ class GenerationWorkers:
     """The workers of a generation. `reports` stay available, because a restarted coordinator needs them again."""
 
     generation: int
-    workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by rank
+    workers: dict[int, WorkerProcess] = field(default_factory=dict)  # workers by rank
     reports: dict[int, Report] = field(default_factory=dict)
     oom_before: int = field(default_factory=oom_kills)
 

@@ -72,7 +72,7 @@ class PacedAction:
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        # CPU time, so that a slow disk or a busy machine does not delay the next execution
+        # CPU time, so that a slow disk or a busy machine does not delay the next execution.
         began_s = time.thread_time()
         self._action()
         self._not_before = time.monotonic() + (time.thread_time() - began_s) / SHARE

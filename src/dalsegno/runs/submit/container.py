@@ -16,7 +16,7 @@ from dalsegno.runs.submit.request import RunRequest
 from dalsegno.runs.submit.values import shown
 from dalsegno.slurm.parse.srun import INSIDE
 
-PYTHON = "python3"  # the Python in the image
+PYTHON = "python3"  # name of the Python in the image
 GUARD = (
     f"[ -e {INSIDE} ] || {{ "
     'echo "$SLURMD_NODENAME: the container did not start; run \\`dalsegno containers check\\` for the reason" >&2; '

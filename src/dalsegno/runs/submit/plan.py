@@ -49,7 +49,7 @@ class ClusterFacts:
     launcher: tuple[str, ...] = ("dalsegno",)
     python: str = "python3"  # default for runs that name no environment
     runs_folder: str = "runs"
-    mpi_types: tuple[str, ...] = ()  # from `srun --mpi=list`
+    mpi_types: tuple[str, ...] = ()  # the types that `srun --mpi=list` prints
     containers: bool = True  # whether srun has --container-image, from Pyxis or Dal Segno's plugin
     instance: str = ""  # instance type of all nodes, if it is not known by partition
     fabric: bool = True  # whether the nodes have the fabric of their instance type; virtual hosts have none

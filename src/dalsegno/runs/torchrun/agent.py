@@ -32,7 +32,7 @@ class FailedWorker:
     rank: int
     local_rank: int
     pid: int
-    exit_code: int  # negative for a signal
+    exit_code: int  # exit code; negative for a signal
     at: float
     error_file: str = ""  # "" if none was written
     traceback: str = ""
@@ -87,7 +87,7 @@ GRACE_S = 30.0
 # other nodes should get the signal before they lose a peer.
 LINGER_S = 0.5
 FAILED = 1
-# Signals that are always handled, because they would otherwise kill the agent and leave orphans
+# Signals that are always handled, because they would otherwise kill the agent and leave orphans.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -201,7 +201,7 @@ class TorchrunAgent(RunAgent):
         while self.signals:
             number = self.signals.pop(0)
             if number not in self._handled:
-                # This signal would kill torchrun; here, workers with a handler may save their state
+                # This signal would kill torchrun; here, workers with a handler may save their state.
                 self.workers.signal(number)
             elif self._leaving is None:
                 self._leave(number)

@@ -30,7 +30,7 @@ from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
 SHUTDOWN_S = 10.0
-# Environment variable, because torchrun has no such option; it has the same values as `dalsegno run --standby`
+# Environment variable, because torchrun has no such option; it has the same values as `dalsegno run --standby`.
 STANDBY = "DALSEGNO_RUN_STANDBY"
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 

@@ -162,7 +162,7 @@ def find_munge(environ: Mapping[str, str]) -> Munge | None:
 def _answers(munge: Munge) -> bool:
     try:
         return munge.seal(b"") != ""
-    except (OSError, NotSealed):  # no library, or no daemon at the socket
+    except (OSError, NotSealed):  # there is no munge library, or no daemon answers at the socket
         return False
 
 

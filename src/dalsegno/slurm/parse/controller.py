@@ -34,7 +34,7 @@ _CONTROLLER = re.compile(r"^Slurmctld\((\w+)\) at (.+?) (?:is|are) (\w+)", re.MU
 
 @dataclass(frozen=True)
 class ControllerPing:
-    role: str  # primary, backup, backup2, …
+    role: str  # primary, backup, backup2 and so on
     host: str
     up: bool
 

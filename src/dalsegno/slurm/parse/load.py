@@ -158,7 +158,8 @@ def _partitions(text: str) -> tuple[str, ...]:
 
 def nodes_of_job(text: str) -> tuple[str, ...]:
     """Return the names in a job's list of nodes."""
-    return (text,) if text.replace("-", "").isalnum() else node_names("squeue", text)  # most jobs have one node
+    # A short cut, because most jobs have one node.
+    return (text,) if text.replace("-", "").isalnum() else node_names("squeue", text)
 
 
 # sinfo

@@ -22,7 +22,7 @@ _READ = frozenset(
         *("PreemptMode", "State", "TotalCPUs", "TotalNodes", "TRES", "AllocNodes"),
     }
 )
-# Values of further settings that are equivalent to an unset setting
+# Values of further settings that are equivalent to an unset setting.
 _DEFAULTS = frozenset({"", "NO", "NONE", "N/A", "(NULL)", "UNLIMITED", "0", "ALL"})
 
 

@@ -120,7 +120,7 @@ def _nodes(spec: ClusterSpec, report: Problems) -> None:
         report.add(spec.login, "names", f"the head node and a login node are both named `{spec.head.name}`")
     for partition in spec.partitions:
         taken = _first_taken(partition, owner)
-        # Slurm allows a node in several partitions, and the head node in partitions
+        # Slurm allows a node in several partitions, and the head node in partitions.
         if taken and spec.target == "existing":
             taken = None
         if taken and owner[taken].partition != partition.name:

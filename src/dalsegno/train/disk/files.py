@@ -94,7 +94,7 @@ def remove_tree(path: Path) -> None:
 
 # Checksummed file. One thread writes while others compute the checksum and sync, which shortens `finish`
 
-# Smaller writes are collected up to this many bytes, because torch.save makes forty writes per tensor
+# Smaller writes are collected up to this many bytes, because torch.save makes forty writes per tensor.
 _GATHER = 1 << 20
 _SLICE = 32 << 20  # bytes of a slice; its checksum is computed while it is written
 _AHEAD = 128 << 20  # number of written bytes after which an fsync starts

@@ -331,7 +331,7 @@ class OpeningRun(NamedTuple):
 
     run: str
     named: bool
-    generation: int  # counted from 1
+    generation: int  # generation, counted from 1
     number: int  # index of this Checkpointer in its process, from 0
     fresh: bool
 

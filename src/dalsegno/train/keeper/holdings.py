@@ -17,7 +17,7 @@ class StoredSnapshot:
 
     name: SlotName
     record: SnapshotRecord
-    summed: bool  # the snapshot has checksums
+    summed: bool  # whether the snapshot has checksums
 
     @property
     def rank(self) -> int:

@@ -31,7 +31,7 @@ class KeeperAddress(NamedTuple):
 
 
 UNKNOWN_STEP = -1  # the order does not name the step
-RATE = 2 << 30  # bytes per second
+RATE = 2 << 30  # default rate in bytes per second
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class KeepOrder:
     generation: int
     buddy: KeeperAddress | None = None
     resumed: int | None = UNKNOWN_STEP  # the step from which this generation resumed; None if it started from scratch
-    rate: float = RATE  # bytes per second to the buddy
+    rate: float = RATE  # maximum rate to the buddy, in bytes per second
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class KeeperServer:
             sock = self._server.detach(peer)
             assert peer.session is not None
             threading.Thread(target=self._call, args=(Channel(sock, peer.session),), daemon=True, name="call").start()
-        except RuntimeError as error:  # the thread could not be started
+        except RuntimeError as error:  # no thread could be started
             self._calls.release()
             peer.sock.close()
             raise OSError(str(error)) from error

@@ -41,7 +41,7 @@ def checksum_loop(state: KeeperState) -> None:
             state.refresh()
 
 
-NICE = 10  # training has priority
+NICE = 10  # low priority, because training comes first
 
 
 def serve(agent: str, listener: socket.socket, folder: Path | None = None, nice: int = NICE) -> None:
@@ -61,7 +61,7 @@ def _set_up_process(nice: int) -> None:
     os.nice(nice)
     torch.set_num_threads(1)  # a fork does not copy the parent's threads
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        # These signals are meant for the workers, but sent to the whole process group
+        # These signals are meant for the workers, but sent to the whole process group.
         signal.signal(number, signal.SIG_IGN)
     threading.excepthook = _exit_on_error
 

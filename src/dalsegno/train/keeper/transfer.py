@@ -40,7 +40,7 @@ class WantedPart:
     rank: int
     generation: int
     step: int
-    shared: bool  # the shared part, which may come from any rank
+    shared: bool  # whether this is the shared part, which may come from any rank
 
     def is_met_by(self, record: SnapshotRecord | None) -> bool:
         if record is None or (record.generation, record.step) != (self.generation, self.step):
@@ -227,7 +227,7 @@ class SnapshotSender:
         self._buddy: KeeperAddress | None = None
         self._pace = ByteRate(1.0)
         self._moved = time.monotonic()
-        self._broken = 0  # consecutive failures
+        self._broken = 0  # number of consecutive failures
         self._aside: dict[Sent, float] = {}  # snapshots to skip, and until when
 
     def send_loop(self) -> None:

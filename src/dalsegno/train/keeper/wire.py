@@ -39,8 +39,8 @@ BEAT_S = 1.0
 IDLE_S = 60.0
 CALLER, CALLED = "keeper that calls/3", "keeper that is called/3"
 _FRAME_BYTES = 16 << 10
-PIECE = 1 << 20  # bytes per tag
-_AHEAD = 4  # pieces whose tags are computed in parallel, on both ends
+PIECE = 1 << 20  # number of bytes covered by one tag
+_AHEAD = 4  # number of pieces whose tags are computed in parallel, on both ends
 _THREADS = 2
 
 

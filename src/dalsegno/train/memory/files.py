@@ -24,7 +24,7 @@ from dalsegno.train.errors import CheckpointError, NotEnoughMemory
 
 SHM = Path("/dev/shm")
 _NAMES = 64  # number of names to try per user, in case other users have taken the first ones
-# Limit on the files read per folder, because root reads all folders and a user must not keep root busy
+# Limit on the files read per folder, because root reads all folders and a user must not keep root busy.
 _MAX_FILES = 1 << 16
 _FOLDER = re.compile(r"dalsegno\.[0-9]+(\.[0-9]+)?", re.ASCII)
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO of another user must not block this process

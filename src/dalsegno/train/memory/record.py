@@ -51,7 +51,7 @@ class SnapshotRecord:
     world: int
     shared: Extent  # the part that every rank has; ABSENT in a copy of the own part
     own: Extent  # the part that only this rank has
-    sharded: bool = False  # the own part holds a shard of the model, which no other rank has
+    sharded: bool = False  # whether the own part contains a shard of the model, which no other rank has
 
     @property
     def place(self) -> tuple[int, int]:

@@ -169,7 +169,7 @@ class SnapshotVerdict(Enum):
 
 
 def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
-    """Write the slot's checksums and return them; None if the slot is empty or was overwritten meanwhile."""
+    """Write the slot's checksums and return them; None if the slot is empty or was overwritten in the meantime."""
     snapshot = open_snapshot(path)
     if snapshot is None:
         return None

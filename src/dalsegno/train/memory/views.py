@@ -6,7 +6,7 @@ import torch
 
 from dalsegno.train.memory.layout import PlacedPiece
 
-_PARTS = 2  # parts per snapshot
+_PARTS = 2  # number of parts of a snapshot
 
 
 def view(body: torch.Tensor, piece: PlacedPiece) -> torch.Tensor:

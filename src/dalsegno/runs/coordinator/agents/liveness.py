@@ -219,7 +219,7 @@ def _reason_of_loss(sign: PeerSign, now: float) -> str:
 QUIET_PORT = 9  # nothing listens here, so a live kernel refuses, and slurmd's log stays clean
 QUIET_S = 0.3
 RETRANSMIT_S = 2.0  # timeout that allows for the retransmission of a lost first packet
-AT_ONCE = 200  # simultaneous connections
+AT_ONCE = 200  # limit on simultaneous connections
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 

@@ -47,11 +47,11 @@ class AgentHello:
     job: int = 0  # the Slurm job that the agent runs in
     address: str = ""  # address for other nodes, if it differs from that of the connection
     found: Mapping[str, str] = field(default_factory=dict)  # variables of the agent that determine those of its workers
-    generation: int = 0  # the generation of its workers
+    generation: int = 0  # the generation of the agent's workers
     stopped: int = 0  # the last generation whose processes have all ended on the node
     reports: tuple[WorkerReport, ...] = ()
     held: tuple[HeldSnapshot, ...] = ()
-    keeper: int = 0  # the port of its keeper
+    keeper: int = 0  # the port of the node's keeper
     safe: SafeSteps | None = None  # the last `SafeSteps` that the agent received
 
     def still_runs(self, generation: int) -> bool:
@@ -138,7 +138,7 @@ class WorkerActivity:
     """The resources that a worker and its child processes have used since it started."""
 
     cpu_s: float
-    moved: int  # bytes read and written
+    moved: int  # number of bytes read and written
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _PEER_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
 
 class CauseKind(Enum):
     SCRIPT = "script"  # a Python traceback, or the program's own exit code
-    KILLED = "killed"  # ended by a signal from outside
+    KILLED = "killed"  # the process was ended by a signal from outside
     OOM = "oom"  # killed by the kernel for lack of memory
     CRASHED = "crashed"  # ended by a signal that the process caused itself, such as SIGSEGV
 

@@ -74,8 +74,8 @@ class Run:
     saved: bool = False  # whether a rank in `done` has to be resumed later
     waiting_for: frozenset[str] = frozenset()  # agents that have not confirmed that they stopped
     restarts: int = 0  # restarts after worker failures; lost nodes are not counted
-    spent: int = 0  # restarts counted against max_restarts
-    quick: int = 0  # immediate failures in a row
+    spent: int = 0  # number of restarts counted against max_restarts
+    quick: int = 0  # number of immediate failures in a row
     failures: tuple[Failure, ...] = ()  # failures in the current generation, in order of arrival
     age_s: float = 0.0  # age of the generation when it failed
     lost_member: bool = False  # whether the current generation has lost a node, the likely cause of any noise

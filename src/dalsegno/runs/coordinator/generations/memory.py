@@ -135,9 +135,9 @@ class MemoryTable:
         self._sent_safe: SafeSteps | None = None
         self._begun = 0  # the last generation that was started or taken over
         self._resume: Resume | None = None  # the snapshot from which that generation resumed
-        # What is missing from the newest incomplete step, if it is newer than `_resume`
+        # What is missing from the newest incomplete step, if it is newer than `_resume`.
         self._missing: MissingParts | None = None
-        self._safety: Safety | None = None  # None if nothing is replicated
+        self._safety: Safety | None = None  # None if snapshots are not replicated
         self.used: set[str] = set()  # nodes whose memory may hold data of the run
 
     def update(

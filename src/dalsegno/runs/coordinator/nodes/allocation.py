@@ -237,7 +237,8 @@ class NodeAllocation:
         """Return the nodes whose slow agents get more time, and a note about them. Only healthy nodes get more time."""
         ages_s: dict[str, float] = {}
         for step in self.jobs.steps:
-            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}  # nodes whose agents have ended
+            # Add the nodes whose agents have ended.
+            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}
             late = [node for node in nodes if step.is_slow(node, view.clock)]
             ages_s.update({node: max(view.clock - step.began, ages_s.get(node, 0.0)) for node in late})
         waits = still_starting(ages_s, result.found, view.now)
@@ -304,7 +305,7 @@ class NodeAllocation:
         for step in self.jobs.steps:
             step.left.add(node)
         if silent:
-            # The node may have rebooted before the loss was detected
+            # The node may have rebooted before the loss was detected.
             self.lost_since[node] = view.now - self.terms.gone_s
 
     # Lost nodes, and nodes to leave

@@ -146,7 +146,7 @@ class Refusals:
 # Agents that are slow to start because of an image import or a long prolog
 
 
-LONG_S = 60.0  # slower starts are reported
+LONG_S = 60.0  # starts that take longer than this are reported
 
 
 def still_starting(ages_s: Mapping[str, float], nodes: Iterable[NodeInfo], now: float) -> list[str]:
