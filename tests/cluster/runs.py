@@ -293,7 +293,7 @@ class Run:
     def agents(self) -> dict[str, int]:
         """Return the agents by node."""
         found = [pid for pid in self.processes() if arguments(pid)[-2:] == ["run-agent", self.id]]
-        # Srun has the same command line as the agents.
+        # srun has the same command line as the agents.
         return {node_of(pid): pid for pid in found if comm(pid) != "srun"}
 
     def warm_parents(self) -> dict[str, int]:

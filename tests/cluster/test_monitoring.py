@@ -126,7 +126,7 @@ def watched(cache: Path) -> Iterator[Watched]:
         args = (str(work / "stop"), str(work / "ckpt"))
         options = ("-N", "1", "--gpus-per-node", "1", "--nproc-per-node", "1")
         run = Run.start(cli, work, *options, script=TRAIN, args=args)
-        # Test_every_query_of_every_panel_returns_data has lost this node, and the run replaces it.
+        # test_every_query_of_every_panel_returns_data has lost this node, and the run replaces it.
         lost = eventually(lambda: run.nodes)
         write_fabric(folder.node_metrics("train-2" if "train-1" in lost else "train-1"))
         status = json.loads(cli.run("monitor", "status", "--json").out)

@@ -113,7 +113,7 @@ class DataPlace:
         self.numbered = False  # whether the script numbers its epochs itself, with set_epoch
         self.epoch = 0
         self.samples = 0
-        # Torch's random state when the epoch began, because some samplers draw their order from it
+        # torch's random state when the epoch began, because some samplers draw their order from it
         self.seed: Any = None
         self._resume: dict[str, Any] | None = None
         self._begun = False

@@ -22,7 +22,7 @@ _CREDENTIALS = struct.Struct("iII")  # fields: pid, uid, gid
 KEPT = 32  # number of most recent calls in a dump, per process group
 DUMP_PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # torch appends the rank to it
 _OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-# Torch's dump functions: the first for NCCL, the second for other backends
+# torch's dump functions: the first for NCCL, the second for other backends
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 

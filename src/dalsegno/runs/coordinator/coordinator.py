@@ -196,8 +196,7 @@ class Coordinator:
         self._reporting.request()
 
     def _readmit(self, peer: Peer) -> None:
-        """Accept an agent of the previous coordinator, and handle its reports about workers that ended in the meantime.
-        """
+        """Accept an agent of the previous coordinator, and handle reports about workers that ended in the meantime."""
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
                 self.agent_message(peer, EndedWorker(report))

@@ -82,7 +82,7 @@ class GuestHost:
         `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then removes all
         mounts from the old file, also in this host, and the cluster's users would disappear.
         """
-        # Dnotify is used, because inotify allows few instances per user and there may be hundreds of hosts.
+        # dnotify is used, because inotify allows few instances per user and there may be hundreds of hosts.
         import fcntl
 
         changes = fcntl.DN_RENAME | fcntl.DN_CREATE | fcntl.DN_DELETE | fcntl.DN_MULTISHOT
