@@ -52,7 +52,7 @@ class RunCause(Enum):
     """The cause behind a status message. Code depends on this value, never on the message text."""
 
     OTHER = ""
-    HANDED_OVER = "handed-over"  # no coordinator has started the run yet
+    HANDED_OVER = "handed-over"  # the run was submitted, and no coordinator has taken it over yet
     REFUSED = "refused"  # Slurm refused the run's job
     CANCELLED = "cancelled"
     TAKEN_DOWN = "taken-down"  # `dalsegno down` cancelled the run

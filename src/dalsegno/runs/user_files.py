@@ -1,8 +1,7 @@
-"""Read the files of users' runs for metrics, as root. Only regular files of the run's owner are read, up to a size
-limit.
+"""Read the files of users' runs for metrics, as root.
 
-A user may write anything into these files, replace them during a read, or put links and pipes in their place. Whatever
-cannot be read counts as missing.
+Only regular files of the run's owner are read, up to a size limit. A user may write anything into these files, replace
+them during a read, or put links and pipes in their place. Whatever cannot be read counts as missing.
 """
 
 from __future__ import annotations

@@ -142,8 +142,10 @@ def cluster_folders(cluster_id: str, mounted: Path = Path("/sys/fs/cgroup")) -> 
 
 
 def remove_cgroup(root: Path) -> None:
-    """Remove a folder and all folders below it, deepest first. Wait until each is free, for at most REMOVE_TIMEOUT_S in
-    total."""
+    """Remove a folder and all folders below it, deepest first.
+
+    Wait until each is free, for at most REMOVE_TIMEOUT_S in total.
+    """
     until = time.monotonic() + REMOVE_TIMEOUT_S
     for path in _deepest_first([root]):
         while not _removed(path) and time.monotonic() < until:

@@ -125,8 +125,10 @@ def end(processes: Iterable[Process], timeout_s: float = 10.0) -> list[Process]:
 
 
 def stop(processes: Iterable[Process], grace_s: float = 5.0) -> list[Process]:
-    """Terminate processes, and kill them if they are alive after the grace period. Return the processes that are still
-    alive."""
+    """Terminate processes, and kill them if they are alive after the grace period.
+
+    Return the processes that are still alive.
+    """
     return end(_signal_and_wait(processes, signal.SIGTERM, grace_s))
 
 

@@ -162,8 +162,10 @@ def host_process(folder: Path) -> Process | None:
 
 
 def has_its_files(folder: Path) -> bool:
-    """Return whether a live host has its files mounted as planned. Only root can check; for other users, return
-    True."""
+    """Return whether a live host has its files mounted as planned.
+
+    Only root can check; for other users, return True.
+    """
     process, plan = host_process(folder), read_plan(folder)
     if process is None or plan is None or not plan.isolate:
         return True

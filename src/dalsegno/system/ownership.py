@@ -134,8 +134,10 @@ def open_beneath(root: Path, inside: str) -> int:
 
 
 def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
-    """Return the content of a file below a folder; None if it does not exist. Raise NotPlainFile if it is longer than
-    `most_bytes`."""
+    """Return the content of a file below a folder; None if it does not exist.
+
+    Raise NotPlainFile if it is longer than `most_bytes`.
+    """
     try:
         handle = open_beneath(root, inside)
     except (FileNotFoundError, NotADirectoryError):

@@ -268,10 +268,9 @@ def make_key_pair(comment: str) -> tuple[str, str]:
 def client_argv(
     address: SshAddress, command: Sequence[str] = (), *, known_hosts: Path | None = None, terminal: bool = False
 ) -> list[str]:
-    """Return the `ssh` command with which a person opens a shell or runs a command on a host. It asks before it accepts
-    a host key.
+    """Return the `ssh` command with which a person opens a shell or runs a command on a host.
 
-    A jump host gets the same key as the host, which `ssh -J` would not do.
+    It asks before it accepts a host key. A jump host gets the same key as the host, which `ssh -J` would not do.
     """
     # Do not forward the agent or the display
     trust = ["-a", "-x", "-o", f"StrictHostKeyChecking={'ask' if terminal else 'yes'}"]

@@ -93,8 +93,10 @@ def _place_in_loader(loader: Any) -> DataPlace | None:
 
 
 def _place_in_batches(batches: Any) -> DataPlace:
-    """Return the position for a batch sampler. torch's own class only groups another sampler, which is tracked
-    instead."""
+    """Return the position for a batch sampler.
+
+    torch's own class only groups another sampler, which is tracked instead.
+    """
     if type(batches) is BatchSampler:
         return DataPlace(batches.sampler, batches.batch_size)
     return DataPlace(batches, 1, batches=True)

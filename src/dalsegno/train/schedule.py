@@ -28,10 +28,10 @@ class DueActions(NamedTuple):
 
 
 def due(step: int, memory: Interval, disk: Interval, agreed: Mapping[str, Any], last: int | None = None) -> DueActions:
-    """Return the actions that are due after a step. `last` is the last step of the training, after which no stop is
-    needed.
+    """Return the actions that are due after a step.
 
-    All ranks that have read the same entries of the rank store get the same result.
+    `last` is the last step of the training, after which no stop is needed. All ranks that have read the same entries of
+    the rank store get the same result.
     """
     stop = "stop" in agreed and step >= agreed["stop"] and step != last
     return DueActions(
@@ -51,8 +51,9 @@ def _by_start(step: int, start: list[int] | None) -> bool:
 
 
 def next_common_step(step: int, step_s: float, world: int = 2) -> int:
-    """Return the next step before which every rank will have read the store. `step_s` is the duration of the fastest
-    steps.
+    """Return the next step before which every rank will have read the store.
+
+    `step_s` is the duration of the fastest steps.
 
     A single rank need not wait for others. If a step takes longer than the interval between two reads, every rank reads
     after each step, and none finishes a step that another has not begun.

@@ -59,10 +59,10 @@ def holds(proof: object, secret: bytes, side: str, *transcript: str) -> bool:
 
 
 class Seal:
-    """Encrypts (`close`) or decrypts (`open`) the messages that one side of a connection sends. Messages keep their
-    order.
+    """Encrypts (`close`) or decrypts (`open`) the messages that one side of a connection sends.
 
-    `transcript` is the data covered by the proofs of both sides: the nonces and the names.
+    Each message is accepted once, in order. `transcript` is the data covered by the proofs of both sides: the nonces
+    and the names.
     """
 
     def __init__(self, secret: bytes, side: str, *transcript: str) -> None:
@@ -153,7 +153,7 @@ class ServerHandshake:
 
 
 class Tags:
-    """Authenticates the unencrypted bulk data that one side of a session sends. Pieces keep their order."""
+    """Authenticates the unencrypted bulk data that one side of a session sends. Each piece counts once, in order."""
 
     def __init__(self, session: Session, side: str) -> None:
         self._key, self._count = _digest(session.secret, "tag: authenticate", side, *session.transcript), 0

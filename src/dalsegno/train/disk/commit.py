@@ -150,8 +150,9 @@ def commit(
     abandoned: Abandoned = never,
     warn: Warn = lambda text: None,
 ) -> Path:
-    """Wait for the shares of all ranks, commit, and return the checkpoint's folder. `grant` decides whether the rename
-    is allowed.
+    """Wait for the shares of all ranks, commit, and return the checkpoint's folder.
+
+    `grant` decides whether the rename is allowed.
 
     A failure before the rename raises CheckpointError and leaves nothing behind. After the rename the checkpoint
     exists, and a failure is only a warning.

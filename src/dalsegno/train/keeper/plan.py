@@ -198,8 +198,10 @@ def _counts(one: StoredSnapshot, keep: KeepOrder, safe: SafeSteps | None) -> boo
 
 
 def _resumed(copies: Iterable[SnapshotRecord | None], keep: KeepOrder) -> int | None:
-    """Return the step from which the generation resumed. If the order does not name it, return the newest step among
-    copies of earlier generations."""
+    """Return the step from which the generation resumed.
+
+    If the order does not name it, return the newest step among copies of earlier generations.
+    """
     if keep.resumed != UNKNOWN_STEP:
         return keep.resumed
     return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)

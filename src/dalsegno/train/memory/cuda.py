@@ -78,8 +78,10 @@ class Copier:
         self._last: PendingCopies | None = None
 
     def pin(self, slot: Slot) -> bool:
-        """Pin the slot's memory; return False if the driver refuses. The memory is unpinned before the slot is
-        unmapped."""
+        """Pin the slot's memory; return False if the driver refuses.
+
+        The memory is unpinned before the slot is unmapped.
+        """
         memory = slot.views.whole
         address = memory.data_ptr()
         if address in self._pinned or self._refused:

@@ -288,8 +288,10 @@ def _files_of(folder: Path | None, uid: int) -> dict[str, float]:
 
 
 def hold(run: str, rank: int, folder: Path | None = None) -> int:
-    """Return the descriptor of a locked file. While this process or a child has it open, the rank's snapshots are not
-    removed."""
+    """Return the descriptor of a locked file.
+
+    While this process or a child has it open, the rank's snapshots are not removed.
+    """
     path = (folder or own_folder()) / alive_name(run, rank)
     while True:
         try:

@@ -1,5 +1,7 @@
-"""The safe step, which decides which snapshots a run still needs. The coordinator sets it, the agent writes the
-file."""
+"""The safe step, which decides which snapshots a run still needs.
+
+The coordinator sets it, the agent writes the file.
+"""
 
 from __future__ import annotations
 

@@ -406,7 +406,7 @@ class NodeAllocation:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
-        """Return the nodes that have no agent, by job number.
+        """Return which of `nodes` have no agent, by job number.
 
         At the end of the run, agents are started there to clean up.
         """

@@ -138,8 +138,10 @@ class NodeSource(Protocol):
         ...
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        """Start agents on live nodes that have none, to clean up at the end of the run. Return the nodes whose agents
-        are expected to connect."""
+        """Start agents on live nodes that have none, to clean up at the end of the run.
+
+        Return the nodes whose agents are expected to connect.
+        """
         ...
 
     async def release_all(self, code: int | None = None) -> None:

@@ -137,8 +137,9 @@ MAX_RANKS = 256  # in a larger run, only the slowest ranks are written
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The progress that rank 0 reports. `figures` are its latest values, such as loss, step time and samples per
-    second.
+    """The progress that rank 0 reports.
+
+    `figures` are its latest values, such as loss, step time and samples per second.
 
     `ranks` maps each rank to its relative step time: the time without waiting for others, divided by the median of all
     ranks.
