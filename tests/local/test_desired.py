@@ -222,7 +222,7 @@ def test_jobs_are_unknown_while_slurmctld_does_not_answer():
     assert plan(cluster(2), silent).sentences()[-1] == (
         "slurmctld does not answer: which jobs this would hurt is not known"
     )
-    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding nodes affects no job, whoever owns it
+    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding nodes affects no job of any user
 
 
 def test_long_name_lists_are_shortened():
