@@ -1,7 +1,7 @@
 """Types for values in the cluster file.
 
-They are names that Slurm, Unix and the shell accept and that cannot break a line in a configuration file, and times,
-sizes and shares such as `2h`, `1-00:00:00`, `infinite`, `64G` and `25%`.
+Names are accepted by Slurm, Unix and the shell, and cannot break a line in a configuration file. Times, sizes and
+shares have forms such as `2h`, `1-00:00:00`, `infinite`, `64G` and `25%`.
 """
 
 from __future__ import annotations

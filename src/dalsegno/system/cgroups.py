@@ -1,8 +1,8 @@
 """Control groups: find this machine's hierarchies and a cluster's folders in them, and remove these folders.
 
 Only the list of mounts shows the hierarchies. Virtual hosts use cgroup v1's freezer where it is mounted (also on hybrid
-machines), otherwise cgroup v2. If systemd runs, it owns the tree: a cluster is then in a scope that systemd creates
-with `Delegate=yes`, so that neither a daemon-reload nor the end of a login session affects the cluster.
+machines), otherwise cgroup v2. If systemd runs, it owns the tree. A cluster is then in a scope that systemd creates
+with `Delegate=yes`. Neither a daemon-reload nor the end of a login session affects that scope.
 """
 
 from __future__ import annotations

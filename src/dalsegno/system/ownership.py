@@ -212,7 +212,7 @@ def trusted_folder(path: Path, make: bool = False) -> Iterator[int]:
     """Open a folder that only this user and root can have created. Raise OSError for any other.
 
     Each folder on the path is opened from its parent. It must belong to this user or to root, and others must not be
-    able to replace its entries: they may write to it only if the sticky bit is set, as on /tmp. The last folder must
+    able to replace its entries. Others may write to it only if the sticky bit is set, as on /tmp. The last folder must
     belong to this user, and nobody else may write to it. With `make`, missing folders are created.
     """
     owners, folder = (0, os.geteuid()), os.open("/", _FOLDER)

@@ -56,7 +56,7 @@ def next_common_step(step: int, step_s: float, world: int = 2) -> int:
     `step_s` is the duration of the fastest steps.
 
     A single rank need not wait for others. If a step takes longer than the interval between two reads, every rank reads
-    after each step, and none finishes a step that another has not begun.
+    after each step. No rank then finishes a step that another has not begun.
     """
     if world == 1:
         return step

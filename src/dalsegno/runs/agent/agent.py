@@ -160,8 +160,8 @@ class BusyTimes:
 
 TICK_S = 0.2
 BEAT_MESSAGE_S = 5.0  # interval of heartbeats over TCP, for networks that drop the UDP heartbeats
-# The silence after which the agent checks whether it is isolated, and the duration of that check, as shares of the
-# coordinator's timeout for a silent host. The check has to end before that timeout.
+# When an agent checks whether it is isolated: the silence before the check, and the duration of the check. Both are
+# shares of the coordinator's timeout for a silent host. The check has to end before that timeout.
 CHECK_AFTER, CHECK_FOR = 0.45, 0.2
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 MAX_FOUND_CHARS = 4096  # longer values are ignored, because they cannot be a list of devices

@@ -178,7 +178,7 @@ def _scheduler_parameters(nodes: int) -> list[str]:
     """Return scheduling intervals: short for small clusters, where a pass is cheap, and longer for large clusters.
 
     Backfill runs less often, so that the main scheduler starts most jobs. A job started by backfill is not in
-    slurmctld's saved state until the next event, and is lost if slurmctld is killed before that (seen on 22.05).
+    slurmctld's saved state until the next event. It is lost if slurmctld is killed before that (seen on 22.05).
     """
     if nodes <= 128:
         pace = ["sched_interval=2", "bf_interval=10"]

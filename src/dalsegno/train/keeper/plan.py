@@ -176,9 +176,9 @@ def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> S
 def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> list[StoredSnapshot]:
     """Return the snapshots that are no longer needed.
 
-    There are two kinds: parts that a rank fetched to resume, once the run has a newer safe step, and all snapshots of a
-    rank that now runs elsewhere or sends its copies elsewhere. Such a rank is recognised because none of its snapshots
-    here is needed or belongs to the current generation.
+    There are two kinds. Parts that a rank fetched to resume are no longer needed once the run has a newer safe step.
+    All snapshots of a rank are no longer needed if it now runs elsewhere or sends its copies elsewhere. Such a rank is
+    recognised because none of its snapshots here is needed or belongs to the current generation.
     """
     if safe is None:
         return []

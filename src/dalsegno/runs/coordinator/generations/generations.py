@@ -1,9 +1,9 @@
 """The state machine of a run: events in, orders out. Pure, so that every order of events can be tested.
 
-A generation is formed, opens its store, runs, and ends as a whole: when all its workers succeed, when one of them dies,
-or when a node is lost. The next generation is formed only after every surviving agent has reported that all workers of
-the old one have ended, so two generations never run at the same time. Messages about any other generation than the
-current one are late and are ignored.
+A generation is formed, opens its store, runs, and ends as a whole. It ends when all its workers succeed, when one of
+them dies, or when a node is lost. The next generation is formed only after every surviving agent has reported that all
+workers of the old one have ended. Two generations therefore never run at the same time. Messages about any other
+generation than the current one are late and are ignored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Choose the in-memory snapshot from which a generation resumes.
 
-A rank's state has two parts: the shared part, which is the same for all ranks, and the rank's own part, which the buddy
-of the rank's node also holds. A step is whole if some node holds the shared part and, for every rank, some node holds
-the rank's own part. If the number of ranks has changed, a step can be used only if no rank's own part is a shard of the
-model, because the state of any rank is then complete.
+A rank's state has two parts. The shared part is the same for all ranks. The rank's own part is also held by the buddy
+of the rank's node. A step is whole if some node holds the shared part and, for every rank, some node holds the rank's
+own part. If the number of ranks has changed, a step can be used only if no rank's own part is a shard of the model. In
+that case the state of any rank is complete.
 """
 
 from __future__ import annotations

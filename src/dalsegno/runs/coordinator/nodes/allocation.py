@@ -2,7 +2,7 @@
 
 A run holds Slurm jobs: its own (MAIN), the one in which it will continue (NEXT), and one-node jobs that replace lost
 nodes (JOIN). Every node without an agent is probed; if it answers, an agent is started there. A node that does not
-answer, or on which no agent starts, is lost: it is released, and used again only after Slurm reports that it is back.
+answer, or on which no agent starts, is lost. It is released, and used again only after Slurm reports that it is back.
 Each method handles one event. It gets the state of the run and the time as arguments, and returns actions to be
 executed in order.
 """

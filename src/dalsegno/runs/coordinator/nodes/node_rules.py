@@ -64,9 +64,9 @@ def usable_again(
 ) -> list[str]:
     """Return the lost nodes that may be used again.
 
-    These are nodes whose slurmd has started since the loss (rebuilt or rebooted), nodes that were out of service and
-    are healthy again (repaired without a restart of slurmd, for example a cable or a GPU reset), and nodes in service
-    that were lost long ago.
+    There are three kinds. The slurmd of a rebuilt or rebooted node has started since the loss. A node that was repaired
+    without a restart of slurmd, for example by a GPU reset, was out of service and is healthy again. Nodes that were
+    lost long ago are used again if they are in service.
     """
     known = {node.name: node for node in nodes}
     return [
