@@ -176,7 +176,7 @@ def _gpu_of_devices(table: NcclTable) -> Gpu | None:
 
 
 def _named_in(hints: LogHints, hosts: tuple[str, ...], gpu: Gpu | None) -> Instance | None:
-    """Return the GPU instance type if the log names exactly one. ParallelCluster's node names contain it without a dot."""
+    """Return the GPU instance type if the log names exactly one. ParallelCluster's node names have it without a dot."""
     names = " ".join(hosts[:64])
     having = [each for each in instances().values() if each.gpus and (gpu is None or each.gpu == gpu.name)]
     found = [

@@ -263,7 +263,7 @@ def _decide(
 
 
 def _ranks_differ(ranks: int | None, wanted: int, table: NcclTable) -> bool:
-    """Return whether the test ran with a wrong number of ranks. The number from a ratio is exact up to 64 ranks only."""
+    """Return whether the test ran with a wrong number of ranks. A number from a ratio is exact up to 64 ranks only."""
     if ranks is None or ranks == wanted:
         return False
     exact = table.listed_ranks is not None or (ranks_of_ratio(table) or 0) <= 64
