@@ -27,7 +27,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A place where something was seen (`train.py:12`, `slurm-7.out:230`, `partition gpu`), and the text found there."""
+    """A place where something was seen (`train.py:12`, `slurm-7.out:230`, `partition gpu`), and the text there."""
 
     where: str
     text: str = ""

@@ -169,7 +169,7 @@ class ScriptReader:
         return ScriptCall(line, call[1].rpartition(".")[2], call[2], text)
 
     def _open_saves(self) -> Iterator[ScriptCall]:
-        """Yield the calls of save that have no condition on the rank around them or around the calls of their function."""
+        """Yield the calls of save without a condition on the rank, both there and where their function is called."""
         for each in self._calls:
             node, name, function, by_rank = each
             if name != "torch.save" or by_rank or any(_names_rank(argument) for argument in node.args[1:]):

@@ -74,7 +74,7 @@ class TrainingStop:
 
 @dataclass(frozen=True)
 class Drill:
-    """A whole drill. `exact` says whether the weights equal those of an undisturbed run, bit by bit; None if untested."""
+    """A whole drill. `exact` says whether the weights equal those of an undisturbed run; None if not tested."""
 
     seed: int
     nodes: tuple[str, ...]

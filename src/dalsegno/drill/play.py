@@ -98,7 +98,7 @@ def _wait_until_ready(
 
 
 def _choose_nodes(kind: FaultKind, members: Sequence[str], impacts: Sequence[FaultImpact]) -> Sequence[str]:
-    """Return the nodes where the fault can be detected. Without its agent, which a drill may kill, a node detects less."""
+    """Return the nodes where the fault can be detected. Nodes whose agent this drill has killed may be left out."""
     without_agent = {impact.node for impact in impacts if impact.fault == "agent-dead"} if kind.by_agent else ()
     return [node for node in members if node not in without_agent]
 
