@@ -149,7 +149,7 @@ def read_answer(host: str, output: str) -> Answer:
         if isinstance(message, dict) and isinstance(message.get("result"), dict):
             try:
                 return _answer(message["result"])
-            except (KeyError, TypeError, ValueError, AttributeError):  # a bad answer of one host must not stop the others
+            except (KeyError, TypeError, ValueError, AttributeError):  # one bad host must not stop the others
                 raise TargetError(f"{host}: the set-up gave an answer that makes no sense", hint=_DISTRUST) from None
     last = output.strip().splitlines()[-3:]
     shown = "".join(f"\n  {line}" for line in last)

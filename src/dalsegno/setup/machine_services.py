@@ -79,7 +79,7 @@ class MachineServices:
             then(service["name"])
 
     def wait(self, service: Json) -> None:
-        """Wait until a service answers. If it dies or does not answer in time, raise an error with its last log lines."""
+        """Wait until a service answers. If it dies or does not answer in time, raise an error that quotes its log."""
         until, name = time.monotonic() + START_TIMEOUT_S, service["name"]
         running_for = 0
         while True:
