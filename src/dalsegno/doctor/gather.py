@@ -286,7 +286,7 @@ def _with_cluster(case: Case, order: DoctorOrder, script: str, python: str, unch
     case = replace(case, cluster=cluster)
     if not order.probe:
         if not case.started:
-            unchecked.append("files and ports on the nodes: `--probe` starts a job step of a second there")
+            unchecked.append("files and ports on the nodes: `--probe` runs a job step of one second there")
         return case
     probes = probe_nodes(order.slurm, order.runner, script, python, case.port, order.partition, cluster.nodes)
     return replace(case, probes=tuple(probes))

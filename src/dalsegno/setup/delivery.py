@@ -150,10 +150,10 @@ def read_answer(host: str, output: str) -> Answer:
             try:
                 return _answer(message["result"])
             except (KeyError, TypeError, ValueError, AttributeError):  # one bad host must not stop the others
-                raise TargetError(f"{host}: the set-up gave an answer that makes no sense", hint=_DISTRUST) from None
+                raise TargetError(f"{host}: the setup program gave an invalid answer", hint=_DISTRUST) from None
     last = output.strip().splitlines()[-3:]
     shown = "".join(f"\n  {line}" for line in last)
-    raise TargetError(f"{host}: the set-up ended without an answer{shown}", hint=_AGAIN)
+    raise TargetError(f"{host}: the setup program ended without an answer{shown}", hint=_AGAIN)
 
 
 def _read_line(line: str) -> object:

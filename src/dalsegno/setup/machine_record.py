@@ -133,7 +133,9 @@ def make_folder(path: str) -> int:
             if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
                 about, links = os.fstat(folder), links + 1
                 if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022 or links > MAX_LINKS:
-                    raise Refused(f"a link leads to {path}, and others than root can change it", "remove that link")
+                    raise Refused(
+                        f"a link leads to {path}, and users other than root can change it", "remove that link"
+                    )
                 target = os.readlink(part, dir_fd=folder)
                 todo += [each for each in reversed(target.split("/")) if each]
                 part = "/" if target.startswith("/") else "."

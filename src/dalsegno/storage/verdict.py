@@ -114,7 +114,7 @@ def _not_mounted(storage: Storage, answers: Answers, user: str) -> Iterable[Stor
 def _read_only(storage: Storage, answers: Answers, user: str) -> Iterable[StorageFinding]:
     if nodes := [node for node, answer in answers.items() if answer and answer.read_only]:
         text = f"{storage.mount} is mounted read-only"
-        hint = "after errors of a disk the kernel does this; look at `dmesg` there, then mount it again with `rw`"
+        hint = "the kernel does this after disk errors: check `dmesg` there, then mount it again with `rw`"
         yield StorageFinding(storage.name, StorageFault.READ_ONLY, tuple(nodes), text, hint)
 
 

@@ -159,7 +159,7 @@ class BenchVerdict:
             BenchReason.WRONG_RANKS: f"the test ran with {self.ranks_in_table} ranks, not with {self.machines.ranks}",
             BenchReason.SEPARATE: f"{self.separate} processes ran the test alone instead of together",
             BenchReason.ONE_RANK: "one rank exchanges no data",
-            BenchReason.TOO_SMALL: f"{rate}, but sizes from {size_text(LARGE_BYTES)} on decide",
+            BenchReason.TOO_SMALL: f"{rate}, but only sizes of at least {size_text(LARGE_BYTES)} are judged",
             BenchReason.NO_TEST: f"{rate}; the output does not say which test it is",
             BenchReason.NO_MACHINE: f"{rate}; the instance type is not known",
             BenchReason.NO_EXPECTATION: f"{rate}; no figure to compare with is published for this test and machine",

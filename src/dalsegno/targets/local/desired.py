@@ -99,7 +99,7 @@ def limits(cluster: Cluster, placement: Placement, machine: MachineFacts) -> dic
     """
     tree, nodes = machine.cgroups, cluster.nodes
     if placement.hosts == LOOPBACK or tree.version != 2:
-        return dict.fromkeys(("cores", "memory", "devices"), "that takes virtual hosts and cgroup v2")
+        return dict.fromkeys(("cores", "memory", "devices"), "this needs virtual hosts and cgroup v2")
     named = all(node.memory_mib != UNSIZED_MIB for node in nodes)
     unnamed = "" if named else "the file does not name the nodes' `memory`"
     claimed = sum(node.cpus for node in nodes)
@@ -113,7 +113,7 @@ def limits(cluster: Cluster, placement: Placement, machine: MachineFacts) -> dic
 
 
 def _lacking(controller: str, tree: CgroupTree) -> str:
-    return "" if controller in tree.controllers else f"cgroups here can have no controller `{controller}`"
+    return "" if controller in tree.controllers else f"cgroups on this machine have no controller `{controller}`"
 
 
 def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
@@ -122,8 +122,8 @@ def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFact
     held = [name for name, why_not in told.items() if not why_not]
     not_held = [f"not to {name} ({why_not})" for name, why_not in told.items() if why_not]
     if not held and len(set(told.values())) == 1:
-        return f"jobs are not held to cores, memory or devices: {told['cores']}"
-    return f"jobs are held {', '.join([*(f'to their {name}' for name in held), *not_held])}"
+        return f"jobs are not limited to cores, memory or devices: {told['cores']}"
+    return f"jobs are limited {', '.join([*(f'to their {name}' for name in held), *not_held])}"
 
 
 def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgroups:

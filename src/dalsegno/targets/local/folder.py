@@ -169,7 +169,7 @@ class Folder(ClusterFolder):
         """Raise, before anything is created, if Slurm, MariaDB or a socket cannot use a path in the folder."""
         if unusable := sorted({letter for letter in str(self.root) if letter in UNUSABLE or not letter.isprintable()}):
             raise TargetError(
-                f"Slurm's and MariaDB's files cannot name the folder {str(self.root)!r}, because of {unusable[0]!r}",
+                f"Slurm and MariaDB cannot use the folder {str(self.root)!r}: its path contains {unusable[0]!r}",
                 hint="set DALSEGNO_HOME to another folder",
             )
         # slurmstepd's socket has the longest path: spool folder, node, job and step.

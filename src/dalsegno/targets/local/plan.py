@@ -308,7 +308,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.containers, "switches containers on (`srun --container-image`)"),
         (plan.containers is False, "switches containers off"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
-        (f"etc/{HEALTH}" in plan.write, "changes how nodes are looked after (`health:`)"),
+        (f"etc/{HEALTH}" in plan.write, "changes the recovery of nodes (`health:`)"),
         (any(name.startswith("monitor/") for name in plan.write), "changes what Prometheus reads and reports"),
         (plan.accounting, "updates accounts, users and QOS"),
         (plan.reservations, "updates reservations"),
@@ -328,7 +328,7 @@ def _restarts(plan: LocalPlan) -> str:
 
 def _jobs(plan: LocalPlan) -> str:
     if plan.wait_for is None and (plan.remove_nodes or plan.remove_partitions):
-        return "slurmctld does not answer: which jobs this would hurt is not known"
+        return "slurmctld does not answer, so the affected jobs are unknown"
     if plan.blocked:
         jobs = named("job", plan.blocked)
         return f"cannot: {jobs} is pending in a partition that will be removed; cancel or move it first"

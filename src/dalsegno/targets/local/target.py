@@ -204,12 +204,12 @@ class LocalTarget:
             apply(site, self.plan(before), state)
         except DalsegnoError as second:
             raise TargetError(
-                f"{error.what}\nPutting the cluster back as it was failed too: {second.what}",
+                f"{error.what}\nRestoring the cluster failed too: {second.what}",
                 where=error.where,
                 hint="`dalsegno status` shows what is running; run `dalsegno up` with the old file to try again",
             ) from error
         raise TargetError(
-            f"{error.what}\nThe cluster was put back as it was: its hosts, nodes, partitions and settings.",
+            f"{error.what}\nThe cluster was restored: its hosts, nodes, partitions and settings.",
             where=error.where,
             hint=error.hint or "fix the setting named above in the cluster file, then run `dalsegno up` again",
         ) from error
