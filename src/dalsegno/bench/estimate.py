@@ -159,7 +159,7 @@ def find_training_instance(name: str) -> tuple[Instance, Gpu]:
 
 
 def estimate(ask: TrainingAsk) -> TrainingEstimate:
-    """Return the estimate: time = 6 x parameters x tokens / (GPUs x peak x MFU), and what follows from it."""
+    """Return the estimate. The time without failures is 6 x parameters x tokens / (GPUs x peak x MFU)."""
     _, gpu = find_training_instance(ask.instance.name)
     gpus = ask.nodes * ask.instance.gpus
     flop = 6 * ask.shape.params * ask.tokens
@@ -217,7 +217,7 @@ def checkpoint_interval(save_s: float, mtbf_s: float) -> float:
     return max(1.0, sqrt(2 * save_s * mtbf_s) * (1 + sqrt(ratio) / 3 + ratio / 9) - save_s)
 
 
-# For people
+# Text and tables for people
 
 MEMORY_HEADERS = ("CHOICE", "STATE", "ACTIVATIONS", "RECOMPUTED", "FITS")
 

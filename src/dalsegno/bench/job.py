@@ -90,7 +90,7 @@ class BenchMeasurement:
     """One measurement: what was measured on which nodes, and the figure that is compared with later ones."""
 
     at: float
-    kind: str  # such as all_reduce, pairs, gemm
+    kind: str  # for example all_reduce, pairs or gemm
     value: float
     unit: str
     nodes: tuple[str, ...] = ()

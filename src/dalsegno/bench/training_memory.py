@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 WEIGHTS, GRADIENTS, OPTIMIZER = 2, 2, 12  # bytes per parameter
-STATE = WEIGHTS + OPTIMIZER  # what a checkpoint holds
+STATE = WEIGHTS + OPTIMIZER  # bytes per parameter in a checkpoint
 KEPT, RECOMPUTED = 34, 2  # bytes of activations per layer, token and hidden unit
 USABLE_SHARE = 0.92  # usable share of a GPU's memory; CUDA, NCCL's buffers and fragmentation take the rest
 GIB = 1 << 30

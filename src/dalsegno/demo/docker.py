@@ -164,8 +164,8 @@ def parse_variable(environ: str, name: str) -> str:
 
 START_S = 60.0
 END_S = 20.0
-# The daemon's images, sockets, PID files and its key in /etc are in memory. Only the daemon sees them, and they vanish
-# with it.
+# The daemon's images, sockets, PID files and its key in /etc are in memory. Only the daemon sees them, and they are
+# gone when it ends.
 PRIVATE = """mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/etc /run/work &&
     mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work overlay /etc && exec "$@"
 """

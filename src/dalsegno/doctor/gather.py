@@ -173,7 +173,7 @@ def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners:
 
 
 def _script(text: str, path: Path, owners: Sequence[int] = ()) -> ScriptFacts:
-    """Return the script's facts. If a module beside it starts the process group, it counts as the script's own."""
+    """Return the script's facts. A process group that a module in its folder starts counts as the script's own."""
     facts = read_script(text, str(path))
     if facts.starts or not facts.distributed:
         return facts

@@ -32,7 +32,7 @@ _RANK_OF_DUMP = re.compile(r".*?(?<!\d)(\d{1,9})(?:\.json)?")
 
 
 def open_text(path: Path, owners: Collection[int] = ()) -> int | None:
-    """Open a regular file for reading; None if it is not one, may not be read, or belongs to none of these users.
+    """Open a file for reading; None if it is not a regular file, cannot be read, or does not belong to these users.
 
     A device is not opened, because opening can have effects: a watchdog device then restarts the machine.
     """
@@ -64,7 +64,7 @@ def read_start(path: Path, most_bytes: int, owners: Collection[int] = ()) -> str
 def numbered_lines(
     path: Path, head: int = HEAD_BYTES, tail: int = TAIL_BYTES, owners: Collection[int] = ()
 ) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a log with their numbers: all of them or, if it is long, those at its start and its end."""
+    """Yield the lines of a log with their numbers. Of a long log, yield only the lines at its start and its end."""
     handle = open_text(path, owners)
     if handle is None:
         return
@@ -99,7 +99,7 @@ def signs_in(path: Path, name: str = "", owners: Collection[int] = ()) -> list[S
 
 
 def place_of(path: str, mountinfo: str) -> PathPlace:
-    """Return on which file system a path is, and what this user may do with it."""
+    """Return the file system of a path and this user's permissions on it."""
     if "\0" in path:
         return PathPlace(path)
     real = os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""The catalog's tables, read once from the CSV files beside this module. An empty cell means unknown."""
+"""The catalog's tables, read once from the CSV files in this folder. An empty cell means unknown."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ListPrice:
 
 
 class PriceBasis(Enum):
-    """Where a price comes from: a published price that was read, or a figure that nobody has checked yet."""
+    """The source of a price: it was read from a published list, or it has not been checked yet."""
 
     LISTED = "listed"
     ESTIMATE = "estimate"
@@ -180,7 +180,7 @@ def _text(file: str) -> str:
 
 
 def read_rows(file: str) -> list[_Row]:
-    """Return the rows of a table beside this module."""
+    """Return the rows of a table in this folder."""
     return _parse_rows(_text(file))
 
 

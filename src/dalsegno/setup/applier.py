@@ -172,7 +172,7 @@ class Applier:
         try:
             return bool(self.root) or (found.st_uid, found.st_gid) == ids(item)
         except Refused:
-            return False  # a package that is not installed yet creates the account
+            return False  # the account will be created by a package that is not installed yet
 
     def make_folder(self, item: Json) -> None:
         path = self.place(item["path"])
@@ -328,7 +328,7 @@ def lock(root: str, wait_s: float) -> Iterator[None]:
     # The mode is 0600, because a user who can open the file could hold the lock and block all requests.
     handle = os.open(f"{folder}/setup.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(handle, "r+") as file:
-        os.fchmod(handle, 0o600)  # an earlier release created it readable for all users
+        os.fchmod(handle, 0o600)  # an earlier release created a lock file that all users can read
         until = time.monotonic() + wait_s
         while not taken(file):
             if time.monotonic() >= until:

@@ -99,7 +99,7 @@ class ChangeKind(Enum):
 
 
 class ChangeAction(Enum):
-    """How a change affects it. REPLACE keeps a copy of the administrator's file, which `remove` restores."""
+    """The action of a change. REPLACE keeps a copy of the administrator's file, which `remove` restores."""
 
     INSTALL = "install"
     CREATE = "create"

@@ -59,7 +59,7 @@ class FabricDevice:
     device: str
     driver: str = ""
     layer: str = ""
-    port_state: str = ""  # as the kernel prints it, such as `4: ACTIVE`
+    port_state: str = ""  # the kernel's text, for example `4: ACTIVE`
     rate: str = ""
 
 

@@ -36,7 +36,7 @@ def check_storage(
     measure: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[StorageReport]:
-    """Return a report for each storage. It is used with the rights of `user`, on `nodes`, which should all have it."""
+    """Return a report for each storage, which is tested on all `nodes` with the rights of `user`."""
     reports = []
     for storage in storages:
         say(f"checking {storage.name} at {storage.mount} on {compress(nodes)}")

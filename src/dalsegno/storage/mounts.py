@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dalsegno.spec.facts import Cluster, Storage
 
 EXPORTED = "/srv/dalsegno"  # the head's folder for storage that has no `source`
-EXPORTS_FILE = "/etc/exports.d/dalsegno-{cluster}.exports"  # a file of our own: /etc/exports is the administrator's
+EXPORTS_FILE = "/etc/exports.d/dalsegno-{cluster}.exports"  # separate, because /etc/exports is the administrator's
 EXPORT_OPTIONS = ("rw", "sync", "no_subtree_check", "root_squash")
 # With `hard`, a client waits for an unreachable server instead of returning errors. With `nofail`, a host boots anyway.
 MOUNT_OPTIONS = ("hard", "noatime", "_netdev", "nofail", "x-systemd.mount-timeout=60")

@@ -94,7 +94,7 @@ class ProbeAnswer:
 def find_mount(mountinfo: str, path: str) -> tuple[str, str, str, bool]:
     """Return mount point, type, source and read-only flag of the mount that holds a path, from /proc/self/mountinfo.
 
-    Of several mounts on one point, the last is the visible one.
+    If there are several mounts on one mount point, the last one is visible.
     """
     found = ("", "", "", False)
     for line in mountinfo.splitlines():
@@ -153,7 +153,7 @@ def _is_not_exported(export: str) -> bool:
 
 
 def lists_export(showmount: str, folder: str) -> bool:
-    """Return whether the output of `showmount --no-headers --exports` has a folder, or one that contains it."""
+    """Return whether the output of `showmount --no-headers --exports` lists a folder or one of its parents."""
     exported = [line.split()[0] for line in showmount.splitlines() if line.startswith("/")]
     return any(folder == path or path == "/" or folder.startswith(f"{path}/") for path in exported)
 

@@ -144,7 +144,7 @@ def _other_files(storage: Storage, answers: Answers, user: str) -> Iterable[Stor
 
 
 def _slow(storage: Storage, answers: Mapping[str, ProbeAnswer]) -> Iterable[StorageFinding]:
-    """Find nodes below the limits of the cluster file, which fail the check, or below usual ones, which only warn."""
+    """Find slow nodes. Below a limit of the cluster file the check fails; below the usual value there is a warning."""
     rates = (
         ("writes", "MB/s", storage.min_mb_per_s, USUAL_MB_PER_S, {n: a.mb_per_s for n, a in answers.items()}),
         (

@@ -100,7 +100,7 @@ class DaemonStatus:
 
 @dataclass(frozen=True)
 class DaemonLog:
-    """The log of a daemon on this host. Older parts are beside it, with `.1`, `.2` … appended to the name."""
+    """The log of a daemon on this host. Older parts are in the same folder, with `.1`, `.2` … appended to the name."""
 
     host: str
     name: str
@@ -110,7 +110,7 @@ class DaemonLog:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # as in sinfo: "idle", "drained", "down*"; "off" if the host is off; "unknown" if Slurm cannot say
+    state: str  # sinfo's state, such as "idle" or "down*"; "off" if the host is off; "unknown" without an answer
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0
@@ -324,7 +324,7 @@ class CanSeePower(Protocol):
     """A target that knows whether a machine is off, as a BMC or a cloud's API does."""
 
     def is_off(self, node: str) -> bool:
-        """Return whether the machine is certainly off and will not come back by itself. Must not block for long."""
+        """Return whether the machine is certainly off and will stay off. This must not block for long."""
 
 
 @runtime_checkable

@@ -13,7 +13,12 @@ from typing import Protocol
 from dalsegno.errors import TargetError
 
 SHELL = "/bin/bash"
-_FIELDS = {"full_name": "full name", "home": "home", "shell": "shell", "ssh_keys": "SSH keys"}  # and their words
+_FIELDS = {
+    "full_name": "full name",
+    "home": "home",
+    "shell": "shell",
+    "ssh_keys": "SSH keys",
+}  # field -> its name for people
 _NAMED = 4  # a sentence lists at most this many names
 
 
@@ -146,7 +151,7 @@ def _joined(names: list[str]) -> str:
 
 
 def plan_accounts(wanted: AccountSet, found: AccountSet, former: AccountSet | None = None) -> AccountPlan:
-    """Return the plan that makes `found` contain what is wanted.
+    """Return the plan that changes the accounts `found` to the wanted ones.
 
     `former` are the wanted accounts of the last plan. Those that are no longer wanted are removed. All other
     accounts were created by others and are not changed. Keys and members that others added are kept.

@@ -1,4 +1,4 @@
-"""The accounts of a machine, the ids of new users and groups, and what is refused. Pure.
+"""The accounts of a machine, the ids of new users and groups, and the rules that refuse some of them. Pure.
 
 A new user must never silently get the rights of an existing account: its uid, its name, or a privileged group.
 """
@@ -138,7 +138,7 @@ def check_added(users: Sequence[User], machine: People) -> None:
 def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:
     before = uids.get(user.name)
     other = next((name for name, uid in uids.items() if uid == user.uid and name != user.name), None)
-    if other is not None:  # also if that user was removed: their files are still there
+    if other is not None:  # a removed user counts too, because their files still exist
         raise TargetError(
             f"uid {user.uid} of user `{user.name}` belongs to {other}, who is or was a user of the cluster",
             hint="leave the uid out, or choose a free one",

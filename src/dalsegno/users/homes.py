@@ -19,7 +19,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_home(homes: Path, name: str, uid: int, gid: int) -> bool:
-    """Create the home of a user, which nobody else can enter. Return False if it exists already.
+    """Create the home of a user with mode HOME_MODE. Return False if it exists already.
 
     The folder is created under a temporary name and renamed when its owner is set, so that it never has a wrong owner.
     """
@@ -32,7 +32,7 @@ def make_home(homes: Path, name: str, uid: int, gid: int) -> bool:
         try:
             home = os.open(part, _FOLDER, dir_fd=parent)
             try:
-                os.fchmod(home, HOME_MODE)  # whatever the umask is
+                os.fchmod(home, HOME_MODE)  # again, because the umask may have removed bits
                 _give(home, uid, gid)
             finally:
                 os.close(home)

@@ -50,8 +50,8 @@ class PartOutcome(str, Enum):
     """Whether a part was measured."""
 
     MEASURED = "measured"
-    NOT_MEASURED = "not measured"  # requested, but it could not be run
-    SKIPPED = "skipped"  # not requested
+    NOT_MEASURED = "not measured"  # the part was requested, but could not be run
+    SKIPPED = "skipped"  # the part was not requested
 
 
 class BetterFigure(str, Enum):

@@ -41,7 +41,7 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 class PairFaultKind(Enum):
-    """What is bad: a node, or the link between two nodes that are fast with others."""
+    """Whether a node is bad, or the link between two nodes that are fast with other nodes."""
 
     NODE = "node"
     LINK = "link"
@@ -109,7 +109,7 @@ def _share(values: Sequence[float], usual: float) -> float:
 def _bad_nodes(names: Sequence[str], slow: set[Pair], known: set[Pair]) -> list[str]:
     """Return the names of the nodes that explain the slow pairs. Most pairs of a bad node with good nodes are slow.
 
-    The worst node is removed first. With two nodes, a bad node cannot be told from a bad link.
+    The worst node is removed first. With only two nodes, a bad node looks the same as a bad link.
     """
     bad: list[str] = []
     while True:

@@ -52,7 +52,7 @@ class PairsAsk:
 
 
 class PairsRank:
-    """This rank. Orders and results travel over gloo; only the measured groups use NCCL."""
+    """One rank of the measurement. Orders and results are sent over gloo; only the measured groups use NCCL."""
 
     def __init__(self, ask: PairsAsk) -> None:
         self.ask = ask

@@ -245,7 +245,7 @@ def find_problems(debug: NcclDebug, machines: BenchMachines, separate: int = 0) 
 
 
 def separate_tables(tables: Sequence[NcclTable]) -> int:
-    """Return how many processes ran the same test separately, each as rank 0 of its own table; 0 if none."""
+    """Return how many processes ran the same test separately, each with its own table; 0 if they ran it together."""
     first = {
         (table.devices[0].host, table.devices[0].pid): (table.test, table.settings)
         for table in tables

@@ -1,4 +1,4 @@
-"""The most that a collective can reach on given machines, and the least that it should. Pure.
+"""The highest bandwidth that a collective can reach on given machines, and the lowest that is expected. Pure.
 
 N nodes with g GPUs each make n ranks. L is what a GPU sends over NVLink in one direction, B what a node sends over the
 network. All figures are bus bandwidths in GB/s. docs/bench.md has the formulas and where the expectations come from.
@@ -17,7 +17,7 @@ from dalsegno.bench.nccl.table import NcclTest
 # A ring reaches this share of L. Azure expects 228 of 300 GB/s (A100). NVIDIA measured 370 of 450 (H100) and 695 of
 # 900 (B300).
 RING_SHARE = 0.76
-# With reduction in the switch, this share of the limit: 431 of 700 GB/s (Azure, H200), 800 of 1400 (OCI, B300).
+# An all-reduce in the switch reaches this share of the limit: 431 of 700 GB/s (Azure, H200), 800 of 1400 (OCI, B300).
 SWITCH_SHARE = {"NVLink 4": 0.61, "NVLink 5": 0.57}
 # A ring between nodes reaches this share of B. NVIDIA expects 24 of 25 GB/s per card, and calls less than 0.85 a fault.
 NETWORK_SHARE = 0.85

@@ -116,7 +116,7 @@ class NcclRow:
     root: int  # -1 where there is no root
     out_of_place: NcclTiming | None
     in_place: NcclTiming | None = None
-    timestamp: str = ""  # with -S 1, for example "2026-11-18 08:27:12"
+    timestamp: str = ""  # only with the option -S 1, for example "2026-11-18 08:27:12"
 
     @property
     def timings(self) -> tuple[NcclTiming, ...]:
@@ -142,9 +142,9 @@ class NcclColumns:
     """Which optional columns the table has."""
 
     in_place: bool = True
-    per_iteration: bool = False  # with -I 1
-    timestamps: bool = False  # with -S 1
-    cpu_time: bool = False  # with -C 1
+    per_iteration: bool = False  # the option -I 1 adds these columns
+    timestamps: bool = False  # the option -S 1 adds this column
+    cpu_time: bool = False  # the option -C 1 adds this column
 
 
 @dataclass(frozen=True)
@@ -194,4 +194,4 @@ def average_busbw(rows: tuple[NcclRow, ...]) -> float:
 
 
 class NcclOutputUnreadable(DalsegnoError):
-    """A file holds no table of nccl-tests."""
+    """A file contains no table of nccl-tests."""

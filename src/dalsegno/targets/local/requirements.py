@@ -48,7 +48,7 @@ def resolve_containers(
 ) -> tuple[Cluster, str]:
     """Switch containers on or off. If the cluster file does not say, they are on if this machine can run them.
 
-    Return the cluster, and why this machine cannot run containers ("" if they are on, or off in the file).
+    Return the cluster, and the reason why this machine cannot run containers; "" if it can, or if the file decides.
     """
     if cluster.containers.enabled is False:
         return cluster, ""
