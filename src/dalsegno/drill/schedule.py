@@ -61,7 +61,7 @@ def select_kinds(names: Sequence[str]) -> Sequence[FaultKind]:
 
 
 def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[ScheduledFault]:
-    """Draw `count` faults in random order. Each kind occurs once if `count` allows it; the others are drawn by weight."""
+    """Draw `count` faults in random order. Each kind occurs once if `count` allows; the rest is drawn by weight."""
     generator = random.Random(seed)
     chosen = generator.sample(list(kinds), min(count, len(kinds)))
     chosen += generator.choices(list(kinds), [kind.weight for kind in kinds], k=count - len(chosen))

@@ -13,12 +13,8 @@ from typing import Protocol
 from dalsegno.errors import TargetError
 
 SHELL = "/bin/bash"
-_FIELDS = {
-    "full_name": "full name",
-    "home": "home",
-    "shell": "shell",
-    "ssh_keys": "SSH keys",
-}  # field -> its name for people
+# The names of the fields in sentences.
+_FIELDS = {"full_name": "full name", "home": "home", "shell": "shell", "ssh_keys": "SSH keys"}
 _NAMED = 4  # a sentence lists at most this many names
 
 
