@@ -254,7 +254,7 @@ def _preempt_action(mode: str) -> Content:
 
 
 def _qos(row: Mapping[str, str]) -> Content:
-    """Return a QOS; an empty one for Slurm's own `normal` QOS without any settings."""
+    """Return the content of a QOS; empty for Slurm's default QOS `normal` if it has no settings."""
     qos: Content = {}
     if integer(row["Priority"]):
         qos["priority"] = integer(row["Priority"])

@@ -52,7 +52,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class _Signs:
-    """What a platform leaves on a head or login node: paths, and the folder of programs that slurm.conf names."""
+    """The signs of a platform on a head or login node: paths, and the program folder that slurm.conf names."""
 
     paths: tuple[str, ...]
     programs: str

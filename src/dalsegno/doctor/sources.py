@@ -131,7 +131,7 @@ def port_is_taken(port: int) -> bool:
 def look_at_python(python: str, env: Mapping[str, str], mountinfo: str, active: bool = True) -> PythonFound:
     """Return the facts about a Python environment. Its Python is not started, because another user may own it."""
     place = place_of(python, mountinfo)
-    if (read_start(Path(python), 2) or "#!") == "#!":  # the file does not exist, or is a wrapper script as of pyenv
+    if (read_start(Path(python), 2) or "#!") == "#!":  # the file does not exist, or is a wrapper script of pyenv
         return PythonFound(python, place, None, None, active)
     for folder in _package_folders(python, env):
         version = read_start(folder / "torch/version.py", 1 << 16)

@@ -152,7 +152,7 @@ def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mappin
 # Repairs that are not finished when the run ends
 
 
-NOTICED_S = 20.0  # a fault that the controller has not noticed after this time is not waited for
+NOTICED_S = 20.0  # if the controller has not noticed a fault after this time, the drill does not wait for its repair
 
 
 def find_unreturned(impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> list[FaultImpact]:

@@ -246,7 +246,7 @@ class HostControlClient:
         return str(self._ask("user", str(uid))["name"])
 
     def dead_daemons(self) -> list[DaemonStatus]:
-        """Return the daemons of all hosts that do not run."""
+        """Return the daemons that should run on any host and do not."""
         return [DaemonStatus(host, name, False, detail) for host, name, detail in self._ask("daemons", "")["dead"]]
 
     def read_logs(self, node: str) -> dict[str, str]:
