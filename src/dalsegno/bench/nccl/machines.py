@@ -55,7 +55,7 @@ class BenchMachines:
 
     @property
     def in_switch(self) -> bool:
-        """Return whether NVLink's switches can reduce data (NVLS). This needs Hopper or later and more than two GPUs."""
+        """Return whether NVLink's switches can reduce data (NVLS), which needs Hopper or later and over two GPUs."""
         return self.gpu is not None and self.gpu.link in ("NVLink 4", "NVLink 5") and self.gpus_per_node > 2
 
     def __str__(self) -> str:

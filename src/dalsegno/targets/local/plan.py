@@ -221,7 +221,7 @@ def _people(cluster: Cluster) -> object:
 
 
 def _removed_by_command(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
-    """Return the users that `dalsegno user rm` removes. Users removed from the cluster file stay in Slurm's database."""
+    """Return the users that `dalsegno user rm` removes. Users removed from the file stay in Slurm's database."""
     names = {user.name for user in wanted.users}
     return tuple(user.name for user in before.users if user.added and user.name not in names) if before else ()
 
