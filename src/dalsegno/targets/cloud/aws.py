@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dalsegno.errors import TargetError
-from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_of_code
+from dalsegno.errors import TargetError, install_hint
+from dalsegno.targets.cloud.credentials import CloudRefusal, explain, refusal_of_code, repeat_throttled
 
-INSTALL = 'pip install "dalsegno[aws]"'
-THROTTLE_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 Answers = Mapping[str, Any]
 
 
@@ -30,14 +28,7 @@ class BotoApi:
 
     def call(self, service: str, operation: str, **parameters: Any) -> Answers:
         """Send a request. One that AWS throttles is repeated, in addition to boto3's own attempts."""
-        for pause_s in (*THROTTLE_PAUSES_S, None):
-            try:
-                return self._send(service, operation, parameters)
-            except CloudError as error:
-                if error.refusal is not CloudRefusal.THROTTLED or pause_s is None:
-                    raise
-                self._pause(pause_s)
-        raise AssertionError("not reached")
+        return repeat_throttled(lambda: self._send(service, operation, parameters), self._pause)
 
     def _send(self, service: str, operation: str, parameters: Mapping[str, Any]) -> Answers:
         client = self._client(service)
@@ -68,7 +59,7 @@ def _new_client(service: str, region: str) -> Any:
         from botocore import exceptions
         from botocore.config import Config
     except ImportError:
-        raise TargetError("the AWS SDK for Python is not installed", hint=f"install it: `{INSTALL}`") from None
+        raise TargetError("the AWS SDK for Python is not installed", hint=install_hint("aws")) from None
     settings = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
     try:
         return boto3.session.Session(region_name=region).client(service, config=settings)

@@ -12,9 +12,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from dalsegno.errors import TargetError
+from dalsegno.errors import TargetError, install_hint
 from dalsegno.hardware import did_you_mean
-from dalsegno.targets.cloud.aws import INSTALL
 
 _SHOWN = 60
 # Java's classes of letters, digits and separators, which Python's patterns do not have.
@@ -64,7 +63,7 @@ def _service_model(service: str) -> Any:
         from botocore.exceptions import UnknownServiceError
         from botocore.session import get_session
     except ImportError:
-        raise TargetError("this needs the AWS SDK, boto3", hint=f"install it: `{INSTALL}`") from None
+        raise TargetError("this needs the AWS SDK, boto3", hint=install_hint("aws")) from None
     try:
         return get_session().get_service_model(service)
     except UnknownServiceError:

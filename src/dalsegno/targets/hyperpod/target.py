@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dalsegno.errors import NotThere, TargetError
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
@@ -53,7 +53,7 @@ from dalsegno.targets.hyperpod.requests import (
     settings_of,
     update_request,
 )
-from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status
+from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status, unanswered_status
 from dalsegno.targets.machines import InstanceAction, MachineStatus
 from dalsegno.targets.sides import CommandsOnHead, OperatorSide, applied_cluster, as_user, at_terminal, known
 
@@ -234,11 +234,15 @@ class HyperPodTarget(OperatorSide):
         state = read_hyperpod_state(self.folder)
         if state is None:
             return ClusterStatus(self.folder.name, "hyperpod", ClusterPhase.GONE, jobs=None)
-        api = self._connect(state.region)
-        found = api.find(self.folder.name)
-        reached = name_instances(api.instances(self.folder.name), state.controller_group) if found else []
+        applied = read_applied(self.folder)
+        try:
+            api = self._connect(state.region)
+            found = api.find(self.folder.name)
+            reached = name_instances(api.instances(self.folder.name), state.controller_group) if found else []
+        except DalsegnoError as error:
+            return unanswered_status(self.folder.name, state, applied, error)
         slurm = self.slurm if found and self._has_key() else None
-        return read_status(self.folder.name, state, read_applied(self.folder), found, reached, slurm)
+        return read_status(self.folder.name, state, applied, found, reached, slurm)
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
         return phase_of(read_hyperpod_state(self.folder))

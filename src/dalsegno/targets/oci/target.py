@@ -78,6 +78,11 @@ class OciTarget(OperatorSide):
                 "the cluster file names neither the files of the HPC stack nor an existing stack",
                 hint=f"download a release from {RELEASES_PAGE} and set `oci: {{template: oci-hpc.zip}}`",
             )
+        if not exists and (others := manager.find_stacks(cluster.name, own.compartment)):
+            raise TargetError(
+                f"the compartment has a stack `{cluster.name}` already, which was not created from here",
+                hint=f"choose another name, or use that stack: `oci: {{stack: {others[0]}}}`",
+            )
         wanted = resource_manager_variables(variables)
         fresh = state is None or not exists or not state.variables
         running = bool(state and state.job and state.phase is not OciStage.UP)

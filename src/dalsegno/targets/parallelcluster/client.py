@@ -17,8 +17,7 @@ from typing import Any
 from dalsegno.errors import TargetError
 from dalsegno.printable import one_line
 from dalsegno.system.processes import Completed, Runner
-from dalsegno.targets.cloud.aws import THROTTLE_PAUSES_S
-from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_in_text
+from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_in_text, repeat_throttled
 from dalsegno.targets.cloud.progress import OperationReport, OperationState, ResourceEvent, ResourceEventKind
 
 PACKAGE = "aws-parallelcluster"
@@ -200,16 +199,15 @@ class Pcluster:
 
     def _ask(self, name: str, *words: str, timeout_s: float = TIMEOUT_S) -> Mapping[str, Any]:
         """Run one command; return its answer. A throttled request is repeated."""
-        for pause_s in (*THROTTLE_PAUSES_S, None):
+
+        def send() -> Mapping[str, Any]:
             done = self._runner.run(self.command(name, *words), env=self._env, timeout_s=timeout_s)
             answer = _parse(done.stdout)
             if done.exit_code == 0:
                 return answer
-            error = refusal(f"pcluster {name}", answer, done.stderr or done.stdout)
-            if error.refusal is not CloudRefusal.THROTTLED or pause_s is None:
-                raise error
-            self._pause(pause_s)
-        raise AssertionError("not reached")
+            raise refusal(f"pcluster {name}", answer, done.stderr or done.stdout)
+
+        return repeat_throttled(send, self._pause)
 
 
 def _parse(text: str) -> Mapping[str, Any]:
