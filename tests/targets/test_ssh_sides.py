@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.forward import cluster_named
+from dalsegno.cli.main import cluster_named
 from dalsegno.errors import CommandFailed, NotThere, TargetError
 from dalsegno.spec.facts import Cluster, Node, Partition, SshAccess, SshHost, facts_to_json
 from dalsegno.system.processes import Completed, FakeRunner
