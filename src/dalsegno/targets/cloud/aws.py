@@ -1,4 +1,4 @@
-"""The one way to call an AWS API: `call(service, operation, parameters)`. boto3 behind it, or a fake in tests."""
+"""Requests to AWS. All of them go through `AwsApi.call`: to boto3 or, in tests, to a fake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AwsApi(Protocol):
 
 
 class BotoApi:
-    """AWS through boto3, with the credentials of boto3's own chain. `operation` is the method of boto3's client."""
+    """Sends requests with boto3, which finds the credentials. `operation` is a method of boto3's client."""
 
     def __init__(self, region: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.region, self._pause = region, pause
@@ -67,7 +67,7 @@ def _new_client(service: str, region: str) -> Any:
         raise explain(_refusal_of(error, exceptions), f"AWS {service}", str(error)) from None
 
 
-# boto3's errors before there is an answer, by class name: older releases lack some of them.
+# Errors that boto3 raises before AWS answers, by class name: older releases lack some of the classes.
 _BEFORE_AN_ANSWER: dict[CloudRefusal, tuple[str, ...]] = {
     CloudRefusal.NO_CREDENTIALS: (
         "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError",

@@ -1,7 +1,7 @@
 """Check a request against the full service model of AWS before it is sent.
 
 botocore checks required and unknown fields, types and minimums. It ignores enums, patterns and maximums, so that a
-wrong value is refused by the service, sometimes after minutes. This walk checks all of them.
+wrong value is refused by the service, sometimes after minutes. `find_problems` checks all of them.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _matches(pattern: str, value: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """Return the pattern for Python; None if it uses what Python does not have. The service checks it then."""
+    """Return the pattern for Python; None if Python lacks its syntax. Then only the service checks it."""
     for java, python in _CLASSES.items():
         pattern = pattern.replace(java, python)
     try:

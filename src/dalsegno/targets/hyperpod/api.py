@@ -46,7 +46,7 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class BatchFailure:
-    """A node that a batch request could not be carried out for."""
+    """A node for which a batch request failed."""
 
     node: str
     code: str
@@ -137,7 +137,7 @@ class HyperPodApi:
         return True
 
     def _own(self, bucket: str) -> dict[str, str]:
-        """Return a bucket, which must be of this account: scripts in a bucket of others would run as root on nodes."""
+        """Return the parameters for a bucket of this account. Scripts of others would run as root on nodes."""
         if not self._account:
             self._account = caller_account(self.aws)
         return {"Bucket": bucket, "ExpectedBucketOwner": self._account}

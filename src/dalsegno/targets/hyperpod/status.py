@@ -38,7 +38,7 @@ def read_status(
     reached: Sequence[Reached],
     slurm: SlurmClient | None,
 ) -> ClusterStatus:
-    """Return the status. A cluster whose Slurm does not answer has the states of HyperPod."""
+    """Return the status. If Slurm does not answer, nodes have the states of HyperPod."""
     nodes: dict[str, NodeInfo] = {}
     jobs: tuple[JobStatus, ...] | None = None
     partitions: set[str] | None = None
@@ -65,10 +65,10 @@ def read_status(
 
 
 def unanswered_status(name: str, state: HyperPodState, applied: Cluster | None, error: DalsegnoError) -> ClusterStatus:
-    """Return what is known without an answer of AWS, and why there is none."""
+    """Return the status from the state folder alone, and why AWS did not answer."""
     phase = phase_of(state)
     phase = ClusterPhase.DEGRADED if phase is ClusterPhase.UP else phase
-    problem = f"AWS cannot be asked: {one_line(error.what)}; {error.hint}"
+    problem = f"the state on AWS is unknown: {one_line(error.what)}; {error.hint}"
     facts = {"region": state.region}
     return ClusterStatus(name, "hyperpod", phase, node_rows(applied, ()), jobs=None, problems=(problem,), facts=facts)
 

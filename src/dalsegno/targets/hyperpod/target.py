@@ -1,4 +1,4 @@
-"""A cluster on SageMaker HyperPod, seen from the operator's machine."""
+"""The operator's side of a cluster on SageMaker HyperPod: plan, create, change, report, connect and remove."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class HyperPodTarget(OperatorSide):
                 hint=f"`dalsegno down {cluster.name}`, then `dalsegno up`",
             )
         shared, missing = self._shared(api, cluster, state)
-        # Checks the request before anything is created; a file system that does not exist yet gets a sample address.
+        # The request is checked before anything is created. A file system that does not exist yet gets a sample address.
         samples = [SharedFileSystem(_SAMPLE.format(region=own.region), each.mount, "samples") for each in missing]
         request = update_request(cluster, found, [*shared, *samples]) if found else None
         check_request("sagemaker", "CreateCluster", create_request(cluster, [*shared, *samples]))
@@ -252,7 +252,7 @@ class HyperPodTarget(OperatorSide):
         return machine_rows(self._reached()[1], self.slurm if self._has_key() else None)
 
     def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None:
-        """Replace or reboot instances: with the reason in Slurm that HyperPod acts on, or with its batch API."""
+        """Replace or reboot instances, through Slurm or through HyperPod's batch API."""
         state = self._known()
         _, reached = self._reached()
         chosen = [find_instance(reached, name).instance for name in names]
@@ -299,7 +299,7 @@ class HyperPodTarget(OperatorSide):
         return SlurmClient(runner, {"PATH": PATH, "SLURM_CONF": CONF}, prefix=prefix, timeout_s=60)
 
     def _ssh(self, name: str, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command on an instance, without anybody who could answer ssh."""
+        """Return the command line that runs a command on an instance and asks no questions."""
         return ssh_argv(self.folder.ssh_config, self.folder.name, name, command, batch=True)
 
     def slurm_runs(self) -> bool:
@@ -359,7 +359,7 @@ class HyperPodTarget(OperatorSide):
 
 
 _SAMPLE = "fs-00000000000000000.fsx.{region}.amazonaws.com"
-# on_create.sh has found the controller's address in HyperPod's own list of instances.
+# on_create.sh reads the controller's address from HyperPod's list of instances.
 HEAD_ADDRESS = "printf '%s' \"${DALSEGNO_HEAD:-}\""
 
 

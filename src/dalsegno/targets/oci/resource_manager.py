@@ -1,4 +1,4 @@
-"""Resource Manager of OCI: stacks, their jobs and the logs of jobs. The SDK behind it, or a fake in tests."""
+"""Resource Manager of OCI: stacks, their jobs and the logs of jobs, through the SDK or, in tests, a fake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HINTS = {
 
 
 class StackOperation(Enum):
-    """What a job does with a stack. The SDK accepts any text, but Resource Manager only these."""
+    """What a job does with a stack. The SDK accepts any text; Resource Manager accepts only these."""
 
     PLAN = "PLAN"
     APPLY = "APPLY"
@@ -78,7 +78,7 @@ class ResourceManager(Protocol):
 
 
 class SdkResourceManager:
-    """Resource Manager through the SDK, with a profile of ~/.oci/config. `endpoint` is for tests."""
+    """Sends requests with the SDK and a profile of ~/.oci/config. `endpoint` is for tests."""
 
     def __init__(
         self,

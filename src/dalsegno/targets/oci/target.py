@@ -1,4 +1,4 @@
-"""A cluster on OCI, created by the HPC stack in Resource Manager and seen from the operator's machine."""
+"""The operator's side of a cluster on OCI, which Resource Manager creates from Oracle's HPC stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ParallelCluster's own program `pcluster`, as a subprocess: how it is found, how it is asked, what it answers.
+"""ParallelCluster's own program `pcluster`, run as a subprocess: find it, call it, parse its answers.
 
 It is never imported: it pins old versions of many packages. Its version is pinned per cluster.
 """
@@ -43,7 +43,7 @@ class PclusterStatus(Enum):
     def operation(self) -> OperationState:
         if self.value.endswith("IN_PROGRESS"):
             return OperationState.RUNNING
-        if self.value.endswith("FAILED") or self is PclusterStatus.UNKNOWN:  # never taken for a success
+        if self.value.endswith("FAILED") or self is PclusterStatus.UNKNOWN:  # an unknown status is not a success
             return OperationState.FAILED
         return OperationState.GONE if self is PclusterStatus.DELETE_COMPLETE else OperationState.DONE
 
@@ -123,7 +123,7 @@ class Pcluster:
         self._runner, self._env, self._pause = runner, env, pause
 
     def describe(self) -> PclusterView | None:
-        """Return the cluster; None if ParallelCluster knows none of this name."""
+        """Return the cluster; None if ParallelCluster has none with this name."""
         try:
             return parse_cluster(self._ask("describe-cluster"))
         except CloudError as error:
@@ -159,7 +159,7 @@ class Pcluster:
                 return tuple(reversed(found))
 
     def report(self) -> OperationReport:
-        """Return how far the operation is that runs on the cluster."""
+        """Return the progress of the operation that runs on the cluster."""
         view = self.describe()
         if view is None:
             return OperationReport(OperationState.GONE)
@@ -167,7 +167,7 @@ class Pcluster:
         return OperationReport(view.status.operation, events, "; ".join(view.failures))
 
     def create(self, config: Path) -> None:
-        """Start the creation. What a failed creation leaves stays there, so that its logs can be read."""
+        """Start the creation. The remains of a failed creation are kept, so that its logs can be read."""
         self._ask("create-cluster", "--cluster-configuration", str(config), "--rollback-on-failure", "false")
 
     def update(self, config: Path) -> None:
@@ -187,7 +187,7 @@ class Pcluster:
         self._ask("update-compute-fleet", "--status", "START_REQUESTED")
 
     def export_logs(self, bucket: str, file: Path) -> bool:
-        """Write the logs of all machines to a file; return False if there are none, which is no further error."""
+        """Write the logs of all machines to a file; return False if they cannot be exported, which is not an error."""
         try:
             self._ask("export-cluster-logs", "--bucket", bucket, "--output-file", str(file), timeout_s=LOGS_S)
         except TargetError:

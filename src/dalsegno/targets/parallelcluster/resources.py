@@ -93,7 +93,7 @@ class AwsResources:
         return str(found.get("StackStatus", "") if found else "").startswith("UPDATE")
 
     def report(self, stack: str) -> OperationReport:
-        """Return how far the operation on a stack is."""
+        """Return the progress of the operation on a stack."""
         state = self.stack_state(stack)
         if state is OperationState.GONE:
             return OperationReport(state)
@@ -102,7 +102,7 @@ class AwsResources:
         except CloudError as error:
             if error.refusal not in (CloudRefusal.NOT_THERE, CloudRefusal.INVALID):
                 raise
-            return OperationReport(OperationState.GONE)  # deleted since its state was asked for
+            return OperationReport(OperationState.GONE)  # deleted after its state was read
         events = tuple(parse_event(each) for each in reversed(answer.get("StackEvents", [])))
         return OperationReport(state, last_operation(events, stack))
 
@@ -114,9 +114,9 @@ class AwsResources:
         follow(f"deletion of stack {stack}", lambda: self.report(stack), say, self._logs, pause=self._pause)
         return True
 
-    # What must be there
+    # Reservations, subnets, quotas
     def reservations(self, own: PclusterSettings) -> dict[str, CapacityReservation]:
-        """Return the capacity reservations that the queues name, as far as they exist."""
+        """Return the capacity reservations of the queues that exist, by id."""
         wanted = sorted({queue.capacity_reservation for queue in own.queues if queue.capacity_reservation})
         if not wanted:
             return {}
