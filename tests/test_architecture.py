@@ -161,7 +161,7 @@ MAY_READ_SENTENCES = {
     "spec/document.py": "PyYAML",
     "inject/methods.py": "ip",
     "targets/parallelcluster/client.py": "pcluster, which gives no codes",
-    "targets/parallelcluster/resources.py": "CloudFormation, which has no code for a template without changes",
+    "targets/cloud/credentials.py": "Terraform, whose log has OCI's message and no code",
     "targets/local/sweep.py": "the command lines of processes",
     "train/disk/convert.py": "pickle",
     "users/homes.py": "authorized_keys, where two lines mark the cluster's keys",

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from importlib import resources
+from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,14 @@ def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None) ->
     for path, inside in files:
         contents.update(inside.encode() + b"\0" + path.read_bytes() + b"\0")
     return CodeBundle(f"{dalsegno.__version__}-{contents.hexdigest()[:12]}", files)
+
+
+@cache
+def pinned_requirements() -> tuple[str, ...]:
+    """Return the packages that our code needs, for pip, each in the version that is installed here."""
+    distributions = metadata.packages_distributions()
+    names = dict.fromkeys(name for module in _PACKAGES for name in distributions.get(module, ()))
+    return tuple(f"{name}=={metadata.version(name)}" for name in names)
 
 
 def _files_of(name: str) -> list[tuple[Path, str]]:
