@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 SAY_EVERY_S = 10.0
-KEPT_REPORTS = 50  # with each cluster
+KEPT_REPORTS = 50  # maximum number of reports kept for each cluster
 ELSEWHERE = "choose another file with `--report FILE`"
 
 

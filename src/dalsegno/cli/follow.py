@@ -86,7 +86,8 @@ class Screen:
     def lines(self, lines: Iterable[Line], news: Callable[[], None] = lambda: None) -> None:
         """Print output lines as UTF-8, whatever the locale.
 
-        Before the first line of a new generation, report that generation by calling `news`, else from the journal.
+        Before the first line of a new generation, report that generation: call `news`, then read the journal for
+        generations that `news` did not report.
         """
         sys.stdout.flush()
         for line in lines:

@@ -7,25 +7,27 @@ from collections.abc import Sequence
 
 from dalsegno.errors import DalsegnoError
 
-# The other commands work here: they create, change and show clusters, or need none.
+# These commands run on the cluster's head node. All others run on this machine: they create, change and show clusters,
+# or need none.
 FORWARDED = frozenset({
     "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
     "inject", "drill", "monitor", "web", "doctor",
 })  # fmt: skip
-# These read secrets of the cluster, or are for its administrators, whose login may be another than root.
+# These commands run as root there: they read the cluster's secrets, or are meant for administrators, who may log in
+# under another name.
 AS_ROOT = frozenset({"monitor", "web", "automation", "inject"})
-CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # and so works from here, as `up` does
+CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # run on this machine, because they change hosts as `up` does
 TAKES_A_COMMAND = ("run", "torchrun", "submit")
 
 
 def forward(arguments: Sequence[str]) -> None:
-    """Become the same command on the head, if the command's cluster is on other machines; otherwise return."""
+    """Replace this process with the same command on the head node if the cluster is on other machines; else return."""
     if not arguments or arguments[0] not in FORWARDED or os.environ.get("SLURM_CONF"):
         return
     if tuple(arguments[:2]) in CHANGES_HOSTS:
         return
     if arguments[0] == "doctor" and any(os.path.isfile(word) for word in arguments[1:]):
-        return  # a script or a log of this machine is examined here
+        return  # the script or log is a file of this machine
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.targets.base import CanForward
     from dalsegno.targets.registry import is_elsewhere
@@ -33,7 +35,7 @@ def forward(arguments: Sequence[str]) -> None:
     try:
         place = find_place(cluster_named(arguments))
     except DalsegnoError:
-        return  # the command itself reports it, or needs no cluster
+        return  # the command reports the error itself, or needs no cluster
     if not is_elsewhere(place.folder):
         return
     target = open_cluster(place)
@@ -46,7 +48,7 @@ def forward(arguments: Sequence[str]) -> None:
 
 
 def cluster_named(arguments: Sequence[str]) -> str | None:
-    """Return the value of --cluster. What follows `--`, or the script of a run, belongs to that script."""
+    """Return the value of --cluster. Arguments after `--`, or after the script of a run, are the script's own."""
     for at, word in enumerate(arguments[1:], start=1):
         if word == "--" or (word.endswith(".py") and arguments[0] in TAKES_A_COMMAND):
             return None

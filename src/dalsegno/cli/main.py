@@ -74,7 +74,7 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-SHARED_MODULES = {  # commands that share a module: command -> module, which defines a function of that name
+SHARED_MODULES = {  # maps a command to the module that it shares with others; its function there has the same name
     "init": "cluster_file", "validate": "cluster_file", "schema": "cluster_file", "plan": "up", "ls": "status",
     "env": "shell", "events": "nodes", "automation": "nodes", "dashboards": "monitor",
     "group": "user",

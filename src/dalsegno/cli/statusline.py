@@ -184,7 +184,7 @@ def _waiting(before: RunStatus | None, after: RunStatus) -> list[str]:
     if before is not None and (before.phase, before.message) == (after.phase, after.message):
         return []
     if after.cause is RunCause.HANDED_OVER:
-        return [f"run {after.run} is handed over"]
+        return [f"run {after.run} is submitted"]
     return [f"run {after.run} waits in the queue{f': {after.message}' if after.message else ''}"]
 
 

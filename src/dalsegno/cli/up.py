@@ -98,7 +98,7 @@ def command(file: str, upgrade: bool) -> None:
             out.talk(line)
         if not plan.empty:
             _apply(target, plan, say, cluster.name)
-    if plan.import_images:  # without the lock, because the cluster is up and its nodes may need a repair meanwhile
+    if plan.import_images:  # import without the lock: the cluster is up, and the controller may have to repair nodes
         with interruptible(), out.progress() as say:
             target.import_images(plan, say)
     if not plan.empty:
