@@ -32,7 +32,7 @@ class AgentView:
     host_answers: bool | None = None  # None: not probed
     slurmd_answers: bool | None = None
     answered: float = 0.0  # when the host or slurmd last answered a probe; 0: never
-    readings: tuple[GpuReading, ...] = field(default=(), compare=False)  # for people; no decision depends on them
+    readings: tuple[GpuReading, ...] = field(default=(), compare=False)  # shown to people; no decision depends on it
     quiet_s: float = field(default=0.0, compare=False)  # time since the last message, when the view was made
 
 

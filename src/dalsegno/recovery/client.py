@@ -51,7 +51,7 @@ def ask(path: Path, request: Message, timeout_s: float) -> Message:
 
 
 def start_hint(path: Path, uid: int) -> str:
-    """Return how this user gets a daemon started that has its socket here: not everybody may run `dalsegno up`."""
+    """Return a hint that tells this user how to get the daemon of this socket started. Only the owner may run `up`."""
     try:
         operates = uid in (0, path.parent.stat().st_uid)
     except OSError:

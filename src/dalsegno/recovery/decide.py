@@ -121,7 +121,7 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
     """
     if not node.gone:
         return False
-    silent_since = node.agent.last_seen or node.agent.since  # `since`, when it was declared lost, may be later
+    silent_since = node.agent.last_seen or node.agent.since  # `since` is when the node was declared lost
     missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 

@@ -86,7 +86,7 @@ class NodeFacts:
 
     @property
     def ending(self) -> bool:
-        """Return whether all jobs on the node are over and lack only slurmd's confirmation."""
+        """Return whether all jobs on the node have ended, and Slurm waits only for slurmd's confirmation."""
         return bool(self.jobs) and all(job.state is JobState.COMPLETING for job in self.jobs)
 
 

@@ -155,7 +155,7 @@ class NodeLink:
         return self._agents.open(host, port)
 
     def open_when_possible(self, host: str, port: int) -> None:
-        """Listen now, or retry later: a port in use must not keep the controller from its other work."""
+        """Listen now, or retry later: if the port is in use, the controller must still do its other work."""
         try:
             self.open(host, port)
             self._to_open = None
@@ -171,7 +171,7 @@ class NodeLink:
         self._waker.close()
 
     def wake(self) -> float | None:
-        """Handle what is due and return when to call again (monotonic)."""
+        """Handle expired deadlines and return when to call this again (monotonic)."""
         now = time.monotonic()
         if now >= self._roster_at:
             self._roster_at = now + self._roster_s

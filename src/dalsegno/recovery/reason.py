@@ -79,7 +79,7 @@ class Owner(Enum):
     NOBODY = "nobody"  # the node is in service, or down only because it does not respond
     US = "us"
     SPARE = "spare"
-    SLURM = "slurm"  # slurmctld or slurmd, for a fault it detected
+    SLURM = "slurm"  # slurmctld or slurmd, because of a fault that it detected
     SOMEONE = "someone else"
 
 

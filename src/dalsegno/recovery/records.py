@@ -77,8 +77,8 @@ class NodeRecord:
     left: tuple[int, ...] = ()  # jobs on the node that may not be requeued
     told_at: float = 0.0  # when the start delay of a victim was last removed
     lent_to: int = 0
-    closed: bool = False  # lent, and closed to all other jobs
-    stands_for: str = ""  # a spare that is in service in place of this node
+    closed: bool = False  # whether this lent spare is closed to all other jobs
+    stands_for: str = ""  # the node that this spare replaces in service
     validated_at: float = 0.0
 
     @property
@@ -93,7 +93,7 @@ class NodeRecords:
     marks: tuple[BudgetMark, ...] = ()
     replaced_gpus: frozenset[str] = frozenset()  # GPUs of machines that were replaced
     paused: bool = False
-    blind: bool = False  # nearly all nodes are silent: most likely a fault on the controller's side
+    blind: bool = False  # whether nearly all nodes are silent, most likely because of the controller's own network
     saw_at: float = 0.0  # when `blind` last ended
 
     def get(self, node: str) -> NodeRecord:

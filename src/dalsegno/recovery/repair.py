@@ -87,7 +87,7 @@ def _refusal(
         if Remedy.REPLACE in node.steps:
             return "its replacement was faulty"
         if policy.machines and node.steps.count(Remedy.REBOOT) >= policy.reboots_per_fault:
-            return "reboots did not help"  # or failed: a machine that is off cannot be rebooted over ssh
+            return "reboots did not help"  # or reboots failed: a machine that is off cannot be rebooted over ssh
         return reboot_refusal(records, node.node, fault.key, policy, now)
     if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
         return f"it was replaced {policy.replaces_per_fault} times, each time by a faulty machine"
@@ -250,7 +250,7 @@ def _start_repair(case: RepairCase) -> Action | None:
 
 
 def _may_agent_return(case: RepairCase) -> bool:
-    """Return whether the node's agent, which has the most evidence, may still connect after a restart or an outage."""
+    """Return whether the node's agent may still connect after a restart or an outage, and send its evidence."""
     agent = case.node.agent
     waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NODE_LIMITS.new_s
     return waited_for and not case.node.off

@@ -83,8 +83,8 @@ def _add_columns(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-MAX_EVENTS = 1000  # per answer
-MAX_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
+MAX_EVENTS = 1000  # maximum number of events per answer
+MAX_KEPT = 100_000  # maximum number of events, actions and check results each; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
 MARKS_KEPT_S = 60 * DAY_S  # twice the 30 days that `read_records` looks back
 
