@@ -35,7 +35,7 @@ class GpuFacts:
     uuid: str = ""
     serial: str = ""
     model: str = ""
-    lost: bool = False  # known to the bus or the driver, but not answering
+    lost: bool = False  # whether the bus or the driver lists the GPU, but it does not answer
     temperature_c: float | None = None
     slowdown_c: float | None = None  # temperature at which the hardware slows down
     clock_mhz: float | None = None
@@ -48,13 +48,13 @@ class GpuFacts:
     remap_failed: bool | None = None
     remapped_rows: int | None = None  # rows remapped for uncorrectable errors
     nvlinks: int | None = None  # NVLinks that are up
-    nvlink_errors: int | None = None  # recoveries and uncorrectable errors; not replays, of which some are normal
+    nvlink_errors: int | None = None  # recoveries and uncorrectable errors, without replays, which are normal
     pcie_width: int | None = None
-    pcie_max_width: int | None = None  # the limit of card and slot
+    pcie_max_width: int | None = None  # the largest width that both card and slot support
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    divided: bool | None = None  # divided into parts (MIG), which reserve some memory
+    divided: bool | None = None  # whether the GPU is divided into MIG instances, which reserve some memory
     # The values below are only for metrics; no check judges them.
     bus_id: str = ""  # PCI address, as NVML writes it: 00000000:41:00.0
     memory_clock_mhz: float | None = None
@@ -70,7 +70,7 @@ class GpuFacts:
     rows_corrected: int | None = None  # rows remapped for correctable errors
     power_violation_ns: int | None = None  # time with clocks reduced by the power limit
     thermal_violation_ns: int | None = None
-    # Means since the last reading, from the GPU's performance counters: shares of 1, and bytes per second.
+    # Means of the GPU's performance counters since the last reading: fractions from 0 to 1, or bytes per second.
     graphics_active: float | None = None
     sm_active: float | None = None
     sm_occupancy: float | None = None
@@ -153,7 +153,7 @@ class WaitingProcess:
     name: str
     state: str  # D or Z
     since: float
-    switches: str = ""  # context switches: the number changes when the process runs
+    switches: str = ""  # number of context switches, which changes when the process runs
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-MAX_REASON = 200  # characters of a drain reason; longer ones make `sinfo -R` unreadable
+MAX_REASON = 200  # maximum characters of a drain reason; longer ones make `sinfo -R` unreadable
 
 
 class Verdict(Enum):

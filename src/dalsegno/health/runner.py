@@ -132,7 +132,7 @@ def _applies(check: Check, node: NodeReader) -> bool:
     try:
         return check.applies(node)
     except NoAnswer:
-        return True  # the check itself reports the error
+        return True  # the check then runs and reports the error
 
 
 def _result(check: Check, answers: _Answers, settings: Settings) -> Result:

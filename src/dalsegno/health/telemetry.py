@@ -24,7 +24,7 @@ from dalsegno.system.files import write_atomic
 
 
 _T = TypeVar("_T")
-_KEYS = {"model": "name"}  # nvidia-smi's term, which the nvidia-smi of simulated nodes expects
+_KEYS = {"model": "name"}  # maps a field to its key in the file: the simulated nvidia-smi reads `name`
 
 
 def plain(value: object) -> Any:
