@@ -86,7 +86,7 @@ def _tail(path: Path) -> str:
 
 
 EVERY_S = 10.0
-FRESH_S = 10.0  # memory written this recently is in use, so processes need not be searched
+FRESH_S = 10.0  # shared memory that was written within this time is in use, so processes are not searched
 UNUSED_S = 30.0  # longer than a run needs to start another agent
 
 Run = tuple[int, str]  # uid and run id

@@ -34,7 +34,7 @@ def run_load(load: Callable[[], Result]) -> Result:
 
 
 def product_formula(i: int, j: int, n: int) -> int:
-    first, second = n * (n - 1) // 2, (n - 1) * n * (2 * n - 1) // 6  # sums of k, and of its squares
+    first, second = n * (n - 1) // 2, (n - 1) * n * (2 * n - 1) // 6  # the sum of k, and the sum of its squares
     return i * first - i * j * n + second - j * first
 
 
@@ -134,7 +134,7 @@ def available_bytes(meminfo: str) -> int:
 
 
 def pattern(seed: bytes) -> bytes:
-    """Return one MiB that cannot be made without the seed."""
+    """Return one MiB of data that cannot be computed without the seed."""
     return hashlib.shake_128(seed).digest(1 << 20)
 
 

@@ -17,7 +17,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, send
 from dalsegno.wire.handshake import ClientHandshake, ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
-BYTES = 32 << 20  # bytes to send in each direction
+BYTES = 32 << 20  # number of bytes to send in each direction
 TALK_S = 20.0
 PINGS = 20
 _ONE = b"!"

@@ -30,9 +30,9 @@ from dalsegno.system.hanging_calls import Forked, fork
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
 ROUND_S = 1.0  # pause between two rounds; each check also has its own interval
-CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
-FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
-GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
+CHECK_S = 8.0  # time limit for one check; the timeouts inside a check are shorter
+FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check is skipped after it hung: the first time, and at most
+GPUS = "gpu-list"  # the query for GPUs has this name if it hangs
 CLOSE_S = 1.0  # longest wait for a killed process, which may hang in the kernel
 MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones are started
 
@@ -50,7 +50,7 @@ class CheckRounds(Protocol):
         """Return the GPUs of the node; None if unknown."""
 
     def readings(self) -> Iterable[GpuReading] | None:
-        """Return what the GPUs show now, for people; None if that has not changed, or is not due."""
+        """Return the current GPU readings for people; None if they have not changed, or are not due."""
 
 
 Make = Callable[[Message], CheckRounds]  # creates the checks from the controller's settings
