@@ -25,7 +25,7 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import job_id, node_list
 from dalsegno.system.children import Child, start
 
-ANSWER_S = 60.0  # a step starts in 0.1 s, on a busy cluster in seconds
+ANSWER_S = 60.0  # a job step starts in 0.1 s, or in a few seconds on a busy cluster
 
 Message = dict[str, Any]
 Enter = Callable[[str, str, WantedWorker], Message]  # job, node, request -> answer
@@ -91,7 +91,7 @@ def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
 
 
 def _gpu(fault: InjectableFault, options: FaultOptions) -> int | None:
-    """Return the index of the worker to slow down, which is also its GPU's; None if the fault has no GPU option."""
+    """Return the index of the GPU, which is also that of its worker; None if the fault has no option `--gpu`."""
     return (options.gpu or 0) if "gpu" in fault.options else None
 
 
