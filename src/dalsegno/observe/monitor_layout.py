@@ -25,7 +25,7 @@ class NodeTarget:
 
 @dataclass(frozen=True)
 class MonitorLayout:
-    """Everything that the configuration of Prometheus and Alertmanager is rendered from."""
+    """The values from which the configuration of Prometheus and Alertmanager is rendered."""
 
     cluster: str
     head: str
