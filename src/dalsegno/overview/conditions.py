@@ -90,7 +90,7 @@ def node_condition(
 
 
 def _out_condition(record: NodeRecovery) -> NodeCondition | None:
-    """Return the condition of a node that the controller keeps out of service, or would if it were allowed to."""
+    """Return the condition of a node that the controller keeps out of service, or would if it could act."""
     if record.phase is NodePhase.GIVEN_UP:
         return NodeCondition.GIVEN_UP
     if is_held_back(record):

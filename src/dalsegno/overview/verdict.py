@@ -234,7 +234,7 @@ _RUNS = {
     RunImpact.WAITING: ("waits for nodes", "wait for nodes"),
     RunImpact.SMALLER: ("continues on {size} of {wanted} nodes", "continue on fewer nodes"),
 }
-_EXPORTERS = {"node": "node_exporter", "dalsegno": "the observer"}  # by Prometheus' names of jobs
+_EXPORTERS = {"node": "node_exporter", "dalsegno": "the observer"}  # maps a Prometheus job to its exporter
 _MOST_GROUPS = 3  # maximum number of node groups that the line names
 
 
