@@ -51,7 +51,7 @@ class BuiltLayer:
     """A layer made from files on this machine. An entry's `offset` is a position in the concatenated contents of all
     files."""
 
-    keep_owners: bool  # keep the files' owners; otherwise root owns everything
+    keep_owners: bool  # whether the files keep their owners; otherwise root owns all of them
     entries: list[TarEntry] = field(default_factory=list)
     sources: list[SourceFile] = field(default_factory=list)
     _offset: int = 0
@@ -233,7 +233,12 @@ PROGRAMS = (
 )  # fmt: skip
 _FILES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ssl/certs/ca-certificates.crt")
 _FOLDERS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "mnt": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
-_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # glibc dlopens these
+_BESIDE_LIBC = (
+    "libgcc_s.so.1",
+    "libnss_dns.so.2",
+    "libnss_files.so.2",
+    "libresolv.so.2",
+)  # glibc loads them later
 _TOP_LINKS = ("/bin", "/sbin", "/lib", "/lib64")  # links into /usr on most distributions
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ASK = (

@@ -57,8 +57,8 @@ class PluginFacts:
     host: str
     login: bool = False  # True: a host where users submit jobs; False: a node
     silent: str = ""  # why the host did not answer
-    tried: tuple[str, ...] = ()  # routes that failed
-    commands: bool = False  # Slurm's commands are installed
+    tried: tuple[str, ...] = ()  # names of the routes that failed
+    commands: bool = False  # whether Slurm's commands are installed
     slurm: str = ""  # version of Slurm
     fatal: str = ""  # the fatal error that Slurm's commands print
     conf: str = ""  # path of slurm.conf
