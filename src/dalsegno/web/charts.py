@@ -1,6 +1,6 @@
 """Charts as inline SVG. Colours come from the style sheet. Pure.
 
-A run's charts share one time axis: the loss, the step time, and below them its generations and faults.
+The charts of a run share one time axis: loss, step time, and below them generations and faults.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dalsegno.runs.coordinator.history import StepPoint
 from dalsegno.web.html import Markup, join, tag
 
 WIDTH, LEFT, RIGHT = 1000.0, 86.0, 12.0
-PANEL, TITLE, LANE, AXIS = 128.0, 28.0, 26.0, 26.0  # heights; a title is above its panel, clear of the axis
-MAX_DRAWN = 700  # points of a curve
+PANEL, TITLE, LANE, AXIS = 128.0, 28.0, 26.0, 26.0  # heights of a panel, its title, a timeline row, and the axis
+MAX_DRAWN = 700  # maximum number of points of a curve
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800)
 
 
@@ -90,7 +90,7 @@ def run_chart(points: Sequence[StepPoint], spans: Sequence[Span], marks: Sequenc
 
 
 def figure_text(value: float) -> str:
-    """Return a figure as people write it: 512,300 and 0.0003."""
+    """Return a number formatted for people, such as 512,300 or 0.0003."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 

@@ -1,4 +1,4 @@
-"""Which path shows which page. Pure."""
+"""Find the page for a path. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAGES: dict[str, Callable[[PageContext], Page]] = {
 }
 
 
-PAGES = {path: name for _, path, name in SECTIONS}  # path -> title
+PAGES = {path: name for _, path, name in SECTIONS}  # maps a path to the title of its page
 
 
 def find_page(path: str, context: PageContext) -> Page | None:

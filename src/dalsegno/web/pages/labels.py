@@ -1,4 +1,4 @@
-"""Words and chips that several pages share. Pure."""
+"""Labels that several pages share: coloured chips for states of nodes, runs and events. Pure."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _KINDS = {
 
 
 def event_chip(event: Event) -> Markup:
-    """Return the kind of an event; a failed action is red whatever its kind."""
+    """Return the kind of an event as a chip. A failed action is always red."""
     failed = event.stage is EventStage.FAILED
     return chip(event.kind.value, ChipKind.BAD if failed else _KINDS.get(event.kind, ChipKind.PLAIN))
 
