@@ -101,7 +101,7 @@ def place_named(name: str, env: Mapping[str, str] = os.environ) -> ClusterPlace:
 
 
 def _ls_hint(known: Mapping[str, ClusterPlace]) -> str:
-    return f"`dalsegno ls` shows: {', '.join(known)}" if known else "there are none yet; `dalsegno up` makes one"
+    return f"`dalsegno ls` shows: {', '.join(known)}" if known else "there are none yet; `dalsegno up` creates one"
 
 
 def open_cluster(place: ClusterPlace) -> Target:

@@ -79,7 +79,7 @@ class ClusterSite:
         if self._cluster is None or stamp != self._read_at:
             cluster = read_applied(self.folder)
             if cluster is None:
-                raise DalsegnoError(f"cluster {self.folder.name} is not there yet", hint="`dalsegno up` makes it")
+                raise DalsegnoError(f"cluster {self.folder.name} does not exist yet", hint="`dalsegno up` creates it")
             self._cluster, self._read_at = cluster, stamp
         return self._cluster
 

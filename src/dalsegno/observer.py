@@ -72,7 +72,7 @@ def parse_options(arguments: Sequence[str]) -> ObserverOptions:
     if not folder or len(plain) != 2 * len(given) or "--listen" not in given or unknown or not interval.isdecimal():
         raise UsageError("invalid arguments", hint=f"observer {USAGE}")
     if given.get("--compat", names[0]) not in names:
-        raise UsageError(f"unknown names of metrics `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
+        raise UsageError(f"unknown metric names `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
     dialect = SlurmDialect(given.get("--compat", names[0]))
     listen = ListenAddress.parse(given["--listen"])
     return ObserverOptions(ClusterFolder(Path(folder)), listen, dialect, open_metrics, max(1.0, float(interval)))
