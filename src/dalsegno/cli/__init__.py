@@ -1,1 +1,1 @@
-"""The command line: one file per command or group of commands, one module that prints, one place for errors."""
+"""The command line: one folder per group of commands, one module that prints, one place for errors."""
