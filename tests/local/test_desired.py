@@ -222,7 +222,7 @@ def test_jobs_are_unknown_while_slurmctld_does_not_answer():
     assert plan(cluster(2), silent).sentences()[-1] == (
         "slurmctld does not answer: which jobs this would hurt is not known"
     )
-    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding hurts none, whoever runs
+    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding a node ends no job
 
 
 def test_long_name_lists_are_shortened():

@@ -148,7 +148,7 @@ def describe_injection(
 ) -> str:
     """Return a sentence about the injected fault, for the user."""
     if fault.name == "power-off" and not facts["is_node"]:
-        return f"{node} is off, and the controller on it, so that no fault is repaired; `dalsegno up` boots it"
+        return f"{node} is off; recovery does not repair it, because it is not a node; `dalsegno up` boots it"
     if fault.name == "power-off":
         return f"{node} is off; `dalsegno events -f` shows how it is repaired, `dalsegno up` boots it"
     if fault.name == "worker-kill":
