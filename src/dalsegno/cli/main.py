@@ -17,7 +17,7 @@ from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
-GROUPS = {  # group -> command -> what it does, in the order of `--help`
+GROUPS = {  # maps each group to its commands and their help texts, in the order of `--help`
     "Cluster": {
         "init": "Write a commented starter cluster file.",
         "compare": "Compare the places to train, Kubernetes-based ones included.",

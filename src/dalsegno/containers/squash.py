@@ -134,7 +134,7 @@ class VerifiedReread(Iterator[bytes]):
         if not self._blob.digest:
             return
         if isinstance(self._chunks, Generator):
-            self._chunks.close()  # so that the decompressor reads no more
+            self._chunks.close()  # stops the decompressor
         for _ in self._raw:
             pass
         if f"sha256:{self._digest.hexdigest()}" != self._blob.digest:

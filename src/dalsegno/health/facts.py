@@ -161,7 +161,7 @@ class SeenBefore:
     since: float = 0.0  # when the GPUs were reset; older log lines do not count
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     heat: dict[str, deque[Sample]] = field(default_factory=dict)  # temperatures by GPU uuid
-    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by PID and start time
+    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # processes by PID and start time
     downs: dict[str, int] = field(default_factory=dict)  # the last value of link_downed, by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))

@@ -12,7 +12,7 @@ from dalsegno.health.result import Remedy, Result, Verdict
 from dalsegno.spec.facts import CheckSetting, Health, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, read_text
 
-FILE = "health.json"  # beside slurm.conf
+FILE = "health.json"  # name of the file in the folder of slurm.conf
 Settings = Mapping[str, CheckSetting]
 _DEFAULT = CheckSetting()
 

@@ -254,7 +254,7 @@ def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
 NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"
 HARDWARE = FaultMethod(_nothing, _nothing)
 
-METHODS = {  # other faults change only the telemetry; `injection` carries out power-off and worker-kill
+METHODS = {  # faults that are not listed change only the telemetry; `injection` carries out power-off and worker-kill
     "slurmd-dead": FaultMethod(kill_daemon, start_daemon),
     "agent-dead": FaultMethod(kill_daemon, start_daemon),
     "worker-hang": FaultMethod(stop_worker, resume_worker),

@@ -295,7 +295,7 @@ def parse_options(arguments: Sequence[str]) -> NodeAgentOptions:
 
 
 def _boot(value: str, hint: str) -> str:
-    """Return the boot id, given directly or in a file: it changes with every boot, the command line does not."""
+    """Return the boot id: the value of the option, or the content of the file that it names."""
     text = value
     if value.startswith("/"):
         text = (read_text(Path(value)) or "").strip()

@@ -118,7 +118,7 @@ def gpu_families(gpus: Sequence[GpuFacts], host: str) -> list[MetricFamily]:
 class XidCounts:
     """The Xids of each GPU so far. The log may lose old lines, but the counts never decrease."""
 
-    counts: dict[tuple[str, int], int] = field(default_factory=dict)  # by GPU (`bus_key`) and Xid
+    counts: dict[tuple[str, int], int] = field(default_factory=dict)  # number of events by GPU (`bus_key`) and Xid
     last: dict[str, XidEvent] = field(default_factory=dict)  # the last Xid by GPU
     # By GPU and Xid: the time of the newest counted event, and how many counted events have that time.
     _newest: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class NodeMetrics:
         self._due = 0.0
         self._xids = XidCounts()
         self._known: dict[str, GpuLabels] = {}
-        self._ports: tuple[float, tuple[PortCounters, ...]] = (0.0, ())  # when they expire, and the counters
+        self._ports: tuple[float, tuple[PortCounters, ...]] = (0.0, ())  # expiry time, and the counters
         self._dcgm: tuple[float, bool] = (0.0, False)
         self._logged = ""
 

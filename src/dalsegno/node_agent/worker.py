@@ -169,7 +169,7 @@ class CheckWatch:
 
     def _take(self, message: Message, now: float) -> None:
         self._since = now
-        self._leaves.pop(self._now_asked, None)  # that check did not hang
+        self._leaves.pop(self._now_asked, None)  # the current check did not hang
         if "begin" in message:
             self._now_asked = str(message["begin"])
         elif "found" in message:
@@ -191,7 +191,7 @@ class CheckWatch:
             text = f"the check {what} after {now - self._since:.0f} s; next attempt in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))
         self._end()
-        self._due = now + (0.0 if name else ROUND_S)  # a process that dies by itself must not keep the machine busy
+        self._due = now + (0.0 if name else ROUND_S)  # a pause, so that a process that dies at once is not restarted at once
 
     def _end(self) -> None:
         if self._forked is not None:

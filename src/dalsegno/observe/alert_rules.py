@@ -31,7 +31,7 @@ class AlertSeverity(Enum):
 
 @dataclass(frozen=True)
 class AlertRule:
-    """An alert: when it fires, and what to tell people."""
+    """An alert: the condition under which it fires, and its texts for people."""
 
     name: str
     subject: str  # the group of rules it belongs to

@@ -31,7 +31,7 @@ class ScrapeState(Enum):
 
     UP = "up"
     DOWN = "down"
-    UNKNOWN = "unknown"  # not scraped yet
+    UNKNOWN = "unknown"  # the target was not scraped yet
 
     @classmethod
     def _missing_(cls, value: object) -> ScrapeState:

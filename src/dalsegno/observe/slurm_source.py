@@ -1,4 +1,4 @@
-"""The sources of Slurm metrics: one sinfo, one squeue and one sdiag per cycle; sshare and reservations now and then."""
+"""The sources of Slurm metrics: one sinfo, one squeue and one sdiag per cycle; sshare and reservations less often."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Overview:
     runs: tuple[ObservedRun, ...] = ()
     all_runs: bool = True  # False if only the runs of this user are known
     events: tuple[Event, ...] = ()  # oldest first
-    gpus: Mapping[str, tuple[GpuReading, ...]] = field(default_factory=dict)  # by node, from connected agents
+    gpus: Mapping[str, tuple[GpuReading, ...]] = field(default_factory=dict)  # readings by node, of connected agents
     failing_scrapes: tuple[FailingScrape, ...] = ()  # empty without Prometheus
 
     @property

@@ -71,7 +71,7 @@ def ask_run_folders(controller: Path) -> list[RunFolder]:
 
 
 def ask_failing_scrapes(target: Target) -> tuple[FailingScrape, ...]:
-    """Return what the cluster's Prometheus cannot read; empty if it does not run, or if this user may not ask it."""
+    """Return the exporters that Prometheus cannot read; empty if it does not run, or if this user has no access."""
     from dalsegno.observe.prometheus_client import (  # imported late, because few clusters need it
         PrometheusClient,
         ScrapeState,

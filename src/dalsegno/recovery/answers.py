@@ -76,7 +76,7 @@ class Answers:
         return {"events": [event.message() for event in self.store.events(first, most=MAX_EVENTS)]}
 
     def _automation(self, uid: int, word: object, by: object = None) -> Message:
-        """Answer a request about automation. `by` is the person who asks through the web page."""
+        """Answer a request about automation. `by` is the person who sent the request through the web page."""
         if word in ("pause", "resume"):
             _check_owner(uid, f"{word} automatic recovery")
             who = by[:MAX_NAME] if isinstance(by, str) and by.isprintable() else _name(uid)

@@ -31,7 +31,7 @@ class FakeMachine:
     code: str = "79"
     check: str = "xid"  # the check that fails
     also: tuple[str, ...] = ()  # other checks that fail with it
-    silent: bool = False  # its checks return unknown
+    silent: bool = False  # whether all checks return unknown
 
 
 @dataclass
@@ -46,14 +46,14 @@ class FakeNode:
     booted_at: int | None = None
     validation: Validation | None = None
     agent: bool = True
-    was_connected: bool = False  # its agent was connected once
+    was_connected: bool = False  # whether the agent was ever connected
     asked: str = ""  # id of the validation in progress; "": none
-    resting: bool = False  # its agent holds no GPU
+    resting: bool = False  # whether the agent has released the GPUs
     missed_at: float | None = None  # when slurmctld lost contact with the node
-    late: bool = False  # the machine is up, but the controller does not hear it
+    late: bool = False  # whether the machine is up, but the controller does not hear it
     lost_at: float | None = None  # when the controller lost contact with the node
     heard_at: float | None = None  # when the controller first heard the node, or heard it again
-    quiet: bool = False  # its agent sends nothing for now
+    quiet: bool = False  # whether the agent sends nothing
     effects: list[str] = field(default_factory=list)  # what was done to the node
 
 

@@ -142,7 +142,7 @@ def _outcome(id: str, action: Action, at: float, context: ActionContext) -> Acti
         return ActionOutcome(id, action, "", f"{type(error).__name__}: {error}")
 
 
-JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
+JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # paths relative to the cluster's state folder
 LARGE = 64  # number of nodes; in a larger cluster, a query for all nodes takes 0.1 s or more
 # Time between rounds, in small and in large clusters
 QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is being repaired
@@ -165,7 +165,7 @@ class NodeWatch:
         self._pool = ThreadPoolExecutor(MAX_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint, self._is_new = "", True
-        self.policy = Policy(mode=OFF)  # until the policy has been read
+        self.policy = Policy(mode=OFF)  # recovery is off until the policy has been read
         self.partitions: Mapping[str, tuple[str, ...]] = {}  # node -> its partitions, from Slurm's last answer
 
     def start(self) -> None:

@@ -33,7 +33,7 @@ from dalsegno.wire.requests import RequestServer
 
 log = logging.getLogger("watcher")
 
-LOCK = "controller/lock"  # below the state folder
+LOCK = "controller/lock"  # path relative to the state folder
 RUNS_REFUSED = "this cluster has a watcher, which starts no runs"
 
 

@@ -53,7 +53,7 @@ class LivePicture:
     def __init__(self, sources: PictureSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._clock = sources, clock
         self._changed = threading.Condition()
-        # Numbers do not restart with the observer: otherwise a browser could mistake one for what it shows.
+        # Numbers do not restart with the observer: otherwise a browser could mistake a new one for the one it shows.
         self._snapshot = ClusterPicture(int(time.time() * 10) % 10**9, cluster=cluster)
         self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunPicture, ...]()
         self._hosts = HostPart()

@@ -26,7 +26,7 @@ from dalsegno.wire.requests import RequestServer
 
 log = logging.getLogger("web.login")
 
-SOCKET = "run/observer.sock"  # below the cluster's state folder
+SOCKET = "run/observer.sock"  # path relative to the cluster's state folder
 MAX_ANSWER = 1 << 16
 ANSWER_S = 5.0
 START_S = 2.0

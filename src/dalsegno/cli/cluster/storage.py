@@ -83,7 +83,7 @@ def check(name: str | None, names: Sequence[str], user: str | None, quick: bool,
 
 
 class CheckedNodes(NamedTuple):
-    """What is checked: storage, the nodes, the user, and how a program is run on a node."""
+    """The storage to check, the nodes, the user, and a function that runs a program on a node."""
 
     storage: Sequence[Storage]
     names: Sequence[str]

@@ -142,7 +142,7 @@ def _end_sessions(name: str | None, uid: int) -> None:
 
 
 def check_home(home: Path, uid: int | None) -> None:
-    """Raise if a home folder, which may be on storage that others use too, belongs to somebody else."""
+    """Raise if a home folder does not belong to the user. It may be on storage that other clusters share."""
     try:
         owner = home.lstat().st_uid
     except FileNotFoundError:
@@ -391,7 +391,7 @@ def _view(name: str | None) -> PeopleView:
 
 
 def _change(name: str | None, change: Callable[[Roster, PeopleView], Roster]) -> Target:
-    """Change the users and groups of a cluster, and say what was done."""
+    """Change the users and groups of a cluster, and print the changes."""
     from dalsegno.cluster import find_place
     from dalsegno.targets.base import CanManageUsers, require
     from dalsegno.users.roster import roster_of

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dalsegno.targets.folder import ClusterFolder
     from dalsegno.web.login import LoginAddress
 
-PAGE = ".local/state/dalsegno/web-login.html"  # below the home folder; its token is valid once, for a minute
+PAGE = ".local/state/dalsegno/web-login.html"  # a file in the home folder; the token in it is valid once, for a minute
 
 
 @click.command()

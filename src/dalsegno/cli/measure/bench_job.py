@@ -55,7 +55,7 @@ _IN_IMAGE = "the image needs nccl-tests, or a python3 with torch; `--container-m
 
 
 def job_options(command: _Command) -> _Command:
-    """Add the options for where a benchmark runs to a command that takes them as `**given`."""
+    """Add the options that select where a benchmark runs, for a command that takes them as `**given`."""
     one_word = click.option(
         "--sbatch-arg", ONE_WORD, multiple=True, metavar="OPTION",
         help="Further option for Slurm, passed unchanged: --sbatch-arg=--reservation=bench. May be repeated.",

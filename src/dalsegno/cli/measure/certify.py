@@ -120,7 +120,7 @@ def _make_folder(output: str) -> Path:
         tempfile.TemporaryFile(dir=folder).close()
 
     try:
-        as_caller(make)  # with the rights of the user who called sudo
+        as_caller(make)  # create the folder with the rights of the user who called sudo
     except OSError as error:
         raise UsageError(
             f"the report cannot be written to {folder}: {error.strerror}", where="--output",

@@ -83,7 +83,7 @@ def _collector(name: str | None, compat: str, interval_s: float) -> Collector:
 
 
 def _print_once(collector: Collector) -> None:
-    """Print the metrics. If a source fails, print what there is, and the error."""
+    """Print the metrics. If a source fails, print the metrics of the others, and the error."""
     import logging
 
     from dalsegno.cli.controller_requests import meaning_of

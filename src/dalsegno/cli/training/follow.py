@@ -84,7 +84,7 @@ class Screen:
         self._drawn_at = 0.0
 
     def lines(self, lines: Iterable[Line], news: Callable[[], None] = lambda: None) -> None:
-        """Print output lines as UTF-8, whatever the locale.
+        """Print output lines as UTF-8 in every locale.
 
         Before the first line of a new generation, report that generation: call `news`, then read the journal for
         generations that `news` did not report.
@@ -248,7 +248,7 @@ class Follower:
     def _until_end(self, inbox: PendingSignal) -> int:
         while True:
             now = time.time()
-            status = self.watch.poll(now)  # before the logs are read, so that the last status ends all output
+            status = self.watch.poll(now)  # polled before the logs, so that after the last status no output is missing
             report = partial(self.screen.status, status, now) if not is_over(status) else _nothing
             self.screen.lines(self.repeats.once(self.logs.lines(now, final=is_over(status))), news=report)
             if is_over(status):

@@ -23,7 +23,7 @@ class PortCounters:
     """The counters of a port by sysfs's name. `up` is None if the port does not report its state."""
 
     device: str  # mlx5_0, rdmap16s27
-    port: str  # its number
+    port: str  # number of the port
     kind: str  # ib, efa, roce
     up: bool | None
     counters: Mapping[str, int]

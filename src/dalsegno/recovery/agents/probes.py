@@ -100,7 +100,7 @@ class Probes:
         try:
             sock = socket.socket(family)
         except OSError:
-            return  # out of sockets, which says nothing about the node
+            return  # no socket is available, which says nothing about the node
         sock.setblocking(False)
         code = sock.connect_ex((probe.place.address, port))
         if code in _UNDER_WAY:

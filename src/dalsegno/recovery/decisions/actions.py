@@ -309,7 +309,7 @@ class Repeat(Action):
     """Repeat an action that was begun before a controller crash and whose outcome is unknown."""
 
     id: str
-    touches: ClassVar[bool] = False  # not held back, because the action has begun
+    touches: ClassVar[bool] = False  # false, so that the action is not held back: it has already begun
 
 
 @dataclass(frozen=True)

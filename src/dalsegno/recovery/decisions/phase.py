@@ -11,7 +11,7 @@ class NodePhase(Enum):
     IN_SERVICE = "in service"
     SUSPECTED = "suspected"  # a fault is suspected, and the node is still in service
     DRAINED = "drained"  # drained by the controller: running jobs may finish, no new ones start
-    DOWN = "down"  # it is lost; Slurm removes it from its jobs
+    DOWN = "down"  # the node is lost, and Slurm removes it from its jobs
     REPAIRING = "repairing"  # reset, rebooted or replaced, and not back yet
     VALIDATING = "validating"
     GIVEN_UP = "given up"  # drained until an administrator repairs it

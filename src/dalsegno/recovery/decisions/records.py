@@ -45,7 +45,7 @@ class PendingAction:
     id: str
     at: float
     boot: str = ""
-    how: str = ""  # for a repair: reset, reboot or replace
+    how: str = ""  # the remedy if the action is a repair: reset, reboot or replace
 
 
 @dataclass(frozen=True)

@@ -241,9 +241,9 @@ def _decide_down(case: RepairCase) -> Action | None:
     if case.node.busy:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
-        return _decide_free(case)  # it was set down only to remove it from runs that had left it
+        return _decide_free(case)  # the node was set down only to remove it from runs that had left it
     if case.node.connected and not case.own.steps and not case.own.asked:
-        return _validate(case)  # it came back by itself
+        return _validate(case)  # the node came back by itself
     if case.in_phase_s < case.policy.gone_s and not case.node.off:
         return None
     return _start_repair(case)
@@ -363,7 +363,7 @@ def _passes_now(case: RepairCase) -> bool:
     return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
 
 
-# Forecast of the next repair, made with the functions that decide it
+# Forecast of the next repair. It uses the same functions as the decision.
 
 
 @dataclass(frozen=True)

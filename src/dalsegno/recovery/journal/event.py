@@ -14,7 +14,7 @@ _JOB = re.compile(r"\bjob (\d+)\b")
 
 
 class EventKind(Enum):
-    """What was done, or what the event reports."""
+    """The action that the event is about, or the kind of information that it reports."""
 
     DRAIN = "drain"
     SET_DOWN = "setdown"

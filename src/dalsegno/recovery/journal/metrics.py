@@ -250,7 +250,7 @@ def count_families(counts: JournalCounts) -> list[Family]:
 def fault_family(counts: JournalCounts, now: float) -> Family:
     """Return the family that tells alerts which nodes had a fault, even if they were repaired between two scrapes.
 
-    It is a time and not a count, so that the first fault of a node can be seen without an earlier zero.
+    The value is a time and not a count, so that the first fault of a node is visible without an earlier zero.
     """
     recent: Samples = {key: at for key, at in counts.faults.items() if now - at < DAY_S}
     about = "When recovery last took the node out of service for this fault, within the last day."
