@@ -233,12 +233,7 @@ PROGRAMS = (
 )  # fmt: skip
 _FILES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ssl/certs/ca-certificates.crt")
 _FOLDERS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "mnt": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
-_BESIDE_LIBC = (
-    "libgcc_s.so.1",
-    "libnss_dns.so.2",
-    "libnss_files.so.2",
-    "libresolv.so.2",
-)  # glibc loads them later
+_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # glibc loads them later
 _TOP_LINKS = ("/bin", "/sbin", "/lib", "/lib64")  # links into /usr on most distributions
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ASK = (

@@ -191,7 +191,7 @@ class CheckWatch:
             text = f"the check {what} after {now - self._since:.0f} s; next attempt in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))
         self._end()
-        self._due = now + (0.0 if name else ROUND_S)  # a pause, so that a process that dies at once is not restarted at once
+        self._due = now + (0.0 if name else ROUND_S)  # a process that dies at once is restarted only after a pause
 
     def _end(self) -> None:
         if self._forked is not None:

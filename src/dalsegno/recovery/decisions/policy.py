@@ -45,12 +45,8 @@ class Policy:
     removal_s: float = 600.0  # time limit for Slurm to remove a node from its jobs
     person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is `given up`
     burn_in_s: float = 86400.0  # how often a spare is validated
-    steady_s: tuple[float, ...] = (
-        5.0,
-        20.0,
-        80.0,
-        300.0,
-    )  # time without faults that ends the first suspicion, the second, and so on
+    # Time without faults that ends the first suspicion, the second, and so on.
+    steady_s: tuple[float, ...] = (5.0, 20.0, 80.0, 300.0)
     relapse_s: float = 600.0  # a suspicion this soon after the return to service is a relapse
     retry_s: float = 2.0  # delay after a failed action, doubled each time
     capacity_s: float = 600.0  # delay after a failed replacement
