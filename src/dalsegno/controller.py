@@ -22,7 +22,7 @@ from dalsegno.targets.base import HasMachines, Target
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.registry import open_existing
 
-SLURM_S = 15.0  # longer than Slurm's commands take to report that slurmctld does not answer
+SLURM_S = 15.0  # time limit for Slurm's commands, which report sooner that slurmctld does not answer
 
 
 def main(arguments: list[str]) -> int:

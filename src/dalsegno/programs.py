@@ -33,12 +33,12 @@ PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)`
 }
 
 
-# The command before a program's name on hosts where our code is installed.
+# The command that starts a program on hosts where our code is installed. The program's name follows it.
 HOST_LAUNCHER = ("python3", "-I", "/opt/dalsegno/current/dalsegno/programs.py")
 
 
 def launcher() -> tuple[str, ...]:
-    """Return the command to put before a program's name. It works wherever this file and Python can be read."""
+    """Return the command that starts a program, without the program's name. It works on all hosts with these files."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
 
 

@@ -88,7 +88,7 @@ FORWARDED = frozenset({
 # These commands run as root there: they read the cluster's secrets, or are meant for administrators, who may log in
 # under another name.
 AS_ROOT = frozenset({"monitor", "web", "automation", "inject"})
-CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # run on this machine, because they change hosts as `up` does
+CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # these change hosts, as `up` does, and run on this machine
 TAKES_A_COMMAND = ("run", "torchrun", "submit")
 
 
@@ -179,7 +179,7 @@ def _open_streams() -> None:
 
 
 def _explain(error: DalsegnoError | click.ClickException) -> int:
-    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later
+    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":  # from click 8.2 on
         out.talk(error.format_message())
         return error.exit_code
     if isinstance(error, click.ClickException):

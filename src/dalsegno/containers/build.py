@@ -368,7 +368,7 @@ def _libraries(files: list[Path], runner: Runner) -> Iterator[Path]:
     binaries = [str(path) for path in files if _is_elf(path)]
     found: dict[str, None] = {}
     for at in range(0, len(binaries), _AT_ONCE):
-        done = runner.run([tool, *binaries[at : at + _AT_ONCE]])  # a nonzero exit code means only that some are static
+        done = runner.run([tool, *binaries[at : at + _AT_ONCE]])  # a failure only means that some files are static
         found.update(dict.fromkeys(_LDD.findall(done.stdout)))
     return (Path(path) for path in found)
 

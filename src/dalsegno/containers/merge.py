@@ -24,7 +24,7 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _AUFS = ".wh..wh."  # prefix of aufs metadata in old images
 _SET_USER_ID = 0o4000
-_SET_IDS = 0o6000  # removed from files only: a folder's set-group-ID bit grants no rights
+_SET_IDS = 0o6000  # these bits are removed from files only: a folder's set-group-ID bit grants no rights
 _MAX_PATH = 4096  # the kernel's limit for the length of a path
 _MAX_LINKS = 40  # the kernel's limit for symbolic links on one path
 _PLAIN_XATTR = "user."
@@ -138,7 +138,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
         there = way[-1].names.get(part)
         if part in ("", "."):
             continue
-        if part == "..":  # comes from a symbolic link; the parent of the root is the root
+        if part == "..":  # this part comes from a symbolic link; the parent of the root is the root
             del way[max(1, len(way) - 1) :]
         elif isinstance(there, _Folder):
             way.append(there)

@@ -142,7 +142,7 @@ def read_entries(stream: Stream) -> Iterator[TarEntry]:
             records.update(_pax(_content(stream, size)))
         elif kind in (b"L", b"K"):
             records["path" if kind == b"L" else "linkpath"] = _content(stream, size).rstrip(b"\0")
-        elif kind == b"V":  # a volume's label
+        elif kind == b"V":  # the entry is a volume label
             stream.skip(_padded(size))
         else:
             raise DamagedImage(f"a layer has an entry of unknown type {kind!r}")

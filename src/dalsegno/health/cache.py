@@ -58,7 +58,7 @@ def keep(path: Path, node: str, findings: Iterable[Finding]) -> None:
     with contextlib.suppress(OSError), trusted_folder(path.parent, make=True) as folder:
         temp = f".{path.name}.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temp, dir_fd=folder)  # a killed process with the same PID may have left it
+            os.unlink(temp, dir_fd=folder)  # a killed process with the same PID may have left the file behind
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temp, flags, 0o600, dir_fd=folder), "w") as file:
             json.dump(report_message(NodeReport(node, "", passed)), file)

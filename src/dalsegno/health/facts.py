@@ -47,7 +47,7 @@ class GpuFacts:
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     remapped_rows: int | None = None  # rows remapped for uncorrectable errors
-    nvlinks: int | None = None  # NVLinks that are up
+    nvlinks: int | None = None  # number of NVLinks that are up
     nvlink_errors: int | None = None  # recoveries and uncorrectable errors, without replays, which are normal
     pcie_width: int | None = None
     pcie_max_width: int | None = None  # the largest width that both card and slot support
@@ -98,9 +98,9 @@ class LogLine:
 class Port:
     """A fabric port. `flaps` are the times when it went down, seconds since 1970."""
 
-    name: str  # "mlx5_0/1", "rdmap16s27/1"
-    state: str = "ACTIVE"  # INIT, DOWN, …: as in sysfs, without the number
-    kind: str = "ib"  # ib, efa, roce
+    name: str  # for example "mlx5_0/1" or "rdmap16s27/1"
+    state: str = "ACTIVE"  # the word in sysfs, such as INIT or DOWN
+    kind: str = "ib"  # one of ib, efa, roce
     flaps: tuple[float, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)  # counters by sysfs's name
 
@@ -151,7 +151,7 @@ class WaitingProcess:
 
     pid: int
     name: str
-    state: str  # D or Z
+    state: str  # the state as in /proc: D or Z
     since: float
     switches: str = ""  # number of context switches, which changes when the process runs
 

@@ -161,7 +161,7 @@ class Reply:
     report: NodeReport | None = None
     port: int = 0  # the port on which the node listens, for a pair test
     file: str = ""
-    part: str = ""  # the next characters of that file
+    part: str = ""  # the next characters of the file
 
 
 @dataclass(frozen=True)

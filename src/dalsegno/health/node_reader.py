@@ -28,7 +28,7 @@ SAME_ROUND_S = 0.3
 NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # maximum share of time spent on queries, and maximum age of a reused answer
 DETAILS_MAX_AGE_S = 20.0  # maximum age of values for metrics; dcgm-exporter queries them every 30 s
 OPENED_S = 2.0  # maximum age of the first answer, which is slow only because the library is opened
-Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
+Gpus = tuple[GpuFacts, ...] | None  # None if there is no library or no driver
 
 
 class NodeReader(Protocol):

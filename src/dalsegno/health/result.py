@@ -10,7 +10,7 @@ MAX_REASON = 200  # maximum characters of a drain reason; longer ones make `sinf
 
 class Verdict(Enum):
     PASSED = "passed"
-    WARNED = "warned"  # shown to people; no action follows
+    WARNED = "warned"  # the result is shown to people; no action follows
     FAILED = "failed"
     UNKNOWN = "unknown"  # the check itself failed: its tool is missing, hangs, or has no valid output
 

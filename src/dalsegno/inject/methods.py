@@ -34,7 +34,7 @@ HANGING_FS = Path(__file__).with_name("hanging_fs.py")
 
 
 def kill_daemon(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Kill a daemon. Its host is told first not to restart it."""
+    """Kill a daemon. First, stop its host from restarting it."""
     nodes.hold(fault.node, DAEMONS[fault.fault], True)
     end(nodes.daemons(fault.node, DAEMONS[fault.fault]))
 

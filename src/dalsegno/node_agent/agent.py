@@ -310,7 +310,7 @@ class NodeAgent:
     def __init__(self, options: NodeAgentOptions, secret: bytes, make: Make, do: Do, check_s: float = CHECK_S) -> None:
         self.selector = selectors.DefaultSelector()
         self.findings = Findings(options.node, options.boot)
-        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
+        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # changes of the wall clock do not affect it
         address = AgentAddress(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
         self.link = ControllerLink(address, self.selector, self._on_message, self._on_link_change)
         self.watch = CheckWatch(

@@ -26,7 +26,7 @@ def run_load(load: Callable[[], Result]) -> Result:
     """Return the result of a load test; unknown if it could not be run."""
     try:
         return load()
-    except Exception as error:  # a library that is installed but does not work
+    except Exception as error:  # for example, a library is installed but does not work
         return unknown(f"could not be run: {type(error).__name__}: {error}"[:200])
 
 

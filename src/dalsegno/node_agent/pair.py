@@ -107,7 +107,7 @@ def _next(sock: socket.socket) -> Message:
 # controller made for this test. Nobody else can use the connection, but an attacker in the network can change its data.
 
 
-CONNECT_S = 30.0  # time for the other node to connect and authenticate: both machines may be busy
+CONNECT_S = 30.0  # time limit for the other node to connect and authenticate; both machines may be busy
 MAX_CALLERS = 64
 LISTENER, DIALLER = "pair that listens/2", "pair that calls/2"
 

@@ -143,7 +143,7 @@ class CheckWatch:
             self._start()
         assert self._forked is not None
         without = [name for name, leave in self._leaves.items() if leave.until > now]
-        with contextlib.suppress(OSError):  # the process has died: its socket reports that
+        with contextlib.suppress(OSError):  # if the process has died, its socket reports that
             self._forked.sock.send(pack({"without": without}))
         self._busy, self._since, self._now_asked = True, now, ""
 
@@ -197,7 +197,7 @@ class CheckWatch:
         if self._forked is not None:
             self._selector.unregister(self._forked.sock)
             self._forked.kill()
-            self._stuck.append(self._forked)  # counts as stuck until it is reaped
+            self._stuck.append(self._forked)  # the process counts as stuck until it has ended
         self._forked, self._busy, self._now_asked = None, False, ""
 
 

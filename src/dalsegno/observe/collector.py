@@ -55,7 +55,7 @@ class SourceStatus:
     duration_s: float = 0.0
     last_success_at: float = 0.0  # seconds since 1970; 0: never
     skipped_rows: int = 0
-    fault: DalsegnoError | None = None  # why it failed
+    fault: DalsegnoError | None = None  # why the last collection failed
 
 
 @dataclass(frozen=True)

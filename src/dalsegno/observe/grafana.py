@@ -11,13 +11,13 @@ from dalsegno.observe.panels import DATASOURCE_UID, dashboard_json
 from dalsegno.observe.prometheus import yaml_text
 
 IMAGE = "grafana/grafana:11.4.0"
-PASSWORD = "prometheus-password"  # name of the password file next to the compose file, and of the secret in it
+PASSWORD = "prometheus-password"  # name of the file with the password, and of the secret in the compose file
 WRITER = "dalsegno dashboards export"
 DASHBOARD_FOLDER = "/var/lib/grafana/dashboards"
 
 
 def grafana_files(cluster: str, prometheus: str, *, login: bool) -> dict[str, str]:
-    """Return the text of each file by its path. `prometheus` is an address; `login`: it needs a password."""
+    """Return the text of each file by its path. `login` says whether the Prometheus at this address has a password."""
     files = {
         f"dashboards/{each.uid}.json": json.dumps(dashboard_json(each), indent=2, ensure_ascii=False) + "\n"
         for each in DASHBOARDS

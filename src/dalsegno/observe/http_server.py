@@ -95,7 +95,7 @@ class HttpServer:
             try:
                 sock, address = self._listener.accept()
             except OSError:
-                if self._closed.wait(0.05):  # out of descriptors: wait until connections have ended
+                if self._closed.wait(0.05):  # no file descriptor is free: wait until connections have ended
                     return
                 continue
             self._admit(sock, str(address[0]) if isinstance(address, tuple) else "")

@@ -62,7 +62,7 @@ class FiringAlert:
 
 
 class PrometheusClient:
-    """Asks one Prometheus. It ignores proxy settings, because a proxy cannot reach the cluster's network."""
+    """Queries one Prometheus. It ignores proxy settings, because a proxy cannot reach the cluster's network."""
 
     def __init__(self, address: str, password: str, timeout_s: float = TIMEOUT_S) -> None:
         self.address, self._timeout_s = address, timeout_s

@@ -14,7 +14,7 @@ from dalsegno.targets.base import NodeStatus
 
 
 class NodeCondition(Enum):
-    """What a user needs to know about a node, the most urgent first."""
+    """The condition of a node. The most urgent condition is first."""
 
     GIVEN_UP = "given-up"  # an administrator must repair it
     HELD_BACK = "held-back"  # it has a fault, but recovery is paused, only observing, or at a limit
@@ -41,7 +41,7 @@ class NodeCondition(Enum):
 
 
 class RunImpact(Enum):
-    """How a run is doing, the most urgent first."""
+    """The condition of a run. The most urgent condition is first."""
 
     NO_COORDINATOR = "no-coordinator"  # the coordinator is dead, or has been silent for too long
     RESTARTING = "restarting"
@@ -83,7 +83,7 @@ def node_condition(
     if record and record.phase in _SPARES:
         return _SPARES[record.phase]
     if node.spare and record and record.phase is NodePhase.VALIDATING:
-        return NodeCondition.SPARE  # it has no fault: spares are validated at intervals
+        return NodeCondition.SPARE  # the node has no fault: spares are validated at intervals
     found = _slurm_condition(node, slurm_users) if slurm_answers else NodeCondition.IN_SERVICE
     suspected = record is not None and record.phase is NodePhase.SUSPECTED
     return NodeCondition.SUSPECTED if suspected and found is NodeCondition.IN_SERVICE else found
@@ -121,7 +121,7 @@ def _slurm_condition(node: NodeStatus, slurm_users: frozenset[str]) -> NodeCondi
 
 
 def run_impact(run: ObservedRun) -> RunImpact | None:
-    """Return how a run is doing; None if it is over."""
+    """Return the condition of a run; None if it is over."""
     status = run.status
     if status.phase in (RunPhase.ENDING, RunPhase.ENDED):
         return None

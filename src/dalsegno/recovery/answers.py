@@ -19,7 +19,7 @@ from dalsegno.recovery.decisions.repair import forecast
 from dalsegno.recovery.journal.store import Journal
 from dalsegno.wire.frames import Message
 
-MAX_EVENTS = 500  # maximum number per answer, because an answer must fit into one message
+MAX_EVENTS = 500  # maximum number of events per answer, which must fit into one message
 MAX_NAME = 100
 LAST = 50  # number of events shown with a node
 _HINT = "use `events`, `automation`, `nodes` or `forgive`"

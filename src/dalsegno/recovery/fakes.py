@@ -54,7 +54,7 @@ class FakeNode:
     lost_at: float | None = None  # when the controller lost contact with the node
     heard_at: float | None = None  # when the controller first heard the node, or heard it again
     quiet: bool = False  # whether the agent sends nothing
-    effects: list[str] = field(default_factory=list)  # what was done to the node
+    effects: list[str] = field(default_factory=list)  # actions on the node
 
 
 @dataclass
@@ -69,13 +69,13 @@ class FakeCluster:
     bad_replacements: int = 0  # how many of the next replacements are broken
     same_gpus_again: int = 0  # how many of the next replacements have the old machine's GPUs
     boots: int = 0
-    validations: bool = True  # nodes answer validation orders
-    tell_gpus: bool = True  # agents have reported their GPUs
-    blind: bool = False  # the controller's own network has failed
+    validations: bool = True  # whether nodes answer validation orders
+    tell_gpus: bool = True  # whether agents have reported their GPUs
+    blind: bool = False  # whether the controller's own network has failed
     see_again_at: float | None = None  # when the controller's network works again
-    slow: bool = False  # Slurm does not remove a node from its jobs at once
+    slow: bool = False  # whether Slurm takes time to remove a node from its jobs
     updates: list[Mapping[str, str]] = field(default_factory=list)  # arguments of each `update`
-    reservations: dict[str, str] = field(default_factory=dict)  # name -> its users
+    reservations: dict[str, str] = field(default_factory=dict)  # name of a reservation -> its users
     forbidden: list[str] = field(default_factory=list)  # forbidden actions that were carried out
 
     @classmethod

@@ -137,7 +137,7 @@ def _outcome(id: str, action: Action, at: float, context: ActionContext) -> Acti
     try:
         return ActionOutcome(id, action, do(action, id, at, context), "")
     except DalsegnoError as error:
-        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the command's own message
+        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the last line is the cause
     except Exception as error:  # a bug in a target must not stop the recovery of other nodes
         return ActionOutcome(id, action, "", f"{type(error).__name__}: {error}")
 
@@ -145,15 +145,15 @@ def _outcome(id: str, action: Action, at: float, context: ActionContext) -> Acti
 JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # paths relative to the cluster's state folder
 LARGE = 64  # number of nodes; in a larger cluster, a query for all nodes takes 0.1 s or more
 # Time between rounds, in small and in large clusters
-QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is being repaired
-MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # while a node that was just lost is not out of service yet
-CALM_S, LARGE_CALM_S = 3.0, 10.0  # if nothing happens; agents report changes at once
-AFTER_SILENCE_S = 2.0  # if Slurm did not answer
+QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # pause while a node is being repaired
+MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # pause while a node that was just lost is not out of service yet
+CALM_S, LARGE_CALM_S = 3.0, 10.0  # pause if nothing happens; agents report changes at once
+AFTER_SILENCE_S = 2.0  # pause if Slurm did not answer
 AT_ONCE = 20  # maximum number of rounds without a pause
 MAX_SLOW = 8  # maximum number of slow actions at a time
 
-Runs = Callable[[], Mapping[str, RunRecord]]  # the runs that the controller supervises
-TIDY_S = 24 * 3600.0  # how often old rows are deleted, in addition to the start of a controller
+Runs = Callable[[], Mapping[str, RunRecord]]  # returns the runs that the controller supervises
+TIDY_S = 24 * 3600.0  # old rows are deleted at this interval, and when a controller starts
 
 
 class NodeWatch:

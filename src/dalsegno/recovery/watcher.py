@@ -40,7 +40,7 @@ RUNS_REFUSED = "this cluster has a watcher, which starts no runs"
 class ExistingSite:
     """The cluster of a file with `target: existing`. The file is read again when it has changed."""
 
-    target = object()  # nothing can be reset, rebooted or replaced
+    target = object()  # this target cannot reset, reboot or replace nodes
 
     def __init__(self, file: Path, slurm: SlurmClient) -> None:
         self.file, self.slurm = file, slurm

@@ -62,7 +62,7 @@ PAGES = {path: name for _, path, name in SECTIONS}  # maps a path to the title o
 
 
 class Actions(Protocol):
-    """Carries out actions."""
+    """The object that carries out actions."""
 
     def do(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> str: ...
 

@@ -14,7 +14,7 @@ from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, Nod
 from dalsegno.web.snapshot import ControllerPart, HostPart, RunPicture, SlurmPart
 from dalsegno.wire.liveness import Presence
 
-OBSERVER = DaemonStatus("", "observer", running=True)  # the observer runs this code, so never all daemons are dead
+OBSERVER = DaemonStatus("", "observer", running=True)  # the observer runs this code, so at least one daemon runs
 SLURM, CONTROLLER = "slurm", "controller"  # names of sources
 
 

@@ -21,7 +21,7 @@ _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400
 
 
 class TimelineKind(Enum):
-    """What a mark on the timeline shows. The values are class names of the style sheet."""
+    """The kind of a mark on the timeline. The values are class names of the style sheet."""
 
     FAULT = "fault"
     FAILURE = "failure"
@@ -124,7 +124,7 @@ def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Ax
 def _ticks(low: float, high: float) -> list[float]:
     """Return two to four round values between the bounds."""
     span = high - low
-    if span < 1e-300 or not math.isfinite(span):  # the step would be 0
+    if span < 1e-300 or not math.isfinite(span):  # the step between ticks would be 0
         return [low]
     step = 10.0 ** math.floor(math.log10(span))
     while span / step > 4:

@@ -21,7 +21,7 @@ from dalsegno.web.sources import PictureSources
 log = logging.getLogger("web.live")
 
 LINGER_S = 20.0  # the sources are queried for this long after the last request, because the page may be reloaded
-SMALL, LARGE = 64, 2048  # numbers of nodes of small and large clusters
+SMALL, LARGE = 64, 2048  # a cluster with at most this many nodes is small, or medium
 # Seconds between two queries, for small, medium and large clusters. A slow source is queried less often.
 CONTROLLER_S = (0.5, 0.8, 2.0)
 SLURM_S = (0.8, 0.8, 4.0)
@@ -48,7 +48,7 @@ class _Trouble:
 
 
 class LivePicture:
-    """The current snapshot. `watch` and `snapshot` may be called by any thread."""
+    """The current snapshot. All methods may be called by any thread."""
 
     def __init__(self, sources: PictureSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._clock = sources, clock
@@ -205,7 +205,7 @@ class LivePicture:
     def _made(self) -> ClusterPicture:
         parts = (self._slurm, self._controller)
         if self._joined is None or self._joined[0] is not parts[0] or self._joined[1] is not parts[1]:
-            self._joined, self._nodes = parts, node_views(*parts)  # takes 20 ms for 1,000 nodes
+            self._joined, self._nodes = parts, node_views(*parts)  # only after a change: takes 20 ms for 1,000 nodes
         troubles = self._trouble_texts()
         return ClusterPicture(
             0,

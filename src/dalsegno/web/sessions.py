@@ -34,7 +34,7 @@ class WebRole(Enum):
 
     VIEWER = "viewer"  # the visitor of a read-only link, as on a wall display
     USER = "user"  # a user of the cluster, who can cancel only their own runs and jobs
-    OPERATOR = "operator"  # root and the cluster's owner
+    OPERATOR = "operator"  # root or the cluster's owner
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class WebSession:
     role: WebRole
     uid: int
     user: str
-    until: float  # seconds since 1970
+    until: float  # time of expiry, in seconds since 1970
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dalsegno.why.answer import Conclusion, Moment
 
 @dataclass(frozen=True)
 class ControllerView:
-    """What the controller knows about a node. The defaults stand for a cluster without a controller."""
+    """The controller's knowledge about a node. The defaults are for a cluster without a controller."""
 
     phase: NodePhase | None = None
     note: str = ""

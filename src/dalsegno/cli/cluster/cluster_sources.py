@@ -30,7 +30,7 @@ class ClusterSources:
 
     name: str
     target: Target | None  # None inside a host of the cluster, and for a Slurm that Dal Segno did not install
-    slurm: SlurmHere | None  # used where there is no target
+    slurm: SlurmHere | None  # used if there is no target
     controller: Path | None
 
     def status(self) -> ClusterStatus:

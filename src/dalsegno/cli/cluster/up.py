@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def plan(file: str, json_: bool, folder: str | None) -> None:
     """Show what `up` would do with FILE (default: cluster.yaml): what it adds, removes, restarts and waits for.
 
-    For HyperPod and OCI, `--write` writes the requests, scripts, Terraform variables and IAM policies, without asking
-    the cloud.
+    For HyperPod and OCI, `--write` writes the requests, scripts, Terraform variables and IAM policies, without any
+    query to the cloud.
     """
     cluster, _, target = _open(file)
     if folder is not None:

@@ -51,7 +51,7 @@ class CertifyStage:
     known: Sequence[NodeInfo]
     count: int
     why_none: str  # why no node can be measured; "" if there are some
-    gpus: int  # real GPUs of each node, if all have the same number
+    gpus: int  # number of real GPUs per node; 0 if it differs between nodes
     simulated: tuple[str, ...]
 
 

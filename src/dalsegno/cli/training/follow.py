@@ -51,7 +51,7 @@ _REDRAW_S = 0.5
 
 def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
     """Return a line such as `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
-    shown = line.text.rstrip("\r").rpartition("\r")[2]  # the final state of a progress bar
+    shown = line.text.rstrip("\r").rpartition("\r")[2]  # only the final state of a progress bar is shown
     shown = lines(shown) if foreign else shown
     if ranks <= 1:
         return shown
@@ -278,7 +278,7 @@ class Follower:
         if number == signal.SIGTERM:
             self._detach()
             return TERMINATED
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Ctrl-C in a script means stop
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):  # in a script, Ctrl-C cancels the run without asking
             return self._cancel()
         self.screen.clear()
         wish = ask_what_to_do()

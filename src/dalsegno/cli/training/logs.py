@@ -221,7 +221,7 @@ class LogReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self._file = 0  # inode
+        self._file = 0  # inode of the file that was read last
         self._rest = b""
 
     def all_lines(self, *, final: bool) -> Iterator[str]:

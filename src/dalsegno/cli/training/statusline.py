@@ -79,7 +79,7 @@ def cause_was_shown(before: RunStatus | None) -> bool:
 
 
 def new_generations(entries: Sequence[Entry], announced: int, cause_shown: bool) -> dict[int, str]:
-    """Return messages, by number, for the journal's generations after `announced` that no status has shown."""
+    """Return a message for each generation in the journal after `announced`, by the generation's number."""
     found: dict[int, str] = {}
     for place, entry in enumerate(entries):
         if entry.get("event") == RunEvent.GENERATION and int(entry["generation"]) > announced:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 GONE = "lost: its cluster is gone"
 SILENT_S = 30.0  # after this long without a new status, ask Slurm whether the coordinator's job exists
-GONE_S = 5.0  # a coordinator's last status may arrive just after its job has left the queue
-DOWN_GRACE_S = 2.0  # a `down` in progress writes the last status of each run itself
-NOT_STARTED_S = 60.0  # the controller normally starts a coordinator at once
+GONE_S = 5.0  # how long to wait for the last status after the run's job has left the queue
+DOWN_GRACE_S = 2.0  # how long to wait for a `down` in progress, which writes the last status of each run
+NOT_STARTED_S = 60.0  # time limit for the start of a coordinator, which normally takes less than a second
 
 
 class SlurmQueries(Protocol):

@@ -39,7 +39,7 @@ class PluginBuild:
 
     host: str
     sources: str
-    key: str  # changes with the sources and the Slurm version
+    key: str  # a key that changes with the sources and the Slurm version
     folder: str = FOLDER
 
     @property
@@ -83,7 +83,7 @@ class _Edit:
     host: PluginFacts
     add: str = ""
     drop: tuple[StackLine, ...] = ()
-    restart: bool = False  # restart slurmd, because Pyxis creates its folders when slurmd starts
+    restart: bool = False  # whether to restart slurmd, because Pyxis creates its folders when slurmd starts
 
 
 def plan_commands(

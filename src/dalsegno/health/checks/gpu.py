@@ -200,7 +200,7 @@ GPU_CHECKS = (
 # Links between GPUs
 
 
-_SLOT = re.compile(r"PCIe?\b|\bNVL\b", re.IGNORECASE)  # "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
+_SLOT = re.compile(r"PCIe?\b|\bNVL\b", re.IGNORECASE)  # matches names such as "NVIDIA H100 PCIe" and "NVIDIA H100 NVL"
 SWITCHED_FROM = 8  # nodes with at least this many GPUs connect NVLinks through switches, which need the fabric manager
 
 

@@ -237,7 +237,7 @@ class ContainerTools:
     `missing`: required Slurm plugins that do not exist."""
 
     enroot: str | None
-    namespaces: int  # user namespaces that are allowed
+    namespaces: int  # maximum number of user namespaces that the kernel allows
     missing: tuple[str, ...] = ()
 
 

@@ -29,7 +29,7 @@ MEMORY_TEMPERATURE, UNSIGNED_INT = 82, 1  # NVML's numbers of a field and of the
 RECOVERY, ECC_DATA = 1, 4  # NVML's numbers of the kinds of NVLink errors
 REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_THERMAL, 0x4: SW_POWER_CAP}
 
-MaxClocks = dict[str, int | None]  # UUID -> MHz; read once, because this query is the slowest: 2.4 of 3.8 ms on an H200
+MaxClocks = dict[str, int | None]  # UUID -> MHz; read only once, because this query takes 2.4 of 3.8 ms on an H200
 
 
 # Fields of GpuFacts from the performance counters (GPM): the counter's number, and the factor to its unit.
@@ -61,7 +61,7 @@ class PerformanceCounters:
         self._samples: dict[str, Any] = {}  # UUID -> sample; None if the GPU has no counters
 
     def read(self, handle: Any, uuid: str) -> dict[str, Any]:
-        """Return the means since the last call, as fields of GpuFacts; empty at the first call of a GPU, and for GPUs
+        """Return the means since the last call, as fields of GpuFacts; empty at the first call for a GPU, and for GPUs
         without counters."""
         try:
             if uuid not in self._samples:
@@ -76,7 +76,7 @@ class PerformanceCounters:
                 return self._means(before, now)
             finally:
                 self._nvml.nvmlGpmSampleFree(before)
-        except (self._nvml.NVMLError, AttributeError, TypeError):  # an older library or driver, or a lost GPU
+        except (self._nvml.NVMLError, AttributeError, TypeError):  # an old library or driver, or a lost GPU
             return {}
 
     def close(self) -> None:

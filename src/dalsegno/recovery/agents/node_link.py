@@ -115,7 +115,7 @@ def _findings(answer: OrderAnswer) -> tuple[Finding, ...]:
     return answer.report.findings if answer.report else ()
 
 
-ROSTER_S = 2.0  # how often the list of nodes is read
+ROSTER_S = 2.0  # interval between two reads of the list of nodes
 EVIDENCE_S, REST_S = 30.0, 5.0
 
 _T = TypeVar("_T")
@@ -266,7 +266,7 @@ class NodeLink:
         def call() -> None:
             try:
                 done.put((do(), None))
-            except Exception as error:  # raised again in the calling thread
+            except Exception as error:  # the calling thread raises it again
                 done.put((None, error))
 
         self._calls.put(call)

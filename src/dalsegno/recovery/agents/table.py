@@ -325,7 +325,7 @@ class AgentTable:
         if sign and (host or slurmd):
             self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.last_seen < RESTART_S:
-            host = slurmd = None  # unknown: on a shared host, agent and slurmd may just be restarting
+            host = slurmd = None  # not known: on a shared host, the agent and slurmd may just be restarting
         self._liveness.probe_ended(node, now, host=host, service=slurmd)
         self._publish(node)
 

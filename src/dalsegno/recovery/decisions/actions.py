@@ -245,7 +245,7 @@ class ChangePhase(Action):
     failed: bool = False  # whether the last repair did not help
     boot: str = ""  # the node's boot id at this change; a later boot may have repaired the node
     held_back: HeldAction = HeldAction.NO
-    relapses: int = 0  # suspicions in a row
+    relapses: int = 0  # number of suspicions in a row
     about: Subject = ANYTHING
     touches: ClassVar[bool] = False
 
@@ -267,7 +267,7 @@ class Note(Action):
     """Record a remark about the node."""
 
     text: str
-    settles: tuple[int, ...] = ()  # jobs that need not be followed any longer
+    settles: tuple[int, ...] = ()  # jobs that the controller stops following
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] | None = None  # faults that an administrator has accepted; None: unchanged
     about: Subject = ANYTHING

@@ -99,10 +99,10 @@ def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action 
 
 
 NEARLY_ALL = 0.8
-MIN_NODES = 2  # a single node allows no conclusion
+MIN_NODES = 2  # a single silent node does not show whether the network has failed
 # Time to wait after contact is regained. Agents try to connect every few seconds; hosts are probed every 2 s.
 SETTLE_S = 15.0
-FRESH_S = 0.75  # a heartbeat is due every 0.4 s, and no node is declared lost in less than 1.3 s
+FRESH_S = 0.75  # an agent was heard recently if it was within this time; heartbeats are due every 0.4 s
 
 
 def is_blind(facts: Facts, records: NodeRecords) -> bool:
@@ -290,7 +290,7 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
     if suspicion := find_suspicion(node, own, this.policy, quick):
         if is_reported(suspicion.about, own):
             return None
-        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # the node keeps its phase
+        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # spares and lent spares keep their phase
             return _remark(own, suspicion.text, about=suspicion.about)
         relapses = count_relapse(own, this.policy, this.now)
         return ChangePhase(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)

@@ -44,7 +44,7 @@ class Policy:
     validate_s: float = PHASE_S  # time limit for checks, load test and pair test
     removal_s: float = 600.0  # time limit for Slurm to remove a node from its jobs
     person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is `given up`
-    burn_in_s: float = 86400.0  # how often a spare is validated
+    burn_in_s: float = 86400.0  # interval between two validations of a spare
     # Time without faults that ends the first suspicion, the second, and so on.
     steady_s: tuple[float, ...] = (5.0, 20.0, 80.0, 300.0)
     relapse_s: float = 600.0  # a suspicion this soon after the return to service is a relapse
@@ -88,7 +88,7 @@ class Policy:
         return cap if cap < fault.remedy else fault.remedy
 
 
-# What the controller needs to know about its cluster
+# The cluster, as the controller needs it
 
 
 class ControllerSite(Protocol):

@@ -159,7 +159,7 @@ class Subject:
     """The topic of a remark, and what distinguishes two remarks on the same topic."""
 
     topic: Topic = Topic.OTHER
-    network: bool = False  # the last report has a network warning
+    network: bool = False  # whether the last report has a network warning
     count: int = 0  # number of failed jobs
 
 

@@ -56,21 +56,21 @@ class NodeRecord:
     phase: NodePhase = NodePhase.IN_SERVICE
     since: float = 0.0
     entered: float = 0.0  # when the node entered this phase
-    seen: bool = False  # the node was in service or its agent connected: from then on, its absence is a fault
+    seen: bool = False  # whether the node was ever in service or its agent connected: then its absence is a fault
     fault: NodeFault | None = None
     boot: str = ""  # the node's boot id when it was last taken out, repaired or validated
     last_boot: str = ""  # the node's boot id when its agent was last connected
     steps: tuple[Remedy, ...] = ()  # remedies tried for this fault
     evidence: bool = False
     asked: str = ""  # id of the last validation
-    asks: int = 0  # validation orders since the last repair
+    asks: int = 0  # number of validation orders since the last repair
     pending: PendingAction | None = None
     said: str = ""  # the last remark, so that it is not repeated
     about: Subject = ANYTHING  # subject of the last remark
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] = ()  # keys of faults that an administrator has accepted, until all of them are over
-    relapses: int = 0  # suspicions in a row, without a long time in service in between
-    failures: int = 0  # failed actions in a row
+    relapses: int = 0  # number of suspicions in a row, without a long time in service in between
+    failures: int = 0  # number of failed actions in a row
     retry_at: float = 0.0
     held: tuple[int, ...] = ()  # jobs on the node when it was taken out
     victims: tuple[int, ...] = ()  # jobs that lost this node and have neither restarted nor ended yet
@@ -91,7 +91,7 @@ class NodeRecord:
 class NodeRecords:
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     marks: tuple[BudgetMark, ...] = ()
-    replaced_gpus: frozenset[str] = frozenset()  # GPUs of machines that were replaced
+    replaced_gpus: frozenset[str] = frozenset()  # ids of the GPUs of machines that were replaced
     paused: bool = False
     blind: bool = False  # whether nearly all nodes are silent, most likely because of the controller's own network
     saw_at: float = 0.0  # when `blind` last ended

@@ -20,7 +20,7 @@ from dalsegno.recovery.decisions.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.messages import parse_pending
 
-LOAN_S = 600.0  # a job that has not started on its spare by then loses the spare
+LOAN_S = 600.0  # a job that has not started on its spare within this time loses the spare
 
 
 def lend(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> dict[str, Action]:

@@ -42,7 +42,7 @@ class CoordinatorTask(Enum):
 
 @dataclass(frozen=True)
 class RestartStep:
-    """What to do about a coordinator, when, and the record to keep from then on."""
+    """The next task for a coordinator, when it is due, and the record to keep from then on."""
 
     do: CoordinatorTask
     record: RunRecord
@@ -175,7 +175,7 @@ class WatchedCoordinator:
     """A running coordinator. `fd` becomes readable when it ends. `child` is None if the last controller started it."""
 
     fd: int
-    since: float  # monotonic
+    since: float  # when it was started or taken over (monotonic)
     child: Child | None = None
 
 

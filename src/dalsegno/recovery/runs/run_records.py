@@ -15,7 +15,7 @@ from dalsegno.system.children import Process, owner
 from dalsegno.system.files import make_folder, read_json, write_atomic
 
 ENDED = "ended"  # sibling folder with the records of ended runs
-MAX_ENDED, MAX_ENDED_OF_A_USER = 500, 100  # maximum numbers of records of ended runs; the oldest are removed
+MAX_ENDED, MAX_ENDED_OF_A_USER = 500, 100  # maximum numbers of ended runs that are kept; the oldest are removed
 # A run's id is also the name of its file: it must not contain a path separator or start with a dot.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -28,7 +28,7 @@ class RunRecord:
     uid: int
     pid: int = 0
     start: int = 0
-    short_lives: int = 0  # coordinators in a row that ended early
+    short_lives: int = 0  # number of coordinators in a row that ended early
     given_up: bool = False
 
     @property

@@ -84,7 +84,7 @@ def _row(view: RunPicture, gpus: int, price: float) -> list[object]:
 
 
 def users_page(context: PageContext) -> Page:
-    """Return the GPU hours of users in the last days."""
+    """Return the page with the GPU hours of users in the last days."""
     asked = context.query.get("days", "")
     days = int(asked) if asked in map(str, DAYS) else 7
     hours = context.data.user_hours(days)

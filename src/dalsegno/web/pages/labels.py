@@ -27,7 +27,7 @@ def chip(text: object, kind: ChipKind) -> Markup:
 
 
 def state_chip(node: NodeView) -> Markup:
-    """Return the state of a node."""
+    """Return a chip with the state of a node."""
     return tag("span", node.label, class_=f"chip {node.tone.value}")
 
 
@@ -43,7 +43,7 @@ _PHASES = {
 
 
 def run_chip(status: RunStatus) -> Markup:
-    """Return the phase of a run, or how it ended."""
+    """Return a chip with the phase of a run, or with the way it ended."""
     if not status.over:
         return chip(status.phase.value, _PHASES[status.phase])
     if status.exit_code == 0:
