@@ -239,7 +239,7 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
 
 
 def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
-    """Return a function that turns a command into one that runs on a node without Slurm.
+    """Return a function that wraps a command so that it runs on a node, without using Slurm.
 
     Return None for a cluster that Dal Segno did not create.
     """

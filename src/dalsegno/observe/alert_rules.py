@@ -34,7 +34,7 @@ class AlertRule:
     """An alert: the condition under which it fires, and its texts for people."""
 
     name: str
-    subject: str  # the group of rules it belongs to
+    subject: str  # name of the group that the rule belongs to
     expr: str
     summary: str
     action: str

@@ -16,12 +16,12 @@ from dalsegno.targets.base import NodeStatus
 class NodeCondition(Enum):
     """The condition of a node. The most urgent condition is first."""
 
-    GIVEN_UP = "given-up"  # an administrator must repair it
-    HELD_BACK = "held-back"  # it has a fault, but recovery is paused, only observing, or at a limit
-    OFF = "off"  # its host is off, and the controller has not acted yet
-    OUT = "out"  # down or drained in Slurm, and the controller has not acted yet
-    NOT_RESPONDING = "not-responding"  # slurmctld gets no answer from its slurmd
-    UNKNOWN = "unknown"  # slurmctld does not know it
+    GIVEN_UP = "given-up"  # an administrator must repair the node
+    HELD_BACK = "held-back"  # the node has a fault, but recovery is paused, only observing, or at a limit
+    OFF = "off"  # the host is off, and the controller has not acted yet
+    OUT = "out"  # the node is down or drained in Slurm, and the controller has not acted yet
+    NOT_RESPONDING = "not-responding"  # slurmctld gets no answer from the node's slurmd
+    UNKNOWN = "unknown"  # slurmctld does not know the node
     DOWN = "down"
     DRAINED = "drained"
     REPAIRING = "repairing"
@@ -29,8 +29,8 @@ class NodeCondition(Enum):
     REBOOTING = "rebooting"
     REPLACING = "replacing"
     VALIDATING = "validating"
-    LEFT_ALONE = "left-alone"  # an administrator took it out of service
-    SUSPECTED = "suspected"  # it may have a fault, but is still in service
+    LEFT_ALONE = "left-alone"  # an administrator took the node out of service
+    SUSPECTED = "suspected"  # the node may have a fault, but is still in service
     IN_SERVICE = "in-service"
     LENT = "lent"
     SPARE = "spare"
@@ -45,9 +45,9 @@ class RunImpact(Enum):
 
     NO_COORDINATOR = "no-coordinator"  # the coordinator is dead, or has been silent for too long
     RESTARTING = "restarting"
-    WAITING = "waiting"  # it has trained, and waits for nodes
-    SMALLER = "smaller"  # it trains on fewer nodes than requested
-    QUEUED = "queued"  # it has not started yet
+    WAITING = "waiting"  # the run has trained before, and waits for nodes
+    SMALLER = "smaller"  # the run trains on fewer nodes than requested
+    QUEUED = "queued"  # the run has not started yet
     UNAFFECTED = "unaffected"
 
 

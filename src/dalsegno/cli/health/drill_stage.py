@@ -64,7 +64,7 @@ class Training:
     traces: Traces
     journal_reader: JournalReader
     spares: int  # number of spares that should be ready
-    tell: Callable[[Training, list[DrillMark]], None]  # called with new marks
+    tell: Callable[[Training, list[DrillMark]], None]  # called with this run and its new marks
 
     def look(self, at_once: bool = False) -> None:
         self.notes.read()

@@ -94,7 +94,7 @@ def _read_history(names: tuple[str, ...]) -> list[NcclTable]:
 
 
 def _text(name: str) -> str:
-    """Return the text of a file, with bytes replaced that are not UTF-8."""
+    """Return the text of a file. Bytes that are not UTF-8 are replaced."""
     if name == "-":
         content = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:

@@ -233,7 +233,7 @@ class Follower:
     repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:
-        """Follow until the run ends and return its exit code; if the user leaves, 0 or the signal's code."""
+        """Follow until the run ends and return its exit code. If the user leaves, return 0 or the signal's code."""
         try:
             with collect_signals(signal.SIGINT, signal.SIGTERM) as inbox:
                 return self._until_end(inbox)

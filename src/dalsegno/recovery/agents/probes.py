@@ -21,7 +21,8 @@ TRIES = 6  # connection attempts per probe, so that a few lost packets do not ma
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
-Done = Callable[[str, "bool | None", "bool | None"], None]  # arguments: node, whether its host answered, its slurmd
+# Called with the node, whether its host answered, and whether its slurmd answered; None means unknown.
+Done = Callable[[str, "bool | None", "bool | None"], None]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 
 
 class MarkKind(Enum):
-    """What a `BudgetMark` records."""
+    """The kind of event that a `BudgetMark` records."""
 
     TAKEN = "taken"  # a node was taken out of service
     REBOOTED = "reboot"
