@@ -1,7 +1,4 @@
-"""The machine room: which users it serves, and which requests it refuses.
-
-Its effect on real hosts is tested on a cluster.
-"""
+"""The requests that the machine room accepts and refuses. Cluster tests show its effect on real hosts."""
 
 import contextlib
 import json
@@ -137,10 +134,7 @@ def test_client_implements_the_protocol_of_recovery(room: HostControlServer, fol
 
 @contextlib.contextmanager
 def served(room: HostControlServer) -> Iterator[None]:
-    """Serve requests until the block ends.
-
-    The thread must end before the socket is closed. Otherwise it could wait on another socket with the same descriptor.
-    """
+    """Serve requests during the block. Join the thread before the socket is closed: its descriptor may be reused."""
 
     def serve() -> None:
         with contextlib.suppress(OSError):
