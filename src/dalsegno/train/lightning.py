@@ -10,6 +10,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
+
 from dalsegno.train.checkpointer import Checkpointer
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.options import Folder
@@ -80,6 +82,8 @@ class FitSession:
 
     def __init__(self, trainer: Any, model: Any, folder: Folder, options: dict[str, Any]) -> None:
         self.trainer, self.model = trainer, model
+        if trainer.world_size > 1 and not torch.distributed.is_initialized():
+            trainer.strategy.setup_environment()  # `trainer.fit` finds the process group and does not make another
         self._place = LoaderPlace()
         self._checkpoint = LateState(self._take, lambda: trainer.optimizers)
         self.ckpt = Checkpointer(folder, model=model, lightning=self._checkpoint, data=self._place, **options)

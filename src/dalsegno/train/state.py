@@ -178,7 +178,9 @@ class Objects:
     def steady(self) -> set[int]:
         """Return the addresses of the tensors that only an optimizer's step changes: its parameters and states."""
         found: set[int] = set()
-        late = [optimizer for each in self._named.values() if isinstance(each, LateState) for optimizer in each.optimizers()]
+        late = [
+            optimizer for each in self._named.values() if isinstance(each, LateState) for optimizer in each.optimizers()
+        ]
         for each in (*self._named.values(), *late):
             if isinstance(each, torch.optim.Optimizer):
                 parameters = [parameter for group in each.param_groups for parameter in group["params"]]
