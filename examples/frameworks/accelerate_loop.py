@@ -3,8 +3,8 @@
     dalsegno run --nodes 2 --nproc-per-node 2 accelerate_loop.py
     torchrun --standalone --nproc-per-node 2 accelerate_loop.py
 
-accelerate skips the batches of the interrupted epoch. Kill it at any moment and run the same command again: it ends with
-the same weights.
+accelerate skips the used batches of the interrupted epoch. Kill the script at any moment and run the same command again:
+it ends with the same weights.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     dalsegno run --nodes 2 --nproc-per-node 2 loop.py --with ema scaler
     torchrun --standalone --nproc-per-node 2 loop.py --with compile workers
 
-Every step accumulates two batches, and a schedule changes the learning rate. `ema` keeps an average of the weights, `scaler`
-a GradScaler, `compile` compiles the model with inductor, `workers` loads data in two processes, `stateful` loads it with
-torchdata's StatefulDataLoader, and `fsdp` shards the model with fully_shard.
+Every step accumulates two batches, and a schedule changes the learning rate. `ema` keeps an average of the weights,
+`scaler` a GradScaler, `compile` compiles the model with inductor, `workers` loads data in two processes, `stateful`
+loads it with torchdata's StatefulDataLoader, and `fsdp` shards the model with fully_shard.
 """
 
 from __future__ import annotations

@@ -75,4 +75,6 @@ def test_run_ends_as_if_nothing_had_happened(cluster_for_runs: Cli, tmp_path: Pa
     assert all(len(lines) == 1 and lines[0].startswith(f"{STEPS} steps: ") for lines in ended.values()), ended
     assert ended == results(undisturbed)
     resumed = [RESUMED.findall(run.log(0, generation)) for generation in (2, 3)]
-    assert all(len(steps) == 1 and int(steps[0]) >= safe for steps, safe in zip(resumed, (11, 27))), run.log(0, 2)
+    assert all(len(steps) == 1 and int(steps[0]) >= safe for steps, safe in zip(resumed, (11, 27), strict=True)), (
+        run.log(0, 2)
+    )

@@ -97,7 +97,7 @@ class FitSession:
         return checkpoint
 
     def checkpoint_io(self, plain: Any) -> Any:
-        """Return a plugin that gives Lightning the loaded state. It reads and writes all other files as `plain` does."""
+        """Return a plugin that gives Lightning the loaded state. It passes all other files on to `plain`."""
         from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
         session = self
