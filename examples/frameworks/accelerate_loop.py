@@ -3,7 +3,7 @@
     dalsegno run --nodes 2 --nproc-per-node 2 accelerate_loop.py
     torchrun --standalone --nproc-per-node 2 accelerate_loop.py
 
-accelerate skips the used batches of the interrupted epoch. Kill the script at any moment and run the same command again:
+accelerate skips the used batches of the interrupted epoch. Kill it at any moment and run the same command again:
 it ends with the same weights.
 """
 
