@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def plan(file: str, json_: bool, folder: str | None) -> None:
     """Show what `up` would do with FILE (default: cluster.yaml): what it adds, removes, restarts and waits for.
 
-    For HyperPod and OCI, `--write` writes the requests, scripts, Terraform variables and IAM policies, without asking
-    the cloud.
+    For HyperPod and OCI, `--write` writes the requests, scripts, Terraform variables and IAM policies, without any
+    query to the cloud.
     """
     cluster, _, target = _open(file)
     if folder is not None:
@@ -98,7 +98,7 @@ def command(file: str, upgrade: bool) -> None:
             out.talk(line)
         if not plan.empty:
             _apply(target, plan, say, cluster.name)
-    if plan.import_images:  # without the lock, because the cluster is up and its nodes may need a repair meanwhile
+    if plan.import_images:  # import without the lock: the cluster is up, and the controller may have to repair nodes
         with interruptible(), out.progress() as say:
             target.import_images(plan, say)
     if not plan.empty:
