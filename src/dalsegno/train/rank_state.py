@@ -206,6 +206,20 @@ def _track(sampler: Any, place: DataPlace) -> None:
     sampler.__class__ = Placed
 
 
+def _call_after_iter(loader: Any, call: Callable[[], None]) -> None:
+    """Make the loader call a function whenever an iterator of it was made. Change it in place, as `_track` does."""
+    kind = type(loader)
+
+    class Resuming(kind):  # type: ignore[misc,valid-type]
+        def __iter__(self) -> Iterator[Any]:
+            made = super().__iter__()
+            call()
+            return made
+
+    Resuming.__name__, Resuming.__qualname__ = kind.__name__, kind.__qualname__
+    loader.__class__ = Resuming
+
+
 # All state of one rank
 
 
@@ -221,7 +235,10 @@ class RankOwnState:
         self.place = find_place(data)
         self._data = self.place if self.place is not None else data
         self._randomness: dict[str, Any] | None = None
+        self._after_iter: dict[str, Any] | None = None
         self._seed: int | None = None
+        if self.place is None and hasattr(type(data), "__iter__") and hasattr(data, "state_dict"):
+            _call_after_iter(data, self._restore_after_iter)
         if data is not None and not hasattr(self._data, "state_dict"):
             raise CheckpointError(
                 f"a {type(data).__name__} cannot save its position in the data",
@@ -253,6 +270,9 @@ class RankOwnState:
             data = dict(data, samples=data["samples"] * world_then // world)
         if self._data is not None and data is not None and (self.place is not None or world == world_then):
             self._data.load_state_dict(data)
+            # A loader draws a seed when an iterator is made. The interrupted epoch had drawn its seed before.
+            within_epoch = isinstance(data, dict) and not data.get("_iterator_finished", False)
+            self._after_iter = own.get("random") if self.place is None and within_epoch else None
         self._randomness, self._seed = own.get("random"), seed
 
     def restore_randomness(self) -> None:
@@ -262,6 +282,11 @@ class RankOwnState:
         elif self._randomness is not None:
             restore_randomness(self._randomness)
         self._randomness = self._seed = None
+
+    def _restore_after_iter(self) -> None:
+        if self._after_iter is not None:
+            restore_randomness(self._after_iter)
+        self._after_iter = None
 
     def step_done(self, samples: int | None) -> None:
         if self.place is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -132,6 +132,29 @@ _MAX_STATISTICS = 1 << 16  # number of elements; a larger integer buffer is a ta
 RESERVED = ("dalsegno",)
 
 
+class LateState:
+    """The state of objects that a framework creates only when its training starts.
+
+    A state that is loaded before that waits until the framework takes it with `claim`.
+    """
+
+    def __init__(self, take: Callable[[], dict[str, Any]], optimizers: Callable[[], Iterable[Any]] = tuple) -> None:
+        self._take = take
+        self.optimizers = optimizers  # returns the optimizers whose state `take` returns
+        self._loaded: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._take()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = state
+
+    def claim(self) -> dict[str, Any] | None:
+        """Return the loaded state, and forget it; None if no state was loaded."""
+        loaded, self._loaded = self._loaded, None
+        return loaded
+
+
 class Objects:
     """The objects to save, by the names that the script gave them."""
 
@@ -155,7 +178,10 @@ class Objects:
     def steady(self) -> set[int]:
         """Return the addresses of the tensors that only an optimizer's step changes: its parameters and states."""
         found: set[int] = set()
-        for each in self._named.values():
+        late = [
+            optimizer for each in self._named.values() if isinstance(each, LateState) for optimizer in each.optimizers()
+        ]
+        for each in (*self._named.values(), *late):
             if isinstance(each, torch.optim.Optimizer):
                 parameters = [parameter for group in each.param_groups for parameter in group["params"]]
                 states = [value for state in each.state.values() for value in state.values()]
