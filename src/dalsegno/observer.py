@@ -113,7 +113,7 @@ class AppliedCluster:
 def recovery_scope(cluster: Cluster) -> RecoveryScope:
     """Return the limits of recovery, and the nodes of each partition."""
     spares = frozenset(node.name for node in cluster.nodes if node.spare)
-    policy = Policy.of(cluster.health, frozenset(), spares)  # the limits do not depend on the target's remedies
+    policy = Policy.of(cluster.health, frozenset(), spares)  # no remedies, because the limits do not depend on them
     return RecoveryScope(policy, {partition.name: partition.nodes for partition in cluster.partitions})
 
 

@@ -11,7 +11,7 @@ from dalsegno.adopt.found import FoundCluster, PlatformKind
 class Reach(Enum):
     """Who can use a command on a cluster that Dal Segno did not create."""
 
-    USER = "works"  # for any user who may submit jobs
+    USER = "works"  # any user who may submit jobs can use the command
     ADMINISTRATOR = "needs an administrator"
     NOBODY = "not on this cluster"
 

@@ -48,7 +48,7 @@ class Label:
     x: float
     y: float
     text: str
-    align: float = 0.0  # 0 left, 0.5 middle, 1 right
+    align: float = 0.0  # which point of the text is at `x`: 0 left end, 0.5 middle, 1 right end
     colour: str = BLACK
 
 

@@ -110,7 +110,7 @@ def _bring_up(target: Target, cluster: Cluster, place: ClusterPlace, afterwards:
 
     out.heading("A cluster from one file")
     with place.lock():
-        _refuse_another(place)  # another demo may have created it meanwhile
+        _refuse_another(place)  # check again under the lock: another demo may have created a cluster meanwhile
         if afterwards is not None:
             afterwards.callback(to_the_end, lambda: _take_down(target, place))
         plan = target.plan(cluster)

@@ -85,8 +85,8 @@ FORWARDED = frozenset({
     "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
     "inject", "drill", "monitor", "web", "doctor",
 })  # fmt: skip
-# These commands run as root there: they read the cluster's secrets, or are meant for administrators, who may log in
-# under another name.
+# These commands run as root on the head node: they read the cluster's secrets, or are meant for administrators, who may
+# log in under another name.
 AS_ROOT = frozenset({"monitor", "web", "automation", "inject"})
 CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # these change hosts, as `up` does, and run on this machine
 TAKES_A_COMMAND = ("run", "torchrun", "submit")
@@ -146,7 +146,7 @@ def main() -> None:
     except (DalsegnoError, click.ClickException) as error:
         code = _explain(error)
     except (KeyboardInterrupt, click.Abort) as end:
-        stopped = end.__cause__  # click turns every interrupt into an Abort
+        stopped = end.__cause__  # click turns every interrupt into an Abort, with the interrupt as its cause
         out.error(stopped.word if isinstance(stopped, Interrupted) else "interrupted")
         code = stopped.exit_code if isinstance(stopped, Interrupted) else INTERRUPTED
     except BrokenPipeError:
@@ -206,7 +206,7 @@ def forward(arguments: Sequence[str]) -> None:
     if tuple(arguments[:2]) in CHANGES_HOSTS:
         return
     if arguments[0] == "doctor" and any(os.path.isfile(word) for word in arguments[1:]):
-        return  # the script or log is a file of this machine
+        return  # run here: the script or log is a file of this machine
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.targets.base import CanForward
     from dalsegno.targets.registry import is_elsewhere

@@ -133,7 +133,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         data("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-# ---- Sizes as text.
+# Sizes as text
 
 
 def size(count: float) -> str:
@@ -145,7 +145,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-# ---- Times as text.
+# Times as text
 
 
 UNITS_S = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
@@ -160,7 +160,7 @@ def parse_time(text: str) -> float:
     return seconds
 
 
-# ---- Options that several commands share.
+# Options that several commands share
 
 
 file_argument = click.argument("file", type=click.Path(), default="cluster.yaml", metavar="[FILE]")

@@ -293,7 +293,7 @@ class _Download:
 
     def _more(self) -> None:
         with self._source.blob(self._wanted.digest, self._have) as answer:
-            if self._have and answer.status != 206:  # this registry cannot resume
+            if self._have and answer.status != 206:  # the registry sent the whole blob, because it cannot resume
                 self._restart()
             while chunk := answer.read(CHUNK):
                 if self._stop.is_set():

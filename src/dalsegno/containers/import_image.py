@@ -54,7 +54,7 @@ def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runn
         )
     remove_tree(aside)  # a call that was killed may have left this folder behind
     try:
-        aside.mkdir(0o700)  # fails if another user has put a link there
+        aside.mkdir(0o700)  # fails if another user has created a link with this name since the check above
         made = aside / "image.sqsh"
         argv = [enroot, "import", "--arch", arch, "--output", str(made), enroot_uri(name)]
         done = runner.run(argv)

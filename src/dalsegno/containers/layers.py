@@ -126,7 +126,7 @@ def in_parallel(
                 return
             try:
                 done.put((number, work(task, stop), None))
-            except BaseException as error:  # the calling thread raises it
+            except BaseException as error:  # passed to the calling thread, which raises it
                 done.put((number, None, error))
 
     threads = [threading.Thread(target=run, daemon=True) for _ in range(min(at_once, len(tasks)))]

@@ -39,7 +39,7 @@ _DIGITS = frozenset("0123456789abcdef")
 class Descriptor:
     """A reference to a blob by its digest."""
 
-    digest: str  # "sha256:…"
+    digest: str  # digest of the content, as "sha256:…"
     size: int
     arch: str = ""
     os: str = ""

@@ -24,7 +24,7 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _AUFS = ".wh..wh."  # prefix of aufs metadata in old images
 _SET_USER_ID = 0o4000
-_SET_IDS = 0o6000  # these bits are removed from files only: a folder's set-group-ID bit grants no rights
+_SET_IDS = 0o6000  # removed from files, but not from folders, where the set-group-ID bit grants no rights
 _MAX_PATH = 4096  # the kernel's limit for the length of a path
 _MAX_LINKS = 40  # the kernel's limit for symbolic links on one path
 _PLAIN_XATTR = "user."
@@ -95,7 +95,7 @@ def _put(root: _Folder, entry: TarEntry, layer: int) -> None:
     if name.startswith(_WHITEOUT) or _AUFS in entry.path:
         return
     if not name:
-        return  # the root folder always has mode 0755 and belongs to root
+        return  # the entry is the root folder, which always has mode 0755 and belongs to root
     folder = _walk(root, above, make=True)
     assert folder is not None
     there = folder.names.get(name)

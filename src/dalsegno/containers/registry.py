@@ -27,7 +27,7 @@ _LOGIN_HINT = (
 class Challenge:
     """The authentication that a registry requires."""
 
-    scheme: str  # "bearer" or "basic"
+    scheme: str  # authentication scheme: "bearer" or "basic"
     realm: str = ""
     service: str = ""
     scope: str = ""
@@ -112,7 +112,8 @@ class Registry:
         try:
             return self._http.get(url, self._with(headers, used))
         except HttpError as refused:
-            if refused.status != 401 or server_of(refused.url) != self._server:  # other servers get no credential
+            # Another server, after a redirect, gets no credential.
+            if refused.status != 401 or server_of(refused.url) != self._server:
                 raise self._explain(refused) from refused
             again = self._authorize(refused, used)
         try:

@@ -104,7 +104,7 @@ class FromLayout:
         index = parse_manifest(FileSlice(index_file).read(MAX_JSON))
         if not isinstance(index, Index):
             raise DamagedImage(f"{index_file} is not an index")
-        # An index without names may be one image for several architectures.
+        # An index without tag names may list one image for several architectures.
         named = any(each.ref_name for each in index.manifests)
         top = (
             find_tag(index, self._name.tag, str(self._folder))

@@ -275,7 +275,7 @@ def open_store(wanted: Path, own: Path) -> ImageStore:
     """
     try:
         return _open_store(wanted, own)
-    except PermissionError as error:  # the kernel may refuse root to follow another user's link (protected_symlinks)
+    except PermissionError as error:  # with protected_symlinks, the kernel refuses some links even to root
         raise explain(error, wanted) from error
 
 

@@ -142,7 +142,7 @@ def read_entries(stream: Stream) -> Iterator[TarEntry]:
             records.update(_pax(_content(stream, size)))
         elif kind in (b"L", b"K"):
             records["path" if kind == b"L" else "linkpath"] = _content(stream, size).rstrip(b"\0")
-        elif kind == b"V":  # the entry is a volume label
+        elif kind == b"V":  # a volume label, which is ignored
             stream.skip(_padded(size))
         else:
             raise DamagedImage(f"a layer has an entry of unknown type {kind!r}")
@@ -159,7 +159,7 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[TarEntry, bytes, i
         path = prefix.partition(b"\0")[0] + b"/" + path
     entry_type = _TYPES.get(kind, TarType.FILE)
     if entry_type is TarType.FILE and kind == b"\0" and path.endswith(b"/"):
-        entry_type = TarType.FOLDER  # before 1988, only a final slash marked a folder
+        entry_type = TarType.FOLDER  # archives from before 1988 mark a folder only by a final slash
     entry = TarEntry(
         _text(path), entry_type, _number(mode) & 0o7777, _number(uid), _number(gid), _time(_number(mtime)),
         _number(size), 0, _text(link.partition(b"\0")[0]),

@@ -39,7 +39,7 @@ class BatchFacts:
     option_lines: dict[str, int]
     late: tuple[BatchLine, ...] = ()  # #SBATCH lines after the first command, which Slurm ignores
     commands: tuple[BatchLine, ...] = ()
-    broken: tuple[BatchLine, ...] = ()  # lines that end with a backslash and spaces, so that the command ends there
+    broken: tuple[BatchLine, ...] = ()  # lines with spaces after their last backslash, so that the command ends there
     takes_arguments: bool = False  # whether the script uses `$@` or `$1`
 
     @property
@@ -189,7 +189,7 @@ def _names_script(line: BatchLine) -> bool:
     rest = line.words[at + 1 :] if at is not None else ()
     unclear = any("$" in word or "`" in word for word in rest)
     named = any(_is_script(word) or word in ("-m", "--module", "--no-python", "--no_python", "--help") for word in rest)
-    # The last word may be the value of an option; a bare word after another bare word is a script.
+    # A word after an option may be its value. A word after another word, or after `--option=value`, is a script.
     bare = [before for before, word in zip(("", *rest), rest, strict=False) if not word.startswith("-")]
     return unclear or named or any(not before.startswith("-") or "=" in before for before in bare)
 

@@ -69,7 +69,7 @@ class NodeProbe:
     """What a job step saw on one node. None means that this was not examined."""
 
     node: str
-    script: str | None = None  # permissions, some of `rwx`; "" if the script does not exist there
+    script: str | None = None  # this user's permissions, some of `rwx`; "" if the script does not exist on the node
     python: bool | None = None
     torch: bool | None = None
     port_in_use: bool | None = None

@@ -94,7 +94,7 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     case = Case(f"job {label}", job=job, words=words, signs=tuple(signs), unchecked=tuple(unchecked))
     file = Path(job.work_dir or "/", path) if path else None
     text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
-    failed = job.state is not JobState.COMPLETED  # the script of a job that succeeded is not examined
+    failed = job.state is not JobState.COMPLETED  # the script of a completed job is not examined
     if failed and text is not None and file is not None and is_batch(text):
         order = replace(order, partition=job.partition)
         case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent))

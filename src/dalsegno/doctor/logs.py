@@ -139,7 +139,7 @@ class SignSeen:
     """A sign and the line that shows it. `values` are parts of the line, such as a path or a port."""
 
     sign: LogSign
-    where: str  # file:line
+    where: str  # the place of the line, as file:line
     text: str
     values: Mapping[str, str] = field(default_factory=dict)
 

@@ -106,7 +106,7 @@ def place_of(path: str, mountinfo: str) -> PathPlace:
     _, fstype, _, _ = find_mount(mountinfo, real)
     shared: bool | None = fstype in _NETWORK or fstype.startswith("fuse.")
     if fstype in ("", "overlay"):
-        shared = None  # unknown inside a container
+        shared = None  # inside a container, the file system is unknown
     if real.startswith(tuple(f"{own}/" for own in _OWN)) and fstype not in _NETWORK:
         shared = False
     modes = (("r", os.R_OK), ("w", os.W_OK), ("x", os.X_OK))

@@ -34,7 +34,7 @@ class DrillMark:
     """An event that the run's coordinator or the cluster's controller recorded."""
 
     at: float
-    what: str  # KNOWN, DRAINED, VALIDATED, RETURNED, or another label
+    what: str  # label of the event: KNOWN, DRAINED, VALIDATED, RETURNED or another
     node: str = ""
     text: str = ""
 

@@ -27,7 +27,7 @@ class Gpu:
     memory_gib: float
     memory_gbytes_per_s: float
     bf16_tflops: float | None  # the peak without sparsity
-    link: str  # "NVLink 4" or "NeuronLink-v2"; "" without a link
+    link: str  # link between accelerators, such as "NVLink 4" or "NeuronLink-v2"; "" if there is none
     link_gbytes_per_s: float | None  # bandwidth in one direction, per accelerator
 
 

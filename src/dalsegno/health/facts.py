@@ -100,7 +100,7 @@ class Port:
 
     name: str  # for example "mlx5_0/1" or "rdmap16s27/1"
     state: str = "ACTIVE"  # the word in sysfs, such as INIT or DOWN
-    kind: str = "ib"  # one of ib, efa, roce
+    kind: str = "ib"  # type of the network: ib, efa or roce
     flaps: tuple[float, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)  # counters by sysfs's name
 

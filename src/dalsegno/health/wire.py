@@ -24,8 +24,8 @@ from dalsegno.wire.frames import BadFrame, Message
 BEAT_S = 0.4
 STRANGER_BYTES = 2048  # longest message before authentication
 MAX_MESSAGE_BYTES = 128 << 10  # longest message after authentication
-MIN_SECRET = 32  # minimum number of characters
-AGENT, CONTROLLER = "node-agent/2", "controller/2"  # role and protocol version
+MIN_SECRET = 32  # minimum number of characters of a node's secret
+AGENT, CONTROLLER = "node-agent/2", "controller/2"  # names of both sides in the handshake, with the protocol version
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")

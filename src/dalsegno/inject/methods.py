@@ -96,7 +96,7 @@ def check_runs(nodes: NodeAccess, node: str, name: str) -> None:
 
 def cut_off(nodes: NodeAccess, fault: FaultRecord) -> None:
     port, for_s = nodes.port(fault.node), fault.options.get("for_s")
-    if for_s is not None:  # the end of the cut is arranged before it begins
+    if for_s is not None:  # start the program that ends the cut before the cut begins
         folder = nodes.records(fault.node)
         path, lock = record_path(folder, fault.fault), lock_path(folder)
         argv = ["sh", "-c", RESTORE_LATER, "sh", str(for_s), str(path), fault.mark, port, str(lock)]

@@ -58,7 +58,7 @@ class OwnJobs:
         what = CLEAR if fault is None else LOOK
         found = [found_fault for job in self._jobs(node, None) for found_fault in self._ask(job, node, what)]
         if fault is not None and any(found_fault.fault == fault for found_fault in found):
-            return self.clear(node)  # this clears all faults, because a worker is either stopped or slow
+            return self.clear(node)  # clears all faults, because a worker has at most one: it is stopped or slow
         return found if fault is None else []
 
     def _ask(self, job: str, node: str, what: str) -> list[InjectedFault]:

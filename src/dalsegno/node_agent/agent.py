@@ -355,7 +355,7 @@ class NodeAgent:
         """Send a heartbeat when it is due, and new findings; return when the next heartbeat is due."""
         if not self.link.can_send():
             return now + BEAT_S if self.link.up else None
-        if self._has_settings and self._checked_with_settings:  # checks that the settings disable must not be reported
+        if self._has_settings and self._checked_with_settings:  # earlier findings may be of disabled checks
             for message in self.findings.messages(now):
                 self.link.send(message, now)
         if now >= self._beat_at:

@@ -126,8 +126,8 @@ def _judge(answer: Message) -> Result:
 def serve(sock: socket.socket, numbers: Numbers | None = None) -> None:
     """Load torch, report its backend, and carry out orders until the other side is gone."""
     os.environ["OMP_NUM_THREADS"] = "1"  # one thread is enough, because only the network is tested
-    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # the parent process watches this one
-    gc.disable()  # loading torch creates many objects that stay in use
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # not needed, because the parent process watches this one
+    gc.disable()  # torch creates many objects that stay in use, so garbage collection would only cost time
     with contextlib.suppress(OSError):
         _volunteer_for_oom_kill()
     try:

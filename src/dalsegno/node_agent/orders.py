@@ -97,7 +97,7 @@ class OrderProcesses:
     def _listen(self, running: _RunningOrder) -> None:
         if running not in self._under_way:
             return
-        if not self._can_send():  # the order's socket buffers its messages meanwhile
+        if not self._can_send():  # stop reading for now: the order's socket buffers its messages
             self._selector.unregister(running.forked.sock)
             running.listening = False
             return

@@ -32,7 +32,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 ROUND_S = 1.0  # pause between two rounds; each check also has its own interval
 CHECK_S = 8.0  # time limit for one check; the timeouts inside a check are shorter
 FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check is skipped after it hung: the first time, and at most
-GPUS = "gpu-list"  # the query for GPUs has this name if it hangs
+GPUS = "gpu-list"  # the name under which the query for GPUs is reported if it hangs
 CLOSE_S = 1.0  # longest wait for a killed process, which may hang in the kernel
 MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones are started
 
@@ -88,7 +88,7 @@ class CheckWatch:
         self._busy = False
         self._leaves: dict[str, HungCheck] = {}
         self._due, self._rests_until = 0.0, 0.0
-        self._gone: list[Callable[[], None]] = []  # called when the process has ended
+        self._gone: list[Callable[[], None]] = []  # functions to call when the process has ended
 
     def set(self, settings: Message) -> bool:
         """Set the settings and restart the process; return whether they changed."""
@@ -191,7 +191,7 @@ class CheckWatch:
             text = f"the check {what} after {now - self._since:.0f} s; next attempt in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))
         self._end()
-        self._due = now + (0.0 if name else ROUND_S)  # a process that dies at once is restarted only after a pause
+        self._due = now + (0.0 if name else ROUND_S)  # if no check had begun, the process may die at once again
 
     def _end(self) -> None:
         if self._forked is not None:

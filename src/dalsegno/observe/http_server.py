@@ -164,7 +164,8 @@ class HttpServer:
                 if request is None or not self._set_answered(sock, True):
                     return
                 response = self._answer(request)
-                # While a short answer is sent, the connection may be closed for another; a stream may not.
+                # While a short answer is sent, the connection may be closed to make room for another one. A stream is
+                # never closed for that.
                 self._set_answered(sock, not isinstance(response.body, bytes))
                 if not self._send(sock, response, keep=keep, head=request.method == "HEAD"):
                     return

@@ -16,7 +16,7 @@ from dalsegno.observe.collector import Collector
 from dalsegno.observe.exposition import CONTENT_TYPE
 from dalsegno.observe.http_server import HttpRequest, HttpResponse
 
-MIN_TOKEN, MAX_TOKEN = 16, 4096  # minimum and maximum number of characters
+MIN_TOKEN, MAX_TOKEN = 16, 4096  # minimum and maximum number of characters of a token
 _HOME = b"Dal Segno's metrics are at /metrics.\n"
 
 

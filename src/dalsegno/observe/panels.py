@@ -14,7 +14,7 @@ SCHEMA_VERSION = 39
 COLUMNS = 24
 CLUSTER = "cluster"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SELECTOR = re.compile(r"\b((?:slurm|dalsegno|training|node|DCGM)_\w+|up|ALERTS)\b(\{)?")  # matches no label
+_SELECTOR = re.compile(r"\b((?:slurm|dalsegno|training|node|DCGM)_\w+|up|ALERTS)\b(\{)?")  # no names of labels
 
 
 class PanelKind(Enum):

@@ -130,7 +130,7 @@ def reserve(slurm: SlurmActions, node: str, uid: int) -> bool:
 
 def close_loan(slurm: SlurmActions, node: str) -> None:
     """Prevent further jobs from starting on a lent node. Jobs in the reservation that run or wait are not affected."""
-    with contextlib.suppress(CommandFailed):  # Slurm refused the reservation or has removed it
+    with contextlib.suppress(CommandFailed):  # there is no reservation: Slurm refused it or has removed it
         slurm.update(ReservationName=loan_name(node), Users="root")
 
 
@@ -262,7 +262,7 @@ def _release(action: Release, context: ActionContext) -> str:
     """
     _check_not_taken(context, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in context.slurm.jobs()):
-        reserve(context.slurm, action.node, 0)  # slurmctld loses a recent reservation if it is killed
+        reserve(context.slurm, action.node, 0)  # again, because a killed slurmctld loses a recent reservation
         context.slurm.resume(action.node)
         return f"given back to job {action.job}: Slurm had drained it again"
     reserved = reserve(context.slurm, action.node, action.uid)
@@ -275,14 +275,14 @@ def _release(action: Release, context: ActionContext) -> str:
 def _recall(action: Recall, context: ActionContext) -> str:
     _check_not_taken(context, action.node)
     context.slurm.drain(action.node, SPARE_REASON)
-    with contextlib.suppress(CommandFailed):  # the job has ended
+    with contextlib.suppress(CommandFailed):  # the job may have ended
         context.slurm.update(JobId=str(action.job), ReqNodeList="", ReservationName="")
     end_loan(context.slurm, action.node)
     return f"taken back: job {action.job} did not start on it"
 
 
 MAX_RESET_S = 120.0  # after this time the agent resumes its checks by itself
-HIGHEST = str(2**32 - 3)  # Slurm reserves the two values above: NO_VAL and INFINITE
+HIGHEST = str(2**32 - 3)  # the highest priority of a job; Slurm reserves the two higher values, NO_VAL and INFINITE
 
 
 def _take_evidence(action: TakeEvidence, id: str, at: float, context: ActionContext) -> str:

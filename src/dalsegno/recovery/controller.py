@@ -98,7 +98,7 @@ class Controller:
     def close(self) -> None:
         """Release everything. The coordinators keep running."""
         while self.watch and not self.watch.close():
-            self.turn(0.01)  # the recovery thread may be waiting for a call in this thread
+            self.turn(0.01)  # carry out calls for which the recovery thread may be waiting
         self.answers.close()
         self.requests.close()
         self.nodes.close()

@@ -113,7 +113,7 @@ def gpus() -> dict[str, Any]:
 
 
 def disks() -> dict[str, Any]:
-    found: dict[str, dict[str, Any]] = {}  # the last mount on a folder hides the others
+    found: dict[str, dict[str, Any]] = {}  # by mount point, because the last mount on a folder hides the others
     for line in try_read("/proc/self/mounts").splitlines():
         fields = line.split()
         if len(fields) < 4:
@@ -192,7 +192,8 @@ def slurm() -> dict[str, Any]:
         name = try_read(path).strip()
         if name in DAEMONS:
             try:
-                same = os.readlink(os.path.join(os.path.dirname(path), "ns/pid")) == own  # false inside a container
+                # A daemon in a container has another PID namespace and does not count.
+                same = os.readlink(os.path.join(os.path.dirname(path), "ns/pid")) == own
             except OSError:
                 same = True
             if same:

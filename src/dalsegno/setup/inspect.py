@@ -238,7 +238,7 @@ class _AnswerReader:
 
     def time(self, name: str, otherwise: float) -> float:
         value = self._answer.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:  # or NaN
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:  # also for NaN
             return otherwise
         return float(value)
 

@@ -82,7 +82,7 @@ class MachineMounts:
         if path in mount_points() and run(["umount", path], MOUNT_TIMEOUT_S)[0] != 0:
             checked(["umount", "--lazy", path])
         if self.kept.pop(path)["created"]:
-            with contextlib.suppress(OSError):  # only if empty, because the file system may still be mounted
+            with contextlib.suppress(OSError):  # a folder that is not empty stays: its file system may still be mounted
                 os.rmdir(path)
         self.record.save()
 

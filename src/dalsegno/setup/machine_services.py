@@ -248,7 +248,8 @@ class OwnInit:
     def death(self, name: str) -> str:
         """Return how the service ended since its last start; "" if it has not ended."""
         fact = self.facts().get(name, {})
-        current = fact.get("revision") == self.services.kept.get(name, {}).get("asked")  # not an earlier revision
+        # Whether the fact is about the current revision, not an earlier one.
+        current = fact.get("revision") == self.services.kept.get(name, {}).get("asked")
         ended = current and fact.get("exit_code") is not None and float(fact.get("ended", 0.0)) >= self.started_at
         return fact.get("error") or f"ended with code {fact['exit_code']}" if ended and not fact.get("pid") else ""
 

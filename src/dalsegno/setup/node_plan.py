@@ -49,7 +49,7 @@ class PlannedFolder:
     mode: int = 0o755
     owner: str = "root"
     group: str = "root"
-    keep: bool = False  # set if the folder contains files of users
+    keep: bool = False  # whether a removal leaves the folder, because it contains files of users
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,8 @@ class NodePlace:
 class Cgroups:
     """The settings of cgroup.conf. `constrain` lists what Slurm limits for jobs: cores, memory, devices."""
 
-    mountpoint: str = ""  # "": /sys/fs/cgroup
-    plugin: str = ""  # "", cgroup/v1, cgroup/v2, or none if Slurm does not use cgroups
+    mountpoint: str = ""  # where cgroups are mounted; "" means /sys/fs/cgroup
+    plugin: str = ""  # CgroupPlugin: cgroup/v1 or cgroup/v2; "" for Slurm's default; none if Slurm does not use cgroups
     constrain: tuple[str, ...] = ()
     ignore_systemd: bool = False  # set for virtual hosts, which have no systemd
 

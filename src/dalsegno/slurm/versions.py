@@ -75,8 +75,8 @@ CGROUP_AUTOMOUNT = _until(23, 11)  # the setting is an error since 23.11
 IGNORE_SYSTEMD = _since(22, 5)
 ENABLE_CONTROLLERS = _since(23, 2)
 
-# slurmctld slurmctld exits if its state folder has a cluster name but no assoc_usage, which is first written after five
-# minutes or at a clean shutdown. With `-i`, slurmctld starts anyway.
+# slurmctld exits if its state folder has a cluster name but no assoc_usage, which is first written after five minutes
+# or at a clean shutdown. With `-i`, slurmctld starts anyway.
 NEEDS_ASSOC_USAGE = _since(25, 5)
 
 # Since 25.11, the name `nobody` means no user. Older releases of slurmdbd compare names, so `nobody` must be written as

@@ -26,7 +26,8 @@ class Choice:
     spot: str
     price: str
     not_for: str
-    choose_it: str = ""  # when to choose another tool than Dal Segno; "" if never
+    # When to choose this place, although Dal Segno does not create clusters there; "" for the targets of Dal Segno.
+    choose_it: str = ""
 
 
 @cache

@@ -53,11 +53,11 @@ class Partition:
     min_nodes: int | None = None
     priority_tier: int | None = None
     priority_factor: int | None = None  # Slurm's PriorityJobFactor
-    oversubscribe: str = ""  # "", NO, YES:4, FORCE:2 or EXCLUSIVE
+    oversubscribe: str = ""  # Slurm's OverSubscribe: NO, YES:4, FORCE:2 or EXCLUSIVE; "" if it is not set
     allow_accounts: tuple[str, ...] = ()
     allow_groups: tuple[str, ...] = ()
     allow_qos: tuple[str, ...] = ()
-    preempt_mode: str = ""  # "", OFF, CANCEL, REQUEUE or SUSPEND
+    preempt_mode: str = ""  # Slurm's PreemptMode: OFF, CANCEL, REQUEUE or SUSPEND; "" if it is not set
     hidden: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Qos:
     preempts: tuple[str, ...] = ()
     preempt_mode: str = ""
     max_time_min: int | None = None
-    max_tres_per_user: Mapping[str, int] = field(default_factory=dict)  # such as {"gres/gpu": 8}
+    max_tres_per_user: Mapping[str, int] = field(default_factory=dict)  # limits per user, such as {"gres/gpu": 8}
     max_jobs_per_user: int | None = None
     group_tres: Mapping[str, int] = field(default_factory=dict)
     usage_factor: float | None = None
@@ -139,7 +139,7 @@ class Storage:
 
     name: str
     mount: str
-    type: str = "folder"  # folder, existing, scratch, nfs, lustre, openzfs, efs, ebs or fss
+    type: str = "folder"  # kind: folder, existing, scratch, nfs, lustre, openzfs, efs, ebs or fss
     source: str = ""  # an existing file system; "" creates one (for a folder, in the cluster's state folder)
     size_mib: int | None = None
     options: str = ""
@@ -185,8 +185,8 @@ class Slurm:
     rest: bool = False  # whether to run slurmrestd
     backup_controller: bool = False
     priority: Priority = field(default_factory=Priority)
-    preempt_by: str = ""  # "", qos or partition
-    preempt_mode: str = ""  # CANCEL, REQUEUE or SUSPEND
+    preempt_by: str = ""  # what decides which job preempts another: qos or partition; "" for no preemption
+    preempt_mode: str = ""  # what happens to a preempted job: CANCEL, REQUEUE or SUSPEND
     preempt_exempt_time_s: int | None = None
     topology: tuple[Switch, ...] = ()
     qos: tuple[Qos, ...] = ()
@@ -198,8 +198,8 @@ class Slurm:
 class Local:
     """The `local:` block, with the settings for this machine."""
 
-    hosts: str = "auto"  # auto, virtual (namespaces, needs root) or loopback (processes on ports)
-    gpus: str = "auto"  # auto, simulated or real
+    hosts: str = "auto"  # kind of hosts: virtual (namespaces, needs root), loopback (processes on ports) or auto
+    gpus: str = "auto"  # kind of GPUs: simulated, real or auto
     subnet: str = ""  # subnet of the virtual hosts; "" chooses a free one
 
 
@@ -210,7 +210,7 @@ class SshHost:
     name: str
     address: str
     user: str = "root"
-    port: int | None = None  # None: ssh's own configuration decides
+    port: int | None = None  # port of sshd; None: ssh's own configuration decides
     key: str = ""
     jump: str = ""
     # Command on the head node that switches the machine off and on; empty if there is none.
@@ -222,7 +222,7 @@ class SshAccess:
     """The `ssh:` block: all machines of the cluster, the head node first, and the settings that they share."""
 
     hosts: tuple[SshHost, ...] = ()
-    known_hosts: str = ""  # "": ssh's own files
+    known_hosts: str = ""  # file with the host keys; "" means ssh's own files
     sudo_password_file: str = ""
     packages: tuple[str, ...] = ()  # additional packages to install
     slurm_packages: tuple[str, ...] = ()  # packages of Slurm to install instead of the distribution's
@@ -250,7 +250,7 @@ class CheckSetting:
 class Health:
     """The health policy: which checks run, and which actions are allowed."""
 
-    mode: str = "auto"  # auto, observe or off
+    mode: str = "auto"  # whether the controller acts: auto (it acts), observe (it only reports) or off
     max_out: float = 0.25
     per_hour: int = 4
     reboots_per_fault: int = 2
@@ -277,7 +277,7 @@ class EmailAlerts:
     sender: str
     smarthost: str
     user: str = ""
-    password_file: str = ""  # "" if the server needs no login
+    password_file: str = ""  # file with the password; "" if the server needs no login
     require_tls: bool = True
 
 
@@ -286,7 +286,7 @@ class SlackAlerts:
     """A Slack channel that receives alerts."""
 
     url_file: str
-    channel: str = ""  # "": the webhook's default channel
+    channel: str = ""  # name of the channel; "" means the webhook's default channel
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class Monitoring:
     slack: tuple[SlackAlerts, ...] = ()
     webhook: tuple[WebhookAlerts, ...] = ()
     remote_write: RemoteWrite | None = None
-    gpu_hour_price: float | None = None  # None: the list price
+    gpu_hour_price: float | None = None  # price of one GPU hour; None: the list price
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ class HyperPodFacts:
     prefix: str  # folder in the S3 bucket
     head_instance: str
     login_instance: str = ""
-    configuration: str = "api"  # api or provisioning
+    # Where HyperPod reads partitions from: the request (api) or provisioning_parameters.json (provisioning).
+    configuration: str = "api"
     node_recovery: str = "Automatic"
     config_strategy: str = "Managed"
     subnets: tuple[str, ...] = ()

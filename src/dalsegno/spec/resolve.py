@@ -63,7 +63,7 @@ def _priority(priority: PrioritySpec, accounting: bool) -> facts.Priority:
         max_age_min=priority.max_age,
         favor_small=priority.favor_small,
     )
-    # Both factors need the database. Without it, Slurm would log an error for every job.
+    # The factors for fair share and QOS need the database. Without it, Slurm would log an error for every job.
     return found if accounting else replace(found, fair_share=0, qos=0)
 
 

@@ -15,7 +15,7 @@ from dalsegno.storage.probe import ProbeAnswer, ProbeOrder, ProbeRole
 from dalsegno.storage.verdict import StorageReport, judge_storage
 
 PARALLEL = 8  # nodes that measure at the same time; with more, the server would be the limit
-MAX_WRITERS = 3  # more than one, because the first node may be the one with the wrong file system
+MAX_WRITERS = 3  # nodes that may write the token; more than one, because the first may have the wrong file system
 
 
 class NodePrograms(Protocol):

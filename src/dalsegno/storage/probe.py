@@ -69,7 +69,7 @@ class ProbeAnswer:
     source: str = ""
     mount_point: str = ""  # the mount point of that file system
     mounted: bool = False  # whether the mount point is the path itself
-    not_exported: bool = False  # nothing is mounted, and the NFS server says that it does not export the folder
+    not_exported: bool = False  # whether nothing is mounted and the NFS server says that it does not export the folder
     read_only: bool = False
     free_bytes: int = 0
     inode: int = 0  # the token's inode number; 0 if the token was not found

@@ -13,7 +13,7 @@ from dalsegno.spec.facts import Cluster, Storage
 
 PROLOG, EPILOG, TASK_PROLOG = "slurm-prolog", "slurm-epilog", "slurm-task-prolog"
 SETTINGS = {PROLOG: "Prolog", EPILOG: "Epilog", TASK_PROLOG: "TaskProlog"}
-# These are always set to the job's folder. TMPDIR is set only if the user has not set it.
+# These variables are always set to the job's folder. TMPDIR is set only if the user has not set it.
 VARIABLES = ("DALSEGNO_SCRATCH", "SLURM_TMPDIR")
 
 

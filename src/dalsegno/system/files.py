@@ -94,7 +94,8 @@ def _open_nameless(path: Path) -> tuple[int, Path | None]:
     try:
         return os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), None
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # this file system has no O_TMPFILE
+        # These errors mean that the file system has no O_TMPFILE.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise explain(error, path) from error
     temp = _beside(path)
     try:

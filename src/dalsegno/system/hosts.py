@@ -173,7 +173,7 @@ def has_its_files(folder: Path) -> bool:
         pairs = [(source, f"/proc/{process.pid}/root{target}") for source, target in plan.binds]
         return all(os.path.samefile(source, target) for source, target in pairs)
     except FileNotFoundError:
-        return not process.alive()  # a mount point was removed, or the host has just ended
+        return not process.alive()  # false if a mount point was removed, true if the host has just ended
     except OSError:
         return True
 

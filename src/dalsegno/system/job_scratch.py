@@ -231,7 +231,7 @@ def _insist(act: Callable[[], None], name: str, parent: int) -> None:
     except PermissionError:
         _unlock(parent)
         about = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        # With more links, the flag may protect a file of the system.
+        # A file with several links keeps its flag, because it may be a file of the system.
         alone = stat.S_ISREG(about.st_mode) and about.st_nlink == 1
         if alone or stat.S_ISDIR(about.st_mode):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

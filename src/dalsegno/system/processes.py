@@ -15,7 +15,9 @@ from typing import IO, Protocol
 from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
 
 CHUNK = 1 << 20
-_BUFFER = 1 << 16  # large, because many small files in a stream make many small chunks
+# Bytes buffered for a command's standard input, so that an archive of many small files does not cause many small
+# writes.
+_BUFFER = 1 << 16
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ class SshConnections:
         except CancelledError:
             raise SshError(host, SshFault.CUT, "interrupted", hint="run the command again") from None
         finally:
-            running.cancel()  # after Ctrl-C, or an error in `on_line`
+            running.cancel()  # has an effect only after Ctrl-C, or after an error in `on_line`
 
     def each(self, hosts: Iterable[str], work: Callable[[str], T]) -> dict[str, T | DalsegnoError]:
         """Call `work` for each host in threads, at most `limit` at once.
@@ -207,7 +207,7 @@ class SshConnections:
         try:
             started = {host: pool.submit(attempt, host) for host in hosts}
             for done in as_completed(started.values()):
-                done.result()  # any error other than DalsegnoError ends all of them
+                done.result()  # raises any error other than DalsegnoError, which ends the work on all hosts
             return {host: done.result() for host, done in started.items()}
         except BaseException:
             self.close()  # ends the commands in progress, and with them their threads

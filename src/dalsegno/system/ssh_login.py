@@ -112,7 +112,7 @@ class SshLogin:
         options = {"tunnel": tunnel, **_place(address), **self._options(address, check)}
         try:
             return await self._asyncssh.connect(address.address, **options)  # type: ignore[no-any-return]
-        # The timing determines which of the two is raised.
+        # If the host closes the connection, the timing determines which of these two is raised.
         except (self._asyncssh.DisconnectError, ConnectionResetError):
             if not check.known or check.verified or check.presented:
                 raise
@@ -146,7 +146,7 @@ class SshLogin:
             "gss_kex": False,  # GSS key exchange would replace the check of the host key
             "password_auth": False,
             "kbdint_auth": False,
-            "ignore_encrypted": True,  # the agent may hold the decrypted key
+            "ignore_encrypted": True,  # skip encrypted key files, because the agent may hold the decrypted key
             "agent_forwarding": False,
             "compression_algs": ["none"],  # a hostile host could send a small message that expands to a huge one
             "connect_timeout": self._settings.connect_timeout_s,

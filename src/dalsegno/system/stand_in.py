@@ -45,7 +45,8 @@ class StandIn:
     def __init__(self, poll_s: float = 5.0) -> None:
         self._poll_s = poll_s
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # `nohup` and `&` set this
+        # `nohup` and `&` start a program with some signals ignored.
+        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}
         self._ending = set(_ENDING) - ignored
         self._handled = {*_PASSED_ON, signal.SIGCHLD} - ignored
         signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
@@ -59,7 +60,7 @@ class StandIn:
         number is in the environment variable named `notes`.
         """
         reader, writer = os.pipe()
-        os.set_blocking(reader, False)  # a background process of the program may keep the other end open
+        os.set_blocking(reader, False)  # do not wait for a background process that keeps the other end open
         child = subprocess.Popen(
             list(argv),
             executable=program,
@@ -91,7 +92,7 @@ class StandIn:
                     return requests.at_the_end(1, noted)
             elif received.si_signo != signal.SIGCHLD:
                 requests.add(received)
-                if not _from_terminal(received):  # the terminal also signals the child
+                if not _from_terminal(received):  # the terminal has already signalled the child
                     child.send_signal(received.si_signo)
         return requests.at_the_end(child.returncode, noted + _read(reader))
 

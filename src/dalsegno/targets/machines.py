@@ -27,7 +27,7 @@ class MachineStatus:
     id: str
     group: str
     instance: str
-    state: str  # in the platform's own words
+    state: str  # state of the machine, in the platform's own words
     slurm_state: str = ""
     detail: str = ""
 

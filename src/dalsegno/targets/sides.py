@@ -38,7 +38,7 @@ from dalsegno.targets.base import (
 )
 from dalsegno.targets.folder import LOGS, ClusterFolder, read_applied
 
-COMMAND = "/usr/local/bin/dalsegno"  # on the head
+COMMAND = "/usr/local/bin/dalsegno"  # path of the command on the head
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ANSWER_S = 60.0
 State = TypeVar("State")
@@ -253,7 +253,7 @@ class HeadSide(ClusterSide):
         return ["ssh", "--", host, *([shlex.join(command)] if command else [])]
 
 
-# ---- Slurm, asked from either side
+# Queries to Slurm, from the operator's machine or from the head
 
 NO_SLURMCTLD = "slurmctld does not run"
 
@@ -342,7 +342,7 @@ def node_status(node: NodeInfo) -> NodeStatus:
     )  # fmt: skip
 
 
-# ---- helpers of the operator's side
+# Functions for the operator's machine
 
 
 def known(state: State | None, folder: ClusterFolder) -> State:

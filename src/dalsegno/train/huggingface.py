@@ -80,7 +80,7 @@ class TrainerSession:
             if isinstance(each, ExportableState):
                 saved = trainer.state.stateful_callbacks
                 name = type(each).__name__
-                if not isinstance(saved.get(name), list):  # several callbacks of one class start over
+                if not isinstance(saved.get(name), list):  # a list: several callbacks of one class, which start over
                     saved[name] = each.state()
         return json.dumps(dataclasses.asdict(trainer.state))
 
@@ -109,7 +109,7 @@ class TrainerSession:
         trainer._load_from_checkpoint = lambda *_: None  # the Checkpointer has loaded the model
         trainer._load_optimizer_and_scheduler = load
         trainer._load_scaler = lambda _: None
-        trainer._load_rng_state = lambda _: self.begin()  # called after the batches were skipped
+        trainer._load_rng_state = lambda _: self.begin()  # the Trainer calls it after it has skipped the used batches
         return str(folder)
 
     def begin(self) -> None:
@@ -134,7 +134,7 @@ class TrainerSession:
             self.ckpt.done(loss=self._loss)
 
     def ended(self) -> None:
-        self.begin()  # a run that had completed its last step before has not begun
+        self.begin()  # needed if no step was left to do when the run resumed
         self.between_steps()
         self.ckpt.finish()
 

@@ -36,7 +36,7 @@ def fit(trainer: Any, model: Any, folder: Folder, *loaders: Any, options: Any = 
         strategy.process_dataloader = lambda loader: session.bind(plain_process(loader))
         strategy.checkpoint_io = session.checkpoint_io(plain_io)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")  # `bind` makes it so
+            warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")  # `bind` makes it resumable
             trainer.fit(model, *loaders, ckpt_path=str(session.ckpt.folder) if session.ckpt.resumed else None, **data)
     finally:
         strategy.process_dataloader, strategy.checkpoint_io = plain_process, plain_io
@@ -83,7 +83,7 @@ class FitSession:
     def __init__(self, trainer: Any, model: Any, folder: Folder, options: dict[str, Any]) -> None:
         self.trainer, self.model = trainer, model
         if trainer.world_size > 1 and not torch.distributed.is_initialized():
-            trainer.strategy.setup_environment()  # `trainer.fit` finds the process group and does not make another
+            trainer.strategy.setup_environment()  # `trainer.fit` then uses this process group
         self._place = LoaderPlace()
         self._checkpoint = LateState(self._take, lambda: trainer.optimizers)
         self.ckpt = Checkpointer(folder, model=model, lightning=self._checkpoint, data=self._place, **options)
@@ -121,7 +121,7 @@ class FitSession:
                 raise CheckpointError("fit() supports one train loader", hint="combine the datasets in one loader")
             self._place.bind(loader)
             if self._place.between_epochs:
-                self.begin()  # the loader draws its seed next, as it did in the interrupted run
+                self.begin()  # restore random states now: the loader draws its seed next, as in the interrupted run
         return loader
 
     def begin(self) -> None:
@@ -134,12 +134,12 @@ class FitSession:
     def batch_ended(self, output: Any) -> None:
         trainer = self.trainer
         self._place.batch_done(trainer.current_epoch, trainer.is_last_batch)
-        if trainer.global_step > self.ckpt.step:  # not in the middle of accumulated gradients
+        if trainer.global_step > self.ckpt.step:  # a step is complete, which it is not while gradients accumulate
             loss = output.get("loss") if isinstance(output, dict) else output
             self.ckpt.done(loss=loss)
 
     def ended(self) -> None:
-        self.begin()  # a run that had completed its last step before has not begun
+        self.begin()  # needed if no step was left to do when the run resumed
         self.ckpt.finish()
 
     def callback(self) -> Any:

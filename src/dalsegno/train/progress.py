@@ -94,7 +94,7 @@ def _waited_s(ddp: Any) -> float:
     try:
         times = getattr(ddp, _TIMES_OF_DDP)()
         waited_ns = float(times["backward_comm_time"]) - float(times["backward_compute_comm_overlap_time"])
-    # Nothing has been measured yet, or torch has another version.
+    # DDP has not measured a pass yet, or another version of torch reports other values.
     except (RuntimeError, KeyError, TypeError, ValueError):
         return 0.0
     return max(waited_ns, 0.0) / 1e9

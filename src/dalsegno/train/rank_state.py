@@ -115,7 +115,7 @@ class DataPlace:
         self.numbered = False  # whether the script numbers its epochs itself, with set_epoch
         self.epoch = 0
         self.samples = 0
-        # torch's random state when the epoch began, because some samplers draw their order from it
+        # torch's random state at the start of the epoch. Some samplers draw their order from it.
         self.seed: Any = None
         self._resume: dict[str, Any] | None = None
         self._begun = False
@@ -152,7 +152,7 @@ class DataPlace:
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
         left = self._resume if self._resume is not None and epoch == self._resume["epoch"] else None
-        # No sample of the interrupted epoch was drawn.
+        # If no sample of the interrupted epoch was drawn, the epoch starts as a new one.
         left = None if left is not None and left["seed"] is None else left
         self._resume, self._begun = None, True
         self.epoch, self.samples = epoch, left["samples"] if left else 0
@@ -270,7 +270,8 @@ class RankOwnState:
             data = dict(data, samples=data["samples"] * world_then // world)
         if self._data is not None and data is not None and (self.place is not None or world == world_then):
             self._data.load_state_dict(data)
-            # A loader draws a seed when an iterator is made. The interrupted epoch had drawn its seed before.
+            # Making an iterator draws a seed. The interrupted epoch had already drawn its own when its state was saved,
+            # so the random state is restored after the iterator is made.
             within_epoch = isinstance(data, dict) and not data.get("_iterator_finished", False)
             self._after_iter = own.get("random") if self.place is None and within_epoch else None
         self._randomness, self._seed = own.get("random"), seed

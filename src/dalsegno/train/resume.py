@@ -94,7 +94,7 @@ class Resumed:
     step: int
     world: int
     own: Any
-    source: str  # "memory" or "disk"
+    source: str  # where the state came from: "memory" or "disk"
 
 
 def resume_from_memory(

@@ -31,7 +31,7 @@ class SaveSignal:
 
     def stop_listening(self) -> None:
         for number, handler in self._before.items():
-            # This is not the main thread, or the old handler was not set from Python.
+            # This fails if it is not the main thread, or if the old handler was not set from Python.
             with contextlib.suppress(ValueError, TypeError):
                 signal.signal(number, handler)
         self._before.clear()

@@ -282,7 +282,7 @@ class RankSnapshots:
     def wait(self, step: int, timeout_s: float) -> bool:
         """Wait for the save of that step. Return whether it is on disk."""
         self.settle(wait=True)
-        # If not, this process saved the step itself, and the saver may be saving an earlier one.
+        # If the saver does not have this step, this process has saved it itself.
         if step in self._saver.busy.values():
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed

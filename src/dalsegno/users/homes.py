@@ -32,7 +32,7 @@ def make_home(homes: Path, name: str, uid: int, gid: int) -> bool:
         try:
             home = os.open(part, _FOLDER, dir_fd=parent)
             try:
-                os.fchmod(home, HOME_MODE)  # again, because the umask may have removed bits
+                os.fchmod(home, HOME_MODE)  # set again, because the umask may have removed bits at the creation
                 _give(home, uid, gid)
             finally:
                 os.close(home)

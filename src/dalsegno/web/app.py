@@ -74,7 +74,7 @@ class WebSite:
     cluster: str
     cookie: str
     names: frozenset[str]
-    drills: Path  # `drills` and `evidence` are folders below the cluster's state folder
+    drills: Path  # folder of drill reports; both folders are below the cluster's state folder
     evidence: Path
 
 
@@ -107,7 +107,7 @@ class WebApp:
             return HttpResponse(403, b"this server does not have that name\n")
         if request.path.startswith("/assets/"):
             return self._asset(request.path.removeprefix("/assets/"))
-        if request.path == "/favicon.ico":  # browsers request it before the login page redirects
+        if request.path == "/favicon.ico":  # needs no session, because browsers also request it for the login page
             return self._asset("icon.svg")
         if request.path == "/login" and request.method == "GET":
             return self._login(request)

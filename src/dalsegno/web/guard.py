@@ -20,7 +20,7 @@ CSP = (
 SECURITY_HEADERS = (
     ("Content-Security-Policy", CSP),
     ("X-Frame-Options", "DENY"),
-    ("Referrer-Policy", "same-origin"),  # with "no-referrer", browsers would send `Origin: null`
+    ("Referrer-Policy", "same-origin"),  # with "no-referrer", browsers would send `Origin: null`, which is refused
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
 MAX_FIELDS = 32

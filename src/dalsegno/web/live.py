@@ -21,7 +21,7 @@ from dalsegno.web.sources import PictureSources
 log = logging.getLogger("web.live")
 
 LINGER_S = 20.0  # the sources are queried for this long after the last request, because the page may be reloaded
-SMALL, LARGE = 64, 2048  # a cluster with at most this many nodes is small, or medium
+SMALL, LARGE = 64, 2048  # up to SMALL nodes, a cluster is small; up to LARGE, medium
 # Seconds between two queries, for small, medium and large clusters. A slow source is queried less often.
 CONTROLLER_S = (0.5, 0.8, 2.0)
 SLURM_S = (0.8, 0.8, 4.0)

@@ -155,7 +155,7 @@ class Liveness:
             return sign
         due = max(sign.probe, now + self.limits.rest_s)
         if sign.presence is Presence.SILENT:
-            # At that time, an agent whose host still answers is declared stuck.
+            # The next probe is at the latest when an agent whose host still answers is declared dead.
             due = min(due, sign.last_seen + self.limits.stuck_s)
         return replace(sign, alive=now, probe=due, last_seen=now if sign.presence is Presence.NEVER else sign.last_seen)
 

@@ -46,7 +46,7 @@ from dalsegno.errors import UsageError
 
 Call = Callable[[], Any]
 _TIMEOUT = timedelta(minutes=10)
-_POISON = 100  # a buffer is filled with this before the checked call; no correct result consists of it
+_POISON = 100  # value that fills a buffer before the checked call; no correct result contains only this value
 _CHUNK = 1 << 24  # this many elements are checked at once
 # torch 2.13 renamed these two functions.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -174,7 +174,7 @@ def _send_and_receive(sent: Any, received: Any, right: int, left: int) -> None:
         work.wait()
 
 
-_IN_TENSOR = (NcclTest.ALL_REDUCE, NcclTest.BROADCAST, NcclTest.REDUCE)  # torch has these in place only
+_IN_TENSOR = (NcclTest.ALL_REDUCE, NcclTest.BROADCAST, NcclTest.REDUCE)  # torch offers these operations in place only
 
 
 def repeat(values: Sequence[float], count: int, dtype: Any, device: Any) -> Any:
@@ -226,7 +226,7 @@ def count_wrong(
     if test.reduces:
         if test.rooted and me != root:
             return 0.0
-        if test.test is NcclTest.REDUCE_SCATTER:  # each rank's part starts at another place of the period
+        if test.test is NcclTest.REDUCE_SCATTER:  # each rank's part starts at another offset of the period
             whole = expected_values(n, data, op)
             shift = me * counts.shown % len(whole)
             return _differences(got, whole[shift:] + whole[:shift], tolerance(n, data, op))

@@ -264,7 +264,7 @@ def _wrapped(value: float, data_type: DataType) -> float:
 
 def tolerance(ranks: int, data_type: DataType, operation: str) -> float:
     """Return the relative error that rounding alone may cause; 0.0 where every partial result is exact."""
-    if operation == "avg":  # rounding depends on whether the backend divides before or after the sum
+    if operation == "avg":  # never exact: the rounding depends on whether the backend divides before or after the sum
         return 4.0 * ranks / data_type.exact
     if data_type.torch.endswith(("int8", "int32", "int64")):
         return 0.0

@@ -233,7 +233,8 @@ def _blame(
         if untried and len(fast.intersection(tried)) < _WITNESSES:
             return PairSearch(groups=((node, untried[0]),))
         found.append(node)
-    if len(found) == 2 and len(fast.difference(pair)) < _WITNESSES:  # perhaps all other nodes are slow too
+    # Without enough fast nodes outside the pair, all other nodes may be slow too, so neither node is called bad yet.
+    if len(found) == 2 and len(fast.difference(pair)) < _WITNESSES:
         unknown = [each for each in combinations(others, 2) if _slow(each, known) is None]
         return PairSearch(groups=tuple(unknown[:1])) if unknown else PairSearch(done=True, unsure=tuple(pair))
     return (found[0],) if found else tuple(sorted(pair))

@@ -130,7 +130,7 @@ def measure_all(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float]]
             yield pair, value
     limit = judge_pairs({(one, other): value for (one, other), value in found.items()}, ask.low).limit
     slow = sorted((pair for pair in found if found[pair] < limit), key=lambda pair: -found[pair])
-    for pair in slow[:_MAX_AGAIN]:  # the pairs nearest to the limit
+    for pair in slow[:_MAX_AGAIN]:  # measure again the slow pairs nearest to the limit
         again = rank.measure([pair])[pair]
         yield pair, max(again, found[pair])
 

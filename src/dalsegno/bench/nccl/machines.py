@@ -123,7 +123,8 @@ def _test_of_row(row: NcclRow) -> NcclTest:
         # With two ranks, all_reduce and sendrecv both have ratio 1; all_reduce is more common.
         return NcclTest.ALL_REDUCE if ratio > 0.99 or ratio == 0 else NcclTest.REDUCE_SCATTER
     if rooted:
-        return NcclTest.BROADCAST if ratio > 0.999 else NcclTest.UNKNOWN  # the test is scatter or gather
+        # Scatter and gather have lower ratios, but cannot be told apart.
+        return NcclTest.BROADCAST if ratio > 0.999 else NcclTest.UNKNOWN
     if row.in_place and row.in_place.wrong is not None:
         return NcclTest.ALL_GATHER  # alltoall is excluded, because it does not check in-place data
     checked = row.out_of_place and row.out_of_place.wrong is not None

@@ -62,7 +62,7 @@ class NcclDevice:
     pid: int
     host: str
     device: int
-    pci: str  # "0000:0a:00" since 2.17, "0x0a" before
+    pci: str  # PCI address: "0000:0a:00" since nccl-tests 2.17, "0x0a" in older versions
     product: str
 
 
@@ -81,7 +81,7 @@ class NcclSettings:
     agg_iters: int = 1
     validation: int = 1
     graph: int = 0
-    unalign: int | None = 0  # None before version 2.18
+    unalign: int | None = 0  # None before nccl-tests 2.18, which do not print it
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class NcclTable:
     avg_ok: bool | None = None  # None if NCCL_TESTS_MIN_BW was not set
     memory: str = ""  # the value of "GPU memory usage", with -M 1
     error: str = ""
-    concluded: bool = False  # whether "Collective test concluded" was printed, as since 2.16.7
+    concluded: bool = False  # whether "Collective test concluded" was printed, which nccl-tests do since 2.16.7
     stream: str = ""  # the rank that a launcher put in front of each line; "" if there is none
     line: int = 0  # the line of the file at which the table starts
 

@@ -36,7 +36,7 @@ class DeviceAsk:
     """The settings of a device test. If `side` or `size` is 0, a value that suits the device is used."""
 
     test: DeviceTest
-    data_type: str = "auto"  # bfloat16 on GPUs, float on CPUs
+    data_type: str = "auto"  # `auto` is bfloat16 on GPUs and float on CPUs
     side: int = 0  # rows and columns of the square matrices
     size: int = 0  # bytes that are copied
     seconds: float = 2.0
@@ -86,7 +86,7 @@ def read_results(text: str) -> list[DeviceResult]:
             value = json.loads(line)
             found.append(DeviceResult(**{**value, "test": DeviceTest(value["test"])}))
         except (ValueError, TypeError, KeyError):
-            continue  # for example, a warning of a library
+            continue  # the line is not a result, for example a warning of a library
     return sorted(found, key=lambda each: (list(DeviceTest).index(each.test), each.host, each.device))
 
 

@@ -18,7 +18,8 @@ from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeS
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
 
-NODE_DAEMONS = {"slurmd": "node", "node-agent": "node", "node-exporter": "host"}  # the head runs one too
+# Daemons that are counted in one line, with the noun for their hosts. The head runs node-exporter too.
+NODE_DAEMONS = {"slurmd": "node", "node-agent": "node", "node-exporter": "host"}
 NAME_COLUMNS = 40
 
 

@@ -54,7 +54,7 @@ def _ask_once(readings: LiveReadings) -> LiveFacts:
     for source in LiveSource:
         readings.poll(source)
     facts = readings.facts()
-    assert facts is not None  # otherwise `facts` has raised Slurm's error
+    assert facts is not None  # `facts()` raises Slurm's error if there are none
     return facts
 
 

@@ -263,7 +263,7 @@ def group_ls(name: str | None, json_: bool) -> None:
         out.table(("GROUP", "GID", "MEMBERS", "FROM"), rows)
 
 
-# ---- from options to users, and back
+# Conversion of options to users, and of users to text
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -369,7 +369,7 @@ def _text(value: Any) -> str:
     return ",".join(value) if isinstance(value, list) else str(value)
 
 
-# ---- the cluster
+# Opening the cluster for a change
 
 
 def _open(name: str | None) -> Target:

@@ -121,7 +121,7 @@ def _check_page(path: Path) -> None:
     if path.is_dir():
         raise UsageError(_no_page(path, "it is a folder"), hint=ELSEWHERE)
     if path.exists() and not path.is_file():
-        if not os.access(path, os.W_OK):  # do not open it: closing a pipe would end its reader
+        if not os.access(path, os.W_OK):  # do not open it as a test: if it is a pipe, closing it would end its reader
             raise UsageError(_no_page(path, "permission denied"), hint=ELSEWHERE)
         return
     try:
@@ -243,5 +243,5 @@ def now(step: TrainedStep | None, status: RunStatus) -> str:
     if step.generation < status.generation:
         on = f" on {nodes}" if nodes else ""
         return f"step {step.step} was the last so far; generation {status.generation} begins{on}"
-    on = f"; trains on {nodes}" if nodes else ""  # at the end of a run, nodes leave one by one
+    on = f"; trains on {nodes}" if nodes else ""  # there may be none at the end of a run, when nodes leave one by one
     return f"step {step.step}, loss {step.loss:.2f}, generation {step.generation}{on}"

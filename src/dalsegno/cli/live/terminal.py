@@ -88,7 +88,7 @@ class LiveTerminal:
 
     def wake(self) -> None:
         """Make `keys` return. Any thread may call this."""
-        with contextlib.suppress(OSError):  # the pipe may be full (`keys` returns anyway) or closed
+        with contextlib.suppress(OSError):  # a full pipe wakes `keys` anyway, and a closed one has no reader
             os.write(self._wake, b"w")
 
     def size(self) -> ScreenSize:

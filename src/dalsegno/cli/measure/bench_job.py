@@ -164,7 +164,7 @@ def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None])
     if worker.only_places and not binary:
         raise UsageError(f"`{worker.places[0]}` was not found here", where="--nccl-tests", hint=worker.hint)
     processes = place.nproc or _gpus_here() or ((os.cpu_count() or 1) if worker.all_ranks else 2)
-    if binary:  # without MPI, one process uses all GPUs
+    if binary:  # nccl-tests run here without MPI, so one process uses all GPUs
         commands = [Rank([binary, *worker.place_arguments, "-g", str(processes)], dict(os.environ))]
     else:
         if worker.needs_torch:

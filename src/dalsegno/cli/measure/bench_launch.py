@@ -80,7 +80,7 @@ def _plan(slurm: SlurmHere, fields: dict[str, object]) -> RunPlan:
     from dalsegno.system.files import make_folder, write_atomic
 
     home = runs_home()
-    folder = home / ".bench-launch"  # all nodes mount the storage of the runs
+    folder = home / ".bench-launch"  # a folder on the storage of the runs, which all nodes mount
     make_folder(folder)
     script = folder / "launch.py"
     write_atomic(script, SCRIPT)

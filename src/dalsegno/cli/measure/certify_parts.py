@@ -171,7 +171,8 @@ def _node_health(slurm: SlurmHere, node: NodeInfo) -> Any:
     failed = tuple(name for name, verdict in last.items() if verdict is Verdict.FAILED)
     warned = tuple(name for name, verdict in last.items() if verdict is Verdict.WARNED)
     warned += (f"{phase.value} {own['reason'] or own['note']}".strip(),) if phase is NodePhase.SUSPECTED else ()
-    checked = bool(own["boot"])  # an agent was connected; checks are recorded only when their results change
+    # A boot id shows that the agent was connected. Results are recorded only when they change, so `last` may be empty.
+    checked = bool(own["boot"])
     return NodeHealth(node.name, state, well, own["reason"] or node.reason, failed if checked else None, warned)
 
 
@@ -277,7 +278,7 @@ def _container(stage: CertifyStage, say: Say) -> CertifiedPart:
     base = ["srun", f"--nodes={stage.count}", "--ntasks-per-node=1", "--mpi=none", f"--immediate={IMMEDIATE_S}"]
     base += [f"--partition={stage.ask.partition}"] if stage.ask.partition else []
     inside = [*base, f"--container-image={stage.ask.container_image}", "true"]
-    _srun(inside, stage)  # the first start imports the image
+    _srun(inside, stage)  # not timed, because the first start imports the image
     container_s, plain_s = _srun(inside, stage), _srun([*base, "true"], stage)
     shell = ["dalsegno", "shell", *_cluster(stage), "--"]
     return certify_container(container_s, plain_s, stage.count, [shlex.join([*shell, *inside])])

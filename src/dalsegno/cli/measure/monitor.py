@@ -94,7 +94,8 @@ def _switch(name: str | None, *, on: bool) -> MonitorLayout:
         if not plan.empty:
             target.apply(plan, say)
         layout = able.monitor_layout()
-        if on and not isinstance(target, CanForward):  # the ports of other machines may be closed to this one
+        # Wait only on this machine: the ports of other machines may be closed to it.
+        if on and not isinstance(target, CanForward):
             say("waiting for Prometheus")
             _wait_until_ready(_client(layout))
     if not (on or plan.empty):
@@ -294,7 +295,7 @@ def config(folder: str, name: str | None) -> None:
     from dalsegno.targets.base import CanMonitor, require
 
     place = _place(name)
-    may_change(place)  # the files hold secrets of the cluster
+    may_change(place)  # raises for users without rights: the files hold secrets of the cluster
     able = require(open_cluster(place), CanMonitor)
     layout = able.monitor_layout()
     settings = with_webhook_urls(layout.settings)

@@ -165,7 +165,7 @@ class PendingSignal:
         return number
 
     def put(self, number: int, _frame: FrameType | None) -> None:
-        if self.number:  # the first signal is not handled yet: the process hangs, for example on a full pipe
+        if self.number:  # a second signal before the first was handled: the process hangs, for example on a full pipe
             raise KeyboardInterrupt
         self.number = number
 

@@ -149,7 +149,7 @@ def _submit_to_controller(run: RunFolder, controller: Path) -> None:
     try:
         start_run(controller, run.root)
     except (DalsegnoError, KeyboardInterrupt):
-        run.cancel.touch()  # if only the answer was lost, the coordinator that was started must end
+        run.cancel.touch()  # ends a coordinator that was started although the controller's answer was lost
         status = read_status(run.status)
         if status is not None and not status.over:
             write_status(run.status, aborted_status(status, time.time(), 1, "the controller did not accept the run"))
@@ -166,7 +166,8 @@ def _submit_to_slurm(run: RunFolder, plan: RunPlan, slurm: SlurmHere, home: Path
     except (DalsegnoError, KeyboardInterrupt):
         discard_run(run, home)
         raise
-    # Written to the journal, which is append-only: from now on the coordinator writes the status.
+    # The submission is recorded in the append-only journal and not in the status, which only the coordinator writes
+    # now.
     journal.append(run.journal, time.time(), RunEvent.SUBMITTED, job=job)
 
 

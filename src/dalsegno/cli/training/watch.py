@@ -105,7 +105,7 @@ class RunWatch:
         )
 
     def _ask_queue(self, status: RunStatus, now: float) -> None:
-        with contextlib.suppress(DalsegnoError):  # if Slurm does not answer, nothing is known about the run
+        with contextlib.suppress(DalsegnoError):  # if Slurm does not answer, keep what is known about the run
             jobs = jobs_of(self._run, self._queue.jobs())
             self._queued = queue_phase(jobs)
             # On the head node, the controller restarts a coordinator even if the run has no job.

@@ -209,7 +209,7 @@ def _edit(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool, ours: _Our
     if not _is_editable(host) or ("srun" in host.knows and not drop):
         return None
     if ours and host.slurm != slurm_version(hosts):
-        return None  # the plugin would not load there
+        return None  # a plugin that was built for another Slurm version would not load on this host
     line = ours.line if ours else line_for(host, hosts)
     kept = [each for each in host.registered if each not in drop or each.text == line]
     drop = tuple(each for each in drop if each not in kept)

@@ -55,7 +55,7 @@ class PluginFacts:
     """The facts that one host reports."""
 
     host: str
-    login: bool = False  # True: a host where users submit jobs; False: a node
+    login: bool = False  # whether users submit jobs on this host; otherwise it is a node
     silent: str = ""  # why the host did not answer
     tried: tuple[str, ...] = ()  # names of the routes that failed
     commands: bool = False  # whether Slurm's commands are installed

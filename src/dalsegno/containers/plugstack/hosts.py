@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]  # called with the number of finished host
 One = TypeVar("One")
 Result = TypeVar("Result")
 
-# Never prompt: nobody would answer. If an option is given twice, ssh uses the first.
+# ssh must never prompt, because nobody would answer. If an option is given twice, ssh uses the first.
 QUIET = ("-o", "BatchMode=yes")
 # Options from the user that also apply to a jump host. A user name, port or address applies only to the last host.
 FOR_ALL = frozenset(
@@ -42,7 +42,7 @@ BOUNDED = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "Serv
 class HostRoute:
     """A way to run commands on hosts. `enter` turns a host and a command into the local command and its environment."""
 
-    name: str  # one of here, srun, ssh
+    name: str  # how the host is reached: here, srun or ssh
     enter: Entrance
     closed: Mapping[str, str] = field(default_factory=dict)  # hosts that cannot be reached by this route now, and why
 

@@ -211,9 +211,9 @@ SIGNS = (
     _sign("soft-lockup", r"soft lockup", Remedy.WATCH),
 )
 ALLOWED = (
-    re.compile(r"thermal|throttl", re.IGNORECASE),  # checks of the GPUs report it
-    re.compile(r"NVRM: Xid"),  # the check `xid` reports it
-    re.compile(r"Out of memory|oom-kill|Killed process"),  # the check `oom` reports it
+    re.compile(r"thermal|throttl", re.IGNORECASE),  # the checks of the GPUs report such lines
+    re.compile(r"NVRM: Xid"),  # the check `xid` reports such lines
+    re.compile(r"Out of memory|oom-kill|Killed process"),  # the check `oom` reports such lines
     re.compile(r"systemd|watchdog: .*nmi", re.IGNORECASE),
 )
 _OOM = re.compile(r"^(?:\[.*?\] )?(Out of memory|Memory cgroup out of memory): Killed process (\d+) \(([^)]*)\)")

@@ -24,7 +24,7 @@ class PortCounters:
 
     device: str  # for example mlx5_0 or rdmap16s27
     port: str  # number of the port
-    kind: str  # one of ib, efa, roce
+    kind: str  # type of the network: ib, efa or roce
     up: bool | None
     counters: Mapping[str, int]
 

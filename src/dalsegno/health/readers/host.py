@@ -122,7 +122,7 @@ def ask_traffic(node: NodeReader) -> TcpTraffic:
     """Return the recent counters, including the current ones."""
     now, seen = node.now(), node.seen.sent
     seen.append(parse_snmp(node.read(_FILE), now))
-    while seen[0].segments > seen[-1].segments:  # this sample is from before the counters were reset
+    while seen[0].segments > seen[-1].segments:  # the oldest sample is from before the counters were reset
         seen.popleft()
     return TcpTraffic(now, tuple(seen))
 

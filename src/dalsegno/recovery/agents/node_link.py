@@ -207,7 +207,10 @@ class NodeLink:
         self._in_loop(lambda: self._agents.ask_slurmd(node))
 
     def validate(self, node: str, ask: str, partner: str = "") -> None:
-        """Order a node to validate itself, alone and with a partner. Repeating `ask` does not restart the test."""
+        """Order a node to validate itself, alone and with a partner.
+
+        `ask` is the id of the validation; sending the same id again does not restart it.
+        """
         self._in_loop(lambda: self._validate(node, ask, partner))
 
     def rest(self, node: str, seconds: float) -> None:

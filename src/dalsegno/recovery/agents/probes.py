@@ -97,7 +97,7 @@ class Probes:
     def _dial(self, probe: _Probe, port: int) -> None:
         slurmd, family = port != QUIET_PORT, family_of(probe.place.address)
         if family is None:
-            return  # this is a host name, and resolving it could block
+            return  # the address is a host name, and resolving it could block
         try:
             sock = socket.socket(family)
         except OSError:

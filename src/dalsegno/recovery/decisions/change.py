@@ -133,7 +133,7 @@ def _apply_done(node: NodeRecord, action: Action, id: str, now: float) -> NodeRe
 
 
 def _apply_taken(node: NodeRecord, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeRecord:
-    again = node.out  # the node was already out, and its fault has become worse
+    again = node.out  # whether the node was already out, and its fault has become worse
     return replace(
         node,
         phase=phase,
@@ -165,7 +165,7 @@ def _apply_failed(
     """Schedule a retry. A failed replacement counts against the budget. A repair that keeps failing is not retried."""
     pause = min(policy.retry_s * 2**node.failures, MAX_RETRY_S)
     node = replace(node, failures=node.failures + 1, retry_at=now + pause)
-    if isinstance(action, Requeue):  # the job may not be requeued and is left alone
+    if isinstance(action, Requeue):  # a job that Slurm did not requeue is left alone
         return records.with_node(replace(node, failures=0, retry_at=0.0, left=(*node.left, action.job)))
     if not isinstance(action, Repair):
         return records.with_node(node)

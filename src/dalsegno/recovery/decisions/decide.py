@@ -99,7 +99,7 @@ def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action 
 
 
 NEARLY_ALL = 0.8
-MIN_NODES = 2  # a single silent node does not show whether the network has failed
+MIN_NODES = 2  # with fewer nodes, silence does not show whether the controller's network has failed
 # Time to wait after contact is regained. Agents try to connect every few seconds; hosts are probed every 2 s.
 SETTLE_S = 15.0
 FRESH_S = 0.75  # an agent was heard recently if it was within this time; heartbeats are due every 0.4 s
@@ -121,7 +121,8 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
     """
     if not node.gone:
         return False
-    silent_since = node.agent.last_seen or node.agent.since  # `since` is when the node was declared lost
+    # The agent of a node that was never heard has only `since`, the time at which the node was declared lost.
+    silent_since = node.agent.last_seen or node.agent.since
     missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 

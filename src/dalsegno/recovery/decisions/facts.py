@@ -175,7 +175,7 @@ def gather(
 
 
 GONE, BLACK_HOLE, PASSPORT, VALIDATION, BOOT = "gone", "black-hole", "passport", "validation", "boot"
-SLURMD = "slurmd"  # name of the check
+SLURMD = "slurmd"  # the health check of slurmd
 
 
 @dataclass(frozen=True)

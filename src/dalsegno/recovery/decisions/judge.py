@@ -24,7 +24,7 @@ from dalsegno.recovery.decisions.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.wire.liveness import Presence
 
-NETWORK = "network"  # name of the check
+NETWORK = "network"  # the health check of the network
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)
 
 

@@ -97,7 +97,7 @@ def _refusal(
         if Remedy.REPLACE in node.steps:
             return "its replacement was faulty"
         if policy.machines and node.steps.count(Remedy.REBOOT) >= policy.reboots_per_fault:
-            return "reboots did not help"  # or failed, because a machine that is off cannot be rebooted over ssh
+            return "reboots did not help"  # also if they failed, as over ssh when the machine is off
         return reboot_refusal(records, node.node, fault.key, policy, now)
     if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
         return f"it was replaced {policy.replaces_per_fault} times, each time by a faulty machine"
@@ -164,7 +164,8 @@ def _decide_drained(case: RepairCase) -> Action | None:
     if worse := _escalate(case):
         return worse
     if case.node.left or (case.node.ending and case.fault.check == SLURMD):
-        return SetDown(case.name, case.fault)  # runs survive this, and a dead slurmd never confirms the end of jobs
+        # All runs have already left the node, or its slurmd is dead and will never confirm that the jobs have ended.
+        return SetDown(case.name, case.fault)
     return _return_for_runs(case) if case.node.busy else _decide_free(case)
 
 
@@ -176,7 +177,7 @@ def _return_for_runs(case: RepairCase) -> Action | None:
     jobs, check = case.node.jobs, case.fault.check
     stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
     well = check in case.policy.passing and _is_over(case) and not reported_faults(case.node, case.policy)
-    regular = case.name not in case.policy.spares  # false for a lent spare, which becomes a spare again
+    regular = case.name not in case.policy.spares  # a lent spare is not returned: it becomes a spare again
     return Return(case.name, f"{check} passes again", tried=False) if stay and well and regular else None
 
 

@@ -34,7 +34,7 @@ class EventKind(Enum):
     TURN = "turn"  # a node has changed its phase
     NOTE = "note"
     SIGHT = "sight"  # contact with the nodes was lost or regained
-    PASSPORT = "passport"  # a replaced GPU was forgiven
+    PASSPORT = "passport"  # a person accepted a GPU that had been replaced, so that it may come back
     AUTOMATION = "automation"
     REQUEST = "request"  # a person did something, in the web page or with `inject`
     UNKNOWN = "unknown"  # an event that another version wrote

@@ -55,7 +55,8 @@ class RecoveryTimes:
     detect: Histogram = field(default_factory=lambda: Histogram(DETECT_S))
     drain: Histogram = field(default_factory=lambda: Histogram(DRAIN_S))
     replace: Histogram = field(default_factory=lambda: Histogram(REPLACE_S))
-    _failed: dict[str, tuple[float, float]] = field(default_factory=dict)  # node -> begin of the first, end of the last
+    # By node: the begin of the first and the end of the last of its consecutive failed actions.
+    _failed: dict[str, tuple[float, float]] = field(default_factory=dict)
     _replacing: dict[str, float] = field(default_factory=dict)  # node -> when its replacement began
 
     def add(self, done: FinishedAction) -> None:

@@ -205,7 +205,8 @@ class CoordinatorKeeper:
         orphans = self._orphans() if any(not record.lives() for record in records.values()) else {}
         for record in records.values():
             orphan = orphans.get((self._argv(record), record.uid))
-            if orphan and not record.lives():  # the controller died between starting and recording it
+            # The controller died after it had started this coordinator and before it had recorded it.
+            if orphan and not record.lives():
                 record = replace(record, pid=orphan.pid, start=orphan.start)
             self._do(on_controller_start(record, record.lives()))
 

@@ -32,7 +32,7 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecor
     if not here or not record or comment is None or comment.left or not is_active(job):
         return job
     status = read_hint(RunFolder(Path(record.folder)).status, record.uid)
-    if status is None or not status.nodes:  # a run of srun tasks lists no nodes and needs all of them
+    if status is None or not status.nodes:  # a run of srun tasks lists no nodes and needs all nodes of its job
         return job
     if status.phase is not RunPhase.RUNNING or job.id not in status.jobs or job.uid != record.uid:
         return job
@@ -56,7 +56,7 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
 MAX_RECORDS, CALM_S = 4, 120.0  # at most 4 records of one check in 120 s, because some checks alternate between results
 _RECORDED = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # an unknown result says nothing about the node
 
-State = tuple[Verdict, "str | None"]  # the verdict, and the code of the failure; None: not recorded
+State = tuple[Verdict, "str | None"]  # the verdict, and the code of its failure; None if the code was not recorded
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class CheckChanges:
         state = (result.verdict, result.code if result.verdict is Verdict.FAILED else "")
         lately = tuple(at for at in times if now - at < CALM_S)
         if before[1] is None and before[0] is state[0]:
-            before = state  # the last controller recorded the verdict without the code
+            before = state  # the previous controller recorded this verdict, but not its code
             self._recorded[key] = (state, times)
         if state == before or len(lately) >= MAX_RECORDS:
             return None

@@ -383,7 +383,7 @@ class RunAgent:
                 self.link.send({"signal": signal.Signals(number).name})
                 self.workers.signal(number)
             self.terminated = self.terminated or number == signal.SIGTERM
-        if self.terminated and self.link.sock is None:  # no coordinator is connected that could decide
+        if self.terminated and self.link.sock is None:  # end now: no coordinator is connected that could decide
             self.exit_code = TERMINATED
 
     # Silence

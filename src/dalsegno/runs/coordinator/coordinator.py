@@ -172,7 +172,7 @@ class Coordinator:
         elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
             peer.send({"stop": run.generation})
         elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
-            self.apply(AgentGone(peer.name))  # the other nodes would wait for workers that no longer exist
+            self.apply(AgentGone(peer.name))  # otherwise the other nodes would wait for workers that no longer exist
             peer.send({"reset": True})
 
     # Agents

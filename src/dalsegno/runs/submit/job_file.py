@@ -68,7 +68,7 @@ def _missing_script(text: str, filename: str) -> list[Problem]:
     data = document.data if isinstance(document.data, Table) else {}
     script, folder = data.get("script"), data.get("chdir") or "."
     if not (isinstance(script, str) and isinstance(folder, str)) or not script.endswith(".py"):
-        return []  # other programs may be found in the PATH
+        return []  # not checked: a program that is not a Python script may be in the PATH
     if Path(folder, script).exists():
         return []
     hint = f"no such file in {Path(folder).resolve()}"

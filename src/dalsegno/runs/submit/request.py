@@ -30,7 +30,7 @@ from dalsegno.slurm.names import node_list, word
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)
 _CONSTRAINT = re.compile(r"[A-Za-z0-9\[(!][A-Za-z0-9_.,:&|*!()\[\]=-]{0,199}", re.ASCII)
 _MAX_SIGNAL_LEAD_S = 65_535
-MAX_ARGUMENT_BYTES = 512 << 10  # size as JSON; half the limit of a message
+MAX_ARGUMENT_BYTES = 512 << 10  # maximum size of the script's arguments as JSON: half the limit of a message
 
 
 def check_name(name: str) -> None:

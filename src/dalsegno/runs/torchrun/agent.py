@@ -201,7 +201,8 @@ class TorchrunAgent(RunAgent):
         while self.signals:
             number = self.signals.pop(0)
             if number not in self._handled:
-                # This signal would kill torchrun; here, workers with a handler may save their state.
+                # torchrun would die of this signal. Here it is passed on, so that workers with a handler can save their
+                # state.
                 self.workers.signal(number)
             elif self._leaving is None:
                 self._leave(number)

@@ -31,7 +31,7 @@ class Rendezvous:
     """The address to which agents connect. `ours`: this node may listen on it. `alone`: the run has only this node."""
 
     host: str
-    port: int  # 0: any free port
+    port: int  # port of the address; 0: any free port
     ours: bool
     alone: bool = False
 

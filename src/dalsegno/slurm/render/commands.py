@@ -197,7 +197,7 @@ def _parents_first(accounts: Iterable[Account]) -> list[Account]:
     ordered: list[Account] = []
     while waiting:
         ready = [account for account in waiting.values() if account.parent not in waiting]
-        for account in ready or list(waiting.values()):  # if there is a cycle, sacctmgr reports the error
+        for account in ready or list(waiting.values()):  # in a cycle none is ready, and sacctmgr reports the error
             ordered.append(waiting.pop(account.name))
     return ordered
 

@@ -238,5 +238,5 @@ def _has_processes(folder: str) -> bool:
     try:
         with open(os.path.join(folder, "cgroup.procs")) as file:
             return bool(file.read().strip())
-    except OSError:  # the processes of a threaded cgroup cannot be read
+    except OSError:  # the processes of a threaded cgroup cannot be read, so assume that there are some
         return True

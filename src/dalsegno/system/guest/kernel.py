@@ -63,7 +63,8 @@ def _check(result: int, what: str) -> None:
 
 # The host's network is configured from inside: addresses by ioctl, routes by netlink.
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8913, 0x8914, 1
-# Long, because links are created after all hosts have booted; if `up` is killed, the next `up` ends the hosts.
+# How long a host waits for its link: long, because links are created after all hosts have booted. If `up` is killed,
+# the next `up` ends the hosts.
 LINK_WAIT_S = 7200.0
 
 
@@ -113,7 +114,7 @@ def acknowledge_quickly(name: str, address: str, bits: int) -> None:
         # Route to itself: table local, scope host, type local
         _replace_route(name, own, 32, own, table=255, scope=254, kind=2)
     except OSError as error:
-        # Slurm is slower without it, but works.
+        # Slurm is slower without quick acknowledgement, but works.
         logging.getLogger("init").warning("quick acknowledgement not set: %s", error)
 
 

@@ -25,7 +25,7 @@ class CostLine:
 
     what: str
     count: float
-    usd_per_hour: float | None  # for all of them
+    usd_per_hour: float | None  # price of all `count` resources together
     date: str = ""
     source: str = ""
     basis: PriceBasis = PriceBasis.LISTED

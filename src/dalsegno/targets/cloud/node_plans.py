@@ -36,16 +36,16 @@ class ManagedSlurm:
 
     cluster: Cluster
     cluster_id: str
-    code: str  # key of our code
+    code: str  # key of the archive with our code
     state_text: str  # the state file of the head's side of the target
     nodes: tuple[str, ...]  # all names that the platform gives its compute nodes
     etc: str = "/opt/slurm/etc"  # Slurm's files, which all machines share
     prolog: str = ""  # our script in the platform's folder of prologs; "" if it has none
-    scratch: str = ""  # mount point of the local disks; "" without any
-    pyxis: bool = False  # turn on the Enroot and Pyxis that the platform's image holds
+    scratch: str = ""  # mount point of the local disks; "" if there are none
+    pyxis: bool = False  # whether to enable the Enroot and Pyxis of the platform's image
     packages: tuple[str, ...] = field(
         default_factory=pinned_requirements
-    )  # for pip, where those in our code do not fit
+    )  # packages that pip installs if those in our code do not fit the machine's Python
 
     @property
     def folder(self) -> ClusterFolder:

@@ -35,7 +35,7 @@ class ResourceEventKind(Enum):
     STARTED = "started"
     DONE = "done"
     FAILED = "failed"
-    CANCELLED = "cancelled"  # because another resource failed
+    CANCELLED = "cancelled"  # the cloud cancelled it because another resource failed
     OTHER = "other"
 
 
@@ -44,7 +44,7 @@ class ResourceEvent:
     """One event of an operation, as the cloud reports it. `id` is unique within the operation."""
 
     id: str
-    resource: str  # "HeadNode (AWS::EC2::Instance)"
+    resource: str  # name and type of the resource, such as "HeadNode (AWS::EC2::Instance)"
     kind: ResourceEventKind
     message: str = ""
     at: str = ""

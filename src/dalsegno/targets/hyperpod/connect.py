@@ -86,7 +86,8 @@ def render_ssh_config(
             f"  ProxyCommand {proxy}",
             f"  User {LOGIN_USER}",
             *identity,
-            # IAM has authenticated the instance, and a replaced one has another id: its first key is accepted.
+            # The first host key of an instance is accepted, because IAM has authenticated the instance. A replacement
+            # has another id, and therefore its own entry in the file.
             f"  HostKeyAlias {each.instance.id}",
             "  StrictHostKeyChecking accept-new",
             f"  UserKnownHostsFile {_quoted(str(folder.known_hosts))}",

@@ -16,7 +16,7 @@ TIMES = NodeTimes(boot_s=3600.0, gone_s=60.0)  # HyperPod takes 20 to 30 minutes
 REASONS = {
     InstanceAction.REPLACE: "Action:Replace",
     InstanceAction.REBOOT: "Action:Reboot",
-}  # the agent compares the whole reason
+}  # HyperPod's agent acts only if the whole reason is equal to one of these
 
 
 def repair_words(action: InstanceAction, node: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.requests import ENTRY, SharedFileSystem, planned_groups, settings_of
 
 PROVISIONING = "provisioning_parameters.json"
-SCHEMA = "provisioning_parameters.schema.json"  # beside this module
+SCHEMA = "provisioning_parameters.schema.json"  # name of a file beside this module
 ROLES = "roles.json"
 CODE = "dalsegno.tar.gz"
 RESOURCES = "/opt/ml/config/resource_config.json"  # HyperPod's description of the cluster; on every instance

@@ -66,7 +66,7 @@ class PartitionRepair:
 
     conf: str  # the new text of slurm.conf
     added: tuple[str, ...] = ()  # partitions that slurm.conf lacks
-    lost: tuple[str, ...] = ()  # those of them that an earlier repair had added
+    lost: tuple[str, ...] = ()  # partitions in `added` that an earlier repair had added already
     incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # partition -> all nodes that it must have
     waiting: tuple[str, ...] = ()  # partitions whose nodes Slurm does not know yet
 
@@ -97,7 +97,8 @@ def real_cluster(cluster: Cluster, groups: Mapping[str, Sequence[str]], known: M
             planned = next(each for each in cluster.partitions if each.name == group.partition).nodes
             present = [name for name in groups.get(group.name, ()) if name in known]
             names |= dict(zip(planned, present, strict=False))
-            # More instances than the file says: HyperPod is still removing them, or was resized by others.
+            # There are more instances than in the file if HyperPod is still removing some, or if somebody else resized
+            # the group.
             names |= {f"{group.name}/{at}": name for at, name in enumerate(present[len(planned) :])}
     nodes = tuple(
         Node(name, known[name].cpus, known[name].memory_mib, known[name].gpus, known[name].gpu_type)

@@ -26,9 +26,9 @@ class HyperPodPlan(CloudPlan):
     shared: tuple[SharedFileSystem, ...] = ()  # file systems that exist
     new_storage: tuple[Storage, ...] = ()
     new_bucket: bool = False
-    files: Mapping[str, bytes] = field(default_factory=dict)  # of the lifecycle folder
+    files: Mapping[str, bytes] = field(default_factory=dict)  # the lifecycle folder: name -> content of each file
     upload: tuple[str, ...] = ()  # names of files that are new or have changed
-    recreates: bool = False  # an earlier creation failed, and HyperPod cannot change such a cluster
+    recreates: bool = False  # whether to delete the cluster and create it again, because its creation failed
     unfinished: bool = False
 
     @property

@@ -58,7 +58,8 @@ def planned_groups(cluster: Cluster) -> list[GroupRequest]:
     nodes = {node.name: node for node in cluster.nodes}
     for partition in cluster.partitions:
         fresh = [name for name in partition.nodes if name not in taken]
-        # A partition with `nodes_from` has nodes of other groups only; the partitions service adds it to Slurm.
+        # A partition with `nodes_from` has only nodes of other groups, so it gets no group. The partitions service adds
+        # it to Slurm.
         if fresh and len(fresh) == len(partition.nodes):
             instance = nodes[fresh[0]].instance
             kind = instance if instance.startswith("ml.") else f"ml.{instance}"
@@ -92,7 +93,7 @@ def group_request(own: HyperPodFacts, group: GroupRequest, shared: Sequence[Shar
         "InstanceGroupName": group.name,
         "InstanceType": group.instance_type,
         "InstanceCount": group.count,
-        # After the initialization by HyperPod's image, or in place of it.
+        # The script runs after the initialization by HyperPod's image (api), or in place of it.
         "LifeCycleConfig": {"SourceS3Uri": own.source_uri, "OnInitComplete" if api else "OnCreate": ENTRY},
         "ExecutionRole": own.execution_role,
         "ThreadsPerCore": group.own.threads_per_core or 1,

@@ -284,7 +284,8 @@ def raise_if_dead(plan: HostPlan, service: Service, since: float) -> None:
             f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log, hint="run `dalsegno up` again"
         )
     fact = service_facts(Path(plan.dir)).get(service.name)
-    current = fact is not None and fact.revision == service.revision  # older processes were stopped on purpose
+    # The end of a process with older settings is no fault: it was stopped on purpose.
+    current = fact is not None and fact.revision == service.revision
     if fact is not None and current and fact.exit_code is not None and fact.ended_at >= since:
         why = fact.error or f"ended with code {fact.exit_code}"
         raise TargetError(

@@ -59,7 +59,7 @@ from dalsegno.targets.local.storage import (
 from dalsegno.users.accounts import AccountSet
 from dalsegno.users.checks import People
 
-CREDENTIAL_S = 30  # short, because Slurm delays a requeued job while its old credential is valid
+CREDENTIAL_S = 30  # lifetime of job credentials; short, because Slurm delays a requeued job while its old one is valid
 
 
 def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Layout:
@@ -210,8 +210,8 @@ def _with_cgroups(plan: HostPlan, folder: Folder, machine: MachineFacts, nodes: 
     """Return the plan with the control groups of the host.
 
     With cgroup v2 there is one hierarchy, and every host has a folder in it. With v1, compute hosts have a folder in
-    the freezer hierarchy, the only one that Slurm needs to track processes. Only root may create these folders, or
-    system scopes of systemd.
+    the freezer hierarchy, the only one that Slurm needs to track processes. Without root there are none, because only
+    root may create these folders and the system scopes of systemd.
     """
     tree = machine.cgroups
     if not machine.is_root:

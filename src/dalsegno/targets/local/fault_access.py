@@ -182,7 +182,7 @@ def main(arguments: list[str]) -> int:
         try:
             undo_when_due(LocalAccess(open_nodes(LocalRunner(), Folder(Path(root)))), node, mark)
             return 0
-        except DalsegnoError:  # an `up` may be changing the cluster
+        except DalsegnoError:  # retry, because an `up` may be changing the cluster
             if time.monotonic() > until:
                 raise
             time.sleep(0.2)

@@ -99,7 +99,7 @@ class MonitorServices:
     def _prometheus(self) -> Service:
         settings = [
             text for name, text in sorted(self.files.items()) if name != TARGETS
-        ]  # changed targets need no restart
+        ]  # without the targets, because changed targets need no restart
         at, data = self.layout.prometheus, self.folder.monitor / "data/prometheus"
         arguments = [
             f"--config.file={self.folder.monitor / CONFIG}", f"--storage.tsdb.path={data}",

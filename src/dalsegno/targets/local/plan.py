@@ -71,7 +71,7 @@ class LocalPlan:
     remove_members: tuple[str, ...] = ()  # users whose associations in Slurm are removed
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
-    wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None if unknown
+    wait_for: tuple[str, ...] | None = ()  # jobs that must end before the change; None if unknown
     blocked: tuple[str, ...] = ()  # pending jobs of a removed partition, which the user must cancel or move first
     import_images: tuple[str, ...] = ()  # images to import last, when the cluster is up
     left_out: tuple[str, ...] = ()  # sentences about differences from what the user may expect

@@ -19,7 +19,7 @@ from dalsegno.targets.local.daemons import slurm_env
 from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
-ON_ONE_MACHINE_S = "1.5"  # a short node timeout, because there is no real network between the hosts
+ON_ONE_MACHINE_S = "1.5"  # default of DALSEGNO_NODE_TIMEOUT; short, because no real network is between the hosts
 RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # run in a new UTS namespace
 # Entering a mount namespace loses the working folder, so change to it by name before the command.
 CHANGE_FOLDER = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'

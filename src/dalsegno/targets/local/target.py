@@ -179,7 +179,7 @@ class LocalTarget:
         site = ApplySite(self.runner, self.folder, self.machine, self.cache, self.slurm, say)
         before = read_applied(self.folder)
         old_switch = read_text(self.folder.monitor_switch)
-        if plan.monitor_switch is not None:  # first, so that the next `up` continues if this is interrupted
+        if plan.monitor_switch is not None:  # written first, so that the next `up` continues an interrupted change
             write_monitor_switch(plan.cluster, self.folder, plan.monitor_switch)
         try:
             apply(site, plan, state)
@@ -318,7 +318,7 @@ class LocalTarget:
             )
         check_added(roster.users, self._people())
         plan = self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
-        return replace(plan, clear_faults=())  # a change of users must not end an experiment
+        return replace(plan, clear_faults=())  # a change of users must not clear injected faults
 
     def set_password(self, user: str, password: str) -> None:
         cluster, state = self.people().cluster, self._state()

@@ -32,7 +32,7 @@ class StackVariable:
 
     setting: str
     name: str
-    type: str  # string, bool, number
+    type: str  # Terraform's type: string, bool or number
 
 
 @cache

@@ -74,7 +74,7 @@ class ApplyOnAws:
         cluster, own = plan.cluster, settings_of(plan.cluster)
         state = next_state(self.folder, cluster, plan.known, read_state(self.folder))
         state = replace(state, phase=PclusterStage.PREPARING if plan.fresh else PclusterStage.CHANGING)
-        write_state(self.folder, state)  # first: from here on `down` and `status` find the cluster
+        write_state(self.folder, state)  # written first: from now on, `down` and `status` find the cluster
         if plan.resumes:
             self._follow(plan.resumes)
         if plan.removes_failed:
@@ -112,7 +112,8 @@ class ApplyOnAws:
         if digest == state.scripts:
             return state
         self.say("uploading the bootstrap scripts")
-        # The code first: a machine that boots now must find what its script names.
+        # The archive with the code is uploaded first, because a machine that boots now must find the archive that its
+        # script names.
         self.aws.upload(state.bucket, {archive_key(cluster.name, bundle.key): bundle.archive(), **scripts})
         state = replace(state, scripts=digest)
         write_state(self.folder, state)

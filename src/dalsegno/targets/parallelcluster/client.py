@@ -66,7 +66,7 @@ class PclusterView:
     version: str = ""
     fleet: FleetStatus = FleetStatus.UNKNOWN
     head_instance: str = ""
-    head_address: str = ""  # public, or private without a public one
+    head_address: str = ""  # the public address; the private one if there is no public one
     failures: tuple[str, ...] = ()
     login_addresses: tuple[str, ...] = ()
 
@@ -233,7 +233,7 @@ _SENTENCES = {
     "does not exist": CloudRefusal.NOT_THERE,
     "Unable to locate credentials": CloudRefusal.NO_CREDENTIALS,
     "Partial credentials": CloudRefusal.NO_CREDENTIALS,
-    "could not be found": CloudRefusal.NO_CREDENTIALS,  # "The config profile (x) could not be found"
+    "could not be found": CloudRefusal.NO_CREDENTIALS,  # the message is "The config profile (x) could not be found"
     "Token has expired": CloudRefusal.EXPIRED,
     "security token included in the request is expired": CloudRefusal.EXPIRED,
     "security token included in the request is invalid": CloudRefusal.WRONG_CREDENTIALS,

@@ -34,7 +34,7 @@ def ssh_argv(
     head = f"{state.login_user}@{address}"
     if host:
         words = ["ssh", *(["-t"] if terminal else []), host, *([shlex.join(command)] if command else [])]
-        command = words  # the machines of a cluster trust each other, and only the head can be reached from outside
+        command = words  # ssh again from the head: only the head can be reached from outside
     remote = [shlex.join(command)] if command else []
     return ["ssh", *options, *(["-t"] if terminal else []), head, *remote]
 

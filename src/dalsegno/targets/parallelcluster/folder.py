@@ -44,7 +44,7 @@ class PclusterFolder(ClusterFolder):
 class PclusterStage(Enum):
     """How far the last `up` or `down` got."""
 
-    PREPARING = "preparing"  # the stack of prerequisites
+    PREPARING = "preparing"  # the stack of prerequisites is being created
     MAKING = "making"
     UP = "up"
     CHANGING = "changing"

@@ -28,12 +28,12 @@ class PclusterPlan(CloudPlan):
     """The consequences, and what `apply` needs: the template, the ids that are known, and the config."""
 
     external: Prerequisites = field(default_factory=Prerequisites)  # ids in the cluster file and in the stacks it names
-    known: Prerequisites = field(default_factory=Prerequisites)  # these, and the outputs of our own stack
+    known: Prerequisites = field(default_factory=Prerequisites)  # `external`, and the outputs of our own stack
     template: Mapping[str, Any] = field(default_factory=dict)
     new_stack: bool = False
     changed_stack: bool = False
     new_key: bool = False
-    removes_failed: bool = False  # the remains of a failed creation are deleted first
+    removes_failed: bool = False  # whether the remains of a failed creation are deleted first
     new_scripts: bool = False
     fleet_stopped: bool = False
     missing_repositories: tuple[str, ...] = ()  # S3 addresses of associations to create

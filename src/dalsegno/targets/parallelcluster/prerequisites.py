@@ -339,7 +339,7 @@ def _add_file_system(
                 "ThroughputCapacity": storage.throughput_mb_per_s_per_tib or OPENZFS_THROUGHPUT,
                 "RootVolumeConfiguration": {
                     "DataCompressionType": "ZSTD",
-                    # The security group decides who can reach it.
+                    # Every client may mount it, because the security group decides who can reach it.
                     "NfsExports": [{"ClientConfigurations": [{"Clients": "*", "Options": _NFS_OPTIONS}]}],
                 },
             },

@@ -269,7 +269,7 @@ class PclusterTarget(OperatorSide):
         return AwsResources(self._connect(region), self.folder.logs, self._pause)
 
     def _pcluster(self, name: str, region: str, version: str) -> Pcluster:
-        if version not in self._found:  # because starting `pcluster` takes a second
+        if version not in self._found:  # search only once, because starting `pcluster` takes a second
             self._found[version] = find_pcluster(version, self._runner, self._env)
         return Pcluster(self._found[version], self._runner, self._env, name, region, self._pause)
 

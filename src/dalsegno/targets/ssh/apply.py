@@ -95,7 +95,7 @@ class ApplyOnHosts:
                 self.say(f"{host}: {step}")
 
     def _archive(self, bundle: CodeBundle) -> bytes:
-        with self._lock:  # made once, however many hosts need it
+        with self._lock:  # make the archive only once, however many hosts need it
             if bundle.key not in self._archives:
                 self._archives[bundle.key] = bundle.archive()
             return self._archives[bundle.key]

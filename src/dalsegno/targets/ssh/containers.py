@@ -17,7 +17,7 @@ from dalsegno.storage.scratch import TASK_PROLOG, scratch_of
 FOLDER = "/usr/local/lib/dalsegno"
 DATA, UNPACKED = "/var/lib/dalsegno/containers", "/var/lib/dalsegno/unpacked"
 RESUME = f"{FOLDER}/dalsegno-resume"
-PACKAGES = {  # whether the host is of the Debian family -> what compiling and running needs
+PACKAGES = {  # whether the host is of the Debian family -> packages to compile and run the plugin
     True: ("gcc", "libc6-dev", "libslurm-dev", "squashfs-tools"),
     False: ("gcc", "glibc-devel", "slurm-devel", "squashfs-tools"),
 }

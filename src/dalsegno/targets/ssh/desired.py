@@ -38,7 +38,7 @@ from dalsegno.targets.ssh.services import ServiceSite, compute_services, head_co
 from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
 ETC = "/etc/slurm"
-RESERVED_MIB = 512  # for the system and our own daemons, on a host whose size is not in the file
+RESERVED_MIB = 512  # memory for the system and our own daemons, on a host whose size is not in the file
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class ClusterOnHosts:
             HEALTH: settings_text(cluster.health),
             IDENTITY: f"{self.cluster_id}\n",
         }
-        if cluster.containers.enabled:  # otherwise an installed Pyxis may have a plugstack.conf there
+        if cluster.containers.enabled:  # otherwise an installed Pyxis may have its own plugstack.conf
             files["plugstack.conf"] = render_plugstack_conf(cluster, layout, self.slurm)
         if cluster.slurm.topology:
             files["topology.conf"] = render_topology_conf(cluster, layout, self.slurm)
@@ -318,7 +318,7 @@ def hosts_lines(on: ClusterOnHosts) -> str:
     lines = []
     for name, address in on.addresses.items():
         if _is_address(address):
-            own = on.facts[name].hostname.partition(".")[0] if name in on.facts else name  # no domain
+            own = on.facts[name].hostname.partition(".")[0] if name in on.facts else name  # without its domain
             lines.append(f"{address} {' '.join(dict.fromkeys((name, own)))}\n")
     return "".join(lines)
 

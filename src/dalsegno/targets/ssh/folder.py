@@ -116,12 +116,13 @@ class ClusterSecrets:
     munge_key: str
     metrics_token: str
     agents: Mapping[str, str] = field(default_factory=dict)  # node -> the secret of its agent
-    # Passwords of Prometheus' programs, and the files that let them check these; empty without Prometheus
+    # Passwords for Prometheus and for the exporters, each with the web configuration by which the program checks it.
+    # All are empty without Prometheus.
     monitor_password: str = ""
     monitor_web: str = ""
     exporter_password: str = ""
     exporter_web: str = ""
-    repair_key: str = ""  # the head's, for orders to nodes
+    repair_key: str = ""  # the head's private SSH key, with which it orders repairs on nodes
     repair_public: str = ""
 
     def __repr__(self) -> str:

@@ -97,7 +97,7 @@ class HeadTarget(HeadSide):
             close = closest(name, known)
             hint = f"did you mean `{close}`? " if close else ""
             raise NotThere(f"there is no host `{name}`", hint=f"{hint}hosts: {', '.join(known[:12])}")
-        return SshHost(found.name, found.address, "", found.port)  # keys of the operator are not here
+        return SshHost(found.name, found.address, "", found.port)  # the operator's keys are not on the head
 
     def job_images(self) -> str:
         applied = read_applied(self.folder)

@@ -68,7 +68,7 @@ def monitor_parts(
     if host == layout.head:
         parts = _head(layout, secrets, folder) + parts
     names = " ".join(parts.packages)
-    disable = PlannedCommand(  # they would start at the next boot, on the same ports
+    disable = PlannedCommand(  # otherwise they would start at the next boot, on the same ports
         "disabling the units of Prometheus' packages",
         ("/bin/sh", "-c", f"systemctl disable --quiet {names}"),
         unless=("/bin/sh", "-c", f"! systemctl is-enabled --quiet {names}"),
@@ -98,7 +98,7 @@ def _head(layout: MonitorLayout, secrets: ClusterSecrets, folder: SshFolder) -> 
         "exporter-password": secrets.exporter_password,
         "metrics-token": secrets.metrics_token,
     }
-    settings = [text for name, text in sorted(texts.items()) if name != TARGETS]  # targets are read again
+    settings = [text for name, text in sorted(texts.items()) if name != TARGETS]  # changed targets need no restart
     data = base / "data"
     web = f"--web.config.file={base / 'web.yml'}"
     prometheus = [

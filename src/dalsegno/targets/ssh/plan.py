@@ -21,8 +21,8 @@ from dalsegno.targets.ssh.storage import NFS_SERVER
 
 OLDEST_PYTHON = (3, 10)
 SLURM_DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
-CLOCK_S = 60.0  # munge accepts 300 s between two machines
-NEEDED_MIB = 400  # for packages, our code and logs
+CLOCK_S = 60.0  # maximum difference between two clocks; munge accepts 300 s
+NEEDED_MIB = 400  # free disk space for packages, our code and logs
 _SHOWN = 4
 
 
@@ -38,16 +38,16 @@ class SshPlan:
     secrets: ClusterSecrets
     bundles: Mapping[str, CodeBundle] = field(default_factory=dict)  # our code, by its key
     fresh: bool = False
-    unfinished: bool = False  # an earlier `up` was interrupted, or failed on some hosts
+    unfinished: bool = False  # whether an earlier `up` was interrupted, or failed on some hosts
     faults: Mapping[str, DalsegnoError] = field(default_factory=dict)  # hosts that cannot be changed now, and why
-    ids: AssignedIds = field(default_factory=AssignedIds)  # of users and groups
+    ids: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of users and groups
     upgrades: tuple[str, ...] = ()  # hosts of the cluster that have other code of ours than this machine
     may_upgrade: bool = False
-    prometheus_in_file: bool = False  # `dalsegno monitor up` may have switched it on beside the file
-    monitor_switch: bool | None = None  # `dalsegno monitor up` or `down`; None: neither
+    prometheus_in_file: bool = False  # whether the cluster file enables Prometheus; `monitor up` can enable it too
+    monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
     wait_for: tuple[str, ...] = ()  # jobs on nodes that leave
-    people: bool = False  # accounts, users and QOS change in Slurm
+    people: bool = False  # whether accounts, users and QOS change in Slurm
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
 

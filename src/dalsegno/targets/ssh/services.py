@@ -16,8 +16,8 @@ from dalsegno.targets.ssh.folder import SshFolder
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENTS_PORT, OBSERVER_PORT = 6820, 6821
-HEAD_PORTS = (6817, 6819, AGENTS_PORT, OBSERVER_PORT)  # slurmctld, slurmdbd, controller, observer
-NODE_PORTS = (6818,)  # slurmd
+HEAD_PORTS = (6817, 6819, AGENTS_PORT, OBSERVER_PORT)  # ports of slurmctld, slurmdbd, the controller and the observer
+NODE_PORTS = (6818,)  # port of slurmd
 MUNGE_ANSWERS = ("/bin/sh", "-c", "munge -n | unmunge")
 SLURMCTLD_ANSWERS = ("/bin/sh", "-c", "scontrol ping | grep -q 'is UP'")
 SLURMDBD_ANSWERS = ("sacctmgr", "-n", "list", "cluster")
@@ -29,7 +29,7 @@ class ServiceSite:
     settings whose change needs a restart."""
 
     cluster: Cluster
-    folder: SshFolder  # on the head
+    folder: SshFolder  # the cluster's folder on the head
     head_address: str
     python: str
     code: str

@@ -169,7 +169,7 @@ class SshTarget(OperatorSide):
         ssh = replace(plan.cluster.ssh, hosts=tuple(machines.values()))
         head = plan.plans[plan.cluster.head]
         state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh)
-        write_ssh_state(self.folder, state)  # first: from here on `down` and `status` find the cluster
+        write_ssh_state(self.folder, state)  # written first: from now on, `down` and `status` find the cluster
         write_atomic(self._identity, plan.cluster_id)
         if plan.monitor_switch is not None:
             write_monitor_switch(plan.recorded, self.folder, plan.monitor_switch)

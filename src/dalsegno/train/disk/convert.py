@@ -64,7 +64,7 @@ def to_safetensors(found: FoundCheckpoint, target: Path) -> list[str]:
 
 def from_torch_file(source: Path, folder: Path, step: int | None, under: str, trust: bool) -> Path:
     """Create a checkpoint from a file that torch.load can read, and return its folder."""
-    try:  # files of an older torch.save cannot be mapped
+    try:  # `mmap` is false for files of an older torch.save, which cannot be mapped
         nested = torch.load(source, map_location="cpu", weights_only=not trust, mmap=zipfile.is_zipfile(source))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         if isinstance(error, pickle.UnpicklingError) and not any(text in str(error) for text in _NO_PICKLE):

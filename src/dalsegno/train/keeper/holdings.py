@@ -70,7 +70,7 @@ def _held(name: SlotName, path: Path) -> StoredSnapshot | None:
     if record is None or record.end > size:
         return None
     if record.rank != name.rank and record.own != ABSENT:
-        return None  # the shared part may come from any rank; the own part may not
+        return None  # another rank's file may hold the shared part, but not the own part
     return StoredSnapshot(name, record, sums is not None and sums.seq == record.seq)
 
 

@@ -30,8 +30,8 @@ class KeeperAddress(NamedTuple):
     node: str
 
 
-UNKNOWN_STEP = -1  # the order does not name the step
-RATE = 2 << 30  # default rate in bytes per second
+UNKNOWN_STEP = -1  # value of a step that the order does not name
+RATE = 2 << 30  # default rate of copies to the buddy, in bytes per second
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def _address(value: Any) -> KeeperAddress:
 
 # Decisions
 
-COPIES = 3  # slots for the copies of one rank that a buddy sends
-OWN, SHARED = 3, 4  # slots for the parts fetched for one rank
+COPIES = 3  # slots per rank for the snapshots that another node sends, if this node is its buddy
+OWN, SHARED = 3, 4  # slots per rank for the own and the shared part that this node fetches from others
 
 Sent = tuple[int, int]  # a rank and the `seq` of its snapshot
 

@@ -112,7 +112,7 @@ class Copier:
         """Start to copy what the training stream has computed so far. Tensors in host memory are copied at once."""
         started = time.perf_counter()
         if self._last is not None:
-            self._last.wait()  # two concurrent snapshots would share one staging buffer
+            self._last.wait()  # two copies at a time would share one staging buffer
         pairs = [(target, source) for target, source in (*first, *pairs) if source.numel()]
         waited_for = {id(source) for _, source in first}
         on_device = [(target, source) for target, source in pairs if source.device == self.device]

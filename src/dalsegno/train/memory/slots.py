@@ -35,7 +35,7 @@ from dalsegno.train.state import TrainingState
 # Files
 
 _PAGE = 4096
-_AT_ONCE = 64 << 20  # bytes per call; a signal makes the kernel restart the allocation of the whole call
+_AT_ONCE = 64 << 20  # bytes allocated per call; after a signal, the kernel repeats the whole call
 
 
 def create(path: Path, size: int) -> int:
@@ -330,5 +330,5 @@ class Slots:
                     slot.make_fit(layout.total)
         except NotEnoughMemory:
             for slot in empty:
-                slot.discard()  # without the other slots, these are useless
+                slot.discard()  # without the memory for all slots, the new ones are useless
             raise

@@ -179,7 +179,7 @@ class RunAgents:
             try:
                 self._liveness.open(found, host)
                 return found
-            except OSError:  # the UDP port with this number is in use
+            except OSError:  # the TCP port is free, but the UDP port with the same number is in use
                 self._server.close()
                 if port or attempt == TRIES - 1:
                     raise
@@ -266,7 +266,7 @@ class StartMessages:
             if any(agent not in peers for agent in order.group.agents):
                 return None
             self._group, self._layout = order.group, _layout(order, peers)
-            self._peers = dict(peers)  # a spare may leave while the messages are sent
+            self._peers = dict(peers)  # a copy, because a spare may leave while the messages are sent
             self._names = list(peers)
         return self._message(order.group, order.agent, in_memory)
 

@@ -18,7 +18,7 @@ from dalsegno.system.files import read_json, write_atomic
 @dataclass(frozen=True)
 class Connect:
     secret: bytes
-    port: int = 0  # 0: any free port
+    port: int = 0  # the coordinator's port; 0: any free port
 
 
 def read_connect(folder: RunFolder) -> Connect:

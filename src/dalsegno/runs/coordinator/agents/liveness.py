@@ -128,7 +128,8 @@ class AgentLiveness:
     async def watch(self, gone: Callable[[str, str], None]) -> None:
         """Call `gone` with each lost agent and the reason. Never returns."""
         while True:
-            parts = 1 + len(self._last) // BEATS_AT_ONCE  # the socket's buffer holds only a few hundred heartbeats
+            # Read the socket several times per look, because its buffer holds only a few hundred heartbeats.
+            parts = 1 + len(self._last) // BEATS_AT_ONCE
             for _ in range(parts):
                 await asyncio.sleep(self.timing.look_s / parts)
                 self._take_beats()

@@ -308,7 +308,7 @@ def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = Tr
     """
     if isinstance(message, Ready):
         return AgentJoined(agent)
-    if isinstance(message, ParentDied):  # the node's next workers would start slowly, so a spare is faster
+    if isinstance(message, ParentDied):  # treat the node as lost: its next workers would start slowly, unlike a spare
         return AgentGone(agent)
     if isinstance(message, StoreOpen):
         return StoreOpened(agent, message.generation, message.port)

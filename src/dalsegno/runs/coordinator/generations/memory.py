@@ -73,7 +73,7 @@ class Safety:
             self._become_patient(now)
             self._since = now
         elif self._newest <= max(self.safe.place, self.safe.resumed):
-            self._since = now  # there is no newer step that could become safe
+            self._since = now  # this time does not count: there is no newer step that could become safe
         elif now - self._since > self._timeout_s:
             self._raise_floor(now)
         return self.safe

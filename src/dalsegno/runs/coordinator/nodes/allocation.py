@@ -117,7 +117,7 @@ class NodeAllocation:
             job.role = JobRole.MAIN
             actions.append(ApplyEvent(RunMoved()))
         elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job, view):
-            # Where jobs can share nodes, Slurm may grant a node that the run already has.
+            # Where jobs can share nodes, Slurm may grant a node that the run already has. Such a job is released.
             actions += self._release([job])
         return [*actions, CheckAgents()]
 
@@ -305,7 +305,7 @@ class NodeAllocation:
         for step in self.jobs.steps:
             step.left.add(node)
         if silent:
-            # The node may have rebooted before the loss was detected.
+            # The loss counts from before its detection, because the node may have rebooted in that time.
             self.lost_since[node] = view.now - self.terms.gone_s
 
     # Lost nodes, and nodes to leave

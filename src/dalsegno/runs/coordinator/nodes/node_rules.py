@@ -87,7 +87,7 @@ def ask_again_s(lost_at: Iterable[float], now: float) -> float:
 
 
 def _is_back(node: NodeInfo, lost_at: float, now: float) -> bool:
-    started = node.slurmd_started_at or 0  # slurmd reports whole seconds
+    started = node.slurmd_started_at or 0  # in whole seconds, so `lost_at` is rounded down too
     return started >= math.floor(lost_at) or (now - lost_at > FORGIVEN_S and node.in_service)
 
 
@@ -151,7 +151,8 @@ LONG_S = 60.0  # starts that take longer than this are reported
 
 def still_starting(ages_s: Mapping[str, float], nodes: Iterable[NodeInfo], now: float) -> list[str]:
     """Return the nodes that have not rebooted since their srun started: their agents may still connect."""
-    started = {node.name: node.slurmd_started_at or 0 for node in nodes}  # slurmd reports whole seconds
+    # slurmd reports whole seconds, so the start of srun is rounded down too.
+    started = {node.name: node.slurmd_started_at or 0 for node in nodes}
     return [node for node, age_s in ages_s.items() if math.floor(now - age_s) > started.get(node, 0)]
 
 
