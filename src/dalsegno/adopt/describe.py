@@ -234,7 +234,7 @@ def _switch(name: str, nodes: Sequence[str], switches: Sequence[str]) -> Content
 
 def _priority(found: FoundCluster) -> Content:
     weights = {key: optional_integer(found.setting(name)) for key, name in _PRIORITY.items()}
-    if not found.has_accounting:  # without accounting, these have no effect, and the file refuses them
+    if not found.has_accounting:  # fair share and QOS have no effect then, and the cluster file refuses them
         weights = {key: weight for key, weight in weights.items() if key not in ("fair_share", "qos")}
     priority: Content = {key: weight for key, weight in weights.items() if weight is not None}
     times = {"calc_period": "PriorityCalcPeriod", "max_age": "PriorityMaxAge"}

@@ -80,7 +80,7 @@ class GoodputEstimate:
     interval_s: float  # the time between two checkpoints or snapshots
     stall_share: float  # the share of the time that saving takes
     recovery_s: float
-    lost_s: float  # the work that is repeated after a failure
+    lost_s: float  # time of the work that is repeated after a failure
     share: float
     elapsed_s: float
 

@@ -142,7 +142,7 @@ class _Raster:
 
     def encode(self) -> bytes:
         header = struct.pack(">IIBBBBB", self._width, self._height, 8, 2, 0, 0, 0)  # 8 bits per channel, RGB
-        data = zlib.compress(b"".join(b"\x00" + row for row in self._rows), 6)  # no filter in any row
+        data = zlib.compress(b"".join(b"\x00" + row for row in self._rows), 6)  # each row begins with 0: no filter
         parts = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
         return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in parts)
 

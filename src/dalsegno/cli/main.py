@@ -179,7 +179,7 @@ def _open_streams() -> None:
 
 
 def _explain(error: DalsegnoError | click.ClickException) -> int:
-    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":  # from click 8.2 on
+    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":  # new in click 8.2
         out.talk(error.format_message())
         return error.exit_code
     if isinstance(error, click.ClickException):

@@ -72,7 +72,7 @@ def _data(sock: socket.socket, secret: bytes, first: bool) -> bool:
     else:
         right = receive_pattern(sock, secret + b" out", BYTES)
         if not right:
-            return False  # the other side notices that the connection ends
+            return False  # the connection is closed, which the other side notices
         send_pattern(sock, secret + b" back", BYTES)
     sock.sendall(b"+" if right else b"-")
     return sock.recv(1) == b"+" and right

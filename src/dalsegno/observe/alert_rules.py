@@ -91,7 +91,7 @@ NODES = (
     AlertRule(
         "NodeDrained",
         "nodes",
-        # Spares are drained until a run needs them.
+        # Spares are excluded, because they stay drained until a run needs them.
         'dalsegno_node_state{state="drain"} == 1'
         ' unless on (node) label_replace(up{job="node", spare="yes"}, "node", "$1", "instance", "(.*)")',
         "{{ $labels.node }} has been drained for half an hour",

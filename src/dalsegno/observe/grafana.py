@@ -73,6 +73,6 @@ def _compose(login: bool) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"services": {"grafana": service}, "volumes": {"grafana": None}}
     if login:
-        service |= {"user": "0", "secrets": [PASSWORD]}  # only root can read the password file
+        service |= {"user": "0", "secrets": [PASSWORD]}  # run as root, because only root can read the password file
         found["secrets"] = {PASSWORD: {"file": f"./{PASSWORD}"}}
     return found

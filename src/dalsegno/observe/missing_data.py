@@ -28,8 +28,8 @@ class MetricOrigin(Enum):
 class OriginState(Enum):
     """Whether a provider of metrics works."""
 
-    FAILING = "failing"  # it does not answer, or reports a failure
-    QUIET = "nothing to report"  # it works, but has no data for this metric
+    FAILING = "failing"  # the provider does not answer, or reports a failure
+    QUIET = "nothing to report"  # the provider works, but has no data for this metric
 
 
 _ORIGINS = (  # a metric comes from the origin of the first prefix that matches

@@ -14,7 +14,8 @@ SCHEMA_VERSION = 39
 COLUMNS = 24
 CLUSTER = "cluster"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SELECTOR = re.compile(r"\b((?:slurm|dalsegno|training|node|DCGM)_\w+|up|ALERTS)\b(\{)?")  # no names of labels
+# Matches the names of metrics, but not of labels.
+_SELECTOR = re.compile(r"\b((?:slurm|dalsegno|training|node|DCGM)_\w+|up|ALERTS)\b(\{)?")
 
 
 class PanelKind(Enum):

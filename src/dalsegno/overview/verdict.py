@@ -208,7 +208,7 @@ _PHASES = {
     ClusterPhase.HALF_REMOVED: "the removal of the cluster is not finished",
     ClusterPhase.GONE: "the cluster is gone",
 }
-_NODES = {  # singular and plural
+_NODES = {  # the text of each condition, in singular and plural
     NodeCondition.GIVEN_UP: ("needs an administrator", "need an administrator"),
     NodeCondition.HELD_BACK: ("has a fault and is not repaired", "have a fault and are not repaired"),
     NodeCondition.OFF: ("is off", "are off"),

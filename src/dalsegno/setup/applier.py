@@ -267,7 +267,7 @@ class Applier:
         """Undo everything in the record, and return sentences about what was not undone."""
         left = []
         self.services.stop_all()
-        self.mounts.unmount_all()  # before any folder is deleted
+        self.mounts.unmount_all()  # must come before any folder is deleted
         if not self.root:
             end_marked(f"DALSEGNO_MARK={os.path.dirname(SETUP)}/clusters/{self.record.data.get('cluster', '')}")
         for kind in ("links", "files"):

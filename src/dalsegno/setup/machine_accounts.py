@@ -186,7 +186,7 @@ class MachineAccounts:
     def cluster_key(self, ids: tuple[int, int], name: str, home: str) -> list[str]:
         """Return the user's public key for the other machines of the cluster; create the key pair if there is none."""
         printed = as_user(ids, MAKE_KEY, home, f"{name}@{self.plan['cluster']}")
-        key = PUBLIC_KEY.match(printed)  # the user can write anything to this file
+        key = PUBLIC_KEY.match(printed)  # checked, because the user can write anything to this file
         return [f"{key.group()} {name}@{self.plan['cluster']}"] if key else []
 
     def remove_user(self, name: str) -> None:

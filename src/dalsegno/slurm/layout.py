@@ -132,7 +132,7 @@ class Timeouts:
     message_s: int | None = None
     kill_wait_s: int | None = None
     min_job_age_s: int | None = None
-    credential_s: int | None = None  # also the delay before a requeued job starts; Slurm's default is 120
+    credential_s: int | None = None  # lifetime of job credentials, which delays requeued jobs; Slurm's default is 120
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,17 @@ class Layout:
     paths: Paths
     controllers: tuple[DaemonHost, ...]
     places: Mapping[str, NodePlace] = field(default_factory=dict)
-    dbd: Dbd | None = None  # None: no accounting
+    dbd: Dbd | None = None  # settings of slurmdbd; None: no accounting
     spec: str = "cluster.yaml"
     slurm_user: str = "root"
     slurmd_user: str = "root"
     slurmctld_port: int = 6817
     slurmd_port: int = 6818
-    proctrack: str = "cgroup"  # cgroup or linuxproc
+    proctrack: str = "cgroup"  # how Slurm tracks the processes of jobs: cgroup or linuxproc
     task_plugin: str = "task/none"
     cgroups: Cgroups = field(default_factory=Cgroups)
     overrides: bool = False  # whether nodes may declare more resources than the machine has
-    own_address_only: bool = False  # listen only on the address of the machine's host name
+    own_address_only: bool = False  # whether to listen only on the address of the machine's host name
     tree_width: int | None = None
     programs: Programs = field(default_factory=Programs)
     spank: Spank | None = None

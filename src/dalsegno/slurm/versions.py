@@ -65,7 +65,7 @@ def _until(major: int, minor: int, instead: str = "") -> Difference:
 
 # slurm.conf
 STORE_FLAGS = _since(21, 8)  # AccountingStoreFlags=job_comment; older releases have AccountingStoreJobComment
-# slurmctld looks up srun's host only among the nodes. For any other host it connects to 0.0.0.0.
+# In these releases, slurmctld looks up srun's host only among the nodes. For any other host it connects to 0.0.0.0.
 CALLS_ONLY_NODES = Difference(Version(22, 5, 7), Version(22, 5, 9))
 
 # cgroup.conf

@@ -256,7 +256,7 @@ class Health:
     reboots_per_fault: int = 2
     reboots_per_day: int = 5
     reboots_apart_s: int = 7200
-    checks: Mapping[str, CheckSetting] = field(default_factory=dict)  # only the checks in the file
+    checks: Mapping[str, CheckSetting] = field(default_factory=dict)  # settings of the checks that the file names
     armed: tuple[str, ...] = ()  # partitions in which recovery acts although the mode is observe
 
 

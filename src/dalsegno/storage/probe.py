@@ -28,7 +28,7 @@ MAX_BYTES, MAX_S = 256 << 20, 3.0  # limits on the size and the time of each mea
 SHOWMOUNT_S = 5.0
 MAX_FILES, FILES_S = 500, 2.0
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-FIND_S = 3.0  # a network file system may show a new file late
+FIND_S = 3.0  # how long to look for the token, because a network file system may show a new file late
 
 
 class ProbeRole(Enum):

@@ -24,7 +24,7 @@ class StorageFault(Enum):
     NOT_MOUNTED = "not mounted"
     READ_ONLY = "read-only"
     NOT_WRITABLE = "not writable"
-    OTHER_FILES = "other files"  # another file system under the same path
+    OTHER_FILES = "other files"  # the node has another file system under the same path
     SLOW = "slow"
     FULL = "full"
 

@@ -24,7 +24,7 @@ def reaches_beyond() -> bool:
     """Return whether this host has a route to networks other than its own."""
     texts = []
     for name in ("route", "ipv6_route"):
-        with contextlib.suppress(OSError):  # this kernel has no IPv6
+        with contextlib.suppress(OSError):  # `ipv6_route` is missing if the kernel has no IPv6
             texts.append(Path("/proc/net", name).read_text())
     return has_default_route("".join(texts))
 

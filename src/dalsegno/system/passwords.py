@@ -9,7 +9,7 @@ import secrets
 from dalsegno.errors import DalsegnoError
 
 _LIBRARIES = ("libcrypt.so.1", "libcrypt.so.2")
-_LEAST_COST = "04"  # the passwords are long and random, so a slower hash would not make them safer
+_LEAST_COST = "04"  # bcrypt's lowest cost: a slower hash would not make long, random passwords safer
 _FROM = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _TO = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 

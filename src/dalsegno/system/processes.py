@@ -208,7 +208,7 @@ def _start_stream(
             env=env,
             pass_fds=tuple(keep),
             bufsize=_BUFFER,
-            start_new_session=True,  # Ctrl-C must reach only this process
+            start_new_session=True,  # Ctrl-C must reach this process, but not the command
         )
     except FileNotFoundError as error:
         raise DalsegnoError(

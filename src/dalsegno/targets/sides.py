@@ -78,7 +78,7 @@ class ClusterSide:
 
     @property
     def controller_socket(self) -> Path:
-        return self.folder.controller_socket  # only the head has a controller
+        return self.folder.controller_socket  # exists only on the head, which runs the controller
 
     def job_images(self) -> str:
         return ""

@@ -29,7 +29,7 @@ def fit(trainer: Any, model: Any, folder: Folder, *loaders: Any, options: Any = 
     if "ckpt_path" in data:
         raise CheckpointError("fit() resumes by itself", hint="leave out ckpt_path")
     session = FitSession(trainer, model, folder, options or {})
-    trainer.callbacks.append(session.callback())  # last: the other callbacks have seen a step before it is saved
+    trainer.callbacks.append(session.callback())  # last, so that other callbacks have seen a step before it is saved
     strategy = trainer.strategy
     plain_io, plain_process = strategy.checkpoint_io, strategy.process_dataloader
     try:

@@ -48,7 +48,7 @@ class Saver:
             self._sock = self._from_agent() or _start(self._inherits)
             self.started = True
         self._step = request.step
-        self.busy = {request.slot: request.step}  # a waiting request is replaced by a newer one
+        self.busy = {request.slot: request.step}  # the saver drops a waiting request when a newer one arrives
         with contextlib.suppress(OSError):  # a dead saver is detected when its answer is read
             self._sock.sendall(render(request))
 

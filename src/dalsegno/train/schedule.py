@@ -95,7 +95,7 @@ class Leader:
         if every and not self._near(every):
             self._every = every
             found["memory"] = [ahead, every]
-        if failed != self._failed:  # retry, because a full disk may have space by then
+        if failed != self._failed:  # retry later, because a full disk may then have space again
             self._failed, self._save_at = failed, min(self._save_at, now + RETRY_S)
         is_due = now >= self._save_at and step > self._disk_at  # true only after the last announced save has begun
         self.behind = self.behind or (is_due and busy)

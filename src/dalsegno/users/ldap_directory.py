@@ -41,7 +41,7 @@ class LdapError(DalsegnoError):
 class LdapSettings:
     """The address and the login of an LDAP server. With `ldap://`, StartTLS encrypts the connection."""
 
-    url: str  # ldaps://host:port or ldap://host:port
+    url: str  # address of the server: ldaps://host:port or ldap://host:port
     base: str
     bind_dn: str
     password_file: Path

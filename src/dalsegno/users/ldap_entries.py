@@ -23,7 +23,7 @@ class LdapEntry:
 
 def escape_dn(value: str) -> str:
     """Return a value escaped for a distinguished name (RFC 4514). Every special character becomes `\\XX`."""
-    safe = "-_. @"  # a blank at the start or the end is escaped
+    safe = "-_. @"  # not escaped, except a blank at the start or the end
     last = len(value) - 1
     return "".join(
         char if (char.isascii() and char.isalnum()) or (char in safe and not (char == " " and at in (0, last)))

@@ -175,7 +175,7 @@ def read_evidence(folder: Path, bundle: str, file: str) -> bytes | None:
 
 def most_nodes(entries: Sequence[Entry], now: int = 0) -> int:
     """Return the largest number of nodes, with spares, that a run has held at a time. `now` is the present number."""
-    held = (RunEvent.GRANTED.value, RunEvent.GENERATION.value)  # only GRANTED entries include spares
+    held = (RunEvent.GRANTED.value, RunEvent.GENERATION.value)  # both list nodes, but only GRANTED includes spares
     groups = [entry.get("nodes") for entry in entries if entry.get("event") in held]
     return min(max([now, *(len(nodes) for nodes in groups if isinstance(nodes, list))]), MAX_NODES)
 

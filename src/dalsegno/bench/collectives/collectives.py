@@ -278,7 +278,7 @@ def tolerance(ranks: int, data_type: DataType, operation: str) -> float:
 def instance_id(read: Callable[[str], str]) -> str:
     """Return the cloud's instance id of this machine, from files that every user may read; "" if unknown."""
     tag = read("/sys/devices/virtual/dmi/id/board_asset_tag").strip()
-    if tag.startswith("i-"):  # EC2
+    if tag.startswith("i-"):  # an EC2 instance id
         return tag
     try:
         found: Any = json.loads(read("/run/cloud-init/instance-data.json"))

@@ -37,7 +37,7 @@ _GROUP_LOW = 0.6  # a healthy group of more than two nodes may be slower than a 
 class PairsAsk:
     """The settings: size of the all-reduce, time per group, and whether to bisect instead of measuring every pair."""
 
-    size: int = 64 << 20  # bytes
+    size: int = 64 << 20  # size of the all-reduce in bytes
     seconds: float = 1.0
     bisect: bool = False
     low: float = LOW

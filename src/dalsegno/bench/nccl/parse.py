@@ -205,7 +205,7 @@ class _LogReader:
         return draft
 
     def _comment(self, number: int, stream: str, text: str) -> None:
-        if found := _DEVICE.match(text):  # first, because most lines of a header are devices
+        if found := _DEVICE.match(text):  # tested first, because most lines of a header are devices
             if draft := self._draft(number, stream, 4, again=True):
                 draft.devices.append(_device(found))
         elif found := _VERSION.match(text):

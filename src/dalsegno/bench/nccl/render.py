@@ -100,7 +100,7 @@ def render_row(row: NcclRow, columns: NcclColumns) -> str:
 def _timing(timing: NcclTiming | None, columns: NcclColumns) -> str:
     if timing is None:
         return " " * (68 if columns.per_iteration else 32)
-    wrong = "  N/A" if timing.wrong is None else f"{timing.wrong:6g}"  # nccl-tests print N/A one column short
+    wrong = "  N/A" if timing.wrong is None else f"{timing.wrong:6g}"  # as in nccl-tests, N/A is one column narrower
     text = f"  {float_text(timing.time_us, 7)}  {float_text(timing.algbw, 6)}  {float_text(timing.busbw, 6)}  {wrong}"
     if columns.per_iteration:
         spread = timing.iterations

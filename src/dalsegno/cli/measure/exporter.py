@@ -111,7 +111,7 @@ def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
     address = ListenAddress.parse(listen)
     token = read_token(token_file) if token_file else None
     listener = address.open()
-    address = ListenAddress(address.host, listener.getsockname()[1])  # the kernel chooses the port if it is 0
+    address = ListenAddress(address.host, listener.getsockname()[1])  # with the port that the kernel chose, if it was 0
     server = HttpServer(listener, MetricsEndpoint(collector, token))
     start_logging("exporter")
     gc.set_threshold(200_000)  # with 100,000 jobs in memory, garbage collection would take a third of the time

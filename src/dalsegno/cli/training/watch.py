@@ -49,8 +49,8 @@ class RunWatch:
         self._run = run
         self._queue = queue
         self._on_head = on_head
-        self._answers = answers  # whether the controller answers
-        self._no_cluster = no_cluster  # whether the run's cluster was removed
+        self._answers = answers  # returns whether the controller answers
+        self._no_cluster = no_cluster  # returns whether the run's cluster was removed
         self._no_cluster_since: float | None = None
         self._next_question = 0.0
         self._gone_since: float | None = None

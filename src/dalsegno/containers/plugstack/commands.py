@@ -26,7 +26,7 @@ from dalsegno.containers.plugstack.facts import PluginFacts, PluginKind, StackLi
 from dalsegno.hostlist import compress
 
 FOLDER = "/var/lib/dalsegno/containers"  # the plugin's folder on clusters that Dal Segno did not create
-HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # for Slurm outside /usr
+HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # headers of a Slurm outside /usr
 REST_OF_LINE = r"[[:space:]]*\(#.*\)\{0,1\}$"  # optional blanks and an optional comment
 CHECK_LOGIN = (
     "srun --help | grep -q -- --container-image || echo 'srun does not load the plugin: remove its line again'"

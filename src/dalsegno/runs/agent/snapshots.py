@@ -67,7 +67,7 @@ class Snapshots:
         if self._keeper is not None:
             self._configure_keeper()
         elif order.resume is not None:
-            self._start_keeper()  # other nodes may send copies at once
+            self._start_keeper()  # start it now, because other nodes may send copies at once
 
     def pair(self, buddy: KeeperAddress | None) -> None:
         """Set the keeper that holds copies of this node's snapshots."""

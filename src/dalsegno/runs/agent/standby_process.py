@@ -125,7 +125,7 @@ def _load_nccl(torch: Any, device: int) -> None:
 
 def _forget_allocations(torch: Any, device: int) -> None:
     """Free all memory of torch's allocator, including cuBLAS' workspace, and reset its statistics."""
-    with contextlib.suppress(AttributeError):  # this function is private to torch
+    with contextlib.suppress(AttributeError):  # private to torch, so it may be missing
         torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -23,7 +23,7 @@ class ProcessLayout:
     restarts: int = 0
     max_restarts: int = 0
     gpus_per_node: int = 0
-    cpus_per_process: int = 0  # 0: unknown
+    cpus_per_process: int = 0  # number of CPUs for each process; 0: unknown
     role: str = "default"
     virtual_local_rank: bool = False  # torchrun's option: each process sees only its own GPU, as device 0
 

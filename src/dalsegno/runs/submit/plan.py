@@ -47,7 +47,7 @@ class ClusterFacts:
     controller: bool = False  # whether a controller on the head node starts coordinators
     partitions: tuple[PartitionFacts, ...] = ()  # empty if unknown
     launcher: tuple[str, ...] = ("dalsegno",)
-    python: str = "python3"  # default for runs that name no environment
+    python: str = "python3"  # the Python for runs that name no environment
     runs_folder: str = "runs"
     mpi_types: tuple[str, ...] = ()  # the types that `srun --mpi=list` prints
     containers: bool = True  # whether srun has --container-image, from Pyxis or Dal Segno's plugin

@@ -141,7 +141,7 @@ def _set_up_host(plan: Plan) -> None:
     for source, target in plan["binds"]:
         mount(source, target, "", MS_BIND)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    # The content ends with the host, like real memory.
+    # The content is lost when the host ends, like that of real memory.
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     for folder, mib in plan.get("disks", {}).items():
         mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={mib}m,mode=755")

@@ -36,7 +36,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 def check_request(service: str, operation: str, request: Mapping[str, Any]) -> None:
     """Raise TargetError with all problems if the service would refuse the request."""
-    _service_model(service)  # first, because it names a missing SDK
+    _service_model(service)  # called first, because its error names a missing SDK
     problems = list(find_problems(input_shape(service, operation), request))
     if problems:
         raise TargetError(

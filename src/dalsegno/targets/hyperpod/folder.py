@@ -58,7 +58,7 @@ class HyperPodState:
     created_bucket: bool = False
     created_storage: Mapping[str, str] = field(default_factory=dict)  # name -> id of each file system that `up` created
     uploaded: Mapping[str, str] = field(default_factory=dict)  # file -> digest of its content
-    monitored: bool = False  # `monitor up` was called
+    monitored: bool = False  # whether `monitor up` was called
     controller_group: str = "controller"
     login_group: str = "login"
     role: ClusterRole = ClusterRole.OPERATOR

@@ -23,7 +23,7 @@ class HyperPodPlan(CloudPlan):
 
     found: ClusterDescription | None = None
     state: HyperPodState | None = None
-    shared: tuple[SharedFileSystem, ...] = ()  # file systems that exist
+    shared: tuple[SharedFileSystem, ...] = ()  # existing file systems that the instances mount
     new_storage: tuple[Storage, ...] = ()
     new_bucket: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)  # the lifecycle folder: name -> content of each file

@@ -144,7 +144,7 @@ def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None
         owner=before.owner if before else caller(),
     )
     make_folder(site.folder.root)
-    write_state(site.folder, state)  # first, so that `down` and `status` find the cluster from now on
+    write_state(site.folder, state)  # written first, so that `down` and `status` find the cluster from now on
     make_folders(site.folder, plan)
     if plan.remove_nodes or plan.remove_partitions:
         drain_and_wait(site.slurm, plan, site.folder, site.say)
@@ -236,7 +236,7 @@ def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) ->
     networked = {name: host for name, host in running.items() if name in plan.placement.addresses}
     plugged = plug_in(site.runner, plan.placement, switch.pid, networked, new=booted.keys())
     for name in plugged - booted.keys():
-        reload(site.folder.host(name))  # so that the host gives its new link an address
+        reload(site.folder.host(name))  # the host then gives its new link an address
 
 
 def _running_hosts(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:

@@ -117,7 +117,7 @@ def _make_certificates(runner: Runner, folder: Folder, cluster: Cluster, address
     key.chmod(0o600)
     write_atomic(tls / "ca.pem", read_text(folder.ldap_ca) or "")
     folder.ldap_ca.chmod(0o644)
-    write_atomic(tls / "names", known)  # last, so that an interrupted creation is repeated
+    write_atomic(tls / "names", known)  # written last, so that an interrupted creation is repeated
 
 
 def _openssl(runner: Runner, argv: list[str]) -> None:

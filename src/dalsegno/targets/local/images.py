@@ -59,7 +59,7 @@ def _import(folder: Path, image: str, say: Say) -> DalsegnoError | None:
 
 
 def _importer(folder: Path, say: Say, image: str) -> Importer:
-    from dalsegno.containers.import_image import Importer  # here, because it imports an HTTP client
+    from dalsegno.containers.import_image import Importer  # imported here, because it imports an HTTP client
     from dalsegno.containers.store import open_store
 
     return Importer(open_store(folder, folder), ImportLines(say, image), enroot=program("enroot") or "")

@@ -140,7 +140,7 @@ class HostControlServer:
             return {"error": f"the machine room failed: {error}", "hint": "its log shows the error; try again"}
 
     def daemons(self) -> dict[str, Any]:
-        from dalsegno.targets.local.observe import dead_daemons  # here, so that the process needs little memory
+        from dalsegno.targets.local.observe import dead_daemons  # imported late: less memory
 
         return {"ok": True, "dead": [[each.host, each.name, each.detail] for each in dead_daemons(self.folder)]}
 
@@ -213,9 +213,9 @@ def _read_line(sock: socket.socket) -> str:
     return data.decode(errors="replace")
 
 
-MAX_LOG_CHARS = 64 << 10  # only the end of a log is returned
-WORK_TIMEOUT_S = 60.0  # a boot takes 0.5 s, longer on a loaded machine
-POWER_TIMEOUT_S = 1.0  # reading the power state takes milliseconds
+MAX_LOG_CHARS = 64 << 10  # maximum length of a log in an answer; only the end of a longer log is returned
+WORK_TIMEOUT_S = 60.0  # time limit of a request; a boot takes 0.5 s, or longer on a loaded machine
+POWER_TIMEOUT_S = 1.0  # time limit for the power state, which takes milliseconds to read
 
 
 class HostControlClient:

@@ -26,15 +26,15 @@ SUBNET_BITS = 20
 AGENTS, AGENTS_PORT = "agents", 6816  # the controller listens here for node agents; slurmctld's port is 6817
 OBSERVER, OBSERVER_PORT = "observer", 6820  # the observer serves metrics and the web page here
 MONITORS = ("prometheus", "alertmanager")
-FIRST_PORT, LAST_PORT = 17000, 32000  # below the ephemeral ports of Linux
-HOSTS_MAX = 1000  # a Linux bridge has at most 1023 ports
+FIRST_PORT, LAST_PORT = 17000, 32000  # ports for daemons on loopback, below the ephemeral ports of Linux
+HOSTS_MAX = 1000  # maximum number of hosts; a Linux bridge has at most 1023 ports
 
 
 @dataclass(frozen=True)
 class Placement:
     """Choices that stay the same while the cluster exists."""
 
-    hosts: str  # "virtual" or "loopback"
+    hosts: str  # kind of hosts: "virtual" or "loopback"
     subnet: str = ""
     link: str = ""  # the machine's end of the link to the cluster
     addresses: Mapping[str, str] = field(default_factory=dict)

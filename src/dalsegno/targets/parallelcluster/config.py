@@ -12,7 +12,7 @@ from dalsegno.spec.facts import Cluster, Node, Partition, Storage
 from dalsegno.targets.parallelcluster.prerequisites import Prerequisites, scripts_prefix, settings_of
 
 SSM_POLICY = "AmazonSSMManagedInstanceCore"
-NOBODY = "127.0.0.1/32"  # without an SSH key, no address can reach sshd on the head node
+NOBODY = "127.0.0.1/32"  # the addresses that may reach sshd on the head node if there is no SSH key: none
 Tree = dict[str, Any]
 
 

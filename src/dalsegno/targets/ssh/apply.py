@@ -59,7 +59,7 @@ class ApplyOnHosts:
         """Change all hosts. A host that fails is reported at the end, and the next `up` repairs it."""
         write_secrets(self.folder, plan.secrets)
         write_seen(self.folder, {**read_seen(self.folder), **plan.facts})
-        write_ids(self.folder, plan.ids)  # before any account is created
+        write_ids(self.folder, plan.ids)  # written before any account is created
         self._drain(plan)
         changed = [host for host, changes in plan.changes.items() if changes]
         done: dict[str, Answer | DalsegnoError] = {}

@@ -33,7 +33,7 @@ class AssignedIds:
 def foreign_accounts(facts: HostFacts) -> People:
     """Return the accounts of a machine that Dal Segno has not created."""
     users = [f"{each.name}:x:{each.uid}:{each.gid}" for each in facts.users if not each.ours]
-    own = {each.name for each in facts.users if each.ours}  # each has a group of the same name
+    own = {each.name for each in facts.users if each.ours}  # their groups, which have the same names, are left out too
     groups = [
         f"{each.name}:x:{each.gid}:{','.join(each.members)}"
         for each in facts.groups

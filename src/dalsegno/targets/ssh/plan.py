@@ -46,7 +46,7 @@ class SshPlan:
     prometheus_in_file: bool = False  # whether the cluster file enables Prometheus; `monitor up` can enable it too
     monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
-    wait_for: tuple[str, ...] = ()  # jobs on nodes that leave
+    wait_for: tuple[str, ...] = ()  # jobs on nodes that leave the cluster, which must end first
     people: bool = False  # whether accounts, users and QOS change in Slurm
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from dalsegno.targets.ssh.folder import SshFolder
 REBOOT, RESET = "reboot", "reset"
 PROGRAM = "/opt/dalsegno/node-repair"
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
-# A reboot that hangs, as on a file server that is gone, is forced after two minutes.
+# A reboot may hang, for example if a file server is gone. It is forced after two minutes.
 _PROGRAM = f"""#!/bin/sh
 # Written by Dal Segno. sshd starts this for the key of the cluster's head, whatever the head asks for.
 case "$SSH_ORIGINAL_COMMAND" in

@@ -100,7 +100,7 @@ def _save(folder: Path, nested: Mapping[str, Any], step: int) -> Path:
     with report_disk_errors("cannot write to", folder):
         os.makedirs(folder, exist_ok=True)
     run, generation = f"convert-{os.getpid()}", 1
-    lock = lock_folder(folder, run, lambda warning: None)  # needed because commits of other runs remove partial files
+    lock = lock_folder(folder, run, lambda warning: None)  # other runs would remove our partial files when they commit
     try:
         write_share(folder, take(nested, None, step, 0, 1), run, generation)
         return commit(folder, step, 1, run, generation, grant=lambda: True, keep=10**9)

@@ -26,7 +26,7 @@ def cluster_page(context: PageContext) -> Page:
     parts = [_partition(name, nodes, len(snapshot.nodes)) for name, nodes in groups.items()]
     if not groups:
         parts.append(section("partitions", "Nodes", tag("p", "Slurm has not reported a node yet.", class_="empty")))
-    at = 0 if len(snapshot.nodes) > COMPACT else len(parts)  # above the map if the map is large
+    at = 0 if len(snapshot.nodes) > COMPACT else len(parts)  # a large map comes after the nodes that need attention
     parts.insert(at, _attention(snapshot))
     return Page("Cluster", "cluster", (overview(context), *parts, latest_events(snapshot)))
 

@@ -25,7 +25,7 @@ MIN_TIMEOUT_S = 60.0
 ENOUGH_STEPS = 5  # steps needed for a useful median, because the first steps compile and warm up
 KEPT = 100  # number of step durations from which the median is computed
 IDLE_S = 30.0  # ranks that stay idle for this long after others have returned are reported
-BUSY_SHARE = 0.02  # share of one CPU; threads that only wait use less
+BUSY_SHARE = 0.02  # share of one CPU from which a rank counts as busy; threads that only wait use less
 BUSY_BYTES = 1 << 20
 log = logging.getLogger("coordinator")
 

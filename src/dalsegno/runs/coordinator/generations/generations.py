@@ -78,7 +78,8 @@ class Run:
     quick: int = 0  # number of immediate failures in a row
     failures: tuple[Failure, ...] = ()  # failures in the current generation, in order of arrival
     age_s: float = 0.0  # age of the generation when it failed
-    lost_member: bool = False  # whether the current generation has lost a node, the likely cause of any noise
+    # Whether the current generation has lost a node. The errors of other ranks are then most likely consequences.
+    lost_member: bool = False
     last: Failure | None = None  # why the previous generation failed
     pausing: bool = False  # whether the run pauses after a quick failure
     leaving: bool = False  # whether Slurm is reclaiming the nodes
