@@ -58,7 +58,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
     if _HANGUP is not None:
-        signal.signal(_HANGUP, lambda number, frame: None)  # ignore it: the kernel and the shell each send a SIGHUP
+        signal.signal(_HANGUP, lambda number, frame: None)  # ignore a second SIGHUP: kernel and shell each send one
         _detach_lost_terminal()
     raise Interrupted(number)
 

@@ -215,7 +215,7 @@ class Builder:
         digest = pack(layer, config, scratch, self.compression, self.progress, own=True)
         sha256 = digest_of(scratch, self.progress)
         path = self.store.image(digest, self.compression)
-        os.replace(scratch, path)  # an existing file with this digest has the same content
+        os.replace(scratch, path)  # may replace a file with this digest, which has the same content
         record = ImageRecord(digest, self.compression, path.stat().st_size, sha256, self.store.clock())
         config = Config(architecture(), config.env, config.entrypoint, config.cmd, config.workdir)
         stored = self.store.put(with_config(record, config, image_metadata.usable_workdir(config)))

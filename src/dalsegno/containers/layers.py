@@ -82,7 +82,7 @@ def scan(blob: FileSlice, diff_id: str, stop: threading.Event, limits: ImageLimi
     raw = _through(blob.raw(), packed, stop) if needed else blob.raw()
     tar = _through(unpacked(raw), plain, stop, limits.take_bytes)
     entries = [limits.take_entry(entry) for entry in read_entries(Stream(tar))]
-    for _ in raw:  # the digest also covers bytes after the end of the packed stream
+    for _ in raw:  # read to the end, because the digest also covers bytes after the packed stream
         pass
     for hash_, wanted in ((packed, blob.digest), (plain, diff_id)):
         if wanted and f"sha256:{hash_.hexdigest()}" != wanted:

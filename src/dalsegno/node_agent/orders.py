@@ -173,7 +173,7 @@ class ContinuousChecks:
     def run_due(self, without: frozenset[str]) -> Iterator[str | Finding]:
         yield from self._checkup.run_due(Context.CONTINUOUS, without)
         if MEMORY not in without:
-            yield MEMORY  # if the sweep hangs, this name is reported instead of the last check's
+            yield MEMORY  # if the sweep hangs, it is reported under this name and not as the last check
             self._memory.tidy(time.monotonic())
         if self._metrics and METRICS not in without:
             yield METRICS

@@ -169,7 +169,7 @@ class CheckWatch:
 
     def _take(self, message: Message, now: float) -> None:
         self._since = now
-        self._leaves.pop(self._now_asked, None)  # the current check did not hang
+        self._leaves.pop(self._now_asked, None)  # a message shows that the current check did not hang
         if "begin" in message:
             self._now_asked = str(message["begin"])
         elif "found" in message:

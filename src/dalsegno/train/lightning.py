@@ -134,7 +134,7 @@ class FitSession:
     def batch_ended(self, output: Any) -> None:
         trainer = self.trainer
         self._place.batch_done(trainer.current_epoch, trainer.is_last_batch)
-        if trainer.global_step > self.ckpt.step:  # a step is complete, which it is not while gradients accumulate
+        if trainer.global_step > self.ckpt.step:  # the step is complete: no gradients are being accumulated
             loss = output.get("loss") if isinstance(output, dict) else output
             self.ckpt.done(loss=loss)
 

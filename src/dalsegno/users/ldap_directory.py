@@ -118,7 +118,7 @@ class LdapDirectory:
                 f"{unit},{self.settings.base}", f"(objectClass={kind})", LEVEL, attributes=["*"],
                 paged_size=self.settings.page, paged_cookie=cookie,
             )  # fmt: skip
-            if connection.result["result"] == _NO_SUCH_OBJECT:  # the directory is new
+            if connection.result["result"] == _NO_SUCH_OBJECT:  # the directory is new and has no entries
                 return
             self._check(connection, f"{unit},{self.settings.base} cannot be read")
             for found in connection.response or ():

@@ -85,7 +85,7 @@ class PairsRank:
         """Return the bus bandwidth of an all-reduce in GB/s, from the fastest call: other load makes calls slower."""
         try:
             tensor = torch.zeros(_PROBE_BYTES // 4, device=self.device)
-            self._call(tensor, members)  # the first call opens the connections
+            self._call(tensor, members)  # not timed, because the first call opens the connections
             took_s = self._slowest(self._call(tensor, members), members)
             if took_s * self.ask.size / _PROBE_BYTES < _PATIENCE * self.ask.seconds:
                 tensor = torch.zeros(self.ask.size // 4, device=self.device)

@@ -97,7 +97,7 @@ class ClusterSources:
 
         target = self.target
         if target is not None and isinstance(target, CanForward):
-            return []  # the folders of runs are on the cluster's head node
+            return []  # unknown here, because the folders of runs are on the cluster's head node
         here = cluster_id(self.slurm.env if self.slurm else target.user_env(os.environ) if target else {})
         found = []
         for run in list_runs(runs_home())[: 4 * OLD_RUNS]:

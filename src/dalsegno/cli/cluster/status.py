@@ -36,7 +36,8 @@ def command(name: str | None, json_: bool) -> None:
 
     sources = _open_sources(name)
     target = sources.target
-    if target is not None and isinstance(target, CanForward):  # the verdict needs the controller on its head node
+    # Without a verdict, because it needs the controller, which runs on the head node.
+    if target is not None and isinstance(target, CanForward):
         _report(target.status(), json_)
         return
     overview = _look(sources)

@@ -77,7 +77,7 @@ class RecoveryTimes:
         self.drain = self.drain.observe(_passed(began, done.ended_at))
         if isinstance(action, SetDown) and action.heard_at:
             self.detect = self.detect.observe(_passed(action.heard_at, began))
-        self._replacing.pop(action.node, None)  # an administrator ended the replacement
+        self._replacing.pop(action.node, None)  # if a replacement had begun, an administrator has ended it
 
 
 def _passed(since: float, until: float) -> float:

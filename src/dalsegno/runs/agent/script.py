@@ -73,7 +73,7 @@ def _leave(code: int) -> NoReturn:
     Non-daemon threads are joined, exit handlers run (multiprocessing joins its children in one), and files that are
     still open are flushed.
     """
-    with contextlib.suppress(BaseException):  # if this fails, for example after Ctrl-C, Python also continues to exit
+    with contextlib.suppress(BaseException):  # Python also exits if this fails, for example after Ctrl-C
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):  # before Python 3.10, this raises errors that it has already printed
         atexit._run_exitfuncs()

@@ -263,7 +263,7 @@ class HostControlClient:
         try:
             return self._exchange({"do": "power", "node": node}, POWER_TIMEOUT_S).get("on") is False
         except (OSError, ValueError):
-            return False  # the power state is unknown
+            return False  # an unknown power state does not count as off
 
     def boot_id(self, node: str) -> str:
         """Return the id of the node's last boot; "" if it never booted."""

@@ -74,7 +74,7 @@ def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
     spared = [*hosts, *(process for process in coordinators(folder) if loopback)]
     known = {pid for process in spared for pid in (process.pid, *descendants(process.pid))}
     strays = [process for process in marked(str(folder.root)) if process.pid not in known]
-    if not loopback:  # a virtual host's daemons end with its first process
+    if not loopback:  # stop only the first process of a virtual host: its daemons end with it
         strays = [process for process in strays if INIT in " ".join(arguments(process.pid))]
     stop(process for process in strays if not " ".join(arguments(process.pid)).startswith("slurmstepd"))
 

@@ -94,7 +94,7 @@ class SdkResourceManager:
             settings = {"service_endpoint": endpoint} if endpoint else {}
             settings["retry_strategy"] = self._oci.retry.NoneRetryStrategy()  # `_call` repeats requests itself
             self._client = self._oci.resource_manager.ResourceManagerClient(self.config, **settings)
-        except Exception as error:  # the SDK has a class for each way in which a profile can be wrong
+        except Exception as error:  # the SDK raises a different class for each error in a profile
             raise CloudError(
                 CloudRefusal.NO_CREDENTIALS,
                 f"profile `{profile}` of {file} cannot be used: {error}",

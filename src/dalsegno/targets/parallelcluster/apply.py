@@ -135,7 +135,7 @@ class ApplyOnAws:
             else:
                 self.pcluster.update(self.folder.config)
         except TargetError:
-            self._keep_config(before)  # the cluster does not have the config that was refused
+            self._keep_config(before)  # keep the old config, because the cluster does not have the refused one
             raise
         try:
             ended = self._follow(f"{'update' if there else 'creation'} of {cluster.name}")

@@ -59,7 +59,7 @@ def serve(agent: str, listener: socket.socket, folder: Path | None = None, nice:
 
 def _set_up_process(nice: int) -> None:
     os.nice(nice)
-    torch.set_num_threads(1)  # the threads of the parent do not exist in this fork
+    torch.set_num_threads(1)  # torch's own threads do not exist in this fork
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         # These signals are meant for the workers, but sent to the whole process group.
         signal.signal(number, signal.SIG_IGN)
