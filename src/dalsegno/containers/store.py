@@ -81,7 +81,7 @@ class ImageStore:
         self._owners = frozenset({0, os.geteuid()}) if owners is None else owners
         self.shared = ImageStore(shared, owners=frozenset({0})) if shared and _is_roots(shared) else None
 
-    # Paths
+    # Paths of the store's files
 
     def image(self, digest: str, compression: str) -> Path:
         return self.folder / "images" / f"{digest.partition(':')[2]}.{compression}.sqsh"
@@ -95,7 +95,7 @@ class ImageStore:
     def _written(self, path: Path) -> Path:
         return self.folder / "files" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
 
-    # Locks
+    # Locks of the store
 
     def turn(self, what: str, on_wait: Callable[[], None]) -> AbstractContextManager[None]:
         """Hold the lock for `what`: if several processes need the same image, one makes it and the others wait."""
@@ -123,7 +123,7 @@ class ImageStore:
         for name in _FOLDERS:
             make_own_folder(self.folder / name, _ELSEWHERE)
 
-    # Lookups
+    # Lookups of stored images
 
     def get(self, digest: str, compression: str) -> Stored | None:
         path = self.image(digest, compression)
@@ -191,7 +191,7 @@ class ImageStore:
     def _read_tag(self, path: Path) -> Tag | None:
         return read_tag(path) if is_ours(path, self._owners) else None
 
-    # Changes
+    # Changes of the store
 
     def put(self, record: ImageRecord) -> Stored:
         """Write the record of an image whose file exists."""

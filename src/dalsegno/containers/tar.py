@@ -240,7 +240,7 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-# Writing
+# Writing of archives
 
 
 _PAX = b"x"

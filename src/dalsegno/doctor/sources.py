@@ -95,7 +95,7 @@ def signs_in(path: Path, name: str = "", owners: Collection[int] = ()) -> list[S
     return list(find_signs(numbered_lines(path, owners=owners), name or str(path)))
 
 
-# Paths
+# Facts about paths
 
 
 def place_of(path: str, mountinfo: str) -> PathPlace:

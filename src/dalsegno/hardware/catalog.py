@@ -191,7 +191,7 @@ def _parse_rows(text: str) -> list[_Row]:
     return [dict(zip(header, line.split(","), strict=True)) for line in lines[1:]]
 
 
-# Suggestions
+# Suggestions for misspelled names
 
 _SURE = 0.7
 _MAX_COMPARED = 2000  # at most this many names are compared: it is slow, and a cluster may have 65,000 nodes
@@ -218,7 +218,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean `{near}`?" if near else otherwise
 
 
-# Lookup
+# Lookup of instance types, GPUs, prices and fabrics by name
 
 _T = TypeVar("_T")
 

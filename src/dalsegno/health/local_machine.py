@@ -44,7 +44,7 @@ def slurmd_settings(argv: list[str], environ: list[bytes]) -> dict[str, str]:
     return {**found, CONF: files[-1]} if files else found
 
 
-# The local machine
+# Settings and facts of this machine
 
 
 PLACES = (

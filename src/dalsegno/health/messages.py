@@ -286,7 +286,7 @@ def _text_field(message: Mapping[str, Any], key: str) -> str:
     return value
 
 
-# Orders
+# Orders from the controller to a node agent
 
 
 @dataclass(frozen=True)

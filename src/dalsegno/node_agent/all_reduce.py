@@ -79,7 +79,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
             self._news.notify_all()
 
 
-# The all-reduces
+# The all-reduces that test the network
 
 
 GLOO, NCCL = "gloo", "nccl"

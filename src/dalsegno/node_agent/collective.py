@@ -120,7 +120,7 @@ def _judge(answer: Message) -> Result:
     return passed(f"{what}: right, {took_s:.2g} s, {size / 1e6 / took_s:.4g} MB/s")
 
 
-# In the separate process
+# Code that runs in the separate process
 
 
 def serve(sock: socket.socket, numbers: Numbers | None = None) -> None:

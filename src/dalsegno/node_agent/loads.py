@@ -104,7 +104,7 @@ def _formula_table(i: Any, n: int) -> Any:
     return i[:, None] * first - i[:, None] * i[None, :] * n + second - i[None, :] * first
 
 
-# Memory
+# The load test of memory
 
 
 def memory_load(available: int, for_s: float = MEMORY_S) -> Result:
@@ -130,7 +130,7 @@ def available_bytes(meminfo: str) -> int:
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-# Network
+# The load test of the network
 
 
 def pattern(seed: bytes) -> bytes:

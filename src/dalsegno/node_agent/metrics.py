@@ -171,7 +171,7 @@ def xid_families(known: Mapping[str, GpuLabels], xids: XidCounts, host: str) -> 
     return [family for family in families if family.values]
 
 
-# Fabric ports
+# Counters of fabric ports
 
 
 EFA = "node_amazonefa_"

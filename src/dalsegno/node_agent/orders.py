@@ -145,7 +145,7 @@ def _carry_out(do: Do, order: Order, sock: socket) -> None:
         raise
 
 
-# Duties of the agent
+# The agent's periodic work: checks, readings and metrics
 
 
 GPUS_EVERY_S = 30.0

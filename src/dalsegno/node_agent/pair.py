@@ -183,7 +183,7 @@ class _PairListener:
         for key, events in self._selector.select(max(0.0, until - time.monotonic())):
             key.data(events)
 
-    # Called by the bounded server
+    # Methods that the bounded server calls
 
     def greeting(self) -> Message:
         return {}

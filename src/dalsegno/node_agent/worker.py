@@ -201,7 +201,7 @@ class CheckWatch:
         self._forked, self._busy, self._now_asked = None, False, ""
 
 
-# In the separate process
+# Code that runs in the separate process
 
 
 def serve(sock: socket.socket, rounds: CheckRounds) -> None:

@@ -199,7 +199,7 @@ def _failing_scrapes(overview: Overview, conditions: dict[str, NodeCondition]) -
             yield scrape
 
 
-# The text
+# The verdict as text
 
 
 _PHASES = {

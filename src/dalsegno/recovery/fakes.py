@@ -107,7 +107,7 @@ class FakeCluster:
                 node.reason, node.user = node.reason or "Not responding", node.user or "slurm"
                 FakeSlurm(self).remove_from_jobs(name)
 
-    # Faults
+    # Events that a test causes
 
     def break_gpu(self, node: str, cured_by: Remedy, code: str = "79", says: Remedy | None = None) -> None:
         machine = self.nodes[node].machine

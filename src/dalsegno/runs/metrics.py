@@ -30,7 +30,7 @@ MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # limits for one run: seconds of a res
 _RANK = re.compile(r"[0-9]{1,6}")
 Samples = dict[tuple[str, ...], float]
 
-# One run. Pure.
+# The metrics of one run
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _rank_family(runs: list[MeasuredRun]) -> Family:
     return labelled("training_rank_step_ratio", about, ("run", "user", "rank"), values)
 
 
-# Times to resume, from journals. Pure.
+# Times to resume, from journals
 
 
 @dataclass
@@ -188,7 +188,7 @@ class ResumeTimes:
         return HistogramFamily("dalsegno_recovery_resume_seconds", about, (), {(): self.histogram})
 
 
-# The source
+# The source of the metrics of all runs
 
 
 @dataclass(frozen=True)

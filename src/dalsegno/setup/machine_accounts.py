@@ -74,7 +74,7 @@ class MachineAccounts:
         self.record.part(f"cluster_{kind}")[name] = {}
         self.record.save()
 
-    # Groups
+    # Unix groups
 
     def group_differs(self, group: Json) -> str:
         found = find_group(group["name"])
@@ -123,7 +123,7 @@ class MachineAccounts:
         self.record.part("homes").pop(name, None)
         self.record.save()
 
-    # Users
+    # Unix users
 
     def user_differs(self, user: Json) -> str:
         found = find_user(user["name"])

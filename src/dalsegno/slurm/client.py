@@ -163,7 +163,7 @@ class SlurmClient:
         self._bin_dir = bin_dir
         self._timeout_s = timeout_s
 
-    # Queries
+    # Methods that query Slurm
 
     def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]:
         """Return all nodes, or only those in `names`."""
@@ -271,7 +271,7 @@ class SlurmClient:
         """Return the version of the commands. Unlike `slurmd -V`, this needs a slurm.conf."""
         return Version.parse(self._ask(("sinfo", "--version")))
 
-    # Jobs
+    # Methods that change jobs
 
     def submit(self, script: str | None = None, args: Sequence[str] = ()) -> int:
         """Submit the text of a script, or sbatch arguments such as `["--nodes=2", "train.sh"]`; return the job id."""
@@ -299,7 +299,7 @@ class SlurmClient:
     def requeue(self, *jobs: int | str) -> None:
         self._execute(("scontrol", "requeue", ",".join(map(job_id, jobs))))
 
-    # Nodes
+    # Methods that change nodes
 
     def drain(self, nodes: str | Iterable[str], reason: str) -> None:
         """Drain nodes. Running jobs continue, but no new jobs start."""
@@ -333,7 +333,7 @@ class SlurmClient:
         """Run any other scontrol command and return its output."""
         return self._ask(("scontrol", *words))
 
-    # Accounting
+    # Methods for the accounting database
 
     def accounts(self, cluster: str) -> AccountsInfo:
         """Return the QOS and users in the accounting database, and one cluster's accounts and members."""

@@ -63,12 +63,12 @@ def _until(major: int, minor: int, instead: str = "") -> Difference:
     return Difference(until=Version(major, minor), instead=instead)
 
 
-# slurm.conf
+# Differences in slurm.conf
 STORE_FLAGS = _since(21, 8)  # AccountingStoreFlags=job_comment; older releases have AccountingStoreJobComment
 # In these releases, slurmctld looks up srun's host only among the nodes. For any other host it connects to 0.0.0.0.
 CALLS_ONLY_NODES = Difference(Version(22, 5, 7), Version(22, 5, 9))
 
-# cgroup.conf
+# Differences in cgroup.conf
 CGROUP_PLUGIN = _since(21, 8)
 CGROUP_DISABLED = _since(24, 5)  # CgroupPlugin=disabled is supported
 CGROUP_AUTOMOUNT = _until(23, 11)  # the setting is an error since 23.11

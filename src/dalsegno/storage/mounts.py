@@ -109,7 +109,7 @@ def _with(defaults: Sequence[str], given: str) -> tuple[str, ...]:
     return (*(option for option in defaults if option.partition("=")[0] not in gone), *own)
 
 
-# System files
+# Lines of /etc/exports.d and /etc/fstab
 
 
 def render_exports(cluster: str, exports: Iterable[NfsExport]) -> str:

@@ -125,7 +125,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
         argv = [*scope_command(first.unit, f"Dal Segno cluster {Path(mark).name}"), *argv]
     elif os.geteuid() != 0 and (scope := user_scope_command(user_of(os.geteuid()))):
         argv = [*scope, *argv]
-        # The folder with the socket of the user's systemd instance
+        # systemd-run finds the socket of the user's systemd instance in this folder.
         env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"
     done = runner.run(argv, env=env, timeout_s=boot_limit_s(len(plans), slowness()))
     booted = {}

@@ -252,7 +252,7 @@ def _unlock(handle: int) -> None:
             fcntl.ioctl(handle, FS_IOC_SETFLAGS, value)
 
 
-# The program
+# The program that the prolog and epilog start
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -99,7 +99,7 @@ class SshClient:
         for connection in connections:
             connection.abort()
 
-    # Commands
+    # Running commands
 
     async def _command(
         self,
@@ -145,7 +145,7 @@ class SshClient:
         stdout = bytes(output.stdout)
         return Completed(tuple(argv), code, _text(stdout), _text(bytes(output.stderr)), stdout)
 
-    # Root
+    # Running commands as root
 
     async def _root(self, host: str, opened: OpenConnection) -> tuple[list[str], bytes]:
         """Return the prefix for a command that runs as root, and the first line of its input."""
@@ -186,7 +186,7 @@ class SshClient:
         hint = "log in as root, permit sudo without password for this user, or set `sudo_password_file:` below `ssh:`"
         raise SshError(host, SshFault.NO_SUDO, f"user `{user}` cannot become root: {shown(said)}", hint=hint)
 
-    # Connections
+    # Opening connections
 
     async def _connection(
         self, address: SshAddress, tunnel: OpenConnection | None = None, hops: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ class CommandOutput:
 
     def _pass_lines(self, sink: LineSink) -> None:
         while (end := self.stdout.find(b"\n", self._begun)) >= 0:
-            # Programs use \r to draw progress
+            # Programs use \r to draw progress, so it also separates lines.
             for line in _text(bytes(self.stdout[self._begun : end]).rstrip(b"\r")).split("\n"):
                 self._lines += 1
                 if self._lines > MAX_LINES:

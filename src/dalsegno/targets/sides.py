@@ -145,7 +145,7 @@ class HeadSide(ClusterSide):
         self.runner = runner or LocalRunner()
         self.slurm = self.slurm_client()
 
-    # What only the operator's machine does
+    # Methods that only the operator's machine supports
     def plan(self, cluster: Cluster) -> Plan:
         self.refuse("changed")
 
@@ -173,7 +173,7 @@ class HeadSide(ClusterSide):
         """Return the user and machine that created the cluster; "" if that is not known."""
         return ""
 
-    # Report
+    # Reporting the cluster's state
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
         return ClusterPhase.UP if self.slurm_runs() else ClusterPhase.STOPPED
 

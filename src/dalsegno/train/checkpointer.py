@@ -98,7 +98,7 @@ class Checkpointer:
         self._begun = self._ended = False
         self._signal = SaveSignal()
 
-    # The loop
+    # The training loop
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining steps."""
@@ -294,7 +294,7 @@ class Checkpointer:
         apart = self._objects.apart() if where.world > 1 else ()
         return take(self._objects.nested(), self._own.take(where.rank), self.step, where.rank, where.world, apart)
 
-    # The end
+    # The end of training
 
     def _stop(self) -> NoReturn:
         """Exit after the same step as all other ranks. The exit code asks the launcher to resume later."""

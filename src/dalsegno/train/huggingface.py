@@ -61,7 +61,7 @@ class TrainerSession:
             folder, model=trainer.model, trainer=self._objects, per_rank={"sums": self._sums}, **options
         )
 
-    # State
+    # State that is saved
 
     def _take(self) -> dict[str, Any]:
         """Return the state of what the Trainer creates when it starts."""
@@ -87,7 +87,7 @@ class TrainerSession:
     def _take_sums(self) -> dict[str, Any]:
         return {name: getattr(self.trainer, name) for name in SUMS if hasattr(self.trainer, name)}
 
-    # Resuming
+    # Resuming from a checkpoint
 
     def prepare_resume(self, folder: Path) -> str | None:
         """Write the TrainerState for the Trainer, and replace the methods that would load the rest from this folder.
@@ -115,7 +115,7 @@ class TrainerSession:
     def begin(self) -> None:
         self.ckpt.begin(self.trainer.state.max_steps)
 
-    # Events
+    # Events of the Trainer
 
     def started(self) -> None:
         fix_layout(self.trainer.model_wrapped)

@@ -17,7 +17,7 @@ from typing import Any, Union
 
 from dalsegno.train.errors import CheckpointError
 
-# Intervals
+# Intervals between saves
 
 STALL_SHARE = 0.01  # with "auto", snapshots may stall training for this share of the time
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)

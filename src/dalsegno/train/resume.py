@@ -79,7 +79,7 @@ def _read_share(
     return mine, byte_faults(mine.path, dict(sorted(mine.manifest.files.items())[rank::world]))
 
 
-# Resuming
+# Resuming from memory or disk
 
 FETCH_S = 1800.0  # the agent may have to fetch the whole snapshot from another node first
 

@@ -66,7 +66,7 @@ class CopyTrust:
         self._announced, self._heard = self._heard, False
 
 
-# Copies into a slot
+# Copies of tensors into a slot
 
 SMALL = 16 << 20  # copying fewer bytes than this is faster than starting a thread
 

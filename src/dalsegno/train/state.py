@@ -126,7 +126,7 @@ def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> TensorPiec
     return TensorPiece(key, part.tensor.detach(), part.size, part.offsets, part.shared, part.writes)
 
 
-# Objects of the script
+# Objects of the script whose state is saved
 
 _MAX_STATISTICS = 1 << 16  # number of elements; a larger integer buffer is a table, not statistics
 RESERVED = ("dalsegno",)

@@ -140,7 +140,7 @@ class WebApp:
         ])  # fmt: skip
         return HttpResponse(200, body.encode(), HTML, (guard.set_cookie(self._site.cookie, cookie, age_s),))
 
-    # Pages
+    # Pages, which answer GET requests
 
     def _get(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
         if request.path == "/stream":
@@ -245,7 +245,7 @@ class WebApp:
         body = read_evidence(self._site.evidence / node, bundle, file) if known else None
         return HttpResponse(404, b"not found\n") if body is None else HttpResponse(200, body)
 
-    # Actions
+    # Actions of visitors
 
     def _confirm(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
         try:

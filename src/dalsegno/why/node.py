@@ -70,7 +70,7 @@ def _failing(answer: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-# Verdict
+# The verdict on a node
 
 SAME_S = 2  # maximum difference between the times of a drain in slurmctld and in the database
 _UNKNOWN = ControllerView()

@@ -239,7 +239,7 @@ class BoundedServer(Generic[W]):
             raise
         return peer.sock
 
-    # Strangers
+    # Connections that have not authenticated yet
 
     def _accept(self) -> None:
         until = time.monotonic() + ACCEPT_S
@@ -303,7 +303,7 @@ class BoundedServer(Generic[W]):
         peer.who, peer.session, peer.reader.max_bytes = proved.who, proved.session, self._limits.message_bytes
         self._host.on_connect(peer)
 
-    # All peers
+    # Events of all connections
 
     def _ready(self, peer: Connection[W], events: int) -> None:
         if not peer.open:

@@ -119,7 +119,7 @@ def choose_device(wanted: str, local_rank: int, local_size: int) -> Any:
     return torch.device("cuda", local_rank if local_rank < gpus else 0)
 
 
-# Buffers and calls
+# Buffers and calls of the measured collectives
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def _differences(got: Any, values: Sequence[float], allowed: float = 0.0) -> flo
     return wrong
 
 
-# Time
+# Measurement of times
 
 
 def time_calls(call: Call, iters: int, rank: CollectiveRank) -> float:
@@ -322,7 +322,7 @@ def measure_rows(ask: CollectiveAsk, rank: CollectiveRank) -> Iterator[NcclRow]:
                     )
 
 
-# Header
+# Lines of the header
 
 
 def describe_device(rank: CollectiveRank) -> tuple[NcclDevice, str]:

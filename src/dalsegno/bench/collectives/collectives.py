@@ -83,7 +83,7 @@ class Averaging(Enum):
     MAX = 3
 
 
-# Sizes
+# Message sizes, as users write them
 
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}

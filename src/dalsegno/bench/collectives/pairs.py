@@ -37,7 +37,7 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     return [each for each in found if each]
 
 
-# The whole matrix
+# Verdict on a measurement of all pairs
 
 
 class PairFaultKind(Enum):
@@ -124,7 +124,7 @@ def _bad_nodes(names: Sequence[str], slow: set[Pair], known: set[Pair]) -> list[
         bad.append(max(counts, key=lambda node: (counts[node], node)))
 
 
-# Bisection
+# Search for bad nodes by bisection
 
 
 Group = tuple[str, ...]
@@ -240,7 +240,7 @@ def _blame(
     return (found[0],) if found else tuple(sorted(pair))
 
 
-# Heat map
+# The measured pairs as a heat map
 
 
 _SHADES = " .:-=+*#%@"  # darker is faster

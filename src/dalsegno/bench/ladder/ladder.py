@@ -155,7 +155,7 @@ def parse_caps(text: str) -> tuple[float, ...]:
     return caps
 
 
-# Table
+# The report as a table
 
 HEADERS = ("RUNG", "STEP", "TIMES DDP", "CALLS", "MESSAGES", "SENT", "BY TCP")
 NOTES = (
@@ -220,7 +220,7 @@ def check_torch(find: Callable[[str], object] = find_spec) -> None:
         )
 
 
-# Environment of the processes
+# Environment of the processes that are measured
 
 _FIRST_PORT, _PORTS = 20_000, 20_000
 

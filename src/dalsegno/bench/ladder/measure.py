@@ -89,7 +89,7 @@ def _device(wanted: str, local_size: int) -> Any:
     return torch.device("cuda", local_rank if local_rank < gpus else 0)  # srun may show each task only its own GPU
 
 
-# Measured rungs
+# The rungs that are measured
 
 LEARNING_RATE = 1e-3
 
@@ -179,7 +179,7 @@ def make_countable(measured: MeasuredRung) -> None:
         measured.rung.count_buckets()
 
 
-# Measurement
+# Measurement of all rungs
 
 EachRound = Callable[[int], None]  # called with the number of the next step
 WARM_UP_ROUNDS = 2  # DDP rebuilds its buckets after the first step

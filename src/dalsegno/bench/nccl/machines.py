@@ -29,7 +29,7 @@ class BenchMachines:
     gpus_per_node: int
     instance: Instance | None = None
     gpu: Gpu | None = None
-    assumed: bool = False  # several providers have machines with these GPUs and limits; `instance` is one of them
+    assumed: bool = False  # whether `instance` is only one of several types with these GPUs and limits
 
     @property
     def ranks(self) -> int:

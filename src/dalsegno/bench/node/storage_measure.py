@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-# Report
+# The report for users
 
 
 def read_speeds(text: str) -> list[FolderSpeed]:

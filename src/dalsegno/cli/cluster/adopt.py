@@ -156,7 +156,7 @@ def _report(found: FoundCluster, abilities: list[Ability], file: str) -> None:
         out.talk(f"\nwrote {file}; next: `dalsegno run train.py`, or `dalsegno adopt watch`")
 
 
-# Watching
+# The command `dalsegno adopt watch`
 
 
 @command.command()

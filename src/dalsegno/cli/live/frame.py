@@ -153,7 +153,7 @@ def _foot_line(view: ViewState, columns: int | None) -> Line:
     return _line(text if columns is None else fill(text, columns), Tone.BAR)
 
 
-# The panels
+# Layout of the panels
 
 
 def _panels(

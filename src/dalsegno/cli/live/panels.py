@@ -110,7 +110,7 @@ def natural(name: str) -> tuple[str | int, ...]:
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]{1,18})", name))
 
 
-# Nodes
+# The panel of nodes
 
 
 def _node_panel(facts: LiveFacts, wanted: Filter, jobs: Mapping[str, list[JobStatus]], now: float) -> PanelRows:
@@ -166,7 +166,7 @@ def _job_text(jobs: Sequence[JobStatus]) -> str:
     return f"{jobs[0].id} {jobs[0].user}{more}"
 
 
-# GPUs
+# The panel of GPUs
 
 
 def _gpu_panel(facts: LiveFacts, wanted: Filter, jobs: Mapping[str, list[JobStatus]]) -> PanelRows:
@@ -205,7 +205,7 @@ def _percent(value: float) -> str:
     return f"{value:.0f} %"
 
 
-# Runs and other jobs
+# The panels of runs and of other jobs
 
 
 def _run_panel(facts: LiveFacts, wanted: Filter, now: float) -> PanelRows:
@@ -277,7 +277,7 @@ def _job_row(job: JobStatus) -> Row:
     )
 
 
-# Events
+# The panel of events
 
 
 def _event_panel(facts: LiveFacts, wanted: Filter) -> PanelRows:

@@ -265,7 +265,7 @@ def _run(
         return Finished(texts[0], texts[1], plan, history)
 
 
-# History
+# History of earlier measurements
 
 
 def history_file(slurm: SlurmHere) -> Path:

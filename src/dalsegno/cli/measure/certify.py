@@ -93,7 +93,7 @@ def command(
     return certificate.level.exit_code
 
 
-# Options
+# Checks of the options
 
 
 def _read_older(file: str) -> Certificate:
@@ -138,7 +138,7 @@ def _confirm_power_cut(stage: CertifyStage, yes: bool) -> None:
     click.confirm(f"cut the power of one node of {stage.name} during a small test run?", err=True, abort=True)
 
 
-# Output
+# Output of the certificate
 
 
 def _certificate(stage: CertifyStage, parts: Sequence[CertifiedPart]) -> Certificate:

@@ -38,7 +38,7 @@ class CertifyAsk:
     container_image: str | None
 
 
-# The cluster
+# The cluster that is certified
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
     return tuple(found)
 
 
-# Parts
+# The parts of a certificate
 
 
 def prefixed(say: Say, part: str) -> Say:

@@ -110,7 +110,7 @@ def slurm_version(hosts: Sequence[PluginFacts]) -> str:
     return next((host.slurm for host in sorted(hosts, key=lambda host: not host.login) if not host.silent), "")
 
 
-# Findings
+# Problems that are found on the hosts
 
 
 def judge(hosts: Sequence[PluginFacts], own: bool = False) -> list[ContainerFinding]:

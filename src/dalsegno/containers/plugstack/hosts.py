@@ -127,7 +127,7 @@ def last_line(done: Completed) -> str:
     return lines[-1].strip() if lines else f"no output (exit code {done.exit_code})"
 
 
-# Many hosts at once
+# Commands on many hosts at once
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def run_on_each(
         pool.shutdown(cancel_futures=True)
 
 
-# Questions
+# Queries for the facts about hosts
 
 
 def ask_all(

@@ -36,7 +36,7 @@ from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.xids import SAYS_ITSELF, XidEvent, events, meaning, named_action, remedy_for
 from dalsegno.system.hanging_calls import NoAnswer
 
-# Common parts of the judges
+# Functions that several checks share
 
 
 def reporting(gpus: Sequence[GpuFacts], field: str, what: str) -> list[GpuFacts]:

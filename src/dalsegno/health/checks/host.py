@@ -63,7 +63,7 @@ class ClockOffset:
     kept: bool = True
 
 
-# Questions
+# Functions that read facts from the node
 
 
 def ask_disks(node: NodeReader) -> Disks:
@@ -97,7 +97,7 @@ def ask_nvme(node: NodeReader) -> dict[str, str]:
     return {name: node.run(("nvme", "smart-log", "--output-format=json", f"/dev/{name}")).stdout for name in devices}
 
 
-# Judges
+# Functions that judge these facts
 
 
 def judge_disk(disks: Disks, *, warn_percent: float = 85, fail_percent: float = 95) -> Result:
@@ -279,7 +279,7 @@ def judge_network(traffic: TcpTraffic, *, percent: float = 3, least: float = 10,
 NETWORK = Check("network", "TCP retransmissions", ask_traffic, judge_network, WATCHING, every_s=5)
 
 
-# Fabric ports
+# Ports of InfiniBand, RoCE and EFA
 
 
 def judge_ports(found: Ports, *, count: float = 0) -> Result:

@@ -228,7 +228,7 @@ SHARED_CHECKS = (
 )
 
 
-# Containers
+# Tools that containers need
 
 
 @dataclass(frozen=True)

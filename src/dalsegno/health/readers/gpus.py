@@ -146,7 +146,7 @@ def _sum(within: ElementTree.Element, path: str, counts: Callable[[str], bool]) 
     return sum(numbers) if numbers else None
 
 
-# NVLink
+# Number and errors of NVLinks
 
 
 def _links(node: NodeReader, flag: str) -> str:
@@ -189,7 +189,7 @@ def _last(*texts: str) -> str:
     return lines[-1][:200] if lines else "no output"
 
 
-# Telemetry
+# Telemetry of simulated nodes
 
 
 def ask_telemetry(node: NodeReader) -> Telemetry | None:
@@ -203,7 +203,7 @@ def ask_telemetry(node: NodeReader) -> Telemetry | None:
         raise NoAnswer(f"the node's telemetry is damaged: {error}") from error
 
 
-# GPUs of a node
+# All GPUs of a node, from any source
 
 
 PCI = "/sys/bus/pci/devices"

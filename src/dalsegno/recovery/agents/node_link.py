@@ -147,7 +147,7 @@ class NodeLink:
         self._waker.setblocking(False)
         selector.register(self._woken, selectors.EVENT_READ, lambda events: self._run_calls())
 
-    # Called by the loop
+    # Methods that only the loop calls
 
     def open(self, host: str, port: int) -> int:
         """Listen for agents and return the port. Raises DalsegnoError."""
@@ -186,7 +186,7 @@ class NodeLink:
         settings = self._roster.settings()
         self._agents.expect(places, {node: settings for node in places})
 
-    # Called from any thread
+    # Methods that any thread may call
 
     def views(self) -> Mapping[str, AgentView]:
         return self._in_loop(self._agents.views)
@@ -259,7 +259,7 @@ class NodeLink:
         if self._validating.get(node) == ask:
             del self._validating[node]
 
-    # Calls from other threads
+    # Passing calls of other threads to the loop
 
     def _in_loop(self, do: Callable[[], _T]) -> _T:
         if threading.get_ident() == self._loop:

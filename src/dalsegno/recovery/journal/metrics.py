@@ -29,7 +29,7 @@ from dalsegno.recovery.runs.run_records import RunRecords
 from dalsegno.runs.metrics import KnownRun
 from dalsegno.spec.facts import facts_from_json
 
-# Times, from finished actions. Pure.
+# Histograms of durations, from finished actions
 
 
 DETECT_S = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -84,7 +84,7 @@ def _passed(since: float, until: float) -> float:
     return max(0.0, until - since)  # the clock may have been set back
 
 
-# The journal
+# Counts from the journal
 
 
 _TIMED = ", ".join(f"'{name}'" for name, kind in KINDS.items() if kind in (Drain, SetDown, Repair, Return, Hold))

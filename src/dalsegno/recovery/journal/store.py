@@ -149,7 +149,7 @@ class Journal:
         self.db.executescript("PRAGMA incremental_vacuum;")  # `execute` would free one page only
         self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    # Reading
+    # Methods that read
 
     def refresh(self) -> NodeRecords:
         """Return the records, read again if another connection has written."""
@@ -199,7 +199,7 @@ class Journal:
         )
         return [gpu for row in rows if node in ("", (gpu := GpuHistory(*row)).node)]
 
-    # Writing: each method is one transaction
+    # Methods that write. Each is one transaction.
 
     def begin(self, action: Action, now: float, partitions: tuple[str, ...] = ()) -> str:
         """Record an action before it is carried out and return its id."""

@@ -155,7 +155,7 @@ class BusyTimes:
         return {"busy": {str(rank): seconds for rank, seconds in latest.items()}}
 
 
-# The agent
+# The agent of one node
 
 
 TICK_S = 0.2
@@ -242,7 +242,7 @@ class RunAgent:
             self.stream.close(self.link.send)
         return self.exit_code
 
-    # Coordinator
+    # Connection to the coordinator
 
     def _find_coordinator(self) -> None:
         self._disconnect()
@@ -364,7 +364,7 @@ class RunAgent:
         if answer is not None:
             answer({"granted": bool(data["ok"]), "why": str(data["why"])})
 
-    # Signals
+    # Signals to the agent
 
     def _catch_signals(self) -> None:
         read, write = os.pipe()
@@ -386,7 +386,7 @@ class RunAgent:
         if self.terminated and self.link.sock is None:  # end now: no coordinator is connected that could decide
             self.exit_code = TERMINATED
 
-    # Silence
+    # Silence of the coordinator
 
     def _check_silence(self) -> None:
         now = time.monotonic()

@@ -166,7 +166,7 @@ class Snapshots:
             self._send({"note": f"could not fetch a snapshot: {data.get('why')}"})
             answer({"own": ""})
 
-    # The keeper
+    # The keeper: its start, its orders and its end
 
     def _order(self, order: Message) -> None:
         if self._keeper is not None:

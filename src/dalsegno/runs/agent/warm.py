@@ -64,7 +64,7 @@ def _accept_own_user(listener: socket.socket) -> socket.socket | None:
         sock.close()
 
 
-# The parent process
+# The warm parent, from which workers are forked
 
 
 PR_SET_PDEATHSIG = 1

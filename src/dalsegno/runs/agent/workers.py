@@ -137,7 +137,7 @@ class Workers:
         else:
             self._waiting.append(do)
 
-    # Generations
+    # Start and end of a generation
 
     def open_store(self, generation: int) -> None:
         self._when_ready(lambda: self._open_store(generation))
@@ -258,7 +258,7 @@ class Workers:
         self._drop_parent()
         kill_below(keep=[])
 
-    # Running workers
+    # Signals, stacks and activity of running workers
 
     def signal(self, number: int) -> None:
         """Send a signal to the workers that have a handler for it.

@@ -135,7 +135,7 @@ class Coordinator:
         port = await listen_again(known, self.agents.open, self.note)
         write_connect(self.folder, Connect(known.secret, port))
 
-    # Takeover
+    # Takeover from a previous coordinator
 
     async def _take_over(self, saved: Saved) -> None:
         """Continue the run from a saved state. Agents reconnect by themselves; an agent that does not is lost."""
@@ -175,7 +175,7 @@ class Coordinator:
             self.apply(AgentGone(peer.name))  # otherwise the other nodes would wait for workers that no longer exist
             peer.send({"reset": True})
 
-    # Agents
+    # Agents: connections, messages and losses
 
     def agent_connected(self, peer: Peer) -> None:
         if self.end is not None:  # this agent is late: the run has ended
@@ -387,7 +387,7 @@ class Coordinator:
     def present(self) -> frozenset[str]:
         return frozenset(self.agents.peers)
 
-    # Reports
+    # Reports and saved state
 
     def save_state(self) -> None:
         """Save the state for the next coordinator. Ignore errors, because a full disk must not end the run."""

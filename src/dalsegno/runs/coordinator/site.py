@@ -93,7 +93,7 @@ class CoordinatorSite(RunTerms, Protocol):
         ...
 
 
-# Intervals
+# Intervals of the coordinator's checks
 
 
 CHECK_S = 0.5  # interval between checks of the run's folder, nodes and steps

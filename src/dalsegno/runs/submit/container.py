@@ -113,7 +113,7 @@ def _outermost(paths: Iterable[str]) -> list[str]:
     return [path for path in plain if not any(path != other and f"{path}/".startswith(f"{other}/") for other in plain)]
 
 
-# MPI types
+# MPI types that srun supports
 
 
 MPI_LIST_ARGV = ("srun", "--mpi=list")

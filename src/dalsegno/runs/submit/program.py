@@ -55,7 +55,7 @@ def run_environment(request: RunRequest, base: Mapping[str, str]) -> dict[str, s
     return {**kept, **activation(request), **dict(request.env)}
 
 
-# Program
+# Checks of the program and its interpreter
 
 
 LAUNCHERS = ("torchrun", "python", "python3")

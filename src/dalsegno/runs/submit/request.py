@@ -180,7 +180,7 @@ def _name(each: str) -> str:
     return found[1]
 
 
-# The request
+# The request as a whole
 
 
 DEFAULT_SIGNAL_LEAD_S = 120  # Slurm may send the signal up to 60 s early, but never late

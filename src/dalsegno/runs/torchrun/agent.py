@@ -79,7 +79,7 @@ def _signal_name(number: int) -> str:
     return signal_name(number) or "<N/A>"
 
 
-# The agent
+# The agent of one node
 
 
 GRACE_S = 30.0
@@ -195,7 +195,7 @@ class TorchrunAgent(RunAgent):
         elif "rank" in data:
             self._why = f"rank {data['rank']} on {host_of(data['node'])} failed; see the report on that node"
 
-    # Leaving
+    # Leaving after a signal
 
     def _handle_signals(self) -> None:
         while self.signals:

@@ -264,7 +264,7 @@ FLAGS = (
 )
 
 
-# Parser
+# Parser of the command line
 
 
 _SCRIPT = "SCRIPT"

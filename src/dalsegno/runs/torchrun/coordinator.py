@@ -154,7 +154,7 @@ def seconds(args: TorchrunArgs, name: str, default: float) -> float:
         raise UsageError(what, where=f"--rdzv-conf {name}", hint=hint) from None
 
 
-# The coordinator
+# The coordinator in its own thread
 
 
 Talk = Callable[[str], None]

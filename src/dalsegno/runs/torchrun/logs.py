@@ -152,7 +152,7 @@ def _remove_if_bare(path: str, unwanted: tuple[str, ...]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-# Log files
+# Log files of the workers
 
 
 STDOUT, STDERR = 1, 2  # both torchrun's bits and the file descriptors

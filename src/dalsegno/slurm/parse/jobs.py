@@ -58,7 +58,7 @@ def colon_status(text: str) -> tuple[int, int]:
     return optional_integer(code) or 0, optional_integer(signal) or 0
 
 
-# squeue
+# Output of squeue
 _SQUEUE_FIELDS = (
     "JobID",
     "ArrayJobID",
@@ -197,7 +197,7 @@ def parse_submitted(text: str) -> int:
     return job_id
 
 
-# sacct
+# Output of sacct
 _SACCT_FIELDS = (
     "JobIDRaw",
     "JobID",

@@ -162,7 +162,7 @@ def nodes_of_job(text: str) -> tuple[str, ...]:
     return (text,) if text.replace("-", "").isalnum() else node_names("squeue", text)
 
 
-# sinfo
+# Output of sinfo
 _NODE_FIELDS = (
     "NodeList",
     "Partition",
@@ -253,7 +253,7 @@ def _bare_word(word: str) -> str:
     return word.strip().lower().rstrip("*~#!%$@^-+")
 
 
-# sshare
+# Output of sshare
 FAIR_SHARE_ARGV = ("sshare", "--all", "--noheader", "--parsable2", "--format=Account,User,FairShare")
 
 
@@ -286,7 +286,7 @@ def _fraction(text: str) -> float | None:
     return number if 0 <= number <= 1 else None
 
 
-# Reservations
+# Output of `scontrol show reservation`
 RESERVATIONS_ARGV = ("scontrol", "--all", "--oneliner", "show", "reservation")
 
 

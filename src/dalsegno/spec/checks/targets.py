@@ -190,7 +190,7 @@ def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
         return
     if ssh:
         _check_unknown_hosts(ssh, hosts, set(_machines(spec)), report)
-    # A machine whose real name is in the file needs no host, because it is reached by that name.
+    # A machine whose real name is in the file needs no entry in `hosts`, because it is reached by that name.
     missing = [name for name, named in _machines(spec).items() if not named and name not in hosts]
     bare = [name for name in _machines(spec) if name not in hosts]
     if ssh and bare and not missing and "{bmc}" in (ssh.power_cycle or ""):

@@ -64,7 +64,7 @@ class HyperPodApi:
         check_request(service, operation, request)
         return self.aws.call(service, _method(operation), **request)
 
-    # Clusters
+    # Requests about clusters
 
     def create(self, request: Mapping[str, Any]) -> str:
         """Start the creation of a cluster and return its ARN."""
@@ -125,7 +125,7 @@ class HyperPodApi:
             if not token:
                 return
 
-    # Lifecycle scripts
+    # Requests about lifecycle scripts in S3
 
     def has_bucket(self, bucket: str) -> bool:
         try:
@@ -164,7 +164,7 @@ class HyperPodApi:
                 if error.refusal is not CloudRefusal.NOT_THERE:
                     raise
 
-    # File systems
+    # Requests about file systems
 
     def file_system(self, id: str) -> FileSystem | None:
         """Return an FSx file system; None if it does not exist."""

@@ -81,7 +81,7 @@ class HyperPodTarget(OperatorSide):
         self._pause: Mapping[str, Pause] = {"pause": pause} if pause else {}
         self._bundle = bundle
 
-    # Creating, changing and removing
+    # Creating, changing and removing a cluster
 
     def plan(self, cluster: Cluster) -> HyperPodPlan:
         """Compare the cluster with its file. Nothing is changed."""
@@ -228,7 +228,7 @@ class HyperPodTarget(OperatorSide):
         changed = group_request(own, replace(group, count=nodes), shared)
         api.update({"ClusterName": cluster.name, "InstanceGroups": [changed]})
 
-    # Reading
+    # Reading the cluster's state
 
     def status(self) -> ClusterStatus:
         state = read_hyperpod_state(self.folder)

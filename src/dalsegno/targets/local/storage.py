@@ -28,7 +28,7 @@ from dalsegno.users.homes import install_keys, make_home
 SHARED_MODE = 0o1777  # like /tmp: every user may create files, and may remove only their own
 
 
-# Values
+# Paths of the storage on this machine and on the hosts
 
 
 def source_of(storage: Storage, folder: Folder) -> Path:
@@ -205,7 +205,7 @@ def _needed(folder: Folder, cluster: Cluster) -> Iterator[Path]:
     yield from (source_of(storage, folder) for storage in cluster.storage if storage.type != "scratch")
 
 
-# Changes
+# Creating and removing the storage
 
 
 def make_storage(cluster: Cluster, folder: Folder, placement: Placement) -> None:

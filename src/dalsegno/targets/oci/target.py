@@ -212,7 +212,7 @@ class OciTarget(OperatorSide):
             )
         return files
 
-    # Reading
+    # Reading the cluster's state
 
     def status(self) -> ClusterStatus:
         state = read_oci_state(self.folder)

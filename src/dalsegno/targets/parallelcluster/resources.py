@@ -29,7 +29,7 @@ class AwsResources:
     def __init__(self, api: AwsApi, logs: Path, pause: Pause = time.sleep) -> None:
         self.api, self._logs, self._pause = api, logs, pause
 
-    # Stacks
+    # Stacks of CloudFormation
     def outputs(self, stack: str) -> dict[str, str] | None:
         """Return the outputs of a stack; None if there is no such stack, or if it was deleted."""
         found = self._stack(stack)

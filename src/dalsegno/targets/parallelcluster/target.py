@@ -91,7 +91,7 @@ class PclusterTarget(OperatorSide):
         self._code = code
         self._found: dict[str, list[str]] = {}  # version -> the command that starts it
 
-    # Plan
+    # Planning a change
     def plan(self, cluster: Cluster) -> PclusterPlan:
         own = settings_of(cluster)
         state = read_state(self.folder)
@@ -171,7 +171,7 @@ class PclusterTarget(OperatorSide):
             lines.append("has no SSH key: connects through SSM, which needs the AWS CLI and its session manager plugin")
         return lines
 
-    # Apply
+    # Applying a plan
     def apply(self, plan: Plan, say: Say) -> None:
         if not isinstance(plan, PclusterPlan):
             raise TypeError(f"not a plan of the parallelcluster target: {plan!r}")
@@ -182,7 +182,7 @@ class PclusterTarget(OperatorSide):
         refuse_impossible(plan, shlex.join(pcluster.command("update-compute-fleet", "--status", "STOP_REQUESTED")))
         ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._code(), self._pause).apply(plan)
 
-    # Remove
+    # Removing the cluster
     def removal(self) -> Removal:
         """Return the file systems of our stack, whose files would be deleted, and unfinished jobs if Slurm answers.
         Other file systems are not touched."""
@@ -211,7 +211,7 @@ class PclusterTarget(OperatorSide):
         remove_tree(self.folder.root)
         return True
 
-    # Report
+    # Reporting the cluster's state
     def status(self) -> ClusterStatus:
         state = read_state(self.folder)
         applied = read_applied(self.folder)
@@ -244,7 +244,7 @@ class PclusterTarget(OperatorSide):
     def slurm_runs(self) -> bool:
         return read_state(self.folder) is not None
 
-    # Connect
+    # Connecting to machines
     def shell(
         self,
         command: Sequence[str],
@@ -264,7 +264,7 @@ class PclusterTarget(OperatorSide):
             inner = ["ssh", other, *([shlex.join(inner)] if inner else [])]
         return ShellEntry(ssm_argv(state, there.head_instance, inner), dict(env))
 
-    # Parts
+    # Objects that the methods above use
     def _aws(self, region: str) -> AwsResources:
         return AwsResources(self._connect(region), self.folder.logs, self._pause)
 

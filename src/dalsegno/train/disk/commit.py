@@ -131,7 +131,7 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-# Commit
+# Commit of a checkpoint
 
 Grant = Callable[[], bool]
 Warn = Callable[[str], None]

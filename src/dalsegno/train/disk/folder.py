@@ -321,7 +321,7 @@ def _age(temporary: TemporaryName) -> tuple[int, int]:
     return temporary.generation, temporary.step
 
 
-# Opening a folder
+# Opening the folder of a run's checkpoints
 
 Warn = Callable[[str], None]
 

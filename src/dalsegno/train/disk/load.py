@@ -91,7 +91,7 @@ def _get_member(owner: Any, name: str) -> Any:
     return _MEM_FORMAT_ENCODING[name]
 
 
-# Finding and reading
+# Finding and reading checkpoints
 
 
 class FoundCheckpoint:

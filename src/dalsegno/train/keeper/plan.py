@@ -115,7 +115,7 @@ def _address(value: Any) -> KeeperAddress:
     return KeeperAddress(str(host), int(port), str(node))
 
 
-# Decisions
+# Decisions about snapshots: which to send, to keep and to remove
 
 COPIES = 3  # slots per rank for the snapshots that another node sends, if this node is its buddy
 OWN, SHARED = 3, 4  # slots per rank for the own and the shared part that this node fetches from others

@@ -166,7 +166,7 @@ class KeeperServer:
             for key, events in self._selector.select(timeout_s):
                 key.data(events)
 
-    # Called by the bounded server
+    # Methods that the bounded server calls
 
     def greeting(self) -> Message:
         return {}

@@ -107,7 +107,7 @@ class IncomingPart:
         self._coming = None
 
 
-# Fetches
+# Fetches from other nodes
 
 _ROUNDS = 2  # attempts per holder, because a holder whose connection broke may return
 _SLOW_S = 40.0  # how long a silent holder is retried, because its keeper starts only after torch is imported

@@ -167,7 +167,7 @@ def _listed(folder: Path) -> list[str]:
         return []
 
 
-# Names
+# File names of snapshots
 
 ALONE = "alone."  # prefix of the run id of training without a launcher
 _RUN = re.compile(r"[A-Za-z0-9._@+=:-]{1,120}", re.ASCII)

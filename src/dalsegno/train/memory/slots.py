@@ -32,7 +32,7 @@ from dalsegno.train.memory.safe_steps import read_safe
 from dalsegno.train.memory.views import Views
 from dalsegno.train.state import TrainingState
 
-# Files
+# Creation of slot files
 
 _PAGE = 4096
 _AT_ONCE = 64 << 20  # bytes allocated per call; after a signal, the kernel repeats the whole call
@@ -81,7 +81,7 @@ def _allocate(fd: int, size: int) -> None:
         os.posix_fallocate(fd, at, min(_AT_ONCE, size - at))
 
 
-# Slots
+# A slot, which is one file
 
 _SPARE = 64 << 10
 
@@ -179,7 +179,7 @@ class Slot:
         return self._fd
 
 
-# Drafts
+# Snapshots that are being written
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # (target, source)
 

@@ -39,7 +39,7 @@ def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
     return dict(sorted(groups.items(), key=lambda each: (-sum(len(node.gpus) for node in each[1]), each[0])))
 
 
-# Overview
+# The overview at the top of the page
 
 
 def verdict_line(snapshot: ClusterPicture) -> Markup:
@@ -101,7 +101,7 @@ def _automation(context: PageContext) -> Markup:
     return tag("div", tag("h2", "Recovery"), words, button, class_=f"figure {'warned' if automation.paused else ''}")
 
 
-# Nodes
+# The map of nodes
 
 
 def _partition(name: str, nodes: Sequence[NodeView], total: int) -> PagePart:

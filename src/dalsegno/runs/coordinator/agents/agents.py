@@ -21,7 +21,7 @@ from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
 
-# Connections
+# Connections of the agents
 
 
 LIMITS = ServerLimits(stranger_s=5.0, read_bytes=256 << 10)

@@ -298,7 +298,7 @@ def _number(message: Message, name: str) -> int:
     return int(message.get(name) or 0)
 
 
-# Events
+# Conversion of messages to events
 
 
 def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = True) -> Event | None:

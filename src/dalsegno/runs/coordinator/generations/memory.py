@@ -112,7 +112,7 @@ def _count(counter: Counter[_Counted], key: _Counted, change: int) -> None:
         del counter[key]
 
 
-# Memory of all nodes
+# Snapshots in the memory of all nodes
 
 
 Address = tuple[str, int]

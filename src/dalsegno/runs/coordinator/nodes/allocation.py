@@ -86,7 +86,7 @@ class NodeAllocation:
         self._reported_slow: set[str] = set()
         self._last_job = self._last_step = 0
 
-    # Jobs
+    # The run's jobs
 
     def begin(self, role: JobRole = JobRole.MAIN) -> list[Action]:
         own = self.terms.own_job
@@ -196,7 +196,7 @@ class NodeAllocation:
     def _not_to_join(self, view: RunView) -> set[str]:
         return {*self._suspects, *self.coming(view)}
 
-    # Agents
+    # Agents on the run's nodes
 
     def check_agents(self, view: RunView) -> list[Action]:
         """Start agents on the run's nodes that have none, and request one-node jobs for missing nodes."""
@@ -429,7 +429,7 @@ class NodeAllocation:
             actions.append(EndSteps(job.number) if own else ReleaseJob(job.number, code))
         return actions
 
-    # Queries
+    # Queries from the coordinator
 
     def coming(self, view: RunView) -> set[str]:
         """Return the nodes whose agents are connected or starting, except nodes that the run is leaving."""

@@ -71,7 +71,7 @@ class SlurmNodeSource:
             time.time(), time.monotonic(), at.present, at.run.ready, at.run.generation > 0, at.closing, at.ending
         )
 
-    # Actions
+    # Execution of actions
 
     def _execute(self, actions: Iterable[Action]) -> None:
         """Execute actions. Slow ones continue in the background."""

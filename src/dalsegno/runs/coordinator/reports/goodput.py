@@ -126,7 +126,7 @@ def record_change(account: Goodput, before: Run, after: Run, now: float) -> Good
     return add_time(account, now)
 
 
-# Progress file
+# The progress file
 
 
 WRITE_S = 1.0
