@@ -18,7 +18,7 @@ from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.hardware import Gpu, Instance, find_instance, gpu_of
 from dalsegno.hardware.catalog import ListPrice, find_price
 
-MFU = 0.4  # Llama 3 reached 0.38 to 0.43 on 8,192 to 16,384 H100
+MFU = 0.4  # model FLOPs utilization; Llama 3 reached 0.38 to 0.43 on 8,192 to 16,384 H100
 DAY_S = 86400.0
 
 # Without Dal Segno: Slurm declares a silent node down (SlurmdTimeout), requeues the job, and the script starts.
@@ -27,7 +27,7 @@ STORAGE_MOST, STORAGE_PER_NODE = 20.0, 2.0  # GB/s at which checkpoints are writ
 # With Dal Segno: the time from a power cut to the next step, measured on virtual hosts (docs/performance.md), and an
 # assumed time to start the script, CUDA and NCCL on real machines.
 RESUME_S, START_ALLOWANCE_S = 1.83, 60.0
-SNAPSHOT_INTERVAL_S = 60.0  # longer if snapshots would take more than SNAPSHOT_SHARE of the time
+SNAPSHOT_INTERVAL_S = 60.0  # time between snapshots; longer if they would take more than SNAPSHOT_SHARE of the time
 SNAPSHOT_SHARE = 0.01  # the same limit as `memory_every="auto"`
 SNAPSHOT_S_PER_BYTE = 0.081 / (4 << 30)  # per byte of one GPU's state, measured on an H200
 

@@ -23,7 +23,8 @@ NO_CONTAINER = 125  # exit code of a task that cannot enter its container; defin
 # -U comes first because the compilers of some distributions define the macro and warn about a second definition.
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
-BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a newer compiler may print new warnings
+# Without -Werror, because a newer compiler may print new warnings.
+BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")
 PARTS = {
     PLUGIN: (
         "-fPIC",

@@ -133,7 +133,7 @@ def _member(kind: type[_E], entry: Mapping[str, Any], key: str) -> _E:
 
 
 MAX_PART = 32 << 10  # maximum characters of a file in one message
-MAX_PART_BYTES = 96 << 10  # maximum size of these characters as JSON, in which one may take twelve bytes
+MAX_PART_BYTES = 96 << 10  # maximum size of such a part as JSON, in which one character may take twelve bytes
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BEAT: Message = {"beat": True}
 

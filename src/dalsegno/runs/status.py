@@ -67,7 +67,7 @@ class RunCause(Enum):
         return self in (RunCause.CANCELLED, RunCause.TAKEN_DOWN)
 
 
-# Prefixes of messages in old status files, which have no cause.
+# Old status files have no cause. It is derived from these prefixes of their messages.
 _OLD_MESSAGES = {
     "handed over": RunCause.HANDED_OVER,
     "Slurm refused": RunCause.REFUSED,

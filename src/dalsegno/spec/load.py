@@ -270,7 +270,7 @@ def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:
     document = read_document(text, filename)
     if not isinstance(document.data, Table):
         raise SpecError([_not_a_mapping(document)])
-    # Top-level `x-…` keys are for the user's own anchors.
+    # Top-level `x-…` keys are removed, because they are for the user's own anchors.
     for key in [key for key in document.data if key.startswith("x-")]:
         del document.data[key]
     written = copy.deepcopy(document.data)

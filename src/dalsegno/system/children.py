@@ -161,7 +161,7 @@ class Child:
 
     process: Process
     fd: int
-    popen: subprocess.Popen[bytes] | None = None  # None: not a child of this process, so the exit code is unknown
+    popen: subprocess.Popen[bytes] | None = None  # None if another process started it; its exit code is then unknown
 
     def poll(self) -> int | None:
         """Return the exit code (negative for a signal); None while the process runs or if the code is unknown."""

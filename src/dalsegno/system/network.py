@@ -71,7 +71,7 @@ def has_address() -> bool:
 def port_is_free(port: int) -> bool:
     """Return whether a TCP listener could be opened on this port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Slurm's daemons set the same option
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Slurm's daemons do
         try:
             sock.bind(("0.0.0.0", port))
         except OSError:

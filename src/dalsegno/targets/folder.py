@@ -13,7 +13,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.spec.facts import Cluster, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, read_json, read_text, write_atomic
 
-IDENTITY = "cluster-id"  # beside slurm.conf, because a run knows only the path of slurm.conf
+IDENTITY = "cluster-id"  # name of the file beside slurm.conf; a run knows only the path of slurm.conf
 OLDEST_TARGET = "local"  # the target of state files that name none
 LOGS = "/var/log/dalsegno"  # the logs of our daemons on machines of their own
 T = TypeVar("T")

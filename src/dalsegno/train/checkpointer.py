@@ -37,7 +37,7 @@ from dalsegno.train.signals import SaveSignal, replace_active
 from dalsegno.train.snapshots import RankSnapshots
 from dalsegno.train.state import Objects, TrainingState, take
 
-GRACE_S = 25.0  # less than the 30 s between Slurm's SIGTERM and SIGKILL
+GRACE_S = 25.0  # default of `grace_s`: less than the 30 s between Slurm's SIGTERM and SIGKILL
 LAST_SAVE_S = 1800.0  # timeout of the last save; at the end of training there is no other deadline
 HOW_TO_BEGIN = "loop over steps() or epochs(), or call begin() before the first step and finish() after the last"
 Every = Union[int, str, None]

@@ -128,7 +128,7 @@ def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> TensorPiec
 
 # Objects of the script whose state is saved
 
-_MAX_STATISTICS = 1 << 16  # number of elements; a larger integer buffer is a table, not statistics
+_MAX_STATISTICS = 1 << 16  # maximum number of elements of statistics; a larger integer buffer is a table
 RESERVED = ("dalsegno",)
 
 

@@ -12,7 +12,7 @@ from itertools import count
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Group, User
 
-FIRST_UID = 20001  # above the uids that distributions assign, below the range of subordinate ids
+FIRST_UID = 20001  # first assigned uid: above those of distributions, below the range of subordinate ids
 FIRST_GID = FIRST_UID + 1_000_000
 FIRST_PERSON, NOBODY = 1000, 65534  # uids below 1000, and 65534, are system accounts
 OCI_PRIVILEGE, OCI_PRIVILEGE_GID = "privilege", 9876  # the group that may run containers on OCI's HPC stack

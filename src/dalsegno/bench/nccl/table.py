@@ -162,7 +162,7 @@ class NcclTable:
     notes: tuple[str, ...] = ()  # further lines of the header, without "# "
     out_of_bounds: int | None = None  # None if the test did not finish
     avg_busbw: float | None = None
-    avg_ok: bool | None = None  # None if NCCL_TESTS_MIN_BW was not set
+    avg_ok: bool | None = None  # whether the average reaches NCCL_TESTS_MIN_BW; None if that was not set
     memory: str = ""  # the value of "GPU memory usage", with -M 1
     error: str = ""
     concluded: bool = False  # whether "Collective test concluded" was printed, which nccl-tests do since 2.16.7

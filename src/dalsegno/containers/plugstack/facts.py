@@ -45,7 +45,7 @@ class StackLine:
 class ClosedFolder:
     """An Enroot folder that users cannot write to."""
 
-    name: str  # one of RUNTIME, CACHE, DATA, TEMP
+    name: str  # Enroot's name for the folder: RUNTIME, CACHE, DATA or TEMP
     common: str  # the part of its path that all users share
     there: str  # the part of its path that exists
 

@@ -179,7 +179,7 @@ class RunAgent:
         self.link.on_close = self._unwatch
         self.heartbeats = HeartbeatSender(node)
         self.selector = selectors.DefaultSelector()
-        # Random, because another user could bind a predictable name first. Socket names must be short.
+        # The name is random, because another user could bind a predictable one first. Socket names must be short.
         name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
         self.worker_socket = WorkerSocket(name, self.selector, self._handle_worker)
         self.probe = self._open_probe()

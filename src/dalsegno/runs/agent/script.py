@@ -24,7 +24,7 @@ Task = dict[str, Any]
 
 FLUSH_S = 10.0
 PR_SET_NAME = 15
-STACKS_SIGNAL = signal.SIGRTMIN + 10  # rarely used, unlike USR1 and USR2, which NCCL, Slurm and users need
+STACKS_SIGNAL = signal.SIGRTMIN + 10  # a rarely used signal, unlike USR1 and USR2, which NCCL, Slurm and users need
 
 
 def name_process(name: str) -> None:

@@ -124,7 +124,7 @@ class Snapshots:
     def _give_saver(self, rank: int, answer: Answer) -> None:
         """Start a saver and send the name of its socket, which is already listening, to the worker."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            # Random, because other users must not guess the name.
+            # The name is random, because other users must not guess it.
             name = f"{self._socket_name}.saver.{secrets.token_hex(8)}"
             sock.bind("\0" + name)
             sock.listen(1)

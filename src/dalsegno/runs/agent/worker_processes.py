@@ -67,7 +67,7 @@ class GenerationWorkers:
             output=log if output is None else output,
             stacks=stacks,
             flight=flight,
-            # Random, because another user could bind a predictable name first.
+            # The name is random, because another user could bind a predictable one first.
             flight_socket=f"dalsegno.flight.{secrets.token_hex(8)}" if flight else "",
         )
         self.workers[rank] = worker

@@ -134,7 +134,7 @@ def _link(link: Path, folder: Path) -> None:
 
 # Base 32 without letters that are easily misread: i, l, o, u.
 _LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
-_MAX_LABEL_CHARS = 60  # label and random letters must fit into a job name
+_MAX_LABEL_CHARS = 60  # maximum length of a label, which must fit into a job name with the random letters
 _TRIES = 1000
 
 

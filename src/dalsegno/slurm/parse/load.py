@@ -30,8 +30,8 @@ MAX_NAME = 100  # maximum length of the names of users and accounts
 _CHUNK = 1 << 13  # number of rows whose fields are in memory at a time
 _CACHED = 1 << 16  # maximum number of parsed values that are cached per field, such as states, TRES and accounts
 
-# squeue. The account and the reason come last, so that a field separator in them cannot shift other fields. If nothing
-# enforces accounts, users choose them freely, and a plugin may quote users in a reason.
+# Fields of squeue. The account and the reason come last, so that a field separator in them cannot shift other fields.
+# If nothing enforces accounts, users choose them freely, and a plugin may quote users in a reason.
 _JOB_FIELDS = (
     "JobID",
     "UserName",

@@ -27,7 +27,7 @@ HEAD_HOME = Path("/var/lib/dalsegno")
 METRICS = "/var/lib/dalsegno/metrics"
 SLURM_BIN = "/opt/slurm/bin"
 PATH = f"{SLURM_BIN}:/opt/slurm/sbin:{USUAL_PATH}"
-AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # slurmctld of ParallelCluster listens on 6820 to 6829
+AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # outside 6820 to 6829, on which ParallelCluster's slurmctld listens
 
 
 @dataclass(frozen=True)

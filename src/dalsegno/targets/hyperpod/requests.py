@@ -13,7 +13,7 @@ from dalsegno.targets.cloud.consequences import ChangeEffect, SettingChange
 from dalsegno.targets.hyperpod.answers import ClusterDescription, GroupDescription, SlurmRole
 
 ENTRY = "on_create.sh"  # the lifecycle script that HyperPod starts
-MOST_PER_BATCH = 25  # nodes in one BatchReplaceClusterNodes or BatchRebootClusterNodes
+MOST_PER_BATCH = 25  # maximum number of nodes in one BatchReplaceClusterNodes or BatchRebootClusterNodes
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def make_devices(folder: Folder, plan: LocalPlan) -> None:
     for index in range(max((node.gpus for node in plan.cluster.nodes), default=0)):
         device = folder.devices / f"nvidia{index}"
         if not device.is_symlink():
-            device.symlink_to("/dev/null")  # Slurm needs a character device, and creating one needs root
+            device.symlink_to("/dev/null")  # for a GPU, Slurm needs a character device, and creating one needs root
 
 
 def make_key(folder: Folder) -> None:

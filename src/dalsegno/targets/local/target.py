@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 
 STATUS_S = 5.0
-TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back within 3 s had a link problem
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back within 3 s only had a link problem
 
 
 class LocalTarget:

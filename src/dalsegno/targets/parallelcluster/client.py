@@ -77,7 +77,7 @@ class PclusterInstance:
 
     instance: str
     instance_type: str
-    queue: str  # "" for head and login nodes
+    queue: str  # name of the queue; "" for head and login nodes
     running: bool
     address: str = ""
 

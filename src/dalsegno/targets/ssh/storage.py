@@ -23,7 +23,7 @@ from dalsegno.storage.scratch import EPILOG, PROLOG, TASK_PROLOG, scratch_of, sc
 
 FSTAB = "/etc/fstab"
 NFS_SERVER = "nfs-server"
-SHARED_MODE, HOMES_MODE = 0o1777, 0o755  # as /tmp and /home
+SHARED_MODE, HOMES_MODE = 0o1777, 0o755  # modes of shared folders and of the folder of homes
 
 
 def storage_parts(

@@ -20,7 +20,7 @@ from dalsegno.wire.liveness import Liveness, LivenessLimits, PeerSign, Presence
 
 DEFAULT_GONE_S = 3.0
 MIN_GONE_S, MAX_GONE_S = 1.0, 600.0
-NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # environment variable that the cluster sets
+NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # environment variable for the node timeout, which the cluster sets
 
 
 def read_gone_s(environ: Mapping[str, str]) -> float:
