@@ -29,6 +29,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "bench-device": "dalsegno.bench.node.device_measure",
     "bench-storage": "dalsegno.bench.node.storage_measure",
     "bench-versions": "dalsegno.bench.node.versions_measure",
+    "agent-secrets": "dalsegno.targets.cloud.agent_secrets",
     "hyperpod-partitions": "dalsegno.targets.hyperpod.partitions",
 }
 

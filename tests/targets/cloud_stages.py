@@ -225,7 +225,7 @@ class OciStage(CloudStage):
         return self.memory
 
     def target(self) -> Target:
-        return OciTarget(self.place.folder, lambda own: self.connect(), self.slurm, self.pause)
+        return OciTarget(self.place.folder, lambda own: self.connect(), self.slurm, self.pause, lambda: CODE)
 
     def cluster(self, nodes: int = 2) -> Cluster:
         return oci_files.cluster_of(self.home, oci_files.GPUS.replace("nodes: 2", f"nodes: {nodes}"))

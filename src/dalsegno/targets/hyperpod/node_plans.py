@@ -11,18 +11,11 @@ from dalsegno.observe.alert_rules import ALERTS
 from dalsegno.observe.dialects import DIALECTS
 from dalsegno.observe.monitor_layout import NODE_EXPORTER_PORT, PROMETHEUS_PORT
 from dalsegno.observe.prometheus import alert_groups, recording_group, yaml_text
-from dalsegno.setup.bootstrap import HOST, PYTHON
-from dalsegno.setup.node_plan import (
-    NodePlan,
-    PlannedCommand,
-    PlannedFile,
-    PlannedFolder,
-    PlannedGroup,
-    PlannedService,
-    PlannedUser,
-)
+from dalsegno.setup.bootstrap import PYTHON
+from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedFolder, PlannedGroup, PlannedService, PlannedUser
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.hosts import revision
+from dalsegno.targets.cloud.agent_secrets import derive_command
 from dalsegno.targets.cloud.node_plans import (
     HEAD_HOME,
     METRICS,
@@ -35,7 +28,6 @@ from dalsegno.targets.cloud.node_plans import (
 from dalsegno.targets.folder import LOGS, ClusterRole
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.folder import HyperPodStage, HyperPodState
-from dalsegno.targets.hyperpod.partitions import DERIVE, MUNGE_KEY
 from dalsegno.targets.hyperpod.requests import ENTRY, settings_of
 from dalsegno.targets.sides import COMMAND
 
@@ -80,8 +72,7 @@ def role_plan(cluster: Cluster, role: SlurmRole, code: str, public_key: str = ""
     services, packages, folders, commands = [], [], [], []
     if role is SlurmRole.COMPUTE:
         folders.append(PlannedFolder(site.shared, 0o700))
-        argv = (PYTHON, "-I", "-c", DERIVE, MUNGE_KEY, cluster.name, HOST, f"{site.shared}/{HOST}")
-        commands.append(PlannedCommand("deriving the secret of the node agent", argv, creates=f"{site.shared}/{HOST}"))
+        commands.append(derive_command(cluster.name, site.shared))
     if role is SlurmRole.CONTROLLER:
         services.append(_partition_guard(site))
     if monitored:

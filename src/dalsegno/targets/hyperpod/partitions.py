@@ -7,8 +7,6 @@ keeps the missing PartitionName lines in a marked block at the end of slurm.conf
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 import os
@@ -25,8 +23,9 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.render.slurm_conf import partition_lines
 from dalsegno.spec.facts import Cluster, Node, Partition
-from dalsegno.system.files import make_folder, read_text, write_atomic, write_if_changed
+from dalsegno.system.files import read_text, write_atomic, write_if_changed
 from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.cloud.agent_secrets import MUNGE_KEY, write_secrets
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.hyperpod.answers import SlurmRole
@@ -38,26 +37,9 @@ log = logging.getLogger("partitions")
 BEGIN, END = "# BEGIN partitions of Dal Segno", "# END partitions of Dal Segno"
 CONF = "/opt/slurm/etc/slurm.conf"
 EVERY_S = 30.0
-MUNGE_KEY = "/etc/munge/munge.key"  # all machines of the cluster have it, and only root and munge can read it
-# Writes the secret of a node's agent, on the node. Without a key, there is no secret, and the agent works alone.
-DERIVE = """\
-import hashlib, hmac, os, sys
-key, cluster, node, path = sys.argv[1:]
-if os.path.exists(key):
-    with open(key, "rb") as file:
-        secret = hmac.new(file.read(), f"dalsegno {cluster} {node}".encode(), hashlib.sha256).hexdigest()
-    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(secret)
-    os.replace(path + ".new", path)
-"""
 _BLOCK = re.compile(rf"\n*{BEGIN}.*?\n.*?{END}\n?", re.DOTALL)
 _NAME = re.compile(r"^\s*PartitionName\s*=\s*(\S+)", re.IGNORECASE)
 _NODES = re.compile(r"\sNodes\s*=\s*(\S+)", re.IGNORECASE)
-
-
-def agent_secret(munge_key: bytes, cluster: str, node: str) -> str:
-    """Return the secret of a node's agent, as DERIVE computes it on the node."""
-    return hmac.new(munge_key, f"dalsegno {cluster} {node}".encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -213,10 +195,7 @@ class PartitionGuard:
         """Write the secret of each node's agent: HyperPod names a node only when it runs."""
         if self.secrets is None:
             return
-        make_folder(self.secrets, 0o700)
-        key = self.munge_key.read_bytes()
-        for node in cluster.nodes:
-            write_if_changed(self.secrets / node.name, agent_secret(key, cluster.name, node.name), 0o600)
+        write_secrets(self.secrets, self.munge_key, cluster.name, [node.name for node in cluster.nodes])
 
 
 def _write_like(path: Path, text: str) -> None:
