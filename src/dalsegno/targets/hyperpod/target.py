@@ -337,7 +337,8 @@ class HyperPodTarget(OperatorSide):
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
         """Return how to run `dalsegno ARGUMENTS` on the controller. `nodes` and `monitor up` work from here."""
-        if arguments[0] == "nodes" or tuple(arguments[:2]) in (("monitor", "up"), ("monitor", "down")):
+        machines = arguments[0] == "nodes" and arguments[1:2] != ["hostfile"]
+        if machines or tuple(arguments[:2]) in (("monitor", "up"), ("monitor", "down")):
             return None
         return super().forward(arguments, root=root)
 
