@@ -90,7 +90,7 @@ def role_plan(cluster: Cluster, role: SlurmRole, code: str, public_key: str = ""
     return replace(
         plan,
         packages=(*plan.packages, *packages),
-        users=tuple(_users(cluster)),
+        users=tuple(planned_users(cluster)),
         groups=tuple(_groups(cluster)),
         folders=(*folders, *plan.folders),
         files=(*plan.files, *files),
@@ -111,7 +111,7 @@ def _refresh(cluster: Cluster) -> str:
     )
 
 
-def _users(cluster: Cluster) -> list[PlannedUser]:
+def planned_users(cluster: Cluster) -> list[PlannedUser]:
     """Return the users of the cluster file. All instances give them the same uid, by their order in the file."""
     shared = next((each.mount for each in cluster.storage if each.home), "")
     taken = {user.uid for user in cluster.users if user.uid is not None}

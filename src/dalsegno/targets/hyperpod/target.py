@@ -42,7 +42,7 @@ from dalsegno.targets.hyperpod.folder import (
 )
 from dalsegno.targets.hyperpod.head import TIMES, repair_words
 from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
-from dalsegno.targets.hyperpod.node_plans import role_plan
+from dalsegno.targets.hyperpod.node_plans import planned_users, role_plan
 from dalsegno.targets.hyperpod.partitions import CONF
 from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible, refuse_unbuilt
 from dalsegno.targets.hyperpod.requests import (
@@ -54,6 +54,7 @@ from dalsegno.targets.hyperpod.requests import (
     update_request,
 )
 from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status, unanswered_status
+from dalsegno.targets.hyperpod.studio import NO_USERS, StudioUser, studio_requests, studio_script
 from dalsegno.targets.machines import InstanceAction, MachineStatus
 from dalsegno.targets.sides import CommandsOnHead, OperatorSide, applied_cluster, as_user, at_terminal, known
 
@@ -160,7 +161,19 @@ class HyperPodTarget(OperatorSide):
         check_request("sagemaker", "CreateCluster", request)
         scripts = self._files(cluster, shared, None)
         texts = {f"lifecycle/{name}": text.decode() for name, text in scripts.items() if not name.endswith(".gz")}
-        return {"create-cluster.json": json.dumps(request, indent=1) + "\n", **texts}
+        studio = {"studio.sh": self._studio(cluster)} if own.subnets else {}
+        return {"create-cluster.json": json.dumps(request, indent=1) + "\n", **studio, **texts}
+
+    def _studio(self, cluster: Cluster) -> str:
+        """Return the script that attaches SageMaker Studio, with the ids of the last `up`."""
+        state = read_hyperpod_state(self.folder)
+        store = next((each for each in cluster.storage if each.type == "lustre"), None)
+        id = (store.source or (state.created_storage.get(store.name, "") if state else "")) if store else ""
+        users = [StudioUser(each.name, each.uid) for each in planned_users(cluster)] or [StudioUser(NO_USERS)]
+        requests = studio_requests(cluster, users)
+        for request in requests:
+            check_request("sagemaker", request.operation, request.body)
+        return studio_script(cluster, requests, id)
 
     def apply(self, plan: Plan, say: Say) -> None:
         if not isinstance(plan, HyperPodPlan):
