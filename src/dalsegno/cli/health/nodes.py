@@ -175,7 +175,8 @@ def find_other_drains(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -
     """Return the nodes that neither Dal Segno nor Slurm took out of service, with who did it and why."""
     from dalsegno.recovery.decisions.reason import Owner, find_owner
 
-    return {node.name: _describe_drain(node) for node in nodes if find_owner(node, slurm_users) is Owner.SOMEONE}
+    others = (Owner.SOMEONE, Owner.PLATFORM)
+    return {node.name: _describe_drain(node) for node in nodes if find_owner(node, slurm_users) in others}
 
 
 def _describe_drain(node: NodeInfo) -> str:

@@ -34,6 +34,7 @@ class Policy:
     spares: frozenset[str] = frozenset()
     # node -> its machine in words, where only a person can replace it. A spare then takes the place of the node.
     machines: Mapping[str, str] = field(default_factory=dict)
+    platform_returns: bool = False  # whether a platform returns the nodes that it has replaced or rebooted to service
     armed: frozenset[str] = frozenset()  # with mode observe: partitions in which recovery acts all the same
     agents: bool = True  # false on a cluster without node agents: no node can be validated and returned
     slurm_users: frozenset[str] = SLURM_USERS  # drains by these users are Slurm's own, not an administrator's
@@ -69,6 +70,7 @@ class Policy:
         spares: frozenset[str],
         slurm_users: frozenset[str] = SLURM_USERS,
         machines: Mapping[str, str] | None = None,
+        platform_returns: bool = False,
         **times: float,
     ) -> Policy:
         """Build the policy from the cluster file and what its target supports."""
@@ -76,7 +78,7 @@ class Policy:
         return cls(
             health.mode, health.max_out, health.per_hour, health.reboots_per_fault, health.reboots_per_day,
             float(health.reboots_apart_s), can=can, caps=caps, spares=spares, slurm_users=slurm_users,
-            machines=machines or {},
+            machines=machines or {}, platform_returns=platform_returns,
             armed=frozenset(health.armed),
             off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -173,8 +173,9 @@ wait_for() {{ # a describe command, until the status is InService
   echo "error: $* reports a failure, or takes longer than ten minutes" >&2
   exit 1
 }}
-{files}subnet={subnet}
-vpc="$(aws ec2 describe-subnets --region {region} --subnet-ids "$subnet" --query 'Subnets[0].VpcId' --output text)"
+{files}subnets=({subnet})
+vpc="$(aws ec2 describe-subnets --region {region} --subnet-ids "${{subnets[0]}}" \\
+  --query 'Subnets[0].VpcId' --output text)"
 
 # The script that each space runs when it starts
 name={cluster}-cluster
