@@ -3,6 +3,8 @@
 HyperPod's agent writes slurm.conf. It sometimes leaves a partition of the cluster out, so that its nodes are only in
 `dev`, and it drops lines that others appended. This service compares Slurm with the cluster file twice a minute. It
 keeps the missing PartitionName lines in a marked block at the end of slurm.conf, and changes nothing else in the file.
+
+It also creates the reservations of the cluster file, because the names of nodes are known only here.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from dalsegno.hostlist import compress, expand
 from dalsegno.log import start_logging
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.render.commands import reservation_commands
 from dalsegno.slurm.render.slurm_conf import partition_lines
 from dalsegno.spec.facts import Cluster, Node, Partition
 from dalsegno.system.files import read_text, write_atomic, write_if_changed
@@ -88,7 +91,12 @@ def real_cluster(cluster: Cluster, groups: Mapping[str, Sequence[str]], known: M
     partitions = tuple(
         replace(part, nodes=tuple(names[name] for name in part.nodes if name in names)) for part in cluster.partitions
     )
-    return replace(cluster, nodes=nodes, partitions=partitions)
+    reservations = tuple(
+        replace(each, nodes=tuple(names[name] for name in each.nodes))
+        for each in cluster.reservations
+        if all(name in names for name in each.nodes)
+    )
+    return replace(cluster, nodes=nodes, partitions=partitions, reservations=reservations)
 
 
 def plan_repair(conf: str, cluster: Cluster, present: Mapping[str, Sequence[str]]) -> PartitionRepair:
@@ -127,6 +135,30 @@ def _has_all(line: str, present: Sequence[str], partition: Partition) -> bool:
     return set(partition.nodes) <= named | set(present)
 
 
+@dataclass(frozen=True)
+class ReservationChange:
+    """What to do so that Slurm has the reservations of the cluster file."""
+
+    delete: tuple[str, ...]
+    create: Mapping[str, tuple[str, ...]]  # name -> the arguments of scontrol
+
+
+def plan_reservations(
+    cluster: Cluster, planned: Collection[str], made: Mapping[str, Sequence[str]], present: Collection[str]
+) -> ReservationChange:
+    """Compare the reservations of `cluster`, which has the real names of nodes, with those that were made before.
+
+    `planned` are the names in the cluster file, `made` the arguments used before, `present` the names in Slurm.
+    A reservation that has ended, or that a person deleted, is not created again until the file changes it.
+    """
+    wanted = {
+        each.name: tuple(words) for each, words in zip(cluster.reservations, reservation_commands(cluster), strict=True)
+    }
+    create = {name: words for name, words in wanted.items() if tuple(made.get(name, ())) != words}
+    gone = {name for name in made if name not in planned}
+    return ReservationChange(tuple(sorted((gone | {*create} & {*made}) & {*present})), create)
+
+
 class PartitionGuard:
     """Repairs the partitions of one cluster. `turn` may be called at any time."""
 
@@ -158,7 +190,25 @@ class PartitionGuard:
         self._carry_out(repair, conf)
         self._write_targets(real)
         self._write_secrets(real)
+        self._reserve(real, [each.name for each in cluster.reservations])
         return repair
+
+    def _reserve(self, real: Cluster, planned: Sequence[str]) -> None:
+        record = self.folder.root / "reservations.json"
+        made: dict[str, list[str]] = json.loads(read_text(record) or "{}")
+        if not made and not planned:
+            return
+        change = plan_reservations(real, planned, made, [each.name for each in self.slurm.reservations()])
+        for name in change.delete:
+            self.slurm.scontrol("delete", f"ReservationName={name}")
+            log.warning("reservation %s is deleted: the cluster file has another one, or none", name)
+        for name, words in change.create.items():
+            self.slurm.scontrol(*words)
+            log.warning("reservation %s is created", name)
+            made[name] = list(words)
+            write_atomic(record, json.dumps(made, indent=1))  # after each: the next command may fail
+        kept = {name: words for name, words in made.items() if name in planned}
+        write_if_changed(record, json.dumps(kept, indent=1))
 
     def _carry_out(self, repair: PartitionRepair, conf: str) -> None:
         if repair.conf != conf:
