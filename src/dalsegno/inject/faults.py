@@ -140,5 +140,6 @@ def check_options(fault: InjectableFault, options: FaultOptions) -> None:
         raise UsageError(f"`{fault.name}` needs a code", hint=f"such as `dalsegno inject {fault.name} 79 NODE`")
     if "peer" in fault.options and options.peer is None:
         raise UsageError(
-            f"`{fault.name}` needs the other end of the link", hint=f"such as `dalsegno inject {fault.name} NODE --peer NODE`"
+            f"`{fault.name}` needs the other end of the link",
+            hint=f"such as `dalsegno inject {fault.name} NODE --peer NODE`",
         )
