@@ -201,6 +201,9 @@ def test_a_bad_link_fails_the_pairs_and_is_drawn():
     report = {"nodes": ["n1", "n2", "n3"], "usual": 1.0, "groups": groups, "faults": [], "unsure": []}
     assert certify_pairs(report, []).level is PASS
     assert certify_pairs({**report, "unsure": ["n3"]}, []).level is DEGRADED
+    slower = {"results": 5, "threshold": 2.0, "slower": True}
+    assert certify_pairs({**report, "history": slower}, []).level is DEGRADED
+    assert certify_pairs({**report, "history": slower}, [], compare_history=False).level is PASS
     found = certify_pairs({**report, "faults": [{"kind": "link", "nodes": ["n1", "n3"], "share": 0.1}]}, [])
     assert (found.level, found.findings, len(found.pictures)) == (FAIL, ("bad link n1 - n3",), 1)
 

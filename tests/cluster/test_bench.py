@@ -94,15 +94,31 @@ def four(cache: Path) -> Iterator[Cli]:
         yield cli
 
 
+NODE = ("net-slow", "train-3", "--rate", "20mbit")
+LINK = ("link-slow", "train-2", "--peer", "train-4", "--rate", "20mbit")  # not neighbours: no ring has this link
+
+
+def faults_found(cli: Cli, injected: tuple[str, ...], *how: str) -> list[tuple[str, list[str]]]:
+    cli.ok("inject", *injected)
+    try:
+        words = ("pairs", "--nodes", "4", "--size", "4M", "--seconds", "0.2", "--low", "0.2", "--json", *how)
+        answer = cli.run("bench", *words, timeout_s=400)
+    finally:
+        cli.ok("inject", "--clear", injected[1])
+    assert answer.code == 1, answer.err
+    return [(each["kind"], each["nodes"]) for each in json.loads(answer.out)["faults"]]
+
+
+def test_bisection_names_a_slow_link_between_two_nodes(four: Cli):
+    assert faults_found(four, LINK, "--bisect") == [("link", ["train-2", "train-4"])]
+
+
+@pytest.mark.long
+def test_the_matrix_names_a_slow_link_between_two_nodes(four: Cli):
+    assert faults_found(four, LINK) == [("link", ["train-2", "train-4"])]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", [(), ("--bisect",)], ids=["matrix", "bisection"])
-def test_pairs_name_the_node_with_the_slow_link(four: Cli, how: tuple[str, ...]):
-    four.ok("inject", "net-slow", "train-3", "--rate", "20mbit")
-    try:
-        words = ("pairs", "--nodes", "4", "--size", "4M", "--seconds", "0.3", "--low", "0.3", "--json", *how)
-        answer = four.run("bench", *words, timeout_s=400)
-    finally:
-        four.ok("inject", "--clear", "train-3")
-    assert answer.code == 1, answer.err
-    report = json.loads(answer.out)
-    assert [(each["kind"], each["nodes"]) for each in report["faults"]] == [("node", ["train-3"])]
+def test_pairs_name_a_slow_node(four: Cli, how: tuple[str, ...]):
+    assert faults_found(four, NODE, *how) == [("node", ["train-3"])]
