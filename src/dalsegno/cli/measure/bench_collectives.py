@@ -33,7 +33,10 @@ NAMES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "scatter", "gather", "sendrecv",
 )  # fmt: skip
 
-_NO_PROGRAM = "name the folder of nccl-tests with `--nccl-tests PATH`; `dalsegno bench build` compiles them"
+_NO_PROGRAM = (
+    "name the folder of nccl-tests with `--nccl-tests PATH`; `dalsegno bench build` compiles them. If a library is"
+    " missing, add its folder with `--env LD_LIBRARY_PATH=FOLDER`"
+)
 
 # Flags of nccl-tests that only its own programs have. Those with a value here may be given with this value anyway.
 _ONLY_NCCL_TESTS = {

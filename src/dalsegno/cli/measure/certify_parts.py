@@ -104,8 +104,9 @@ def prefixed(say: Say, part: str) -> Say:
     """Return a `say` for the messages of a command, without its own clock and without the lines of its table."""
 
     def passed_on(text: str) -> None:
-        if text.strip() and not text.lstrip().startswith("#"):
-            say(f"{part}: {re.sub(r'^ *[0-9.]+ s  ', '', text).strip()}")
+        line = re.sub(r"^ *[0-9.]+ s  ", "", text).strip()
+        if line and not line.startswith("#"):
+            say(f"{part}: {line}")
 
     return passed_on
 
