@@ -45,6 +45,25 @@ def test_nccl_tests_of_an_image_are_found_and_run_in_it(shared: Cli, nccl_tests:
     assert table.rows == read_tables(RECORDED.read_text())[-1].rows
 
 
+FAILING = """#!/bin/sh
+echo "# nThread 1 nGpus 1 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1"
+echo "# Using devices"
+echo "$(hostname): Test CUDA failure util.cu:674 'no CUDA-capable device is detected'"
+exit 2
+"""  # as nccl-tests 2.19.6 do on a node without GPUs
+
+
+def test_the_error_of_a_program_of_nccl_tests_is_the_verdict(shared: Cli):
+    program = shared.home / "failing" / "all_reduce_perf"
+    program.parent.mkdir()
+    program.write_text(FAILING)
+    program.chmod(0o755)
+    answer = shared.run("bench", "all_reduce", "--nodes", "1", "--nccl-tests", str(program), "--json")
+    report = json.loads(answer.out)
+    assert (answer.code, report["level"], report["reason"]) == (1, "FAIL", "error")
+    assert report["sentences"][0].endswith("the test ended with an error: no CUDA-capable device is detected")
+
+
 def test_a_missing_program_of_nccl_tests_is_named_with_its_node(shared: Cli):
     answer = shared.run("bench", "gather", "--nodes", "1", "--nccl-tests", "/not/there")
     assert answer.code == 1

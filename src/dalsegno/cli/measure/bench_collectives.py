@@ -180,10 +180,10 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
 
 
 def _is_complete(text: str) -> bool:
-    """Return whether the test ran to its end. A failure after that means wrong data, which the verdict reports."""
+    """Return whether the test ran to its end, or printed why it failed. The verdict then reports wrong data, or why."""
     from dalsegno.bench.nccl.parse import read_tables
 
-    return any(table.out_of_bounds is not None for table in read_tables(text))
+    return any(table.out_of_bounds is not None or table.error for table in read_tables(text))
 
 
 def _take_part(ask: CollectiveAsk) -> None:
