@@ -158,6 +158,7 @@ def test_what_is_not_a_source_is_refused(tmp_path: Path, name: str):
         (["all_reduce", "--nodes", "1:4"], "`1:4` is not a fixed number of nodes"),
         (["build", ".", "--nodes", "2"], "nccl-tests are compiled on one node"),
         (["launch", "--nproc", "2"], "No such option"),
+        (["pairs", "--nproc", "2"], "No such option"),
         (["build", ".", "--nproc", "2"], "No such option"),
         (["storage", "--size", "0"], "invalid size `0`"),
         (["memory", "--size", "0"], "invalid size `0`"),

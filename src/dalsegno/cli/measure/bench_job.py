@@ -321,5 +321,5 @@ def earlier(history: Path | None, kind: str, detail: Mapping[str, Any]) -> list[
 def needs_data(text: str, what: str) -> str:
     """Return the text, or raise if the program printed nothing."""
     if not text.strip():
-        raise DalsegnoError(f"{what} printed nothing", hint="run it with `--nproc 2` on this machine to see why")
+        raise DalsegnoError(f"{what} printed nothing", hint="with `--nodes`, `--dry-run` prints the srun command: run it by hand")
     return text

@@ -14,8 +14,8 @@ from dalsegno.cli import out
 from dalsegno.cli.measure.bench_job import (
     WorkerProgram,
     earlier,
-    job_options,
     needs_data,
+    node_options,
     read_place,
     record,
     run_worker,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to use."
 )
 @click.option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="Write the heat map as SVG.")
-@job_options
+@node_options
 @json_option
 def command(
     size: str, seconds: float, low: float, floor: float, bisect: bool, device: str, svg: str | None, json_: bool,
