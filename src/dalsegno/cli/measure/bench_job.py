@@ -321,5 +321,7 @@ def earlier(history: Path | None, kind: str, detail: Mapping[str, Any]) -> list[
 def needs_data(text: str, what: str) -> str:
     """Return the text, or raise if the program printed nothing."""
     if not text.strip():
-        raise DalsegnoError(f"{what} printed nothing", hint="with `--nodes`, `--dry-run` prints the srun command: run it by hand")
+        raise DalsegnoError(
+            f"{what} printed nothing", hint="with `--nodes`, `--dry-run` prints the srun command: run it by hand"
+        )
     return text
