@@ -45,6 +45,16 @@ def test_nccl_tests_of_an_image_are_found_and_run_in_it(shared: Cli, nccl_tests:
     assert table.rows == read_tables(RECORDED.read_text())[-1].rows
 
 
+def test_source_is_compiled_by_one_make_on_a_node_whatever_its_gpus(shared: Cli):
+    source = shared.home / "source"
+    source.mkdir()
+    (source / "Makefile").write_text("all:\n\tmkdir -p build\n\thostname >> build/hosts\n\ttouch build/x_perf\n")
+    built = shared.ok("bench", "build", str(source), "--nodes", "1", "--gpus-per-node", "8", "--partition", "train")
+    assert built.strip() == str(source / "build")
+    (host,) = (source / "build/hosts").read_text().split()
+    assert host.startswith("train-")
+
+
 FAILING = """#!/bin/sh
 echo "# nThread 1 nGpus 1 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1"
 echo "# Using devices"
