@@ -1,4 +1,4 @@
-"""What faults do to a node's telemetry, and which remedy ends which of them: no cluster needed."""
+"""What faults do to a node's telemetry, and which remedy ends which of them. No cluster is needed."""
 
 import os
 from pathlib import Path
@@ -203,7 +203,7 @@ def test_slow_link_is_refused_without_a_peer_or_beside_another_limit(
     assert [one.fault for one in read_records(nodes.records("train-1"))] == [lasting]
 
 
-def test_a_cable_whose_link_is_not_up_yet_is_repaired_by_the_kernel_and_any_other_refusal_is_told():
+def test_cable_whose_link_is_not_up_yet_is_repaired_by_the_kernel_and_other_refusals_are_reported():
     words = ("bridge", "link", "set", "dev", "pafdf004", "state", "3")
     check_restored(Completed(words, 0))
     check_restored(Completed(words, 255, stderr="RTNETLINK answers: Network is down\n"))
