@@ -58,7 +58,18 @@ CASES = {
     ),
     "accounts without a database": (BASE + "accounts: [{name: ml}]\n", 5, "`accounts` need accounting", "`database:`"),
     "qos without a database": (BASE + "slurm: {qos: [{name: high}]}\n", 5, "`qos` needs accounting", "`database:`"),
-    "users": (BASE + "users: [{name: ada}]\n", 5, "`users` is not possible on ParallelCluster", "`directory_service:`"),
+    "users beside a directory": (
+        own(f"directory_service: {{domain: a.org, address: 'ldaps://a', password_secret: '{SECRET}', reader: r}}")
+        + "users: [{name: ada}]\n",
+        5, "both `users` and `directory_service` say who has an account", "remove one of them",
+    ),
+    "admin": (
+        BASE + "users: [{name: ada, admin: true}]\n", 5, "`admin` of user `ada` is not possible", "`groups: [sudo]`",
+    ),
+    "accounts without a key": (
+        own(f"database: {{uri: 'db:3306', user: s, password_secret: '{SECRET}'}}") + "accounts: [{name: ml}]\n",
+        4, "accounts and QOS are added over ssh", "add `key:`",
+    ),
     "reservations": (
         BASE + "reservations: [{name: r, node_count: 1, partition: train, duration: 1h, users: [root]}]\n",
         5, "`reservations` is not possible", "`dalsegno shell`",

@@ -43,6 +43,7 @@ def check_parallelcluster(spec: ClusterSpec, report: Problems) -> None:
     _check_network(own, report)
     _check_cluster(own, spec, report)
     _check_without_effect(spec, own, report)
+    _check_users(spec, own, report)
     for partition in spec.partitions:
         _check_partition(partition, own, report)
     _check_scripts(own, report)
@@ -124,12 +125,13 @@ def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Probl
             report.add(spec, "accounts", f"`accounts` need accounting: {needs}", hint)
         if spec.slurm.qos:
             report.add(spec.slurm, "qos", f"`qos` needs accounting: {needs}", hint)
+    elif not own.key and (spec.accounts or spec.slurm.qos):
+        what = "accounts and QOS are added over ssh, which needs a `key`"
+        report.add(own, "database", what, "add `key:` and `allowed_ips:` below `parallelcluster:`", reads=("key",))
     elif not spec.slurm.accounting:
         what = "there is a `database`, but accounting is turned off"
         report.add(own, "database", what, "remove one of them")
     parts: list[tuple[Section, str, object, str]] = [
-        (spec, "users", spec.users, "use `directory_service:`, or add users on the head node"),
-        (spec, "groups", spec.groups, "use `directory_service:`, or add groups on the head node"),
         (spec.directory, "kind", spec.directory.kind == "ldap", "use `directory_service:` below `parallelcluster:`"),
         (spec, "reservations", spec.reservations, _ON_THE_HEAD),
         (spec.slurm, "topology", spec.slurm.topology, "ParallelCluster has its own topology"),
@@ -142,6 +144,19 @@ def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Probl
     for section, field, given, hint in parts:
         if given:
             report.add(section, field, f"`{field}` is not possible on ParallelCluster", hint)
+
+
+def _check_users(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
+    """Check the users that every machine gets an account for."""
+    if own.directory_service and (spec.users or spec.groups):
+        field = "users" if spec.users else "groups"
+        what = f"both `{field}` and `directory_service` say who has an account"
+        report.add(spec, field, what, "remove one of them")
+    for user in spec.users:
+        if user.admin:
+            what = f"`admin` of user `{user.name}` is not possible on ParallelCluster"
+            hint = "give the user sudo with `groups: [sudo]` and `allow_privileged: [sudo]`"
+            report.add(user, "admin", what, hint)
 
 
 def _check_partition(partition: PartitionSpec, own: ParallelCluster, report: Problems) -> None:

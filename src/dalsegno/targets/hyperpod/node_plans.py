@@ -12,15 +12,7 @@ from dalsegno.observe.dialects import DIALECTS
 from dalsegno.observe.monitor_layout import NODE_EXPORTER_PORT, PROMETHEUS_PORT
 from dalsegno.observe.prometheus import alert_groups, recording_group, yaml_text
 from dalsegno.setup.bootstrap import HOST, PYTHON
-from dalsegno.setup.node_plan import (
-    NodePlan,
-    PlannedCommand,
-    PlannedFile,
-    PlannedFolder,
-    PlannedGroup,
-    PlannedService,
-    PlannedUser,
-)
+from dalsegno.setup.node_plan import NodePlan, PlannedCommand, PlannedFile, PlannedFolder, PlannedService
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.cloud.node_plans import (
@@ -32,6 +24,7 @@ from dalsegno.targets.cloud.node_plans import (
     head_plan,
     login_plan,
 )
+from dalsegno.targets.cloud.refresh import REFRESH, refresh_script
 from dalsegno.targets.folder import LOGS, ClusterRole
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.folder import HyperPodStage, HyperPodState
@@ -39,9 +32,7 @@ from dalsegno.targets.hyperpod.partitions import DERIVE, MUNGE_KEY
 from dalsegno.targets.hyperpod.requests import ENTRY, settings_of
 from dalsegno.targets.sides import COMMAND
 
-REFRESH = "/usr/local/sbin/dalsegno-refresh"
 EXPORTER_PORT = 9341
-FIRST_UID = 10001
 WRITER = "dalsegno monitor up"
 
 
@@ -99,8 +90,6 @@ def role_plan(cluster: Cluster, role: SlurmRole, code: str, public_key: str = ""
     return replace(
         plan,
         packages=(*plan.packages, *packages),
-        users=tuple(_users(cluster)),
-        groups=tuple(_groups(cluster)),
         folders=(*folders, *plan.folders),
         files=(*plan.files, *files),
         commands=(*plan.commands, *commands),
@@ -109,42 +98,8 @@ def role_plan(cluster: Cluster, role: SlurmRole, code: str, public_key: str = ""
 
 
 def _refresh(cluster: Cluster) -> str:
-    """Return the script that gets the lifecycle scripts again and runs them: HyperPod runs them only once."""
     uri = shlex.quote(settings_of(cluster).source_uri)
-    return (
-        "#!/bin/bash\n# Written by Dal Segno. It gets the newest lifecycle scripts and runs them.\nset -euo pipefail\n"
-        'work="$(mktemp -d /var/tmp/dalsegno-refresh.XXXXXX)"\n'
-        "trap 'rm -rf \"$work\"' EXIT\n"
-        f'aws s3 cp --recursive --only-show-errors {uri} "$work"\n'
-        f'bash "$work/{ENTRY}"\n'
-    )
-
-
-def _users(cluster: Cluster) -> list[PlannedUser]:
-    """Return the users of the cluster file. All instances give them the same uid, by their order in the file."""
-    shared = next((each.mount for each in cluster.storage if each.home), "")
-    taken = {user.uid for user in cluster.users if user.uid is not None}
-    free = (number for number in range(FIRST_UID, 60000) if number not in taken)
-    return [
-        PlannedUser(
-            user.name,
-            user.uid if user.uid is not None else next(free),
-            user.full_name,
-            f"{shared}/{user.name}" if shared else "",
-            ssh_keys=user.ssh_keys,
-        )
-        for user in cluster.users
-    ]
-
-
-def _groups(cluster: Cluster) -> list[PlannedGroup]:
-    """Return the groups of the cluster file. A group without a number must exist on the instances already."""
-    numbers = {group.name: group.gid for group in cluster.groups}
-    named = dict.fromkeys([*numbers, *(name for user in cluster.users for name in user.groups)])
-    return [
-        PlannedGroup(name, numbers.get(name), tuple(user.name for user in cluster.users if name in user.groups))
-        for name in named
-    ]
+    return refresh_script(f'aws s3 cp --recursive --only-show-errors {uri} "$work"', ENTRY)
 
 
 def _service(name: str, argv: tuple[str, ...], *depends: object) -> PlannedService:

@@ -20,6 +20,7 @@ from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Sa
 from dalsegno.targets.cloud.aws import BotoApi
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
+from dalsegno.targets.cloud.refresh import REFRESH_S, refresh_machines
 from dalsegno.targets.cloud.service_model import check_request
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.hyperpod.answers import ClusterDescription
@@ -58,7 +59,6 @@ from dalsegno.targets.machines import InstanceAction, MachineStatus
 from dalsegno.targets.sides import CommandsOnHead, OperatorSide, applied_cluster, as_user, at_terminal, known
 
 Connect = Callable[[str], HyperPodApi]
-REFRESH_S = 900.0
 
 
 class HyperPodTarget(OperatorSide):
@@ -100,7 +100,7 @@ class HyperPodTarget(OperatorSide):
                 hint=f"`dalsegno down {cluster.name}`, then `dalsegno up`",
             )
         shared, missing = self._shared(api, cluster, state)
-        # The request is checked before anything is created. A file system that does not exist yet gets a sample address.
+        # The request is checked before anything is created. File systems that do not exist yet get a sample address.
         samples = [SharedFileSystem(_SAMPLE.format(region=own.region), each.mount, "samples") for each in missing]
         request = update_request(cluster, found, [*shared, *samples]) if found else None
         check_request("sagemaker", "CreateCluster", create_request(cluster, [*shared, *samples]))
@@ -186,21 +186,8 @@ class HyperPodTarget(OperatorSide):
 
     def _refresh(self, reached: Sequence[Reached], say: Say) -> None:
         """Run the new lifecycle scripts on running instances. HyperPod would run them only on new ones."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        def run(each: Reached) -> str:
-            argv = self._ssh(each.names[0], ["sudo", "dalsegno-refresh"])
-            done = self._runner.run(argv, timeout_s=REFRESH_S)
-            return "" if done.exit_code == 0 else f"{each.names[0]}: {(done.stderr or done.stdout).strip()[-300:]}"
-
-        say(f"running the new scripts on {len(reached)} instances")
-        with ThreadPoolExecutor(16) as threads:
-            failed = [text for text in threads.map(run, reached) if text]
-        if failed:
-            raise TargetError(
-                f"the new scripts failed on {len(failed)} of {len(reached)} instances; the first: {failed[0]}",
-                hint="`dalsegno ssh NODE -- sudo dalsegno-refresh` runs them again",
-            )
+        commands = {each.names[0]: self._ssh(each.names[0], ["sudo", "dalsegno-refresh"]) for each in reached}
+        refresh_machines(commands, lambda argv: self._runner.run(argv, timeout_s=REFRESH_S), say)
 
     def removal(self) -> Removal:
         state, jobs = read_hyperpod_state(self.folder), self.unfinished_jobs() if self._has_key() else ()
