@@ -23,6 +23,7 @@ from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
 from dalsegno.targets.cloud.refresh import refresh_script
+from dalsegno.targets.folder import ClusterFolder, with_uids, write_uids
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
 from dalsegno.targets.parallelcluster.head import PclusterHead
 from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts
@@ -143,13 +144,30 @@ def test_nodes_get_the_versions_of_packages_that_the_operator_has():
         assert names <= {name.replace("-", "_").lower() for name in pins}, "no dependency is left to pip"
 
 
-def test_users_of_the_file_have_one_uid_on_all_machines_and_the_head_creates_their_homes():
-    cluster = resolve(parse_spec(SPEC + "users: [{name: ada}, {name: bob, uid: 10001}]\n", "cluster.yaml"))
+def users_of(*names: str) -> str:
+    return f"{SPEC}users: [{', '.join(f'{{name: {name}}}' for name in names)}]\n"
+
+
+def test_homes_that_machines_share_are_created_on_the_head(tmp_path):
+    cluster = with_uids(resolve(parse_spec(users_of("ada", "bob"), "cluster.yaml")), ClusterFolder(tmp_path))
     shared = replace(site(), cluster=cluster, shared_homes=True)
     head, compute, login = (make(shared) for make in (head_plan, compute_plan, login_plan))
-    assert [(user.name, user.uid) for user in head.users] == [("ada", 10002), ("bob", 10001)]
+    assert [(user.name, user.uid) for user in head.users] == [("ada", 10001), ("bob", 10002)]
     assert all(user.make_home for user in head.users)
     assert login.users == compute.users == tuple(replace(user, make_home=False) for user in head.users)
+
+
+def test_users_keep_their_uids_and_nobody_gets_that_of_a_removed_user(tmp_path):
+    folder = ClusterFolder(tmp_path / "clusters" / "demo")
+
+    def uids(*names: str) -> dict[str, int | None]:
+        cluster = with_uids(resolve(parse_spec(users_of(*names), "cluster.yaml")), folder)
+        write_uids(folder, cluster)
+        return {user.name: user.uid for user in cluster.users}
+
+    assert uids("ada", "bob") == {"ada": 10001, "bob": 10002}
+    assert uids("bob", "cem") == {"bob": 10002, "cem": 10003}
+    assert uids("ada", "bob") == {"ada": 10001, "bob": 10002}
 
 
 def test_shell_of_a_user_gets_neither_terminal_nor_environment_of_root(tmp_path):
@@ -184,7 +202,7 @@ esac
 def test_scripts_of_parallelcluster_connect_a_node_to_the_controller_and_run_twice(tmp_path):
     """Two virtual hosts in the place of a head node and a compute node. The test stands in for three things that
     ParallelCluster's machines have: the AWS CLI, the file with the head's address, and the shared /opt/slurm."""
-    cluster = resolve(parse_spec(SPEC + "users: [{name: ada}]\n", "cluster.yaml"))
+    cluster = with_uids(resolve(parse_spec(users_of("ada"), "cluster.yaml")), ClusterFolder(tmp_path))
     bundle = find_bundle()
     state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-1", "3.16.1", bucket="b")
     scripts = bootstrap_scripts(cluster, state, bundle.key)

@@ -36,7 +36,6 @@ HEAD_HOME = Path("/var/lib/dalsegno")
 METRICS = "/var/lib/dalsegno/metrics"
 SLURM_BIN = "/opt/slurm/bin"
 PATH = f"{SLURM_BIN}:/opt/slurm/sbin:{USUAL_PATH}"
-FIRST_UID = 10001
 AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # slurmctld of ParallelCluster listens on 6820 to 6829
 
 
@@ -165,20 +164,19 @@ def login_plan(site: ManagedSlurm) -> NodePlan:
 
 
 def planned_users(cluster: Cluster, *, make_homes: bool = True) -> tuple[PlannedUser, ...]:
-    """Return the users of the cluster file. All machines give them the same uid, by their order in the file."""
+    """Return the accounts of the cluster file's users, whose uids `with_uids` has chosen."""
     shared = next((each.mount for each in cluster.storage if each.home), "")
-    taken = {user.uid for user in cluster.users if user.uid is not None}
-    free = (number for number in range(FIRST_UID, 60000) if number not in taken)
     return tuple(
         PlannedUser(
             user.name,
-            user.uid if user.uid is not None else next(free),
+            user.uid,
             user.full_name,
             f"{shared}/{user.name}" if shared else "",
             ssh_keys=user.ssh_keys,
             make_home=make_homes,
         )
         for user in cluster.users
+        if user.uid is not None
     )
 
 

@@ -22,7 +22,7 @@ from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.refresh import REFRESH_S, refresh_machines
 from dalsegno.targets.cloud.service_model import check_request
-from dalsegno.targets.folder import read_applied
+from dalsegno.targets.folder import read_applied, with_uids, write_uids
 from dalsegno.targets.hyperpod.answers import ClusterDescription
 from dalsegno.targets.hyperpod.api import HyperPodApi, refuse_failures
 from dalsegno.targets.hyperpod.apply import ROLES, HyperPodWork, Pause, read_public_key
@@ -86,6 +86,7 @@ class HyperPodTarget(OperatorSide):
     def plan(self, cluster: Cluster) -> HyperPodPlan:
         """Compare the cluster with its file. Nothing is changed."""
         refuse_unbuilt(cluster)
+        cluster = with_uids(cluster, self.folder)
         own, state = settings_of(cluster), read_hyperpod_state(self.folder)
         api = self._connect(own.region)
         found = api.find(cluster.name)
@@ -149,6 +150,7 @@ class HyperPodTarget(OperatorSide):
     def platform_files(self, cluster: Cluster) -> dict[str, str]:
         """Return the requests and the lifecycle scripts, for `aws sagemaker create-cluster` and `aws s3 sync`."""
         refuse_unbuilt(cluster)
+        cluster = with_uids(cluster, self.folder)
         own = settings_of(cluster)
         sample = _SAMPLE.format(region=own.region)
         shared = [
@@ -170,6 +172,7 @@ class HyperPodTarget(OperatorSide):
         own = settings_of(plan.cluster)
         api = self._connect(own.region)
         work = HyperPodWork(api, self.folder, say, **self._pause)
+        write_uids(self.folder, plan.cluster)
         before = [] if plan.fresh else [each.id for each in api.instances(plan.cluster.name)]
         state = work.apply(plan, lambda cluster, shared: self._files(cluster, shared, plan.state))
         reached = self._write_ssh_config(api, plan.cluster.name, state, own.ssh_key)

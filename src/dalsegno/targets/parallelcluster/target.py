@@ -24,7 +24,7 @@ from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.progress import OperationState, follow
 from dalsegno.targets.cloud.refresh import REFRESH_S, refresh_machines
-from dalsegno.targets.folder import read_applied
+from dalsegno.targets.folder import read_applied, with_uids, write_uids
 from dalsegno.targets.parallelcluster.apply import ApplyOnAws, next_state
 from dalsegno.targets.parallelcluster.changes import find_changes
 from dalsegno.targets.parallelcluster.client import FleetStatus, Pcluster, PclusterStatus, PclusterView, find_pcluster
@@ -95,6 +95,7 @@ class PclusterTarget(OperatorSide):
 
     # Plan
     def plan(self, cluster: Cluster) -> PclusterPlan:
+        cluster = with_uids(cluster, self.folder)
         own = settings_of(cluster)
         state = read_state(self.folder)
         _refuse_moved(state, cluster)
@@ -184,6 +185,7 @@ class PclusterTarget(OperatorSide):
         own = settings_of(plan.cluster)
         pcluster = self._pcluster(plan.cluster.name, own.region, own.version)
         refuse_impossible(plan, shlex.join(pcluster.command("update-compute-fleet", "--status", "STOP_REQUESTED")))
+        write_uids(self.folder, plan.cluster)
         work = ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._code(), self._pause)
         work.apply(plan, lambda: self._finish(plan, say))
 
