@@ -63,6 +63,10 @@ CASES = {
         + "users: [{name: ada}]\n",
         5, "both `users` and `directory_service` say who has an account", "remove one of them",
     ),
+    "prometheus without packages": (
+        own("os: alinux2023") + "monitoring: {prometheus: true}\n",
+        5, "`alinux2023` has no packages of Prometheus", "`os: ubuntu2204`",
+    ),
     "admin": (
         BASE + "users: [{name: ada, admin: true}]\n", 5, "`admin` of user `ada` is not possible", "`groups: [sudo]`",
     ),

@@ -26,7 +26,7 @@ from dalsegno.targets.cloud.refresh import refresh_script
 from dalsegno.targets.folder import ClusterFolder, with_uids, write_uids
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
 from dalsegno.targets.parallelcluster.head import PclusterHead
-from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts
+from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts, machine_plans, site_of
 from tests.ssh.hosts import VirtualHost, reason_to_skip, running_hosts
 from tests.waiting import eventually
 
@@ -168,6 +168,21 @@ def test_users_keep_their_uids_and_nobody_gets_that_of_a_removed_user(tmp_path):
     assert uids("ada", "bob") == {"ada": 10001, "bob": 10002}
     assert uids("bob", "cem") == {"bob": 10002, "cem": 10003}
     assert uids("ada", "bob") == {"ada": 10001, "bob": 10002}
+
+
+def test_prometheus_on_the_head_reads_the_nodes_that_always_run():
+    text = SPEC.replace("us-east-1}", "us-east-1, queues: {train: {max_count: 4}}}")
+    cluster = resolve(parse_spec(f"{text}monitoring: {{prometheus: true}}\n", "cluster.yaml"))
+    state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-1", "3.16.1", bucket="b")
+    plans = machine_plans(site_of(cluster, state, "0.1-abc"), "b")
+    head = plans["head"]
+    assert {"prometheus", "slurm-exporter", "node-exporter"} <= {service.name for service in head.services}
+    targets = json.loads(next(file.content for file in head.files if file.path.endswith("targets/nodes.json")))
+    assert [each["targets"] for each in targets] == [["train-st-train-1:9100"], ["train-st-train-2:9100"]]
+    assert plans["compute"].packages == plans["login"].packages == ("prometheus-node-exporter",)
+    for plan in plans.values():
+        paths = [folder.path for folder in plan.folders]
+        assert len(paths) == len(set(paths))
 
 
 def test_shell_of_a_user_gets_neither_terminal_nor_environment_of_root(tmp_path):

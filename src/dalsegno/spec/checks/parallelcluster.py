@@ -44,6 +44,7 @@ def check_parallelcluster(spec: ClusterSpec, report: Problems) -> None:
     _check_cluster(own, spec, report)
     _check_without_effect(spec, own, report)
     _check_users(spec, own, report)
+    _check_monitoring(spec, own, report)
     for partition in spec.partitions:
         _check_partition(partition, own, report)
     _check_scripts(own, report)
@@ -137,13 +138,19 @@ def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Probl
         (spec.slurm, "topology", spec.slurm.topology, "ParallelCluster has its own topology"),
         (spec.slurm, "rest", spec.slurm.rest, _ON_THE_HEAD),
         (spec.containers, "images", spec.containers.images, "import them on the head node: `dalsegno image import`"),
-        (spec.monitoring, "prometheus", spec.monitoring.prometheus, "`dalsegno monitor config` writes its settings"),
         (spec.head, "name", "name" in spec.head.model_fields_set, "ParallelCluster names the head node"),
         (spec.login, "names", spec.login.names, "write `count:`"),
     ]
     for section, field, given, hint in parts:
         if given:
             report.add(section, field, f"`{field}` is not possible on ParallelCluster", hint)
+
+
+def _check_monitoring(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
+    if spec.monitoring.prometheus and not own.os.startswith("ubuntu"):
+        what = f"`{own.os}` has no packages of Prometheus"
+        hint = "use `os: ubuntu2204`, or your own Prometheus: `dalsegno monitor config` writes its settings"
+        report.add(spec.monitoring, "prometheus", what, hint)
 
 
 def _check_users(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
