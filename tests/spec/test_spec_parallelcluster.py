@@ -63,6 +63,15 @@ CASES = {
         + "users: [{name: ada}]\n",
         5, "both `users` and `directory_service` say who has an account", "remove one of them",
     ),
+    "images without a key": (
+        BASE + "containers: {enabled: true, folder: /home/images, images: [ubuntu]}\n",
+        5, "images are imported over ssh, which needs a `key`", "`dalsegno image import`",
+    ),
+    "images on a local disk": (
+        own("key: k, allowed_ips: 203.0.113.0/24")
+        + "containers: {enabled: true, folder: /scratch, images: [ubuntu]}\n",
+        5, "`images` need a `folder` on storage that all machines see", "`folder: /home/images`",
+    ),
     "prometheus without packages": (
         own("os: alinux2023") + "monitoring: {prometheus: true}\n",
         5, "`alinux2023` has no packages of Prometheus", "`os: ubuntu2204`",

@@ -491,6 +491,20 @@ def test_accounts_of_the_file_are_added_to_slurms_accounting(stage: Stage):
     assert "changes accounts, users or QOS in Slurm's accounting" in stage.target().plan(more).sentences()
 
 
+def test_images_of_the_file_are_imported_on_the_head_node(stage: Stage):
+    text = MINIMAL.replace("us-east-1}", "us-east-1, key: k, allowed_ips: 203.0.113.0/24}")
+    text += "containers: {enabled: true, folder: /home/images, images: [ubuntu]}\n"
+    ssh = stage.root / "bin" / "ssh"
+    ssh.write_text(FAKE_SSH)
+    ssh.chmod(0o755)
+    plan = stage.up(text)
+    stage.target().import_images(plan, stage.said.append)
+    (asked,) = (stage.root / "fake" / "ssh").read_text().splitlines()
+    command = "sudo env DALSEGNO_IMAGES=/home/images /usr/local/bin/dalsegno image import --or-kept --quiet"
+    assert asked.rpartition("198.51.100.7 ")[2].startswith(f"{command} ") and "importing" in stage.said[-1]
+    assert stage.target().plan(cluster_of(text)).import_images == ()
+
+
 def test_commands_about_runs_are_forwarded_to_the_head(stage: Stage):
     stage.up()
     assert is_elsewhere(stage.folder)

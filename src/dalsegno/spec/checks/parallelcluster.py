@@ -45,6 +45,7 @@ def check_parallelcluster(spec: ClusterSpec, report: Problems) -> None:
     _check_without_effect(spec, own, report)
     _check_users(spec, own, report)
     _check_monitoring(spec, own, report)
+    _check_images(spec, own, report)
     for partition in spec.partitions:
         _check_partition(partition, own, report)
     _check_scripts(own, report)
@@ -137,13 +138,27 @@ def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Probl
         (spec, "reservations", spec.reservations, _ON_THE_HEAD),
         (spec.slurm, "topology", spec.slurm.topology, "ParallelCluster has its own topology"),
         (spec.slurm, "rest", spec.slurm.rest, _ON_THE_HEAD),
-        (spec.containers, "images", spec.containers.images, "import them on the head node: `dalsegno image import`"),
         (spec.head, "name", "name" in spec.head.model_fields_set, "ParallelCluster names the head node"),
         (spec.login, "names", spec.login.names, "write `count:`"),
     ]
     for section, field, given, hint in parts:
         if given:
             report.add(section, field, f"`{field}` is not possible on ParallelCluster", hint)
+
+
+def _check_images(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
+    """Check that images can be imported: over ssh, into a folder that all machines see."""
+    own_folder = spec.containers.folder or ""
+    if not spec.containers.images:
+        return
+    if not own.key:
+        what = "images are imported over ssh, which needs a `key`"
+        hint = "add `key:` and `allowed_ips:` below `parallelcluster:`, or run `dalsegno image import` on the head node"
+        report.add(spec.containers, "images", what, hint)
+    shared = [storage.mount for storage in spec.storage if storage.type != "scratch"]
+    if not any(own_folder.startswith(f"{mount}/") for mount in ("/home", *shared)):
+        what = "`images` need a `folder` on storage that all machines see"
+        report.add(spec.containers, "images", what, "add for example `folder: /home/images`", reads=("folder",))
 
 
 def _check_monitoring(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:

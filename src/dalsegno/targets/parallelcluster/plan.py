@@ -45,6 +45,10 @@ class PclusterPlan(CloudPlan):
         changed = self.changed_stack or self.new_scripts or self.missing_repositories or self.new_accounts
         return super().empty and not (changed or self.unfinished)
 
+    @property
+    def import_images(self) -> tuple[str, ...]:
+        return () if self.empty else self.cluster.containers.images
+
     def _sentences(self) -> Iterator[str]:
         yield from super()._sentences()
         if self.unfinished and not self.fresh and not self.resumes:

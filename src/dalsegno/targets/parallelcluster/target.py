@@ -15,7 +15,7 @@ from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import remove_tree
-from dalsegno.system.processes import LocalRunner, Runner
+from dalsegno.system.processes import Completed, LocalRunner, Runner
 from dalsegno.targets.accounting import update_people
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.aws import AwsApi, BotoApi, caller_account
@@ -65,7 +65,16 @@ from dalsegno.targets.parallelcluster.prerequisites import (
 from dalsegno.targets.parallelcluster.resources import AwsResources
 from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts, digest_of
 from dalsegno.targets.parallelcluster.status import phase_of, read_status
-from dalsegno.targets.sides import CommandsOnHead, OperatorSide, as_user, at_terminal, known
+from dalsegno.targets.sides import (
+    IMPORT_S,
+    CommandsOnHead,
+    OperatorSide,
+    applied_cluster,
+    as_user,
+    at_terminal,
+    import_on_head,
+    known,
+)
 
 _REMAINS = (PclusterStatus.CREATE_FAILED, PclusterStatus.DELETE_FAILED)  # the remains of a cluster that cannot be used
 _LOST = (*_REMAINS, PclusterStatus.DELETE_IN_PROGRESS)
@@ -212,6 +221,17 @@ class PclusterTarget(OperatorSide):
             for name in (None, *running)
         }
         refresh_machines(commands, lambda argv: self._runner.run(argv, env=self._env, timeout_s=REFRESH_S), say)
+
+    def import_images(self, plan: Plan, say: Say) -> None:
+        """Import the images of the cluster file on the head node, into the folder that all machines see."""
+        state = self._known()
+        address = self._there(state).head_address
+
+        def execute(argv: Sequence[str]) -> Completed:
+            ssh = ssh_argv(state, address, self.folder, ["sudo", *argv], None, terminal=False)
+            return self._runner.run(ssh, env=self._env, timeout_s=IMPORT_S)
+
+        import_on_head(applied_cluster(self.folder), plan.import_images, execute, say)
 
     # Remove
     def removal(self) -> Removal:
