@@ -93,6 +93,12 @@ def test_controller_runs_our_daemons_and_new_nodes_of_release_3_set_themselves_u
     assert not [file for file in older.files if file.path == CUSTOM_ROLE], "release 2.10 has no hook"
 
 
+@pytest.mark.parametrize("role", MachineRole)
+def test_users_are_left_to_the_directory_of_the_stack(folder, role):
+    plan = role_plan(cluster_of(folder, rest="users: [{name: ann, uid: 20001}]\n"), role, "0.1-abc")
+    assert (plan.users, plan.groups) == ((), ())
+
+
 def test_scripts_are_clean_for_shellcheck_and_hold_no_secret(folder, tmp_path):
     files = setup_files(cluster_of(folder), "0.1-abc")
     files["install"] = install_script(cluster_of(folder), files, b"an archive")

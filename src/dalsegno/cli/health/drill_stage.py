@@ -64,7 +64,7 @@ class Training:
     traces: Traces
     journal_reader: JournalReader
     spares: int  # number of spares that should be ready
-    tell: Callable[[Training, list[DrillMark]], None]  # called with new marks
+    tell: Callable[[Training, list[DrillMark]], None]  # called with this run and its new marks
 
     def look(self, at_once: bool = False) -> None:
         self.notes.read()
@@ -111,12 +111,12 @@ class Training:
         return status.exit_code
 
     def all_back(self, impacts: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
-        """Wait until every node that is to be repaired is in service again, or until the timeout. Do not wait for nodes
-        that the controller may not repair; return these nodes, and why."""
+        """Wait until every node that needs a repair is in service again, or until the timeout. Do not wait for nodes
+        that the controller will not repair; return those nodes, each with the reason."""
         until, reported_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := find_unreturned(impacts, self.journal_reader.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.journal_reader.nodes()}
-            self.look(at_once=True)  # must follow the read of the nodes, so that the marks are at least as recent
+            self.look(at_once=True)  # must come after the nodes are read, so that the marks are at least as recent
             missing = find_unreturned(missing, self.journal_reader.marks)
             held = held_back(nodes.values())
             coming = [impact for impact in find_repairable(missing, nodes, time.time()) if impact.node not in held]
@@ -148,15 +148,19 @@ class DrillCluster:
     spares: int
     waits_for_repairs: bool = True  # whether to wait until broken nodes are back in service
     with_spares: bool = False  # whether to inject a fault only while the spares are ready
+    exclusive: bool = False  # whether the run has its nodes for itself
 
     @classmethod
-    def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> DrillCluster:
+    def open(
+        cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False, exclusive: bool = False
+    ) -> DrillCluster:
         from dalsegno.cli.health.inject import open_injectable
         from dalsegno.cluster import find_place, find_slurm
 
         place = find_place(name)
         traces, slurm = Traces(open_injectable(place)), find_slurm(place.name)
-        return cls(place, slurm, traces, *choose_size(_in_service(slurm), nodes, spares), with_spares=with_spares)
+        size = choose_size(_in_service(slurm), nodes, spares)
+        return cls(place, slurm, traces, *size, with_spares=with_spares, exclusive=exclusive)
 
     def perform(
         self,
@@ -231,6 +235,7 @@ class DrillCluster:
             max_restarts=MAX_RESTARTS,
             name="drill",
             chdir=str(folder),
+            sbatch_args=("--exclusive",) if self.exclusive else (),
         )
         home = runs_home()
         plan = make_plan(request, self.slurm, home)

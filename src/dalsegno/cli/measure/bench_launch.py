@@ -1,4 +1,4 @@
-"""`dalsegno bench launch`: how long a run takes to start, phase by phase, beside srun."""
+"""`dalsegno bench launch`: how long each phase of a run's start takes, compared with srun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import stoppable
-from dalsegno.cli.measure.bench_job import history_file, job_options, read_place, record
+from dalsegno.cli.measure.bench_job import history_file, node_options, read_place, record
 from dalsegno.cli.out import finite, json_option
 from dalsegno.errors import DalsegnoError, UsageError
 
@@ -31,7 +31,7 @@ _POLL_S = 0.05
     "--wait", "wait_s", type=click.FloatRange(1, 86400), default=600.0, show_default=True, callback=finite,
     help="Time limit of one start, in seconds.",
 )  # fmt: skip
-@job_options
+@node_options
 @json_option
 def command(repeat: int, framework: str, wait_s: float, json_: bool, **given: Any) -> None:
     """Measure how long a run takes from the request until its script runs on all nodes.
@@ -80,7 +80,7 @@ def _plan(slurm: SlurmHere, fields: dict[str, object]) -> RunPlan:
     from dalsegno.system.files import make_folder, write_atomic
 
     home = runs_home()
-    folder = home / ".bench-launch"  # on the storage of runs, which all nodes have
+    folder = home / ".bench-launch"  # all nodes mount the storage of the runs
     make_folder(folder)
     script = folder / "launch.py"
     write_atomic(script, SCRIPT)

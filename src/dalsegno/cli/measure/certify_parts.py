@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from dalsegno.slurm.facts import NodeInfo
     from dalsegno.targets.base import Say
 
-GRACE_S = 30.0  # for a benchmark, which ends its own job
-DRILL_GRACE_S = 180.0  # for a drill, which undoes its faults
-SHARED_LOW = 0.3  # the share of the usual speed below which a virtual host is slow: others use the same processors
-IMMEDIATE_S = 300  # most time that a job waits for its nodes
+GRACE_S = 30.0  # an interrupted benchmark needs this time to end its own job
+DRILL_GRACE_S = 180.0  # an interrupted drill needs this time to undo its faults
+SHARED_LOW = 0.3  # virtual hosts share processors, so one is slow only below this share of the usual speed
+IMMEDIATE_S = 300  # maximum time that a job waits for its nodes
 
 
 @dataclass(frozen=True)
 class CertifyAsk:
-    """What the user asks for."""
+    """The options of `dalsegno certify`."""
 
     cluster: str | None
     quick: bool
@@ -43,7 +43,7 @@ class CertifyAsk:
 
 @dataclass(frozen=True)
 class CertifyStage:
-    """The cluster, its nodes, and those that are measured."""
+    """The cluster, all its nodes, and how many of them are measured."""
 
     ask: CertifyAsk
     name: str
@@ -51,7 +51,7 @@ class CertifyStage:
     known: Sequence[NodeInfo]
     count: int
     why_none: str  # why no node can be measured; "" if there are some
-    gpus: int  # real GPUs of each node, if all have the same number
+    gpus: int  # number of real GPUs per node; 0 if it differs between nodes
     simulated: tuple[str, ...]
 
 
@@ -84,8 +84,7 @@ def open_stage(ask: CertifyAsk) -> CertifyStage:
 
 
 def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
-    """Return what is not as on real machines. Real GPUs of virtual hosts are not told apart from simulated ones here:
-    they belong to one machine, too."""
+    """Return sentences about what is simulated. GPUs of virtual hosts count as real if this machine has real ones."""
     from dalsegno.cluster import target_of
     from dalsegno.targets.base import HasVirtualNodes
 
@@ -101,17 +100,18 @@ def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
 
 
 def prefixed(say: Say, part: str) -> Say:
-    """Return a `say` for the messages of a command, without its own clock and without the lines of its table."""
+    """Return a `say` that passes on a command's messages without their elapsed times and without table lines."""
 
     def passed_on(text: str) -> None:
-        if text.strip() and not text.lstrip().startswith("#"):
-            say(f"{part}: {re.sub(r'^ *[0-9.]+ s  ', '', text).strip()}")
+        line = re.sub(r"^ *[0-9.]+ s  ", "", text).strip()
+        if line and not line.startswith("#"):
+            say(f"{part}: {line}")
 
     return passed_on
 
 
 def measure_part(part: Any, stage: CertifyStage, say: Say) -> CertifiedPart:
-    """Measure one part. Whatever prevents it is the reason why it is not measured."""
+    """Measure one part. If that fails, return the part as not measured, with the reason."""
     from dalsegno.bench.certificate.certificate import CertifyPart, not_measured
 
     measures: dict[CertifyPart, Callable[[CertifyStage, Say], CertifiedPart]] = {
@@ -182,7 +182,7 @@ def _versions(stage: CertifyStage, say: Say) -> CertifiedPart:
     from dalsegno.cli.measure.bench_job import BenchPlace, WorkerProgram, needs_data, run_worker
     from dalsegno.runs.submit.values import NodeCount
 
-    worker = WorkerProgram("bench-versions", [], "versions", all_ranks=True)  # the Python that has torch
+    worker = WorkerProgram("bench-versions", [], "versions", all_ranks=True)  # runs with the Python that has torch
     fields: dict[str, object] = {"nodes": NodeCount(stage.count, stage.count), "nproc_per_node": 1}
     fields |= {"partition": stage.ask.partition} if stage.ask.partition else {}
     fields |= {"sbatch_args": (f"--immediate={IMMEDIATE_S}",)}
@@ -247,7 +247,7 @@ def _pairs(stage: CertifyStage, say: Say) -> CertifiedPart:
     size = ["--size", "4M", "--seconds", "0.5"] if stage.ask.quick else []
     low = ["--low", str(SHARED_LOW)] if stage.simulated else []
     told, report = _bench(stage, ["pairs", *size, *low, *_gpus(stage)], say)
-    return certify_pairs(report, [told])
+    return certify_pairs(report, [told], compare_history=not stage.simulated)
 
 
 def _collectives(stage: CertifyStage, say: Say) -> CertifiedPart:
@@ -294,7 +294,10 @@ def _srun(argv: Sequence[str], stage: CertifyStage) -> float:
 
 
 def _power_cut(stage: CertifyStage, say: Say) -> CertifiedPart:
-    """Run a drill with one power cut, unless somebody else has a job on the cluster."""
+    """Run a drill with one power cut, unless there is a job on the cluster.
+
+    A job may come after the check. The drill holds its nodes exclusively, so that this job runs on other nodes.
+    """
     from dalsegno.bench.certificate.parts import certify_power_cut
 
     others = sorted({each.user for each in stage.slurm.client.jobs()})
@@ -303,6 +306,6 @@ def _power_cut(stage: CertifyStage, say: Say) -> CertifiedPart:
             f"there are jobs on the cluster, of {', '.join(others)}", hint="wait until the queue is empty"
         )
     with tempfile.TemporaryDirectory(prefix="dalsegno-certify-") as folder:
-        argv = ["drill", "--faults", "1", "--only", "power-off", *_cluster(stage)]
+        argv = ["drill", "--faults", "1", "--only", "power-off", "--exclusive", *_cluster(stage)]
         report = _dalsegno([*argv, "--json", "--report", str(Path(folder) / "drill.html")], say, DRILL_GRACE_S)
     return certify_power_cut(report, [shlex.join(["dalsegno", *argv])])

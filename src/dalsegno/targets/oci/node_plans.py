@@ -73,7 +73,8 @@ def role_plan(cluster: Cluster, role: MachineRole, code: str) -> NodePlan:
         plan = replace(plan, services=(*plan.services, _secrets_service(site)), files=(*plan.files, *_hook(cluster)))
     else:
         plan = _compute_plan(site)
-    return replace(plan, files=(*plan.files, *profile))
+    # The stack's LDAP directory has the users.
+    return replace(plan, files=(*plan.files, *profile), users=(), groups=())
 
 
 def _compute_plan(site: OciSlurm) -> NodePlan:
