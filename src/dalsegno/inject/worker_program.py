@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.inject.workers import NodeWorker, SeenProcess, choose, find_workers, inspect
 from dalsegno.system.children import PROC, Process, arguments, environment, find, owner, send, stop
+from dalsegno.train.memory.files import create_own, find_folder, flip_name, list_folder, own_folder, parse_flip
 
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
+FLIP, UNFLIP = "bit-flip", "bit-flip-end"
 SLOW_S, FAST_S = 0.2, 0.1  # stopped for two thirds of the time, as with a clock at a third
 
 
@@ -54,11 +56,16 @@ def _carry_out(wanted: WantedWorker, answer: Callable[[dict[str, object]], None]
         answer({"found": _lasting(wanted.job)})
     elif wanted.what == CLEAR:
         answer({"found": _clear(wanted.job)})
+    elif wanted.what in (FLIP, UNFLIP) and wanted.run is not None and wanted.rank is not None:
+        _flip(wanted.run, wanted.rank, wanted.what == FLIP)
+        answer({})
     else:
         worker, process = _choose(wanted)
         if wanted.what == KILL:
             send(process, signal.SIGKILL)
             answer(asdict(worker))
+        elif wanted.what == FLIP:
+            _flip_for(wanted, worker, process, answer)
         else:
             _hold(wanted, worker, process, answer)
 
@@ -103,6 +110,28 @@ def _hold(
                 send(process, signal.SIGSTOP)
 
 
+def _flip(run: str, rank: int, wrong: bool) -> None:
+    """Create or remove the file that makes a worker flip a bit of its gradients (`train/corruption.py`)."""
+    path = own_folder() / flip_name(run, rank)
+    if wrong:
+        os.close(create_own(path))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flip_for(
+    wanted: WantedWorker, worker: NodeWorker, process: Process, answer: Callable[[dict[str, object]], None]
+) -> None:
+    """Flip a bit, until the time is over if there is a limit, else until the fault is undone or the run ends."""
+    _flip(worker.run, worker.rank, True)
+    answer(asdict(worker))
+    if wanted.for_s is not None:
+        until = time.monotonic() + wanted.for_s
+        while process.alive() and time.monotonic() < until:
+            time.sleep(SLOW_S)
+        _flip(worker.run, worker.rank, False)
+
+
 @contextmanager
 def _resumed_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
     """Resume the worker at the end. Yield a function that returns whether a signal has asked this process to end."""
@@ -117,7 +146,7 @@ def _resumed_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
 
 def _lasting(job: str) -> list[str]:
     holders = [_request_of(process).what for process in _holders(job)]
-    return holders or [HANG for _ in _stopped(job)]
+    return [*(holders or [HANG for _ in _stopped(job)]), *(FLIP for _ in _flips(job))]
 
 
 def _clear(job: str) -> list[str]:
@@ -126,7 +155,16 @@ def _clear(job: str) -> list[str]:
     stop(_holders(job))
     for process in _stopped(job):
         send(process, signal.SIGCONT)
+    for run, rank in _flips(job):
+        _flip(run, rank, False)
     return found
+
+
+def _flips(job: str) -> list[tuple[str, int]]:
+    """Return run and rank of the workers of this job that flip a bit."""
+    folder, runs = find_folder(), {worker.run for worker in find_workers(_seen(job))}
+    found = [parse_flip(name) for name in list_folder(folder, os.getuid())] if folder else []
+    return [each for each in found if each is not None and each[0] in runs]
 
 
 def _holders(job: str) -> list[Process]:

@@ -55,6 +55,7 @@ class NodeFacts:
     validation: Validation | None = None  # result of the last validation
     validating: str = ""  # id of the validation in progress; "": none
     off: bool = False  # the target is certain that the machine is off
+    accused: str = ""  # evidence of a run that its GPUs or CPUs compute wrongly; "": none
 
     @property
     def name(self) -> str:
@@ -175,6 +176,7 @@ def gather(
 
 
 GONE, BLACK_HOLE, PASSPORT, VALIDATION, BOOT = "gone", "black-hole", "passport", "validation", "boot"
+CORRUPTION = "corruption"  # a run has convicted the node of wrong results
 SLURMD = "slurmd"  # name of the check
 
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy, Verdict
-from dalsegno.recovery.facts import BLACK_HOLE, GONE, NodeFacts, NodeFault, failures, fault_of, heaviest, is_plain
+from dalsegno.recovery.facts import (
+    BLACK_HOLE,
+    CORRUPTION,
+    GONE,
+    NodeFacts,
+    NodeFault,
+    failures,
+    fault_of,
+    heaviest,
+    is_plain,
+)
 from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
@@ -68,6 +78,8 @@ def _faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailur
     if not node.connected:  # a fault that a silent agent reported earlier may have been repaired
         return
     yield from reported_faults(node, policy)
+    if node.accused and CORRUPTION not in policy.off:
+        yield NodeFault(CORRUPTION, Remedy.DRAIN, node.accused)
     if quick.proven and quick.count >= policy.quick_failures:
         yield NodeFault(BLACK_HOLE, Remedy.DRAIN, quick.summary)
 

@@ -135,3 +135,5 @@ CHECK_THRESHOLDS: Mapping[str, tuple[str, ...]] = {
 }
 # Load tests of a validation that can be switched off, under `checks` as well. They have no other settings.
 LOAD_TESTS = ("load-product", "load-memory", "load-loopback", "pair-collective")
+# `corruption`: whether a run that has convicted a node of wrong gradients has it drained.
+SWITCHES = (*LOAD_TESTS, "corruption")

@@ -149,8 +149,25 @@ def _read(fd: int) -> Holder:
 def set_aside(folder: Path, except_run: str = "") -> Path | None:
     """Move all checkpoints, except those of `except_run`, into a new folder. Return that folder; None if there was
     nothing to move."""
+    return _set_aside_if(folder, lambda path: not except_run or _is_of_another(path, except_run))
+
+
+def set_aside_untrusted(folder: Path, run: str, generation: int, step: int) -> Path | None:
+    """Move aside what the run saved after this step, up to this generation. Return the new folder, if there is one."""
+
+    def is_untrusted(path: Path) -> bool:
+        try:
+            manifest = read_manifest(path)
+        except ValueError:
+            return False
+        return is_of(manifest.run, run) and manifest.generation <= generation and manifest.step > step
+
+    return _set_aside_if(folder, is_untrusted)
+
+
+def _set_aside_if(folder: Path, is_old: Callable[[Path], bool]) -> Path | None:
     with report_disk_errors("cannot move the checkpoints aside in", folder):
-        old = [path for path in list_steps(folder) if not except_run or _is_of_another(path, except_run)]
+        old = [path for path in list_steps(folder) if is_old(path)]
         if not old:
             return None
         aside = _new_folder(folder)
