@@ -70,7 +70,7 @@ for step in ckpt.steps(total):
     while step >= int(open(losses + ".until").read()):
         time.sleep(0.01)
     batch = torch.randn(16, 8), drift.value
-    ckpt.verify(model, batch, lambda module, batch: loss_of(module, batch).backward())  # without --verify-every: nothing
+    ckpt.verify(model, batch, lambda module, batch: loss_of(module, batch).backward())
     loss = loss_of(model, batch)
     drift.value = drift.value * 0.9 + loss.detach()
     optimizer.zero_grad()
@@ -217,7 +217,7 @@ def test_node_with_a_flipped_bit_is_drained_and_the_weights_stay_bit_identical(
     cli.ok("up", cli.file(for_runs(NODES).replace("mode: observe", "mode: auto")))
     training = Training(cli, tmp_path, STEPS, 0.0, "--spares", "1", "--verify-every", "8", until=44)
     run = training.run
-    run.wait_for(lambda: training.step() == 43 and run.spares, LONG_S)
+    run.wait_for(lambda: training.step() == 43 and run.spares and list_steps(tmp_path / "ckpt"), LONG_S)
     members, (spare,) = run.nodes, run.spares
     cli.ok("inject", "bit-flip", members[1], "--run", run.id)
     training.wait_before(STEPS)
@@ -228,6 +228,7 @@ def test_node_with_a_flipped_bit_is_drained_and_the_weights_stay_bit_identical(
     assert {step for generation, _, step, _ in training.losses() if generation == 1} == set(range(48))
     (found,) = run.journal("corruption")
     assert (found["node"], found["step"], found["trusted"], found["ranks"]) == (members[1], 48, 40, [2])
+    print(run.journal("note"), cli.ok("events"))
     drained = cli.ok("shell", "--", "scontrol", "show", "node", members[1])
     assert re.search(r"Reason=dalsegno:drain:corruption wrong gradients in step 48: rank 2 got \w{8}, ranks", drained)
     assert f"{members[1]}: wrong gradients in step 48" in cli.ok("why", run.id)

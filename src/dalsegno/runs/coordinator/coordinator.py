@@ -360,6 +360,7 @@ class Coordinator:
             self.node_source.check_agents()
             self.hangs.check()
             self._send_memory_updates()
+            self.progress_writer.watch_slow_ranks(self.run, self.note)
             order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
             self._reporting.request()
 
@@ -426,6 +427,7 @@ class Coordinator:
         return RunFacts(
             self.run, self.started, self.lost_nodes, self.ending, self.present,
             source.jobs, source.has_nodes, source.coming, source.waits, source.refused,
+            self.progress_writer.slow.lasting,
         )  # fmt: skip
 
     def _update_status(self) -> None:

@@ -18,7 +18,7 @@ from dalsegno.runs.coordinator.group import in_order
 from dalsegno.runs.coordinator.messages import AgentMessage, LogPiece, ParentDied, Ready, Signalled, UserNote
 from dalsegno.runs.coordinator.site import REFRESH_S, RunTerms
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, read_status, write_status
+from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, SlowRank, read_status, write_status
 from dalsegno.system.machine import user_name
 from dalsegno.train.contract import SAVED
 
@@ -63,6 +63,7 @@ class RunFacts:
     coming: frozenset[str] = frozenset()  # nodes whose agents are connected or starting
     waits: bool = False  # whether the run waits for nodes from Slurm
     refused: str = ""  # why Slurm refused another node
+    slow_rank: SlowRank | None = None  # a rank that the others wait for at every step
 
 
 class StatusWriter:
@@ -176,6 +177,7 @@ class StatusWriter:
             started=facts.started,
             coordinator_host=socket.gethostname(),
             coordinator_pid=os.getpid(),
+            slow_rank=facts.slow_rank,
         )
 
     def _write(self, status: RunStatus) -> None:

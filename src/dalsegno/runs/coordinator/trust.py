@@ -17,7 +17,7 @@ from dalsegno.runs.coordinator.messages import CorruptionFound, GrantRequested, 
 from dalsegno.runs.coordinator.node_source import NodeSource, RunControl
 from dalsegno.runs.coordinator.saved_state import SavedTrust
 from dalsegno.runs.journal import RunEvent
-from dalsegno.wire.frames import BadFrame, Message, Reader, encode
+from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
 CONTROLLER = "DALSEGNO_CONTROLLER"  # variable with the path of the controller's socket
 TELL_S = 10.0
@@ -88,7 +88,7 @@ class StateTrust:
 async def _ask(path: str, request: Message) -> Mapping[str, object]:
     stream, writer = await asyncio.open_unix_connection(path)
     try:
-        writer.write(encode(request))
+        writer.write(pack(request))
         reader = Reader()
         while data := await stream.read(65536):
             for answer in reader.feed(data):
