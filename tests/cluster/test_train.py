@@ -228,11 +228,11 @@ def test_node_with_a_flipped_bit_is_drained_and_the_weights_stay_bit_identical(
     assert {step for generation, _, step, _ in training.losses() if generation == 1} == set(range(48))
     (found,) = run.journal("corruption")
     assert (found["node"], found["step"], found["trusted"], found["ranks"]) == (members[1], 48, 40, [2])
-    print(run.journal("note"), cli.ok("events"))
     drained = cli.ok("shell", "--", "scontrol", "show", "node", members[1])
     assert re.search(r"Reason=dalsegno:drain:corruption wrong gradients in step 48: rank 2 got \w{8}, ranks", drained)
     assert f"{members[1]}: wrong gradients in step 48" in cli.ok("why", run.id)
     cli.ok("up", cli.file(for_runs(NODES)))
+    cli.ok("inject", "--clear", members[1])
     cli.ok("shell", "--", "scontrol", "update", f"NodeName={members[1]}", "State=RESUME")
     run.no_trace()
 

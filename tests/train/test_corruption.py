@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.corruption import (  # noqa: E402
+from dalsegno.train.corruption import (
     GradientCheck,
     digest_tensors,
     flip_bit,
@@ -15,8 +15,8 @@ from dalsegno.train.corruption import (  # noqa: E402
     unpack_step,
     witness_shifts,
 )
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from dalsegno.train.ranks import LocalRankStore, RankPlace  # noqa: E402
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.ranks import LocalRankStore, RankPlace
 
 ALONE = RankPlace("run", 1, 0, 1, 1, False)
 
@@ -92,7 +92,7 @@ def test_check_leaves_gradients_random_states_and_buffers_as_they_were() -> None
     random = torch.get_rng_state()
     check = GradientCheck(2, ALONE, LocalRankStore(), None)
     assert check.run(4, model, batch, backward) is None
-    assert all(one is other.grad for one, other in zip(before, model.parameters()))
+    assert all(one is other.grad for one, other in zip(before, model.parameters(), strict=True))
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state())
 

@@ -103,7 +103,7 @@ FAULTS = {
         InjectableFault(
             "bit-flip",
             "One bit is wrong in the gradients of one worker that calls `verify`: the lowest rank there, or --rank.",
-            ("for_s", "run", "rank"), Remedy.REBOOT, safe=True,
+            ("for_s", "run", "rank"),
         ),
         InjectableFault(
             "bad-replacement",

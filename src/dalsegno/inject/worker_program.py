@@ -18,7 +18,15 @@ from dataclasses import asdict, dataclass
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.inject.workers import NodeWorker, SeenProcess, choose, find_workers, inspect
 from dalsegno.system.children import PROC, Process, arguments, environment, find, owner, send, stop
-from dalsegno.train.memory.files import create_own, find_folder, flip_name, list_folder, own_folder, parse_flip
+from dalsegno.train.memory.files import (
+    create_own,
+    find_folder,
+    flip_name,
+    list_folder,
+    own_folder,
+    parse_flip,
+    remove_folder,
+)
 
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
@@ -64,8 +72,6 @@ def _carry_out(wanted: WantedWorker, answer: Callable[[dict[str, object]], None]
         if wanted.what == KILL:
             send(process, signal.SIGKILL)
             answer(asdict(worker))
-        elif wanted.what == FLIP:
-            _flip_for(wanted, worker, process, answer)
         else:
             _hold(wanted, worker, process, answer)
 
@@ -112,24 +118,11 @@ def _hold(
 
 def _flip(run: str, rank: int, wrong: bool) -> None:
     """Create or remove the file that makes a worker flip a bit of its gradients (`train/corruption.py`)."""
-    path = own_folder() / flip_name(run, rank)
     if wrong:
-        os.close(create_own(path))
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _flip_for(
-    wanted: WantedWorker, worker: NodeWorker, process: Process, answer: Callable[[dict[str, object]], None]
-) -> None:
-    """Flip a bit, until the time is over if there is a limit, else until the fault is undone or the run ends."""
-    _flip(worker.run, worker.rank, True)
-    answer(asdict(worker))
-    if wanted.for_s is not None:
-        until = time.monotonic() + wanted.for_s
-        while process.alive() and time.monotonic() < until:
-            time.sleep(SLOW_S)
-        _flip(worker.run, worker.rank, False)
+        os.close(create_own(own_folder() / flip_name(run, rank)))
+    elif (folder := find_folder()) is not None:
+        (folder / flip_name(run, rank)).unlink(missing_ok=True)
+        remove_folder(folder)
 
 
 @contextmanager
@@ -146,7 +139,7 @@ def _resumed_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
 
 def _lasting(job: str) -> list[str]:
     holders = [_request_of(process).what for process in _holders(job)]
-    return [*(holders or [HANG for _ in _stopped(job)]), *(FLIP for _ in _flips(job))]
+    return holders or [HANG for _ in _stopped(job)]
 
 
 def _clear(job: str) -> list[str]:
@@ -155,16 +148,7 @@ def _clear(job: str) -> list[str]:
     stop(_holders(job))
     for process in _stopped(job):
         send(process, signal.SIGCONT)
-    for run, rank in _flips(job):
-        _flip(run, rank, False)
     return found
-
-
-def _flips(job: str) -> list[tuple[str, int]]:
-    """Return run and rank of the workers of this job that flip a bit."""
-    folder, runs = find_folder(), {worker.run for worker in find_workers(_seen(job))}
-    found = [parse_flip(name) for name in list_folder(folder, os.getuid())] if folder else []
-    return [each for each in found if each is not None and each[0] in runs]
 
 
 def _holders(job: str) -> list[Process]:

@@ -217,12 +217,6 @@ def flip_name(run: str, rank: int) -> str:
     return f"{run}.{rank}.flip"
 
 
-def parse_flip(name: str) -> tuple[str, int] | None:
-    """Parse the name of a file that asks for a flipped bit into run and rank; None for any other file."""
-    found = _FLIP.fullmatch(name)
-    return (found[1], int(found[2])) if found and _RUN.fullmatch(found[1]) else None
-
-
 def alive_name(run: str, rank: int) -> str:
     check_run(run)
     return f"{run}.{rank}.alive"
