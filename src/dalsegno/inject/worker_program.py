@@ -18,15 +18,7 @@ from dataclasses import asdict, dataclass
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.inject.workers import NodeWorker, SeenProcess, choose, find_workers, inspect
 from dalsegno.system.children import PROC, Process, arguments, environment, find, owner, send, stop
-from dalsegno.train.memory.files import (
-    create_own,
-    find_folder,
-    flip_name,
-    list_folder,
-    own_folder,
-    parse_flip,
-    remove_folder,
-)
+from dalsegno.train.memory.files import create_own, find_folder, flip_name, own_folder, remove_folder
 
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
