@@ -171,7 +171,7 @@ class RankExchange:
         moves = [group.P2POp(group.isend, sent, after), group.P2POp(group.irecv, received, before)]
         for move in group.batch_isend_irecv(moves):
             move.wait()
-        return received.cpu().numpy().tobytes()
+        return bytes(received.cpu().numpy())
 
     def gather_digests(self, digest: str) -> list[str]:
         """Return the digests of all ranks."""
