@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dalsegno.cli.plot import plot_history, plot_series
-from dalsegno.runs.coordinator.history import StepPoint
+from dalsegno.cli.training.plot import plot_history, plot_series
+from dalsegno.runs.coordinator.reports.history import StepPoint
 
 
 def test_values_are_drawn_between_their_extremes_over_the_steps() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.facts import CORRUPTION, Facts, NodeFacts
-from dalsegno.recovery.judge import current_faults
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.records import NodeRecord
-from dalsegno.recovery.run_hints import ACCUSED_S, Accusations, with_hint
-from dalsegno.recovery.run_records import RunRecord
+from dalsegno.recovery.decisions.facts import CORRUPTION, Facts, NodeFacts
+from dalsegno.recovery.decisions.judge import current_faults
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.records import NodeRecord
+from dalsegno.recovery.runs.run_hints import ACCUSED_S, Accusations, with_hint
+from dalsegno.recovery.runs.run_records import RunRecord
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, write_status
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState

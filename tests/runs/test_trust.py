@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Awaitable
 from pathlib import Path
 
-from dalsegno.runs.coordinator.events import AgentGone, AgentJoined, Event, StoreOpened
-from dalsegno.runs.coordinator.generations import Run, advance
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.messages import CorruptionFound, GrantRequested, StepVerified, read_message
-from dalsegno.runs.coordinator.node_source import NoNodeSource
+from dalsegno.runs.coordinator.agents.messages import CorruptionFound, GrantRequested, StepVerified, read_message
+from dalsegno.runs.coordinator.generations.events import AgentGone, AgentJoined, Event, StoreOpened
+from dalsegno.runs.coordinator.generations.generations import Run, advance
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.generations.memory import MemoryTable
+from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
 from dalsegno.runs.coordinator.saved_state import Saved, SavedTrust, read_saved, write_saved
 from dalsegno.runs.coordinator.trust import StateTrust
 from dalsegno.runs.folder import RunFolder

@@ -6,9 +6,11 @@ import base64
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,10 +21,9 @@ from dalsegno.setup.delivery import find_bundle
 from dalsegno.setup.node_plan import NodePlan, PlannedFile
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
-from dalsegno.targets.base import NodeTimes
-from dalsegno.targets.cloud.head import ManagedHead
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
+from dalsegno.targets.parallelcluster.head import PclusterHead
 from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts
 from tests.ssh.hosts import VirtualHost, reason_to_skip, running_hosts
 from tests.waiting import eventually
@@ -130,9 +131,19 @@ def test_root_installs_packages_without_modules_of_the_working_folder(tmp_path):
         assert "run as root" not in subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True).stdout
 
 
+def test_nodes_get_the_versions_of_packages_that_the_operator_has():
+    for plan in (head_plan(site()), compute_plan(site()), login_plan(site())):
+        (pip,) = [each.argv for each in plan.commands if "pip" in each.argv]
+        pins = dict(word.split("==") for word in pip[pip.index("--target") + 2 :])
+        assert pins["pydantic"] == metadata.version("pydantic") and pins["click"] == metadata.version("click")
+        needed = [each for name in list(pins) for each in metadata.requires(name) or () if "extra ==" not in each]
+        names = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in needed if ";" not in each}
+        assert names <= {name.replace("-", "_").lower() for name in pins}, "no dependency is left to pip"
+
+
 def test_shell_of_a_user_gets_neither_terminal_nor_environment_of_root(tmp_path):
     """Otherwise a process that the user leaves could type on root's terminal, or read root's keys."""
-    head = ManagedHead(tmp_path, "parallelcluster", 6820, NodeTimes(60.0, 60.0))
+    head = PclusterHead(tmp_path)
     entry = head.shell([], {"AWS_SECRET_ACCESS_KEY": "x", "TERM": "xterm", "PATH": "/root/bin"}, "/", user="nobody")
     assert entry.uid == pwd.getpwnam("nobody").pw_uid
     assert "AWS_SECRET_ACCESS_KEY" not in entry.env and "/root/bin" not in entry.env["PATH"]

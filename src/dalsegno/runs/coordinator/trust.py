@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dalsegno.runs.coordinator.generations import GenerationPhase
-from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.messages import CorruptionFound, GrantRequested, StepVerified
-from dalsegno.runs.coordinator.node_source import NodeSource, RunControl
+from dalsegno.runs.coordinator.agents.messages import CorruptionFound, GrantRequested, StepVerified
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase
+from dalsegno.runs.coordinator.generations.memory import MemoryTable
+from dalsegno.runs.coordinator.nodes.node_source import NodeSource, RunControl
 from dalsegno.runs.coordinator.saved_state import SavedTrust
 from dalsegno.runs.journal import RunEvent
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack

@@ -13,7 +13,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, NodeInfo
-from dalsegno.spec.facts import Cluster, Node
+from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import read_json, read_text
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, read_plan, service_facts
 from dalsegno.targets.base import (
@@ -35,6 +35,7 @@ from dalsegno.targets.local.nodes import NODE_SERVICES
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.targets.local.plan import Observed, RunningJob
 from dalsegno.targets.local.storage import lost_homes, lost_storage
+from dalsegno.targets.sides import node_rows
 from dalsegno.users.accounts import AccountSet
 
 
@@ -70,7 +71,7 @@ def controller_runs(folder: Folder) -> bool:
 
 
 def find_removal(folder: Folder, slurm: SlurmClient) -> Removal:
-    """Return what `down` would end or delete. What cannot be read from a damaged cluster is left out."""
+    """Return what `down` would end or delete. If the cluster is damaged, unreadable parts are left out."""
     applied = None
     with contextlib.suppress(DalsegnoError):
         applied = read_applied(folder)
@@ -178,7 +179,7 @@ def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
 
 
 def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
-    """Return Slurm's nodes and jobs, and sentences about what Slurm did not answer or what could not be read."""
+    """Return Slurm's nodes and jobs, and sentences about requests that failed and answers that could not be read."""
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
         odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
@@ -203,7 +204,7 @@ def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
 
 
 def dead_daemons(folder: Folder) -> list[DaemonStatus]:
-    """Return the daemons that do not run. Call it outside the hosts: inside, processes of others cannot be seen."""
+    """Return the daemons that do not run. Call this outside the hosts, because a host sees only its own processes."""
     return [daemon for daemon in _daemons(folder) if not daemon.running]
 
 
@@ -224,7 +225,7 @@ def read_daemon_logs(folder: Folder) -> list[DaemonLog]:
         for service in services or ():
             kind, _, node = str(service["name"]).partition(":")
             log = Path(str(service["log"]))
-            if log.parent in folders:  # a plan may belong to another user, who must not choose which files are read
+            if log.parent in folders:  # another user may own the plan and must not choose which files are read
                 logs.append(DaemonLog(node or path.name, kind, log))
         if services is not None:
             logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))
@@ -266,27 +267,9 @@ def _nodes(
     applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
 ) -> tuple[NodeStatus, ...]:
     """Return all nodes that the cluster file or Slurm knows, with their state in Slurm."""
-    known = {node.name: node for node in applied.nodes} if applied else {}
-    info = {node.name: node for node in seen}
-    nodes = [
-        _node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info])
-    ]
+    ports = placement.ports if placement.hosts == LOOPBACK else {}
+    addresses = {
+        name: f"{address}:{ports[name]}" if name in ports else address for name, address in placement.addresses.items()
+    }
+    nodes = node_rows(applied, seen, addresses)
     return tuple(replace(node, state="off", off=True) if node.name in off else node for node in nodes)
-
-
-def _node(
-    name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster | None, placement: Placement
-) -> NodeStatus:
-    port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
-    return NodeStatus(
-        name,
-        state=info.word if info else "unknown",
-        reason=info.reason if info else "",
-        reason_user=info.reason_user if info else "",
-        partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
-        gpus=info.gpus if info else fact.gpus if fact else 0,
-        gpus_used=info.gpus_used if info else None,
-        gpu_type=fact.gpu_type if fact else "",
-        address=placement.addresses.get(name, "") + port,
-        spare=fact.spare if fact else False,
-    )
