@@ -242,7 +242,7 @@ class Coordinator:
             self._send_memory_updates()
         if isinstance(event, AgentJoined):
             self.admission.admit(event)
-        elif event is not None:
+        elif event is not None and not self.hangs.defer(event):
             self.apply(event)
 
     def _stepped(self, message: Stepped) -> None:

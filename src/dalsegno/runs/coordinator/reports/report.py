@@ -124,7 +124,8 @@ class StatusWriter:
         if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
             self.journal(RunEvent.FAILED, generation=generation, rank=failure.rank, node=node, code=failure.code,
-                         what=failure.what(), signature=failure.signature, noise=failure.noise)  # fmt: skip
+                         what=failure.what(), signature=failure.signature, noise=failure.noise,
+                         timed_out=failure.timed_out)  # fmt: skip
 
     def _write_log(self, name: str, text: str) -> None:
         """Append log text from a node that has no access to the run folder."""
