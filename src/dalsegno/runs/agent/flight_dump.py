@@ -21,13 +21,13 @@ MAX_DUMPS = 100  # of one worker
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 KEPT = 32  # calls of each process group, the last ones
 DUMP_PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # torch appends the rank to it
-_OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # torch's functions: for NCCL, and for other backends
 
 
 def serve_dumps(name: str, path: str) -> None:
     """Start the thread. `name` is the abstract socket on which the agent asks, `path` the file to append to."""
-    if DUMP_PREFIX not in os.environ and _OLD_PREFIX not in os.environ:
+    if DUMP_PREFIX not in os.environ and OLD_PREFIX not in os.environ:
         os.environ[DUMP_PREFIX] = own_prefix(path)
     with contextlib.suppress(OSError, RuntimeError):  # without the thread, the script runs all the same
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
