@@ -219,8 +219,8 @@ def test_removed_node_without_a_host_is_cleaned_up():
 
 def test_jobs_are_unknown_while_slurmctld_does_not_answer():
     silent = replace(running(cluster(3)), jobs=None)
-    assert plan(cluster(2), silent).sentences()[-1] == ("slurmctld does not answer, so the affected jobs are unknown")
-    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding hurts none, whoever runs
+    assert plan(cluster(2), silent).sentences()[-1] == "slurmctld does not answer, so the affected jobs are unknown"
+    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding a node ends no job
 
 
 def test_long_name_lists_are_shortened():

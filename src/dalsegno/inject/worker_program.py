@@ -23,7 +23,7 @@ from dalsegno.train.memory.files import create_own, find_folder, flip_name, own_
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
 FLIP, UNFLIP = "bit-flip", "bit-flip-end"
-SLOW_S, FAST_S = 0.2, 0.1  # stopped for two thirds of the time, as with a clock at a third
+SLOW_S, FAST_S = 0.2, 0.1  # a slow worker is stopped for two thirds of the time, which imitates a third of the clock
 
 
 @dataclass(frozen=True)

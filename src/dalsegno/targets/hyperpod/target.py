@@ -100,7 +100,7 @@ class HyperPodTarget(OperatorSide):
                 hint=f"`dalsegno down {cluster.name}`, then `dalsegno up`",
             )
         shared, missing = self._shared(api, cluster, state)
-        # The request is checked before anything is created. A file system that does not exist yet gets a sample address.
+        # The request is checked before anything is created. A missing file system gets a sample address.
         samples = [SharedFileSystem(_SAMPLE.format(region=own.region), each.mount, "samples") for each in missing]
         request = update_request(cluster, found, [*shared, *samples]) if found else None
         check_request("sagemaker", "CreateCluster", create_request(cluster, [*shared, *samples]))
