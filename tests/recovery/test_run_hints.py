@@ -11,7 +11,7 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.decisions.facts import CORRUPTION, Facts, NodeFacts
-from dalsegno.recovery.decisions.judge import current_faults
+from dalsegno.recovery.decisions.judge import current_faults, find_suspicion
 from dalsegno.recovery.decisions.phase import NodePhase
 from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.decisions.records import NodeRecord
@@ -147,7 +147,7 @@ def test_accused_node_is_drained_and_waits_for_an_administrator(clinic_of: MakeC
     clinic.rounds(3)
     facts = clinic.cluster.facts(frozenset())
     nodes = {**(facts.nodes or {})}
-    nodes["n2"] = replace(nodes["n2"], accused="wrong gradients in step 48")
+    nodes["n2"] = replace(nodes["n2"], accused="wrong gradients in step 48", accused_by_owner=True)
     clinic.cluster.now += 1
     clinic.healer.round(replace(facts, nodes=nodes))
     assert clinic.reason("n2") == "dalsegno:drain:corruption wrong gradients in step 48"
@@ -157,9 +157,20 @@ def test_accused_node_is_drained_and_waits_for_an_administrator(clinic_of: MakeC
     assert clinic.effects("n2") == ["drain"] and clinic.phase("n2") is NodePhase.GIVEN_UP
 
 
-def test_cluster_file_can_switch_the_drain_off():
-    node = replace((FACTS.nodes or {})["n2"], accused="wrong")
+def test_run_of_another_user_cannot_cause_a_drain_unless_the_cluster_file_allows_it():
+    node = replace((FACTS.nodes or {})["n2"], accused="wrong gradients")
     node = replace(node, agent=replace(node.agent, presence=Presence.CONNECTED))
-    own = NodeRecord("n2")
-    assert [fault.check for fault in current_faults(node, own, Policy())] == [CORRUPTION]
-    assert current_faults(node, own, Policy(off=frozenset({CORRUPTION}))) == []
+    own, on, off = NodeRecord("n2"), Policy(on=frozenset({CORRUPTION})), Policy(off=frozenset({CORRUPTION}))
+    assert current_faults(node, own, Policy()) == []
+    suspicion = find_suspicion(node, own, Policy())
+    assert suspicion is not None and suspicion.text == "a run reports wrong gradients"
+    assert [fault.check for fault in current_faults(node, own, on)] == [CORRUPTION]
+    by_owner = replace(node, accused_by_owner=True)
+    assert [fault.check for fault in current_faults(by_owner, own, Policy())] == [CORRUPTION]
+    assert current_faults(by_owner, own, off) == [] and find_suspicion(by_owner, own, off) is None
+
+
+def test_reports_of_root_and_of_the_owner_count_as_the_owners():
+    accusations = accusing()
+    accusations.add(UID, WRONG)
+    assert (accusations.accuse(FACTS).nodes or {})["n2"].accused_by_owner, "tests run as the owner"

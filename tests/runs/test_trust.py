@@ -67,7 +67,7 @@ def test_convicted_node_leaves_and_later_states_are_distrusted() -> None:
     trust.judge(FOUND, source)
     assert run.left == ["b"] and source.excluded[:1] == ["b"]
     assert trust.state == SavedTrust(granted=2, verified=40, distrusted=(1, 40))
-    assert trust.state.env == {"DALSEGNO_TRUSTED": "1:40"}
+    assert trust.state.env == {"DALSEGNO_TRUSTED": "1:40", "DALSEGNO_VERIFIED": "40"}
     (entry,) = run.entries
     assert (entry["event"], entry["node"], entry["trusted"]) == (RunEvent.CORRUPTION, "b", 40)
 

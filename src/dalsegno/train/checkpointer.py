@@ -28,6 +28,7 @@ from dalsegno.train.options import (
     check_per_rank,
     parse_interval,
     parse_trusted,
+    parse_verified,
     parse_verify_every,
 )
 from dalsegno.train.progress import ProgressReporter
@@ -200,6 +201,8 @@ class Checkpointer:
         verdict = self._gradient_check.run(self.step, model, batch, backward)
         if verdict is not None:
             self._say(verdict.text)
+        elif self._gradient_check.is_due(self.step):
+            self._keeping.record_verified(self.step)
 
     def settle(self) -> None:
         """Wait for a running snapshot. Call it before you change parameters yourself, for example to swap in an EMA.
@@ -254,7 +257,7 @@ class Checkpointer:
         sweep_abandoned()
         terms = SaverTerms(
             str(self.folder), run, where.generation, where.rank, where.world,
-            keep, keep_every, sweep=self._agent is None,
+            keep, keep_every, sweep=self._agent is None, verified=parse_verified(os.environ),
         )  # fmt: skip
         if self._agent is None:
             self._say_disk_only()

@@ -279,13 +279,16 @@ class GradientCheck:
         self._nodes: list[str] = []
         self.seconds = 0.0  # how long the last check took
 
+    def is_due(self, step: int) -> bool:
+        return self.every > 0 and step % self.every == 0
+
     def run(self, step: int, model: Any, batch: Any, backward: Backward) -> GradientVerdict | None:
         """Check this step if it is due. Return None if all ranks agree; after a conviction, do not return."""
         if not self.every:
             return None
         module = unwrap(model)
         self._flip.update(module)
-        if step % self.every:
+        if not self.is_due(step):
             return None
         _check_repeatable(module)
         self._nodes = self._nodes or self._store.gather("nodes", _node_name())

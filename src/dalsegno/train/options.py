@@ -185,6 +185,12 @@ def parse_verify_every(environ: Mapping[str, str]) -> int:
     return int(value)
 
 
+def parse_verified(environ: Mapping[str, str]) -> int | None:
+    """Return the last step at which all ranks agreed in an earlier generation; None if there is none."""
+    value = environ.get(contract.VERIFIED, "")
+    return int(value) if value.isdigit() else None
+
+
 def parse_trusted(environ: Mapping[str, str]) -> tuple[int, int] | None:
     """Return generation and step: what the run saved up to this generation, after this step, may be corrupt."""
     generation, _, step = environ.get(contract.TRUSTED, "").partition(":")

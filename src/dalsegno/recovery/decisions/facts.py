@@ -56,6 +56,7 @@ class NodeFacts:
     validating: str = ""  # id of the validation in progress; "": none
     off: bool = False  # whether the target is certain that the machine is off
     accused: str = ""  # evidence of a run that its GPUs or CPUs compute wrongly; "": none
+    accused_by_owner: bool = False  # whether that run belongs to root or to the cluster's owner
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ belongs to a user, so it counts only for that user's own job.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,8 @@ class Accusations:
         nodes = dict(facts.nodes or {})
         for name, each in new.items():
             if name in nodes and f"{each.uid}:{each.run}" in facts.runs_on(nodes[name]):
-                nodes[name] = replace(nodes[name], accused=each.text)
+                is_owner = each.uid in (0, os.geteuid())
+                nodes[name] = replace(nodes[name], accused=each.text, accused_by_owner=is_owner)
         return replace(facts, nodes=nodes) if new and facts.nodes is not None else facts
 
 

@@ -18,7 +18,7 @@ from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.folder import repair_hint
 from dalsegno.system.children import Process
 from dalsegno.system.files import damaged, read_json, write_atomic
-from dalsegno.train.contract import TRUSTED
+from dalsegno.train.contract import TRUSTED, VERIFIED
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class SavedTrust:
     @property
     def env(self) -> dict[str, str]:
         """The variables for workers that load a state."""
-        return {TRUSTED: "{}:{}".format(*self.distrusted)} if self.distrusted else {}
+        verified = {VERIFIED: str(self.verified)} if self.verified else {}
+        return {**verified, **({TRUSTED: "{}:{}".format(*self.distrusted)} if self.distrusted else {})}
 
 
 @dataclass(frozen=True)

@@ -255,13 +255,15 @@ def _lock(fd: int, kind: int) -> bool:
 class Retention(NamedTuple):
     last: int
     every: int | None = None  # steps that are multiples of this are never removed
+    verified: int | None = None  # the newest step up to this one is not removed: the run may have to go back to it
 
 
 def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
     """Return the steps to remove. `newest`: the step just written. Later steps belong to another history and stay."""
     ours = sorted(step for step in steps if step <= newest)
     old = ours[: -max(1, keep.last)]
-    return [step for step in old if not (keep.every and step % keep.every == 0)]
+    trusted = max((step for step in ours if keep.verified is not None and step <= keep.verified), default=None)
+    return [step for step in old if not (keep.every and step % keep.every == 0) and step != trusted]
 
 
 def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
