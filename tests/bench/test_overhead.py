@@ -1,7 +1,6 @@
 """What our measurements add to the bare torch calls, side by side in one process.
 
-The fastest of many rounds is compared, because other tests run at the same time, and the limits are wider than the
-figures in docs/performance.md. `benchmarks/collectives.py` and `benchmarks/bench_gpu.py` hold the exact limits of 3 %.
+The fastest of many rounds is compared, and the limits are wider than the figures in docs/performance.md. `benchmarks/collectives.py` and `benchmarks/bench_gpu.py` hold the exact limits of 3 %.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]  # it measures times
 SOURCE = Path(__file__).parents[2] / "src"
 COMPARE = """
 import json, time

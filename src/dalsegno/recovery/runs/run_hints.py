@@ -85,7 +85,7 @@ class Accusations:
         words = request if isinstance(request, dict) else {}
         run, node, text = (words.get(name) for name in ("run", "node", "text"))
         if not (isinstance(run, str) and isinstance(node, str) and isinstance(text, str)):
-            raise DalsegnoError("`corrupt` needs `run`, `node` and `text`")
+            raise DalsegnoError("`corrupt` needs `run`, `node` and `text`", hint="send all three as strings")
         record, now = self._runs().get(run), self._clock()
         if record is None or record.uid != uid:
             raise DalsegnoError(f"you have no run {run!r:.80}", hint="`dalsegno runs` lists yours")
