@@ -1,6 +1,7 @@
 """What our measurements add to the bare torch calls, side by side in one process.
 
-The fastest of many rounds is compared, and the limits are wider than the figures in docs/performance.md. `benchmarks/collectives.py` and `benchmarks/bench_gpu.py` hold the exact limits of 3 %.
+The fastest of many rounds is compared, and the limits are wider than the figures in docs/performance.md.
+`benchmarks/collectives.py` and `benchmarks/bench_gpu.py` hold the exact limits of 3 %.
 """
 
 from __future__ import annotations

@@ -267,9 +267,7 @@ def _groups_of(dumps: Sequence[FlightDump]) -> list[str]:
     return list(dict.fromkeys(call.group for dump in dumps for call in dump.pending()))
 
 
-def _stall_of(
-    group: str, dumps: Sequence[FlightDump], world_size: int, waited: Collection[int] = ()
-) -> Stall | None:
+def _stall_of(group: str, dumps: Sequence[FlightDump], world_size: int, waited: Collection[int] = ()) -> Stall | None:
     own = {dump.rank: [call for call in dump.calls if _is_of(call, group)] for dump in dumps}
     first = min(call.sequence for calls in own.values() for call in calls if not call.done)
     calls = {rank: call for rank in sorted(own) for call in own[rank] if call.sequence == first}

@@ -78,9 +78,7 @@ def describe_slow_rank(status: RunStatus, nodes: Mapping[str, NodeReading]) -> s
     return one_line("; ".join([slow.sentence(), *found]))
 
 
-def find_evidence(
-    slow: SlowRank, each_node: int, nodes: Mapping[str, NodeReading], own: Collection[str]
-) -> list[str]:
+def find_evidence(slow: SlowRank, each_node: int, nodes: Mapping[str, NodeReading], own: Collection[str]) -> list[str]:
     """Return what the slow rank's node reports beside the median of the run's other nodes, `own`.
 
     `each_node`: ranks per node. A rank's GPU is the one with its index on the node.

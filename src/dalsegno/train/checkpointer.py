@@ -96,9 +96,7 @@ class Checkpointer:
         self._keeping = self._start_keeping(keep, keep_every)
         self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
         self._reporter = ProgressReporter(self._agent, self._where.generation, self._where.rank, objects.values())
-        self._gradient_check = GradientCheck(
-            parse_verify_every(os.environ), self._where, self._rank_store, self._agent
-        )
+        self._gradient_check = GradientCheck(parse_verify_every(os.environ), self._where, self._rank_store, self._agent)
         self._agreed: dict[str, Any] = {}
         self._read_at = float("-inf")
         self._total: int | None = None
