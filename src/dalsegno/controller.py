@@ -20,6 +20,7 @@ from dalsegno.system.files import owner_name
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.base import HasMachines, Target
 from dalsegno.targets.folder import ClusterFolder, read_applied
+from dalsegno.targets.machines import ReturnsNodes
 from dalsegno.targets.registry import open_existing
 
 SLURM_S = 15.0  # time limit for Slurm's commands, which report sooner that slurmctld does not answer
@@ -62,7 +63,8 @@ class ClusterSite:
         remedies, times = remedies_of(self.target), self.target.node_times
         machines = self.target.machines() if isinstance(self.target, HasMachines) else {}
         limits = {"boot_s": times.boot_s, "gone_s": times.gone_s}
-        return Policy.of(cluster.health, remedies, spares, self.slurm_users, machines, **limits)
+        returns = isinstance(self.target, ReturnsNodes) and self.target.returns_nodes
+        return Policy.of(cluster.health, remedies, spares, self.slurm_users, machines, returns, **limits)
 
     def is_being_changed(self) -> bool:
         try:

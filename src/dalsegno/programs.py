@@ -29,6 +29,7 @@ PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)`
     "bench-device": "dalsegno.bench.node.device_measure",
     "bench-storage": "dalsegno.bench.node.storage_measure",
     "bench-versions": "dalsegno.bench.node.versions_measure",
+    "agent-secrets": "dalsegno.targets.cloud.agent_secrets",
     "hyperpod-partitions": "dalsegno.targets.hyperpod.partitions",
 }
 

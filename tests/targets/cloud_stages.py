@@ -210,7 +210,7 @@ class OciStage(CloudStage):
     abilities = frozenset()
     nodes = ("compute-1", "compute-2", "compute-3")
     lacks: ClassVar[Mapping[Case, str]] = {
-        Case.REPLACE: "the HPC stack's own program `mgmt` on the controller replaces nodes; Dal Segno does not call it",
+        Case.REPLACE: "the HPC stack may give a new machine another name, so only people replace nodes",
         Case.THROTTLED: "the client of the SDK repeats requests, which the stage oci-sdk runs",
     }
     credentials_fix = "~/.oci/config"
@@ -225,7 +225,7 @@ class OciStage(CloudStage):
         return self.memory
 
     def target(self) -> Target:
-        return OciTarget(self.place.folder, lambda own: self.connect(), self.slurm, self.pause)
+        return OciTarget(self.place.folder, lambda own: self.connect(), self.slurm, self.pause, lambda: CODE)
 
     def cluster(self, nodes: int = 2) -> Cluster:
         return oci_files.cluster_of(self.home, oci_files.GPUS.replace("nodes: 2", f"nodes: {nodes}"))

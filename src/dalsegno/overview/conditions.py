@@ -111,7 +111,7 @@ def _slurm_condition(node: NodeStatus, slurm_users: frozenset[str]) -> NodeCondi
     owner = find_owner(info, slurm_users)
     if owner is Owner.SPARE:
         return NodeCondition.SPARE
-    if owner is Owner.SOMEONE:
+    if owner in (Owner.SOMEONE, Owner.PLATFORM):
         return NodeCondition.LEFT_ALONE
     if info.draining or info.down:
         return NodeCondition.OUT

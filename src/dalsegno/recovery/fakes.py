@@ -223,9 +223,9 @@ class FakeSlurm:
             node = self.cluster.nodes[name]
             if node.user == "admin":
                 self.cluster.forbidden.append(f"resume of {name}, which an administrator keeps out")
-            if node.down or NodeFlag.DRAIN in node.flags:
+            if node.down or node.flags & {NodeFlag.DRAIN, NodeFlag.FAIL}:
                 node.effects.append("resume")
-            node.flags, node.down, node.reason, node.user = node.flags - {NodeFlag.DRAIN}, False, "", ""
+            node.flags, node.down, node.reason, node.user = node.flags - {NodeFlag.DRAIN, NodeFlag.FAIL}, False, "", ""
 
     def requeue(self, *jobs: int | str) -> None:
         self._answers()

@@ -90,9 +90,10 @@ def _code(code: BootstrapCode) -> str:
 
 
 _WAIT = """
+wanted={path}
 waited=0
-until [ -e {path} ]; do
-  [ "$waited" -lt 900 ] || fail "there is no "{path}" after 15 minutes: see the log of the head node"
+until [ -e "$wanted" ]; do
+  [ "$waited" -lt 900 ] || fail "there is no $wanted after 15 minutes: see the log of the head node"
   sleep 5
   waited=$((waited + 5))
 done

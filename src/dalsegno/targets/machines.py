@@ -42,6 +42,13 @@ class CanManageMachines(Protocol):
 
 
 @runtime_checkable
+class ReturnsNodes(Protocol):
+    """The head's side of a target whose platform returns nodes to service after it has replaced or rebooted them."""
+
+    returns_nodes: bool
+
+
+@runtime_checkable
 class CanExport(Protocol):
     """A target that puts exporters and Prometheus on its own machines, and sends the metrics elsewhere."""
 

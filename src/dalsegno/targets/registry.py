@@ -63,6 +63,10 @@ def _open_on_head(kind: str, folder: Path) -> Target:
         from dalsegno.targets.parallelcluster.head import PclusterHead
 
         return PclusterHead(folder)
+    if kind == "oci":
+        from dalsegno.targets.oci.head import OciHead
+
+        return OciHead(folder)
     raise TargetError(f"`target: {kind}` has no side on the head", hint="use it from the machine of `dalsegno up`")
 
 

@@ -8,15 +8,19 @@ import re
 import pytest
 
 from dalsegno.cluster import ClusterPlace
+from dalsegno.recovery.decisions.reason import SLURM_USERS, Owner, find_owner
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
 from dalsegno.targets.folder import ClusterFolder, write_applied
+from dalsegno.targets.hyperpod.head import repair_words
 from dalsegno.targets.hyperpod.partitions import PartitionGuard
+from dalsegno.targets.machines import InstanceAction
 from dalsegno.targets.registry import open_target
 from tests.cluster.conftest import make_home
 from tests.targets.hyperpod.conftest import CPU, cluster_of
 
 pytestmark = pytest.mark.cluster
+CARE = "reservations: [{name: care, nodes: [cpu-1, cpu-2], users: [root], duration: 2h}]\n"
 SPEC = """
 name: one
 target: local
@@ -31,7 +35,7 @@ local: {hosts: loopback}
 """
 
 
-def test_missing_partition_appears_in_slurm_and_returns_after_an_agent_overwrote_it(tmp_path):
+def test_partitions_reservations_and_orders_to_hyperpod_on_a_real_slurmctld(tmp_path):
     place = ClusterPlace("one", make_home("ds-"))
     target = open_target("local", place.folder)
     try:
@@ -44,7 +48,7 @@ def test_missing_partition_appears_in_slurm_and_returns_after_an_agent_overwrote
         (tmp_path / "resources.json").write_text(json.dumps({"InstanceGroups": groups}))
         folder = ClusterFolder(tmp_path / "demo")
         folder.root.mkdir()
-        write_applied(folder, cluster_of(CPU))
+        write_applied(folder, cluster_of(CPU, "", CARE))
         guard = PartitionGuard(folder.root, target.slurm, conf, tmp_path / "resources.json")
 
         def partitions() -> dict[str, tuple[str, ...]]:
@@ -57,5 +61,13 @@ def test_missing_partition_appears_in_slurm_and_returns_after_an_agent_overwrote
             assert guard.turn().added == ("cpu",)
             assert partitions()["cpu"] == ("ip-10-4-33-1", "ip-10-4-33-2")
         assert guard.turn().added == ()
+        (reservation,) = target.slurm.reservations()
+        assert reservation.name == "care", "it is created once"
+        node = "ip-10-4-33-1"
+        target.slurm.scontrol("delete", "ReservationName=care")
+        target.slurm.scontrol(*repair_words(InstanceAction.REPLACE, node))
+        assert find_owner(target.slurm.node(node), SLURM_USERS) is Owner.PLATFORM
+        target.slurm.resume(node)
+        assert target.slurm.node(node).in_service, "slurmctld clears FAIL, as recovery expects"
     finally:
         target.destroy(lambda text: None)

@@ -16,11 +16,20 @@ from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.system.processes import FakeRunner
+from dalsegno.targets.cloud.agent_secrets import DERIVE
+from dalsegno.targets.cloud.monitoring import prometheus_files
 from dalsegno.targets.folder import ClusterFolder, write_applied
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.lifecycle import lifecycle_files
-from dalsegno.targets.hyperpod.node_plans import prometheus_files, role_plan
-from dalsegno.targets.hyperpod.partitions import DERIVE, PartitionGuard, plan_repair, read_groups, real_cluster
+from dalsegno.targets.hyperpod.node_plans import role_plan
+from dalsegno.targets.hyperpod.partitions import (
+    PartitionGuard,
+    ReservationChange,
+    plan_repair,
+    plan_reservations,
+    read_groups,
+    real_cluster,
+)
 from dalsegno.targets.hyperpod.requests import SharedFileSystem
 from tests.targets.hyperpod.conftest import CPU, GPU, cluster_of
 
@@ -177,7 +186,7 @@ def test_line_that_hyperpods_agent_overwrites_is_added_again(tmp_path, caplog):
     list_.write_text(resources(cpu=("10.4.33.1", "10.4.33.2"), gpu=("10.3.96.1", "10.3.96.2")))
     folder = ClusterFolder(tmp_path / "demo")
     folder.root.mkdir()
-    write_applied(folder, cluster_of(CPU + GPU))
+    write_applied(folder, cluster_of(CPU + GPU, "", CARE))
     secrets = tmp_path / "agents"
     key = tmp_path / "munge.key"
     key.write_bytes(b"\0key of munge\xff")
@@ -186,6 +195,7 @@ def test_line_that_hyperpods_agent_overwrites_is_added_again(tmp_path, caplog):
     assert guard.turn().added == ()
     reconfigured = [call for call in runner.calls if "reconfigure" in call]
     assert len(reconfigured) == 1
+    assert len([call for call in runner.calls if "ReservationName=care" in call]) == 1, "once, not in every turn"
     conf.write_text(THEIRS)  # HyperPod's agent has overwritten the file
     repair = guard.turn()
     assert (repair.added, repair.lost) == (("gpu",), ("gpu",))
@@ -197,3 +207,36 @@ def test_line_that_hyperpods_agent_overwrites_is_added_again(tmp_path, caplog):
     subprocess.run([sys.executable, "-I", "-c", DERIVE, key, "demo", "ip-10-4-33-1", own], check=True)
     assert own.read_text() == (secrets / "ip-10-4-33-1").read_text(), "the node and the controller agree"
     assert own.stat().st_mode & 0o777 == 0o600
+
+
+# Reservations
+
+CARE = "reservations: [{name: care, nodes: [cpu-1, cpu-2], users: [root], duration: 2h}]\n"
+
+
+def reserved(rest: str, made=None, present=(), known=KNOWN):
+    cluster = cluster_of(CPU, "", rest)
+    planned = [each.name for each in cluster.reservations]
+    return plan_reservations(real_cluster(cluster, GROUPS, known), planned, made or {}, present)
+
+
+def test_reservation_is_created_with_the_names_that_nodes_have_in_slurm():
+    words = reserved(CARE).create["care"]
+    assert words[:3] == ("create", "reservation", "ReservationName=care") and "Nodes=ip-10-4-33-[1-2]" in words
+
+
+def test_reservation_waits_until_slurm_knows_all_its_nodes():
+    assert reserved(CARE, known={"ip-10-4-33-1": KNOWN["ip-10-4-33-1"]}).create == {}
+
+
+def test_reservation_that_ended_or_was_deleted_by_a_person_is_not_created_again():
+    made = reserved(CARE).create
+    assert reserved(CARE, made) == reserved(CARE, made, ("care",)) == ReservationChange((), {})
+
+
+def test_changed_reservation_is_created_anew_and_one_that_left_the_file_is_deleted():
+    made = reserved(CARE).create
+    changed = reserved(CARE.replace("2h", "3h"), made, ("care", "theirs"))
+    assert changed.delete == ("care",) and list(changed.create) == ["care"]
+    assert reserved("", made, ("care", "theirs")) == ReservationChange(("care",), {})
+    assert reserved("", made, ()) == ReservationChange((), {}), "it has ended"

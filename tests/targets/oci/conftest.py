@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from dalsegno.setup.delivery import CodeBundle
 from dalsegno.spec.facts import Cluster
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
-from dalsegno.system.processes import FakeRunner
+from dalsegno.system.processes import Completed, FakeRunner, Runner
 from dalsegno.targets.oci.resource_manager import FakeResourceManager
 from dalsegno.targets.oci.target import OciTarget
 
@@ -48,7 +50,24 @@ def cluster_of(folder: Path, partitions: str = GPUS, settings: str = "", rest: s
     return resolve(parse_spec(text, "cluster.yaml"))
 
 
-def open_oci(folder: Path, manager: FakeResourceManager) -> OciTarget:
+def open_oci(folder: Path, manager: FakeResourceManager, runner: Runner | None = None) -> OciTarget:
     return OciTarget(
-        folder / "clusters" / "demo", lambda own: manager, FakeRunner(lambda argv, stdin: ""), lambda seconds: None
+        folder / "clusters" / "demo",
+        lambda own: manager,
+        runner or controller(),
+        lambda seconds: None,
+        lambda: CodeBundle("0.1-abc", ((Path(__file__), "dalsegno/x.py"),)),
     )
+
+
+def controller(answers: Mapping[str, Completed | str] | None = None, nodes: int = 2) -> FakeRunner:
+    """Return a runner whose ssh reaches a controller with nodes in Slurm. `answers` are by a part of the command."""
+
+    def answer(argv: tuple[str, ...], stdin: str | None) -> Completed | str:
+        found = next((text for part, text in (answers or {}).items() if part in argv[-1]), None)
+        if found is None and "show node" in argv[-1]:
+            facts = "State=IDLE CPUTot=8 RealMemory=1000 Partitions=train"
+            return "".join(f"NodeName=compute-{number} {facts}\n" for number in range(1, nodes + 1))
+        return found or ""
+
+    return FakeRunner(answer)

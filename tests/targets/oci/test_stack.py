@@ -36,7 +36,7 @@ def test_up_applies_exactly_the_plan_that_was_shown_and_follows_its_log(folder):
     said = up(target, cluster_of(folder))
     assert manager.started == [(StackOperation.PLAN, ""), (StackOperation.APPLY, "job-1")]
     assert "job-1: line 1" in said and "job-2: line 2" in said
-    assert said[-1] == "the controller is 203.0.113.7"
+    assert "the controller is 203.0.113.7" in said and said[-1] == "installing Dal Segno on 2 nodes"
     assert target.summary().phase is ClusterPhase.UP
     assert target.plan(cluster_of(folder)).empty
     assert target.shell(["hostname"], {}, "/").argv[-2:] == ["opc@203.0.113.7", "hostname"]

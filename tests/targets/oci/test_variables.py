@@ -73,16 +73,41 @@ def test_home_and_file_storage(folder):
         "/export",
     )
     home = variables(folder, rest="storage: [{name: home, mount: /home, type: fss, home: true}]\n")
-    assert home["shared_home"] == "fss"
+    assert (home["shared_home"], home["add_nfs"], home["nfs_target_path"]) == ("fss", True, "/fss")
+
+
+HOMES = "{name: home, mount: /home, type: fss, home: true}"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_homes_and_another_file_system_and_lustre_can_be_combined(folder, release):
+    lustre = ", {name: fast, mount: /fast, type: lustre, size: 31200G}" if release == "v3" else ""
+    found = variables(folder, release, rest=f"storage: [{HOMES}, {{name: data, mount: /data, type: fss}}{lustre}]\n")
+    assert (found["add_nfs"], found["nfs_target_path"]) == (True, "/data")
+    assert found["shared_home" if release == "v3" else "home_fss"] in ("fss", True)
+    assert found.get("lfs_target_path") == ("/fast" if lustre else None)
 
 
 @pytest.mark.parametrize(
     ("parts", "problem"),
     [
-        ({"partitions": f"{GPUS}, {GPUS.replace('train', 'more')}"}, "more than one partition"),
+        (
+            {"partitions": f"{GPUS}, {GPUS.replace('train', 'more')}"},
+            "more than one partition: its Terraform creates one",
+        ),
         ({"partitions": GPUS.replace("nodes: 2", "nodes: 2, spares: 1")}, "spares"),
         ({"settings": "  os: ubuntu2204\n"}, "no image with ubuntu2204"),
         ({"rest": "slurm: {topology: {nodes_per_switch: 1}}\n"}, "topology"),
+        ({"rest": "reservations: [{name: care, nodes: [train-1], users: [root]}]\n"}, "names nodes only when they run"),
+        (
+            {"rest": f"storage: [{HOMES}, {{name: a, mount: /a, type: fss}}, {{name: b, mount: /b, type: fss}}]\n"},
+            "one",
+        ),
+        (
+            {"rest": f"storage: [{HOMES}, {{name: a, mount: /a, type: nfs, source: '10.0.0.5:/export'}}]\n"},
+            "creates both file systems or none",
+        ),
+        ({"release": "v2.10", "rest": "storage: [{name: f, mount: /f, type: lustre, size: 31200G}]\n"}, "only release"),
     ],
 )
 def test_what_the_stack_cannot_do_is_refused(folder, parts, problem):

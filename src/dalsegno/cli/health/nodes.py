@@ -127,6 +127,39 @@ def _act(action: InstanceAction, nodes: tuple[str, ...], api: bool, name: str | 
     platform.act_on_machines(action, nodes, through_api=api)
 
 
+@command.command()
+@click.option("--partition", "-p", default="", help="Only the nodes of this partition; by default, all in service.")
+@click.option("--slots", is_flag=True, help="Add `slots=N` for Open MPI: the GPUs of a node, or its CPUs without GPUs.")
+@click.option("--rdma", is_flag=True, help="Write the names of OCI's RDMA network, as in its own hostfile.rdma.")
+@cluster_option
+@json_option
+def hostfile(partition: str, slots: bool, rdma: bool, name: str | None, json_: bool) -> None:
+    """Print a host file for mpirun: the name of a node in each line.
+
+    \b
+    dalsegno nodes hostfile > hosts           in a job: the nodes of the job
+    dalsegno nodes hostfile -p train --slots  elsewhere: the nodes in service
+    """
+    import os
+
+    from dalsegno.cluster import find_slurm
+    from dalsegno.slurm.hostfile import RDMA_SUFFIX, STACK_FOLDER, lines_of_job, lines_of_nodes, render_hostfile
+
+    if rdma and not os.path.isdir(STACK_FOLDER):
+        raise DalsegnoError(
+            "only nodes of OCI's HPC stack have names in an RDMA network",
+            hint="leave out --rdma; NCCL and MPI find RDMA cards without such names",
+        )
+    lines = None if partition or name else lines_of_job(os.environ)
+    if lines is None:
+        lines = lines_of_nodes(find_slurm(name).client.nodes(), partition)
+    suffix = RDMA_SUFFIX if rdma else ""
+    if json_:
+        out.as_json([{"name": f"{line.name}{suffix}", "slots": line.slots} for line in lines])
+    else:
+        out.data(render_hostfile(lines, slots=slots, suffix=suffix).rstrip("\n"))
+
+
 def _slurm_nodes(name: str | None) -> list[NodeInfo]:
     """Return Slurm's nodes; [] if Slurm does not answer: the controller's view is shown anyway."""
     from dalsegno.cluster import find_slurm, silence
@@ -142,7 +175,8 @@ def find_other_drains(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -
     """Return the nodes that an administrator took out of service, each with state, administrator and reason."""
     from dalsegno.recovery.decisions.reason import Owner, find_owner
 
-    return {node.name: _describe_drain(node) for node in nodes if find_owner(node, slurm_users) is Owner.SOMEONE}
+    others = (Owner.SOMEONE, Owner.PLATFORM)
+    return {node.name: _describe_drain(node) for node in nodes if find_owner(node, slurm_users) in others}
 
 
 def _describe_drain(node: NodeInfo) -> str:

@@ -278,6 +278,8 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
             "found drained by an earlier controller",
             fault,
         )
+    if owner is Owner.PLATFORM:
+        return None  # a reason of ours would take the place of the order
     quick = this.quick.get(node.name, NONE)
     faults = current_faults(node, own, this.policy, quick)
     if own.excuses and is_over(node, own, faults, this.policy.agents):
@@ -357,7 +359,16 @@ def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action 
 
 
 def _respect_administrator(node: NodeFacts, own: NodeRecord, owner: Owner, policy: Policy) -> Action | None:
-    """End the repair of a node that an administrator has drained, or returned to service in spite of its faults."""
+    """End the repair of a node that an administrator has drained, or returned to service in spite of its faults.
+
+    The same holds for a platform that repairs nodes by itself. What it returns has a new machine or was rebooted, so no
+    fault is accepted: the checks decide again.
+    """
+    ordered = bool(own.steps)  # by this controller
+    if owner is Owner.PLATFORM and not ordered:
+        return ChangePhase(node.name, NodePhase.IN_SERVICE, f"the platform has taken it over: {node.slurm.reason}")
+    if owner is Owner.NOBODY and ordered and policy.platform_returns and node.slurm.in_service:
+        return ChangePhase(node.name, NodePhase.IN_SERVICE, "the platform has repaired it and returned it to service")
     if owner is Owner.SOMEONE:
         return ChangePhase(node.name, NodePhase.IN_SERVICE, f"an administrator has taken it over: {node.slurm.reason}")
     if owner is Owner.NOBODY and own.fault and node.slurm.in_service:

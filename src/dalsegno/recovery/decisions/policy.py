@@ -31,9 +31,11 @@ class Policy:
     can: frozenset[Remedy] = frozenset({Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE})
     caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
     off: frozenset[str] = frozenset()  # disabled checks
+    on: frozenset[str] = frozenset()  # checks that the cluster file enables by name
     spares: frozenset[str] = frozenset()
     # Maps a node to a description of its machine, if only a person can replace it. Then a spare replaces the node.
     machines: Mapping[str, str] = field(default_factory=dict)
+    platform_returns: bool = False  # whether a platform returns the nodes that it has replaced or rebooted to service
     armed: frozenset[str] = frozenset()  # partitions in which recovery acts even if the mode is observe
     agents: bool = True  # whether the cluster has node agents; without them, no node can be validated and returned
     slurm_users: frozenset[str] = SLURM_USERS  # drains by these users are Slurm's own, not an administrator's
@@ -65,6 +67,7 @@ class Policy:
         spares: frozenset[str],
         slurm_users: frozenset[str] = SLURM_USERS,
         machines: Mapping[str, str] | None = None,
+        platform_returns: bool = False,
         **times: float,
     ) -> Policy:
         """Build the policy from the cluster file and what its target supports."""
@@ -72,8 +75,9 @@ class Policy:
         return cls(
             health.mode, health.max_out, health.per_hour, health.reboots_per_fault, health.reboots_per_day,
             float(health.reboots_apart_s), can=can, caps=caps, spares=spares, slurm_users=slurm_users,
-            machines=machines or {},
+            machines=machines or {}, platform_returns=platform_returns,
             armed=frozenset(health.armed),
+            on=frozenset(name for name, check in health.checks.items() if check.enabled),
             off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -71,6 +71,8 @@ def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> NodeFault | None:
 _OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")
 # The users under which slurmctld, slurmd and slurmstepd write reasons.
 SLURM_USERS = frozenset({"root", "slurm"})
+# Reasons that are orders to HyperPod's agent, written by our target, by HyperPod itself or by a person.
+ORDERS = frozenset({"Action:Replace", "Action:Reboot"})
 
 
 class Owner(Enum):
@@ -80,6 +82,7 @@ class Owner(Enum):
     US = "us"
     SPARE = "spare"
     SLURM = "slurm"  # slurmctld or slurmd, because of a fault that it detected
+    PLATFORM = "platform"  # the platform replaces or reboots the machine, because someone has ordered it
     SOMEONE = "someone else"
 
 
@@ -117,6 +120,8 @@ def find_owner(node: NodeInfo, slurm_users: Collection[str]) -> Owner:
         return Owner.US if node.draining or node.down else Owner.NOBODY
     if node.reason == SPARE_REASON:
         return Owner.SPARE if node.draining else Owner.NOBODY
+    if node.reason in ORDERS:
+        return Owner.PLATFORM if node.draining or node.down or NodeFlag.FAIL in node.flags else Owner.NOBODY
     if rule_of(node, slurm_users):
         return Owner.SLURM
     if node.down and not node.draining and is_absence(node.reason):
@@ -147,6 +152,7 @@ class Topic(Enum):
     AGENT_SILENT = "agent-silent"
     AGENT_DEAD = "agent-dead"
     QUICK_FAILURES = "quick-failures"
+    CORRUPTION = "corruption"  # a user's run reports that the node computes wrongly
     SLURM_DRAIN = "slurm-drain"  # Slurm itself took the node out of service
 
     @classmethod

@@ -30,6 +30,7 @@ class HyperPodHead(HeadSide):
     kind = "hyperpod"
     times = TIMES
     slurm_bin = SLURM_BIN
+    returns_nodes = True
 
     def replace(self, node: str) -> None:
         self.slurm.scontrol(*repair_words(InstanceAction.REPLACE, node))

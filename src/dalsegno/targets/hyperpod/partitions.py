@@ -3,18 +3,18 @@
 HyperPod's agent writes slurm.conf. It sometimes leaves a partition of the cluster out, so that its nodes are only in
 `dev`, and it drops lines that others appended. This service compares Slurm with the cluster file twice a minute. It
 keeps the missing PartitionName lines in a marked block at the end of slurm.conf, and changes nothing else in the file.
+
+It also creates the reservations of the cluster file, because the names of nodes are known only here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,10 +23,12 @@ from dalsegno.hostlist import compress, expand
 from dalsegno.log import start_logging
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.render.commands import reservation_commands
 from dalsegno.slurm.render.slurm_conf import partition_lines
 from dalsegno.spec.facts import Cluster, Node, Partition
-from dalsegno.system.files import make_folder, read_text, write_atomic, write_if_changed
+from dalsegno.system.files import read_text, write_atomic, write_if_changed
 from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.cloud.agent_secrets import MUNGE_KEY, write_secrets
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.hyperpod.answers import SlurmRole
@@ -38,26 +40,9 @@ log = logging.getLogger("partitions")
 BEGIN, END = "# BEGIN partitions of Dal Segno", "# END partitions of Dal Segno"
 CONF = "/opt/slurm/etc/slurm.conf"
 EVERY_S = 30.0
-MUNGE_KEY = "/etc/munge/munge.key"  # all machines of the cluster have it, and only root and munge can read it
-# Writes the secret of a node's agent, on the node. Without a key, there is no secret, and the agent works alone.
-DERIVE = """\
-import hashlib, hmac, os, sys
-key, cluster, node, path = sys.argv[1:]
-if os.path.exists(key):
-    with open(key, "rb") as file:
-        secret = hmac.new(file.read(), f"dalsegno {cluster} {node}".encode(), hashlib.sha256).hexdigest()
-    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(secret)
-    os.replace(path + ".new", path)
-"""
 _BLOCK = re.compile(rf"\n*{BEGIN}.*?\n.*?{END}\n?", re.DOTALL)
 _NAME = re.compile(r"^\s*PartitionName\s*=\s*(\S+)", re.IGNORECASE)
 _NODES = re.compile(r"\sNodes\s*=\s*(\S+)", re.IGNORECASE)
-
-
-def agent_secret(munge_key: bytes, cluster: str, node: str) -> str:
-    """Return the secret of a node's agent, as DERIVE computes it on the node."""
-    return hmac.new(munge_key, f"dalsegno {cluster} {node}".encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,12 @@ def real_cluster(cluster: Cluster, groups: Mapping[str, Sequence[str]], known: M
     partitions = tuple(
         replace(part, nodes=tuple(names[name] for name in part.nodes if name in names)) for part in cluster.partitions
     )
-    return replace(cluster, nodes=nodes, partitions=partitions)
+    reservations = tuple(
+        replace(each, nodes=tuple(names[name] for name in each.nodes))
+        for each in cluster.reservations
+        if all(name in names for name in each.nodes)
+    )
+    return replace(cluster, nodes=nodes, partitions=partitions, reservations=reservations)
 
 
 def plan_repair(conf: str, cluster: Cluster, present: Mapping[str, Sequence[str]]) -> PartitionRepair:
@@ -146,6 +136,30 @@ def _has_all(line: str, present: Sequence[str], partition: Partition) -> bool:
     return set(partition.nodes) <= named | set(present)
 
 
+@dataclass(frozen=True)
+class ReservationChange:
+    """What to do so that Slurm has the reservations of the cluster file."""
+
+    delete: tuple[str, ...]
+    create: Mapping[str, tuple[str, ...]]  # name -> the arguments of scontrol
+
+
+def plan_reservations(
+    cluster: Cluster, planned: Collection[str], made: Mapping[str, Sequence[str]], present: Collection[str]
+) -> ReservationChange:
+    """Compare the reservations of `cluster`, which has the real names of nodes, with those that were made before.
+
+    `planned` are the names in the cluster file, `made` the arguments used before, `present` the names in Slurm.
+    A reservation that has ended, or that a person deleted, is not created again until the file changes it.
+    """
+    wanted = {
+        each.name: tuple(words) for each, words in zip(cluster.reservations, reservation_commands(cluster), strict=True)
+    }
+    create = {name: words for name, words in wanted.items() if tuple(made.get(name, ())) != words}
+    gone = {name for name in made if name not in planned}
+    return ReservationChange(tuple(sorted((gone | {*create} & {*made}) & {*present})), create)
+
+
 class PartitionGuard:
     """Repairs the partitions of one cluster. `turn` may be called at any time."""
 
@@ -177,7 +191,25 @@ class PartitionGuard:
         self._carry_out(repair, conf)
         self._write_targets(real)
         self._write_secrets(real)
+        self._reserve(real, [each.name for each in cluster.reservations])
         return repair
+
+    def _reserve(self, real: Cluster, planned: Sequence[str]) -> None:
+        record = self.folder.root / "reservations.json"
+        made: dict[str, list[str]] = json.loads(read_text(record) or "{}")
+        if not made and not planned:
+            return
+        change = plan_reservations(real, planned, made, [each.name for each in self.slurm.reservations()])
+        for name in change.delete:
+            self.slurm.scontrol("delete", f"ReservationName={name}")
+            log.warning("reservation %s is deleted: the cluster file has another one, or none", name)
+        for name, words in change.create.items():
+            self.slurm.scontrol(*words)
+            log.warning("reservation %s is created", name)
+            made[name] = list(words)
+            write_atomic(record, json.dumps(made, indent=1))  # after each: the next command may fail
+        kept = {name: words for name, words in made.items() if name in planned}
+        write_if_changed(record, json.dumps(kept, indent=1))
 
     def _carry_out(self, repair: PartitionRepair, conf: str) -> None:
         if repair.conf != conf:
@@ -214,10 +246,7 @@ class PartitionGuard:
         """Write the secret of each node's agent: HyperPod names a node only when it runs."""
         if self.secrets is None:
             return
-        make_folder(self.secrets, 0o700)
-        key = self.munge_key.read_bytes()
-        for node in cluster.nodes:
-            write_if_changed(self.secrets / node.name, agent_secret(key, cluster.name, node.name), 0o600)
+        write_secrets(self.secrets, self.munge_key, cluster.name, [node.name for node in cluster.nodes])
 
 
 def _write_like(path: Path, text: str) -> None:

@@ -147,17 +147,19 @@ def _checks(cluster: Cluster, found: ClusterDescription | None) -> Iterator[Capa
 def refuse_unbuilt(cluster: Cluster) -> None:
     """Raise for parts of the cluster file that nothing sets up on HyperPod, so that nobody relies on them."""
     own = settings_of(cluster)
-    parts = {
-        "`spares`": any(node.spare for node in cluster.nodes),
-        "`slurm.backup_controller`": cluster.slurm.backup_controller,
-        "`slurm.rest`": cluster.slurm.rest,
-        "`slurm.topology`": bool(cluster.slurm.topology),
-        "`reservations`": bool(cluster.reservations),
-        "`containers.images`": bool(cluster.containers.images),
+    parts = {  # a part of the cluster file -> whether it is used, and why HyperPod cannot have it
+        "`spares`": (
+            any(node.spare for node in cluster.nodes),
+            "HyperPod puts every instance of a group in service, and replaces broken ones from its own machines",
+        ),
+        "`slurm.backup_controller`": (cluster.slurm.backup_controller, "HyperPod runs slurmctld on one instance"),
+        "`slurm.rest`": (cluster.slurm.rest, "HyperPod's image has no slurmrestd that we set up"),
+        "`slurm.topology`": (bool(cluster.slurm.topology), "HyperPod's agent writes slurm.conf and the topology"),
+        "`containers.images`": (bool(cluster.containers.images), "images are not imported there in advance"),
     }
-    if found := [name for name, used in parts.items() if used]:
+    if found := [f"{name}: {why}" for name, (used, why) in parts.items() if used]:
         raise TargetError(
-            f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} not built yet for `target: hyperpod`",
+            f"not possible with `target: hyperpod`: {'; '.join(found)}",
             hint="remove it from the cluster file; `dalsegno run --spares N` keeps spare nodes for one run",
         )
     machines = {"head": own.head_instance, **({"login": own.login_instance} if cluster.logins else {})}

@@ -36,6 +36,7 @@ class OciState:
     job_operation: StackOperation = StackOperation.PLAN
     controller: str = ""  # address of the controller
     variables: Mapping[str, str] = field(default_factory=dict)
+    setup: str = ""  # digest of the scripts that ran on all machines; "" while one of them is not set up
     role: ClusterRole = ClusterRole.OPERATOR
     target: str = "oci"
 
@@ -50,15 +51,28 @@ PHASES = {
 
 @dataclass(frozen=True)
 class OciPlan(CloudPlan):
-    """The plan of one `up`: the variables of the stack, and the job of an earlier `up` that still runs."""
+    """The plan of one `up`: the variables of the stack, the job of an earlier `up` that still runs, and the scripts."""
 
     variables: Mapping[str, Setting] = field(default_factory=dict)
     state: OciState | None = None
+    scripts: Mapping[str, str] = field(default_factory=dict)  # the scripts that set up the machines
+    installs: bool = False  # whether the machines lack Dal Segno, or have an older setup
+
+    @property
+    def changes_stack(self) -> bool:
+        return not super().empty
+
+    @property
+    def empty(self) -> bool:
+        return not (self.changes_stack or self.installs)
 
     def _sentences(self) -> Iterator[str]:
-        yield from super()._sentences()
-        if not self.empty:
+        if self.changes_stack or self.empty:
+            yield from super()._sentences()
+        if self.changes_stack:
             yield "runs a PLAN job, whose log is shown, and then the APPLY job of exactly that plan"
+        if self.installs:
+            yield "installs Dal Segno, its agents and the RDMA variables of jobs on the machines; jobs continue"
 
     def details(self) -> list[str]:
         shown = {name: value for name, value in self.variables.items() if not name.endswith("ssh_key")}

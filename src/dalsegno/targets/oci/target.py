@@ -12,17 +12,28 @@ from functools import cache
 from pathlib import Path
 
 from dalsegno.errors import NotThere, TargetError
+from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.spec.platform_facts import OciFacts
 from dalsegno.system.files import make_folder, remove_tree, write_atomic
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeTimes, Plan, Removal, Say, ShellEntry
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.consequences import CapacityCheck, Minutes
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
 from dalsegno.targets.folder import ClusterFolder, read_applied, write_applied
+from dalsegno.targets.machines import InstanceAction, MachineStatus
+from dalsegno.targets.oci.head import (
+    TIMES,
+    cluster_to_grow,
+    describe_command,
+    read_machine,
+    reboot_command,
+    replace_commands,
+)
+from dalsegno.targets.oci.node_plans import install_script, setup_digest, setup_files
 from dalsegno.targets.oci.plan import (
     PHASES,
     OciPlan,
@@ -33,6 +44,7 @@ from dalsegno.targets.oci.plan import (
     read_oci_state,
 )
 from dalsegno.targets.oci.resource_manager import ResourceManager, SdkResourceManager, StackJobState, StackOperation
+from dalsegno.targets.oci.setup import ControllerShell, set_up_machines
 from dalsegno.targets.oci.variables import (
     login_user,
     policy_statements,
@@ -42,9 +54,18 @@ from dalsegno.targets.oci.variables import (
     terraform_variables,
     user_commands,
 )
-from dalsegno.targets.sides import CommandsOnHead, OperatorSide, as_user, ask_slurm, at_terminal, node_status
+from dalsegno.targets.sides import (
+    CommandsOnHead,
+    OperatorSide,
+    applied_cluster,
+    as_user,
+    ask_slurm,
+    at_terminal,
+    node_status,
+)
 
 Connect = Callable[[OciFacts], ResourceManager]
+COMMAND_S = 1800.0  # resize.sh of release 2.10 waits until the new machine is configured
 RELEASES_PAGE = "https://github.com/oracle-quickstart/oci-hpc/releases"
 
 
@@ -52,7 +73,7 @@ class OciTarget(OperatorSide):
     """The cluster in one state folder of the operator's machine."""
 
     kind = "oci"
-    times = NodeTimes(boot_s=3600.0, gone_s=60.0)
+    times = TIMES
 
     def __init__(
         self,
@@ -60,8 +81,10 @@ class OciTarget(OperatorSide):
         connect: Connect = lambda own: SdkResourceManager(own.region, own.profile),
         runner: Runner | None = None,
         pause: Callable[[float], None] = time.sleep,
+        bundle: Callable[[], CodeBundle] = find_bundle,
     ) -> None:
         self.folder = ClusterFolder(folder)
+        self._bundle = cache(bundle)
         self._connect, self._runner, self._pause = cache_by_profile(connect), runner or LocalRunner(), pause
 
     def plan(self, cluster: Cluster) -> OciPlan:
@@ -86,6 +109,7 @@ class OciTarget(OperatorSide):
         wanted = resource_manager_variables(variables)
         fresh = state is None or not exists or not state.variables
         running = bool(state and state.job and state.phase is not OciStage.UP)
+        scripts = setup_files(cluster, self._bundle().key)
         return OciPlan(
             cluster,
             fresh=fresh,
@@ -99,6 +123,8 @@ class OciTarget(OperatorSide):
             ),
             variables=variables,
             state=state,
+            scripts=scripts,
+            installs=state is None or state.setup != setup_digest(scripts),
         )
 
     def apply(self, plan: Plan, say: Say) -> None:
@@ -106,9 +132,15 @@ class OciTarget(OperatorSide):
             raise TypeError(f"not a plan of the oci target: {plan!r}")
         if plan.empty:
             return
+        state = plan.state
+        if plan.changes_stack or state is None:
+            state = self._change_stack(plan, say)
+        self._set_up(plan, state, say)
+
+    def _change_stack(self, plan: OciPlan, say: Say) -> OciState:
         own, manager = settings_of(plan.cluster), self._connect(settings_of(plan.cluster))
         stage = OciStage.MAKING if plan.fresh else OciStage.CHANGING
-        state = self._save(replace(plan.state or OciState(stage), phase=stage))
+        state = self._save(replace(plan.state or OciState(stage), phase=stage, setup=""))
         if plan.resumes:
             self._follow(manager, state, say)
         variables = resource_manager_variables(plan.variables)
@@ -121,8 +153,18 @@ class OciTarget(OperatorSide):
                 "the stack has no output `controller`", hint="use the HPC stack of Oracle, release v2.10 or later"
             )
         write_applied(self.folder, plan.cluster)
-        self._save(replace(state, phase=OciStage.UP, controller=outputs["controller"], variables=variables))
         say(f"the controller is {outputs['controller']}")
+        return self._save(replace(state, phase=OciStage.UP, controller=outputs["controller"], variables=variables))
+
+    def _set_up(self, plan: OciPlan, state: OciState, say: Say) -> None:
+        """Install Dal Segno on the machines. If this fails, the stack stays as it is, and the next `up` continues."""
+        write_applied(self.folder, plan.cluster)
+        controller = ControllerShell(
+            lambda command: self.ssh_argv(command, batch=True), lambda: self.slurm.nodes(), self._runner, self._pause
+        )
+        script = install_script(plan.cluster, plan.scripts, self._bundle().archive())
+        set_up_machines(plan.cluster, script, controller, say)
+        self._save(replace(state, setup=setup_digest(plan.scripts)))
 
     def _prepare_stack(
         self,
@@ -256,7 +298,9 @@ class OciTarget(OperatorSide):
     ) -> ShellEntry:
         return ShellEntry(self.ssh_argv(as_user(command, user), host, terminal=at_terminal()), dict(env))
 
-    def ssh_argv(self, command: Sequence[str], host: str | None = None, *, terminal: bool = False) -> list[str]:
+    def ssh_argv(
+        self, command: Sequence[str], host: str | None = None, *, terminal: bool = False, batch: bool = False
+    ) -> list[str]:
         """Return ssh to the controller, or through it to a node by its name in Slurm."""
         state, applied = read_oci_state(self.folder), read_applied(self.folder)
         if state is None or applied is None or not state.controller:
@@ -265,6 +309,7 @@ class OciTarget(OperatorSide):
         key, user = own.ssh_key.removesuffix(".pub"), login_user(own)
         argv = ["ssh", "-i", key, "-o", "StrictHostKeyChecking=accept-new"]
         argv += ["-t"] if terminal and command else []
+        argv += ["-o", "BatchMode=yes"] if batch else []
         if host and host not in ("head", "controller"):
             proxy = shlex.join(["ssh", "-i", key, "-W", "[%h]:%p", f"{user}@{state.controller}"])
             argv += ["-o", f"ProxyCommand={proxy}", "--", f"{user}@{host}"]
@@ -272,9 +317,39 @@ class OciTarget(OperatorSide):
             argv += ["--", f"{user}@{state.controller}"]
         return [*argv, shlex.join(command)] if command else argv
 
-    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
-        """Return how to run `dalsegno ARGUMENTS` on the controller, where people install Dal Segno with pip."""
-        return self.shell([*(["sudo", "--"] if root else []), "dalsegno", *arguments], dict(os.environ), "/")
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
+        """Return how to run `dalsegno ARGUMENTS` on the controller. Machines are replaced and rebooted from here."""
+        if tuple(arguments[:2]) in (("nodes", "replace"), ("nodes", "reboot")):
+            return None
+        return super().forward(arguments, root=root)
+
+    # Machines
+
+    def machines(self) -> list[MachineStatus]:
+        """Return the nodes as Slurm knows them."""
+        return [
+            MachineStatus(node.name, node.name, "", ",".join(node.partitions), "", "", node.word)
+            for node in self.slurm.nodes()
+        ]
+
+    def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None:
+        """Replace or reboot machines with the stack's own commands on the controller."""
+        release = settings_of(applied_cluster(self.folder)).stack_version
+        for name in names:
+            self.slurm.node(name)  # raises for a name that Slurm does not know
+            if action is InstanceAction.REBOOT:
+                self._on_controller(reboot_command(release, name))
+                continue
+            grown = ""
+            if release == "v3":
+                grown = cluster_to_grow(read_machine(self._on_controller(describe_command(name)), name), name)
+            self.slurm.scontrol("update", f"NodeName={name}", "State=DRAIN", "Reason=dalsegno:replace:requested")
+            for command in replace_commands(release, name, grown):
+                self._on_controller(command)
+
+    def _on_controller(self, command: Sequence[str]) -> str:
+        done = self._runner.run(self.ssh_argv(command, batch=True), timeout_s=COMMAND_S)
+        return done.checked("run the command on the controller: `dalsegno ssh head`").stdout
 
 
 def cache_by_profile(connect: Connect) -> Connect:

@@ -24,6 +24,7 @@ GPU_IMAGES = {"v2.10": "GPU_OL8_NV550", "v3": "GPU_OL8_NV570"}
 HPC_IMAGE = "HPC_OL8"
 PRIVILEGE_GID = 9876  # the stack's group whose members may run containers
 HEAD_BOOT_GIB = 150
+SECOND_MOUNT = "/fss"  # the stack's default for its file storage
 
 
 @dataclass(frozen=True)
@@ -147,9 +148,18 @@ def _software(cluster: Cluster) -> dict[str, Setting]:
     }
 
 
+def stack_home(cluster: Cluster) -> Storage | None:
+    """Return the homes that the stack itself puts on file storage: those at /home. Other homes are a plain store."""
+    return next((each for each in cluster.storage if each.home and each.type == "fss" and each.mount == "/home"), None)
+
+
+def _stores(cluster: Cluster) -> list[Storage]:
+    """Return the file systems of type fss or nfs beside the stack's own homes."""
+    return [each for each in cluster.storage if each.type in ("fss", "nfs") and each is not stack_home(cluster)]
+
+
 def _storage(cluster: Cluster, own: OciFacts, ad: str) -> dict[str, Setting]:
-    home = next((each for each in cluster.storage if each.home), None)
-    on_file_storage = home is not None and home.type == "fss" and home.mount == "/home"
+    on_file_storage = stack_home(cluster) is not None
     found: dict[str, Setting] = {
         "home on the head": not on_file_storage,
         "home on file storage": on_file_storage,
@@ -158,8 +168,12 @@ def _storage(cluster: Cluster, own: OciFacts, ad: str) -> dict[str, Setting]:
         "redundancy": False,
         "storage": False,
     }
-    for each in cluster.storage:
-        if each.type in ("fss", "nfs"):
+    stores = _stores(cluster)
+    if on_file_storage and not stores:
+        # The stack creates file storage for homes only beside another file system, so it gets an empty one.
+        stores = [Storage("fss", SECOND_MOUNT, "fss")]
+    for each in [*stores, *cluster.storage]:
+        if each in stores:
             found |= _file_storage(each, own, ad)
         elif each.type == "lustre":
             found |= _lustre(each)
@@ -187,21 +201,35 @@ def _lustre(storage: Storage) -> dict[str, Setting]:
 
 def refuse_unbuilt(cluster: Cluster) -> None:
     """Raise for parts of the cluster file that the stack does not have, so that nobody relies on them."""
-    own = settings_of(cluster)
-    stores = [each for each in cluster.storage if each.type in ("fss", "nfs")]
-    parts = {
-        "more than one partition": len(cluster.partitions) > 1,
-        "`spares`": any(node.spare for node in cluster.nodes),
-        "more than one login node": len(cluster.logins) > 1,
-        "`slurm.rest`": cluster.slurm.rest,
-        "more than one file system of type fss or nfs": len(stores) > 1,
-        "`storage` of type lustre with stack v2.10": own.stack_version == "v2.10"
-        and any(each.type == "lustre" for each in cluster.storage),
-        "`slurm.topology` with stack v3": own.stack_version == "v3" and bool(cluster.slurm.topology),
+    own, stores = settings_of(cluster), _stores(cluster)
+    lustre = [each for each in cluster.storage if each.type == "lustre"]
+    parts = {  # a part of the cluster file -> whether it is used, and why the stack cannot do it
+        "more than one partition": (
+            len(cluster.partitions) > 1,
+            "its Terraform creates one, and `down` would leave the machines of others, which cost money",
+        ),
+        "`spares`": (any(node.spare for node in cluster.nodes), "all its nodes are in the partition"),
+        "`reservations`": (bool(cluster.reservations), "it names nodes only when they run"),
+        "more than one login node": (len(cluster.logins) > 1, "its Terraform creates one"),
+        "`slurm.rest`": (cluster.slurm.rest, "it has no variable for it"),
+        "more than one file system of type fss or nfs": (
+            len(stores) > 1,
+            "it mounts one, beside homes of type fss at /home and Lustre",
+        ),
+        "a file system with `source` beside homes of type fss": (
+            stack_home(cluster) is not None and any(each.source for each in stores),
+            "it creates both file systems or none",
+        ),
+        "`storage` of type lustre": (bool(lustre) and own.stack_version == "v2.10", "only release v3 mounts Lustre"),
+        "more than one file system of type lustre": (len(lustre) > 1, "it mounts one"),
+        "`slurm.topology`": (
+            bool(cluster.slurm.topology) and own.stack_version == "v3",
+            "release v3 computes it from the network itself",
+        ),
     }
-    if found := [name for name, used in parts.items() if used]:
+    if found := [f"{name}: {why}" for name, (used, why) in parts.items() if used]:
         raise TargetError(
-            f"{' and '.join(found)}: the stack has no variable for it",
+            f"the HPC stack of release {own.stack_version} cannot have {'; '.join(found)}",
             hint="remove it from the cluster file, and add it on the controller afterwards",
         )
     if not own.image and own.os != "ol8":
