@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -281,3 +282,14 @@ def test_file_whose_backup_is_gone_is_not_replaced_by_an_empty_one(tmp_path: Pat
     with pytest.raises(Refused, match="backup"):
         record.restore(str(target), "files")
     assert target.read_text() == "ours"
+
+
+def test_systemd_understands_the_unit_of_a_service(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd's programs")
+    env = {"PATH": "/usr/bin", "TOLD": 'a "b" 100% $HOME'}
+    service = PlannedService("controller", ("/bin/true", "--agents", "a b", "50%", "$HOME"), "/var/log/a.log", env)
+    unit = tmp_path / "dalsegno-controller.service"
+    unit.write_text(unit_text(plan_to_json(replace(PLAN, services=(service,)))["services"][0], "demo"))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -81,6 +81,16 @@ class SshPlan:
         serves = any(service.name == NFS_SERVER for service in self.plans[self.cluster.head].services)
         return serves and any(change.kind is ChangeKind.MOUNT for each in self.changes.values() for change in each)
 
+    @property
+    def head_last(self) -> bool:
+        """Whether the head must be changed after the other hosts: they unmount what it exported until now."""
+        gone = (ChangeAction.UNMOUNT, ChangeAction.CHANGE)
+        return not self.head_first and any(
+            change.kind is ChangeKind.MOUNT and change.action in gone
+            for each in self.changes.values()
+            for change in each
+        )
+
     def writes(self, path: str) -> bool:
         return self._does(ChangeKind.FILE, path)
 
