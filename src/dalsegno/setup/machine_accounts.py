@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.setup.machine_record import SETUP, Change, Json, Record, Refused, checked, digest, emit, read, run, write
-from dalsegno.users.homes import install_keys, make_home
+from dalsegno.users.homes import check_home, install_keys, make_home, remove_home
 
 ACCOUNTS = os.path.join(os.path.dirname(SETUP), "accounts.json")
 PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
@@ -238,3 +238,20 @@ def find_group(name: str) -> grp.struct_group | None:
         return grp.getgrnam(name)
     except KeyError:
         return None
+
+
+def main(arguments: list[str]) -> int:
+    """Run `remove-home (check|delete) HOME UID` on a machine that has our code and serves the home.
+
+    The home of an account that the machine had before is not ours to delete.
+    """
+    action, path, uid = arguments
+    home = Path(path)
+    try:
+        if find_user(home.name) and home.name not in json.loads(read(ACCOUNTS) or b"{}").get("users", {}):
+            what = f"{home.name} is an account that this machine had before, so {home} is not deleted"
+            raise DalsegnoError(what, hint="leave out `--remove-home`")
+        (remove_home if action == "delete" else check_home)(home, int(uid))
+    except DalsegnoError as error:
+        raise SystemExit(f"{error.what}\n{error.hint}") from None
+    return 0

@@ -1,10 +1,11 @@
-"""Abilities of targets on a platform that manages machines by itself: list, replace and reboot them, export metrics."""
+"""Abilities of targets whose machines are elsewhere: list, replace and reboot them, export metrics, delete homes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from dalsegno.spec.facts import Cluster
@@ -46,6 +47,15 @@ class CanExport(Protocol):
     """A target that puts exporters and Prometheus on its own machines, and sends the metrics elsewhere."""
 
     def switch_exporters(self, on: bool) -> Plan: ...
+
+
+@runtime_checkable
+class ServesHomes(Protocol):
+    """A target whose home folders are on other machines, where they can be deleted."""
+
+    def remove_home(self, home: Path, uid: int | None, *, only_check: bool = False) -> None:
+        """Delete a home folder with everything in it. Raise if it belongs to somebody else than this uid; with
+        `only_check`, do nothing more."""
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
 from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
+from dalsegno.programs import HOST_LAUNCHER
 from dalsegno.setup.delivery import compare_request, status_request
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, SshAccess, SshHost
@@ -51,7 +52,7 @@ from dalsegno.targets.ssh.folder import (
     write_ssh_state,
 )
 from dalsegno.targets.ssh.monitoring import monitor_layout
-from dalsegno.targets.ssh.people import homes_of, refuse_privileges
+from dalsegno.targets.ssh.people import home_storage, homes_of, refuse_privileges
 from dalsegno.targets.ssh.plan import SshPlan, check_releases, refuse_unbuilt
 from dalsegno.targets.ssh.services import PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
@@ -76,7 +77,7 @@ def connect(ssh: SshAccess) -> SshConnections:
     return SshConnections([address_of(host) for host in ssh.hosts], known_hosts=known_hosts, sudo_password=password)
 
 
-IMPORT_S = 3600.0
+IMPORT_S, REMOVE_S = 3600.0, 3600.0
 _IMPORT_HINT = "the head must reach the registry; `dalsegno up` does not try again: `dalsegno image import` on the head"
 
 
@@ -192,6 +193,21 @@ class SshTarget:
     def change_people(self, roster: Roster) -> SshPlan:
         applied = self.people().cluster
         return self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
+
+    def remove_home(self, home: Path, uid: int | None, *, only_check: bool = False) -> None:
+        state, applied = self._known(), self.people().cluster
+        places = [state.head] if home_storage(applied) else list(state.ssh.names)
+        action = "check" if only_check else "delete"
+        argv = [*HOST_LAUNCHER, "remove-home", action, str(home), str(-1 if uid is None else uid)]
+        with self._connect(state.ssh) as hosts:
+            for host, done in hosts.each(
+                places, lambda host: hosts.run(host, argv, root=True, timeout_s=REMOVE_S)
+            ).items():
+                if isinstance(done, DalsegnoError):
+                    raise done
+                if done.exit_code != 0:
+                    what, _, hint = done.stderr.strip().partition("\n")
+                    raise TargetError(f"{host}: {what}", hint=hint)
 
     def switch_monitor(self, on: bool) -> SshPlan:
         applied = self.people().cluster
