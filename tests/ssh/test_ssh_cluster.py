@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers.images import Layout, folder, member
+from tests.containers.registries import push, registry
 from tests.ssh.cluster_operator import SOURCE, Done, Operator
 from tests.ssh.hosts import make_key, reason_to_skip, running_hosts
 from tests.waiting import eventually
@@ -23,7 +25,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 LOGIN = "admin"  # may use sudo without a password
 FOREIGN = "# written by hand\n"
 STORAGE = "[{name: team, mount: /shared, type: existing, home: true}, {name: disk, mount: /scratch, type: scratch}]"
-PARTS = f"storage: {STORAGE}\ncontainers: {{enabled: true}}\nslurm: {{rest: true}}\nmonitoring: {{interval: 5s}}\n"
+IMAGES = "/shared/images"
+CONTAINERS = f"containers: {{enabled: true, folder: {IMAGES}}}\n"
+PARTS = f"storage: {STORAGE}\n{CONTAINERS}slurm: {{rest: true}}\nmonitoring: {{interval: 5s}}\n"
 MORE = f"users: [{{name: ada}}]\nhealth: {{mode: observe}}\n{PARTS}"
 
 
@@ -252,6 +256,28 @@ def test_run_continues_after_a_worker_was_killed(lab):
     assert eventually(lambda: lab.on_head("squeue", "-h") == "", every_s=0.5)
 
 
+def test_images_of_the_file_are_imported_on_the_head_and_used_by_all_hosts(lab, tmp_path):
+    """Of an existing and a missing image, the first is imported and the second reported; the cluster is up."""
+    layout = Layout(tmp_path / "oci")
+    busybox = Path(shutil.which("busybox") or "").read_bytes()
+    layout.image("v1", [([folder("bin"), member("bin/sh", busybox, mode=0o755)], "gzip")], config={"Env": ["FROM=v1"]})
+    text, on_head = lab.file.read_text(), ("nsenter", f"--net=/proc/{lab.rack['head'].pid}/ns/net")
+    with registry(tmp_path, prefix=on_head) as address:
+        push(layout.path, "v1", address, "team/app:v1", prefix=on_head)
+        there, missing = f"{address}#team/app:v1", f"{address}#team/none:v1"
+        lab.file.write_text(text.replace(f"folder: {IMAGES}", f"folder: {IMAGES}, images: ['{missing}', '{there}']"))
+        done = lab.up(code=1)
+    assert "lab is up, but images were not imported" in done.err and f"{missing}: " in done.err
+    as_ada = ["runuser", "-l", "ada", "-c"]
+    assert "team/app:v1" in lab.on_head(*as_ada, "dalsegno image ls")
+    # All hosts find the file of root. Here they have no loop devices to mount it, so a copy is run instead.
+    found = lab.on_head(*as_ada, f"srun -N2 --container-image={there} true 2>&1 || true")
+    assert all(f"{node}: container: /dev/loop-control" in found for node in ("n1", "n2"))
+    lab.on_head(*as_ada, f"cp {IMAGES}/images/*.sqsh app.sqsh")
+    assert lab.on_head(*as_ada, "srun -N2 --container-image=./app.sqsh sh -c 'echo $FROM'") == "v1\nv1\n"
+    lab.file.write_text(text)  # the next `up` has other things to do, too
+
+
 def test_changed_file_applies_only_the_difference(lab):
     before = pids(lab, "slurmctld", "slurmd", "munged")
     text = lab.file.read_text()
@@ -283,6 +309,36 @@ def test_killed_daemon_is_started_again(lab):
     assert eventually(lambda: "starts slurmd" in lab.dalsegno("plan", str(lab.file)).out)
     lab.up()
     assert lab.on_head("srun", "-w", "n1", "hostname") == "n1\n"
+
+
+HEAL = "health: {reboots: {per_fault: 0}, checks: {pair-collective: off, load-product: off, load-memory: off}}"
+
+# A machine that was replaced has another boot id. Its agent is restarted, and reads it.
+NEW_MACHINE = """
+cat /proc/sys/kernel/random/uuid > /run/boot_id
+mount --bind /run/boot_id /proc/sys/kernel/random/boot_id
+pkill -f '[p]rograms.py node-agent'
+"""
+
+
+def test_spare_takes_the_place_of_a_node_and_a_person_is_told_which_machine_to_replace(lab):
+    text = lab.file.read_text()
+    lab.file.write_text(text.replace("'n[1-2]'", "n1, spares: n2").replace("health: {mode: observe}", HEAL))
+    lab.up()
+
+    def phases() -> dict[str, str]:
+        return {node["node"]: node["phase"] for node in json.loads(lab.dalsegno("nodes", "--json").out)}
+
+    assert eventually(lambda: phases() == {"n1": "in service", "n2": "spare"}, timeout_s=60, every_s=1)
+    lab.rack["n1"].run("sh", "-c", "kill -9 $(pidof slurmd)")
+    assert eventually(lambda: phases() == {"n1": "given up", "n2": "in service"}, timeout_s=60, every_s=1)
+    machine = f"a person must replace the machine of n1 at {lab.rack['n1'].address}"
+    assert f"in service in place of n1: {machine}" in lab.dalsegno("events", "--node", "n2").out
+    assert machine in lab.dalsegno("why", "n1").out
+    assert lab.on_head("srun", "-N1", "hostname") == "n2\n"
+    lab.rack["n1"].run("sh", "-c", NEW_MACHINE)
+    lab.up()
+    assert eventually(lambda: phases() == {"n1": "in service", "n2": "spare"}, timeout_s=60, every_s=1)
 
 
 def test_node_that_leaves_the_file_is_cleaned(lab):
