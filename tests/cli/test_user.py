@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.user import _as_json, _fingerprint, _given, _user
+from dalsegno.cli.cluster.user import _as_json, _fingerprint, _given, _user
 from dalsegno.errors import UsageError
 from dalsegno.spec.facts import Cluster, Slurm, User
 from dalsegno.targets.base import PeopleView

@@ -11,11 +11,28 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.runs.coordinator.admission import NodeAdmission
-from dalsegno.runs.coordinator.agents import Peer, RunAgents, StartMessages, order_standbys, setup_message
+from dalsegno.runs.coordinator.agents.agents import Peer, RunAgents, StartMessages, order_standbys, setup_message
+from dalsegno.runs.coordinator.agents.connect import Connect, listen_again, read_connect, write_connect
+from dalsegno.runs.coordinator.agents.hangs import HangWatch
+from dalsegno.runs.coordinator.agents.messages import (
+    AgentMessage,
+    AllStopped,
+    Broken,
+    EndedWorker,
+    GrantRequested,
+    MemoryHeld,
+    NodeActivity,
+    ParentDied,
+    Ready,
+    Signalled,
+    StacksTaken,
+    Stepped,
+    WorkersResumed,
+    to_event,
+)
 from dalsegno.runs.coordinator.background import BackgroundTasks, PacedAction
-from dalsegno.runs.coordinator.connect import Connect, listen_again, read_connect, write_connect
-from dalsegno.runs.coordinator.events import (
+from dalsegno.runs.coordinator.generations.admission import NodeAdmission
+from dalsegno.runs.coordinator.generations.events import (
     REPEATED,
     AgentGone,
     AgentJoined,
@@ -32,32 +49,15 @@ from dalsegno.runs.coordinator.events import (
     StopGeneration,
     Wait,
 )
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
-from dalsegno.runs.coordinator.goodput import ProgressWriter
-from dalsegno.runs.coordinator.hangs import HangWatch
-from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.messages import (
-    AgentMessage,
-    AllStopped,
-    Broken,
-    EndedWorker,
-    GrantRequested,
-    MemoryHeld,
-    NodeActivity,
-    ParentDied,
-    Ready,
-    Signalled,
-    StacksTaken,
-    Stepped,
-    WorkersResumed,
-    to_event,
-)
-from dalsegno.runs.coordinator.node_source import NodeSource, RunControl
-from dalsegno.runs.coordinator.report import RunFacts, StatusWriter, log
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, advance
+from dalsegno.runs.coordinator.generations.memory import MemoryTable
+from dalsegno.runs.coordinator.generations.standbys import GpuUse, StandbyPlan, StandbyReady
+from dalsegno.runs.coordinator.nodes.node_source import NodeSource, RunControl
+from dalsegno.runs.coordinator.reports.goodput import ProgressWriter
+from dalsegno.runs.coordinator.reports.report import RunFacts, StatusWriter, log
 from dalsegno.runs.coordinator.saved_state import Saved, find_saved, unfinished, write_saved
 from dalsegno.runs.coordinator.shutdown import finish_agents
 from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
-from dalsegno.runs.coordinator.standbys import GpuUse, StandbyPlan, StandbyReady
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import SAVED

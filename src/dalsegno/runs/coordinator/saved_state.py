@@ -10,10 +10,10 @@ from typing import Any
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.causes import CauseKind, Failure, first_cause
-from dalsegno.runs.coordinator.events import Finish, Order, ReleaseNodes
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run
-from dalsegno.runs.coordinator.group import GroupPlace, Members
+from dalsegno.runs.coordinator.generations.causes import CauseKind, Failure, first_cause
+from dalsegno.runs.coordinator.generations.events import Finish, Order, ReleaseNodes
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.generations.group import GroupPlace, Members
 from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.folder import repair_hint
 from dalsegno.system.children import Process
