@@ -341,11 +341,30 @@ def test_spare_takes_the_place_of_a_node_and_a_person_is_told_which_machine_to_r
     assert eventually(lambda: phases() == {"n1": "in service", "n2": "spare"}, timeout_s=60, every_s=1)
 
 
+ADOPT = Path("/lib/security/pam_slurm_adopt.so")
+
+
 def test_node_that_leaves_the_file_is_cleaned(lab):
     lab.write(nodes="n1", more=MORE, user=LOGIN)
+    if ADOPT.exists():  # for the next test
+        lab.file.write_text(lab.file.read_text().replace("ssh:\n", "ssh:\n  logins_need_job: true\n"))
     lab.up()
     assert lab.on_head("sinfo", "-hNo", "%N").split() == ["n1"]
     assert lab.rack["n2"].run("sh", "-c", "ls /etc/slurm; pidof slurmd munged || true") == ""
+
+
+def test_user_logs_in_to_a_node_only_with_a_job_there_and_the_session_is_part_of_the_job(lab):
+    if not ADOPT.exists():
+        pytest.skip("needs the package libpam-slurm-adopt")
+    as_ada, ssh = ["runuser", "-l", "ada", "-c"], "ssh -o BatchMode=yes n1"
+    assert "you have no active jobs on this node" in lab.on_head(*as_ada, f"{ssh} hostname 2>&1 || true")
+    job = lab.on_head(*as_ada, "sbatch --parsable -D /tmp --wrap 'sleep 300'").strip()
+    eventually(lambda: lab.on_head("squeue", "-hj", job, "-o", "%T").strip() == "RUNNING")
+    assert f"/job_{job}/step_extern" in lab.on_head(*as_ada, f"{ssh} cat /proc/self/cgroup")
+    lab.on_head(*as_ada, f"{ssh} 'sleep 300 >/dev/null 2>&1 &'")
+    lab.on_head("scancel", job)
+    eventually(lambda: lab.rack["n1"].run("sh", "-c", "pgrep -u ada -x sleep || true") == "")
+    assert lab.dalsegno("ssh", "n1", "--", "hostname").out == "n1\n", "the operator gets in without a job"
 
 
 def test_connection_that_is_cut_half_way_is_continued_by_the_next_up(lab):
@@ -360,6 +379,7 @@ def test_connection_that_is_cut_half_way_is_continued_by_the_next_up(lab):
     lab.rack.start_sshd("n2")
     lab.up()
     assert sorted(lab.on_head("srun", "-N2", "hostname").split()) == ["n1", "n2"]
+    assert "slurm_adopt" not in lab.rack["n1"].run("cat", "/etc/pam.d/sshd"), "the file no longer asks for it"
 
 
 def test_upgrade_updates_host_by_host_and_runs_continue(lab, tmp_path):

@@ -29,6 +29,8 @@ RECORD = "/var/lib/dalsegno/setup"
 ACCOUNTS = "/var/lib/dalsegno/accounts.json"  # the accounts that Dal Segno has created
 # A server that is gone makes every call about these hang.
 REMOTE = ("nfs", "lustre", "fuse", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p", "afs", "weka")
+# Files of which the set-up may write a changed copy.
+FILES = ("/etc/nsswitch.conf", "/etc/pam.d/sshd", "/etc/pam.d/common-session", "/etc/pam.d/password-auth")
 DISKS = ("ext", "xfs", "btrfs", "zfs", "vfat", "overlay", "tmpfs", "f2fs", "bcachefs")
 
 
@@ -227,6 +229,11 @@ def host_keys() -> dict[str, Any]:
     return {"host_keys": [" ".join(key) for key in found if len(key) == 2]}
 
 
+def files() -> dict[str, Any]:
+    found = {path: try_read(path) for path in FILES}
+    return {"files": {path: text for path, text in found.items() if text}}
+
+
 def addresses() -> dict[str, Any]:
     links = json.loads(ask("ip", "-j", "address") or "[]")
     found = [
@@ -237,7 +244,7 @@ def addresses() -> dict[str, Any]:
 
 PARTS: list[Callable[[], dict[str, Any]]] = [
     system, processors, gpus, disks, fabric, packages, ports, cgroups, slurm, accounts, addresses,
-    host_keys,
+    host_keys, files,
 ]  # fmt: skip
 
 

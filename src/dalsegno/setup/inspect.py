@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ OLDEST_PYTHON = (3, 9)
 TIMEOUT_S = 120.0
 MARK = "inspection"
 MAX_TEXT = 256
+MAX_FILE = 1 << 16
 MAX_ENTRIES = 5000
 MAX_NUMBER = 1 << 53
 NOT_INSTALLED = 127
@@ -131,6 +132,7 @@ class HostFacts:
     groups: tuple[HostGroup, ...] = ()
     host_keys: tuple[str, ...] = ()  # of its sshd: type and key
     addresses: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)  # path -> content, which is never printed
     clock_offset_s: float = 0.0  # the host's clock minus ours
     problems: tuple[str, ...] = ()
 
@@ -211,6 +213,7 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
         users=read.objects("users", _user),
         groups=read.objects("groups", _group),
         host_keys=tuple(key for key in read.texts("host_keys") if HOST_KEY.fullmatch(key)),
+        files={_text(path): text[:MAX_FILE] for path, text in read.mapping("files").items() if isinstance(text, str)},
         clock_offset_s=read.time("time", answered_at) - answered_at,
     )
 

@@ -226,6 +226,7 @@ class SshAccess:
     packages: tuple[str, ...] = ()  # to install in addition
     slurm_packages: tuple[str, ...] = ()  # instead of the distribution's
     slurm_version: str = ""  # the release of these packages, if hosts do not have them yet
+    logins_need_job: bool = False  # users may log in only to compute nodes where they have a job
 
     def host(self, name: str) -> SshHost | None:
         return next((host for host in self.hosts if host.name == name), None)

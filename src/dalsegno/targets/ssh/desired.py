@@ -30,6 +30,7 @@ from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.folder import IDENTITY, LOGS, ClusterRole
 from dalsegno.targets.ssh.containers import container_parts, container_plugin
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshStage, SshState, head_folder, state_text
+from dalsegno.targets.ssh.logins import job_login_parts
 from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
 from dalsegno.targets.ssh.releases import DEBIAN, packages_for, slurm_version
@@ -95,7 +96,7 @@ class ClusterOnHosts:
             slurm_user="slurm",
             proctrack="cgroup" if tracked else "linuxproc",
             task_plugin="task/cgroup" if tracked and self._constrains else "task/none",
-            programs=scratch_programs(cluster, ETC),
+            programs=replace(scratch_programs(cluster, ETC), contain=cluster.ssh.logins_need_job),
             spank=container_plugin(cluster, str(self.slurm), ETC) if cluster.containers.enabled else None,
             timeouts=Timeouts(credential_s=30),
             submit_hosts={
@@ -200,6 +201,7 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
         parts += head_parts(site.folder, on.secrets.repair_key)
     elif host in {node.name for node in cluster.nodes}:
         parts += node_parts(on.secrets.repair_public)
+        parts += job_login_parts(cluster, host, facts) if cluster.ssh.logins_need_job else HostParts()
     return NodePlan(
         cluster.name,
         on.cluster_id,

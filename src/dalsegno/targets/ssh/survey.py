@@ -12,7 +12,9 @@ from dalsegno.setup.wheels import fetch_wheels
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.ssh import HostRunner
+from dalsegno.targets.ssh.desired import tracks_with_cgroups
 from dalsegno.targets.ssh.folder import SshStage, SshState
+from dalsegno.targets.ssh.logins import check_job_logins
 from dalsegno.targets.ssh.monitoring import MONITOR_PORTS
 from dalsegno.targets.ssh.people import AssignedIds, check_accounts, known_ids
 from dalsegno.targets.ssh.plan import check_hosts, check_monitoring, foreign_programs
@@ -33,6 +35,8 @@ def inspect_cluster(
     facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
     ids = known_ids(cluster, facts, ids)
     faults |= {**check_accounts(cluster, facts, ids), **check_storage(cluster, facts)}
+    tracked = tracks_with_cgroups(facts[node.name] for node in cluster.nodes if node.name in facts)
+    faults |= check_job_logins(cluster, facts, tracked=tracked)
     faults |= {**check_monitoring(cluster, facts), **check_hosts(cluster, facts)}
     monitor_ports = MONITOR_PORTS if cluster.monitoring.prometheus else ()
     foreign = {
