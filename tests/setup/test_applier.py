@@ -224,6 +224,25 @@ def test_code_is_installed_once_and_under_its_key(tmp_path):
     assert compare(plan, root) == ()
 
 
+def test_code_before_the_last_version_is_deleted_unless_a_process_runs_from_it(tmp_path):
+    source = tmp_path / "program.py"
+    source.write_text("input()\n")
+    root = tmp_path / "root"
+    root.mkdir()
+
+    def versions_after(key: str) -> set[str]:
+        bundle = CodeBundle(key, ((source, "program.py"),))
+        apply(replace(PLAN, bundle=key, links=()), root, bundle.archive())
+        return set(os.listdir(root / "opt/dalsegno"))
+
+    assert versions_after("1") == {"1"}
+    with subprocess.Popen([sys.executable, root / "opt/dalsegno/1/program.py"], stdin=subprocess.PIPE):
+        assert versions_after("2") == {"1", "2"}
+        assert versions_after("3") == {"1", "2", "3"}
+    assert versions_after("4") == {"3", "4"}
+    assert versions_after("4") == {"3", "4"}
+
+
 @pytest.mark.cluster  # many processes or connections: too slow for the unit part
 def test_own_code_runs_from_its_archive_alone(tmp_path):
     import io

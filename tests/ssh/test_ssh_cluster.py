@@ -195,6 +195,7 @@ def test_removed_user_cannot_log_in_and_the_home_is_kept(lab, bea):
 def test_status_of_the_operator_shows_all_daemons(lab):
     status = json.loads(lab.dalsegno("status", "--json").out)
     assert status["phase"] == "up", status["problems"]
+    assert status["verdict"]["code"], "the head's own"
     running = {(each["host"], each["name"]) for each in status["daemons"] if each["running"]}
     assert {("head", "slurmctld"), ("head", "slurmdbd"), ("n1", "slurmd"), ("n2", "node-agent")} <= running
     assert {node["name"]: node["state"] for node in status["nodes"]} == {"n1": "idle", "n2": "idle"}
@@ -348,7 +349,9 @@ def test_node_that_leaves_the_file_is_cleaned(lab):
     lab.write(nodes="n1", more=MORE, user=LOGIN)
     if ADOPT.exists():  # for the next test
         lab.file.write_text(lab.file.read_text().replace("ssh:\n", "ssh:\n  logins_need_job: true\n"))
-    lab.up()
+    known = lab.rack["n2"].run("cat", "/etc/munge/munge.key")
+    assert "replaces the key of munge" in lab.up().err
+    assert known not in {host.run("cat", "/etc/munge/munge.key") for host in lab.rack.hosts}
     assert lab.on_head("sinfo", "-hNo", "%N").split() == ["n1"]
     assert lab.rack["n2"].run("sh", "-c", "ls /etc/slurm; pidof slurmd munged || true") == ""
 
@@ -403,6 +406,8 @@ def test_upgrade_updates_host_by_host_and_runs_continue(lab, tmp_path):
     lab.on_head(*as_ada, f"dalsegno cancel {run}")
     assert eventually(lambda: lab.on_head("squeue", "-h") == "", every_s=0.5)
     assert "nothing to do" in newer.up().err
+    versions = lab.on_head("sh", "-c", "ls -d /opt/dalsegno/*/ | wc -l")
+    assert versions == "3\n", "the present code, the code before it, and the link `current`"
 
 
 def test_down_restores_every_host(lab):

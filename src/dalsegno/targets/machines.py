@@ -1,4 +1,4 @@
-"""Abilities of targets whose machines are elsewhere: list, replace and reboot them, export metrics, delete homes."""
+"""Abilities of targets whose machines are elsewhere: list, replace and reboot them, export metrics, ask the head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from dalsegno.spec.facts import Cluster
 from dalsegno.targets.base import Plan
@@ -47,6 +47,14 @@ class CanExport(Protocol):
     """A target that puts exporters and Prometheus on its own machines, and sends the metrics elsewhere."""
 
     def switch_exporters(self, on: bool) -> Plan: ...
+
+
+@runtime_checkable
+class AsksHead(Protocol):
+    """A target whose head node can be asked for its own status, which has the verdict of the controller."""
+
+    def head_status(self) -> Mapping[str, Any] | None:
+        """Return what `dalsegno status --json` prints on the head; None if it gives no answer."""
 
 
 @runtime_checkable

@@ -34,7 +34,7 @@ from dalsegno.targets.ssh.logins import job_login_parts
 from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
 from dalsegno.targets.ssh.releases import DEBIAN, packages_for, slurm_version
-from dalsegno.targets.ssh.repair import head_parts, node_parts
+from dalsegno.targets.ssh.repair import head_parts, node_parts, without_power
 from dalsegno.targets.ssh.services import ServiceSite, compute_services, head_commands, head_services, munge, rest_parts
 from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
@@ -198,7 +198,7 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
         package = "slurmrestd" if debian else "slurm-slurmrestd"
         parts += rest_parts(site, on.slurm, package, systemd=facts.systemd)
     if host == cluster.head:
-        parts += head_parts(site.folder, on.secrets.repair_key)
+        parts += head_parts(site.folder, on.secrets.repair_key, cluster.ssh)
     elif host in {node.name for node in cluster.nodes}:
         parts += node_parts(on.secrets.repair_public)
         parts += job_login_parts(cluster, host, facts) if cluster.ssh.logins_need_job else HostParts()
@@ -236,13 +236,13 @@ def _role(on: ClusterOnHosts, host: str) -> HostParts:
 
 def _head(on: ClusterOnHosts) -> HostParts:
     cluster, host, folder = on.sized, on.cluster.head, head_folder(on.cluster.name)
-    site, slurm = on.site(host), ("slurm", "slurm")
+    site, slurm, shown = on.site(host), ("slurm", "slurm"), replace(cluster, ssh=without_power(cluster.ssh))
     dbd_conf = render_slurmdbd_conf(cluster, on.layout, on.slurm) if cluster.slurm.accounting else ""
     version, role = str(on.slurm), ClusterRole.HEAD
     state = SshState(SshStage.UP, on.cluster_id, cluster.head, slurm_version=version, role=role, operator=on.operator)
     files = [
         PlannedFile(str(folder.state), state_text(state)),
-        PlannedFile(str(folder.applied), json.dumps(facts_to_json(cluster), indent=1)),
+        PlannedFile(str(folder.applied), json.dumps(facts_to_json(shown), indent=1)),
         PlannedFile(str(folder.metrics_token), on.secrets.metrics_token, 0o600, secret=True),
         *(
             PlannedFile(str(folder.agent_secret(node.name)), on.secrets.agents[node.name], 0o600, secret=True)

@@ -46,6 +46,7 @@ class SshPlan:
     prometheus_in_file: bool = False  # `dalsegno monitor up` may have switched it on beside the file
     monitor_switch: bool | None = None  # `dalsegno monitor up` or `down`; None: neither
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
+    new_key: bool = False  # the key of munge is replaced, because hosts that know it have left
     wait_for: tuple[str, ...] = ()  # jobs on nodes that leave
     people: bool = False  # accounts, users and QOS change in Slurm
     reservations: bool = False
@@ -108,6 +109,7 @@ class SshPlan:
             (self.upgrades, f"updates Dal Segno on {named('host', self.upgrades)}, one after the other"),
             (self.unfinished, "finishes what an earlier `up` began"),
             (self.remove_hosts, f"drains and removes {named('host', self.remove_hosts)}"),
+            (self.new_key, "replaces the key of munge, which the removed hosts know"),
             (self.people, "updates accounts, users and QOS"),
             (self.reservations, "updates reservations"),
             (self.reconfigures, "changes Slurm's settings in place (scontrol reconfigure)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import os
 import secrets
 import socket
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
@@ -34,7 +36,7 @@ from dalsegno.targets.base import (
     named,
 )
 from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
-from dalsegno.targets.sides import COMMAND, OperatorSide, applied_cluster, at_terminal, known
+from dalsegno.targets.sides import ANSWER_S, COMMAND, OperatorSide, applied_cluster, at_terminal, known
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
 from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.folder import (
@@ -117,7 +119,11 @@ class SshTarget(OperatorSide):
             remembered = read_seen(self.folder) if before else {}
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
-            held_secrets = read_secrets(self.folder, [node.name for node in cluster.nodes], prometheus=prometheus)
+            leaving = tuple(host for host in (state.ssh.names if state else ()) if host not in wanted)
+            # A host that cannot be reached now would be cut off from the others by a new key.
+            new_key = bool(leaving or (state and state.new_key)) and not faults
+            nodes = [node.name for node in cluster.nodes]
+            held_secrets = read_secrets(self.folder, nodes, prometheus=prometheus, new_key=new_key)
             on = ClusterOnHosts(
                 cluster,
                 {**held, **facts},
@@ -133,8 +139,6 @@ class SshTarget(OperatorSide):
             compared = hosts.each(plans, lambda host: ask_host(hosts, host, compare_request(plans[host]), facts[host]))
         faults |= {host: each for host, each in compared.items() if isinstance(each, DalsegnoError)}
         raise_for_head(cluster, faults)
-        old = state.ssh.names if state else ()
-        leaving = tuple(host for host in old if host not in wanted)
         return SshPlan(
             on.cluster,
             {host: plan for host, plan in plans.items() if host not in faults},
@@ -150,6 +154,7 @@ class SshTarget(OperatorSide):
             upgrades=hosts_to_upgrade(state, compared),
             prometheus_in_file=in_file,
             remove_hosts=leaving,
+            new_key=new_key,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
             reservations=(before.reservations if before else ()) != cluster.reservations,
             old_reservations=tuple(each.name for each in before.reservations) if before else (),
@@ -169,7 +174,8 @@ class SshTarget(OperatorSide):
         machines = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
         ssh = replace(plan.cluster.ssh, hosts=tuple(machines.values()))
         head = plan.plans[plan.cluster.head]
-        state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh)
+        new_key = bool(plan.remove_hosts or (old and old.new_key)) and not plan.new_key
+        state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh, new_key=new_key)
         write_ssh_state(self.folder, state)  # first: from here on `down` and `status` find the cluster
         write_atomic(self._identity, plan.cluster_id)
         if plan.monitor_switch is not None:
@@ -266,6 +272,14 @@ class SshTarget(OperatorSide):
             works = any(each.name == "slurmctld" and each.running for each in daemons)
             slurm = self._slurm(hosts, state.head) if works else None
             return read_status(state, self.folder.name, read_applied(self.folder), slurm, daemons, silent)
+
+    def head_status(self) -> Mapping[str, Any] | None:
+        state = self._known()
+        with contextlib.suppress(DalsegnoError, ValueError), self._connect(state.ssh) as hosts:
+            argv = [COMMAND, "status", "--cluster", self.folder.name, "--json"]
+            told = json.loads(hosts.run(state.head, argv, root=True, timeout_s=ANSWER_S).stdout)
+            return told if isinstance(told, dict) else None
+        return None
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
         state = read_ssh_state(self.folder)
