@@ -22,6 +22,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "undo-fault": "dalsegno.targets.local.fault_access",
     "node-agent": "dalsegno.node_agent.agent",
     "job-scratch": "dalsegno.system.job_scratch",
+    "directory-accounts": "dalsegno.users.ldap_directory",
     "remove-home": "dalsegno.setup.machine_accounts",
     "storage-probe": "dalsegno.storage.probe",
     "container-plugin": "dalsegno.containers.native",

@@ -337,8 +337,8 @@ def test_spare_takes_the_place_of_a_node_and_a_person_is_told_which_machine_to_r
     assert f"in service in place of n1: {machine}" in lab.dalsegno("events", "--node", "n2").out
     assert machine in lab.dalsegno("why", "n1").out
     assert lab.on_head("srun", "-N1", "hostname") == "n2\n"
-    lab.rack["n1"].run("sh", "-c", NEW_MACHINE)
     lab.up()
+    lab.rack["n1"].run("sh", "-c", NEW_MACHINE)
     assert eventually(lambda: phases() == {"n1": "in service", "n2": "spare"}, timeout_s=60, every_s=1)
 
 

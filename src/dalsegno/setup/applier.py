@@ -119,6 +119,7 @@ class Applier:
         self.accounts.apply()
         self.run_commands("")
         self.services.apply(self.run_commands)
+        self.accounts.complete_homes()
         self.remove_old_code()
         return changes
 

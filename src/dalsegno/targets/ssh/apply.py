@@ -28,6 +28,7 @@ from dalsegno.targets.accounting import update_people, update_reservations
 from dalsegno.targets.base import Say, named
 from dalsegno.targets.folder import read_applied, write_applied
 from dalsegno.targets.registration import REMOVAL_REASON, is_registered, resume_and_find_missing, wait_for
+from dalsegno.targets.ssh.directory import write_directory_secrets
 from dalsegno.targets.ssh.folder import (
     SshFolder,
     SshStage,
@@ -59,6 +60,8 @@ class ApplyOnHosts:
     def apply(self, plan: SshPlan) -> None:
         """Change all hosts. A host that fails is reported at the end, and the next `up` repairs it."""
         write_secrets(self.folder, plan.secrets)
+        if plan.directory:
+            write_directory_secrets(self.folder, plan.directory)
         write_seen(self.folder, {**read_seen(self.folder), **plan.facts})
         write_ids(self.folder, plan.ids)  # before any account is created
         self._drain(plan)

@@ -29,6 +29,7 @@ from dalsegno.system.hosts import revision
 from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.folder import IDENTITY, LOGS, ClusterRole
 from dalsegno.targets.ssh.containers import container_parts, container_plugin
+from dalsegno.targets.ssh.directory import DirectorySecrets, directory_parts
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshStage, SshState, head_folder, state_text
 from dalsegno.targets.ssh.logins import job_login_parts
 from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
@@ -53,6 +54,7 @@ class ClusterOnHosts:
     codes: Mapping[str, str]  # host -> key of our code for its Python
     operator: str = ""
     before: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of an earlier `up`
+    directory: DirectorySecrets | None = None  # with accounts in LDAP
 
     @cached_property
     def ids(self) -> AssignedIds:
@@ -189,7 +191,10 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     cluster, facts = on.sized, on.facts[host]
     site, debian = on.site(host), facts.os_id in DEBIAN
     launcher = [facts.python_path, "-I", "/opt/dalsegno/current/dalsegno/programs.py"]
-    parts = storage_parts(cluster, host, on.addresses, debian=debian, etc=ETC, launcher=launcher) + _role(on, host)
+    parts = HostParts()
+    if on.directory:  # first: Slurm looks up users
+        parts = directory_parts(cluster, host, on.facts, on.ids, on.directory, launcher)
+    parts += storage_parts(cluster, host, on.addresses, debian=debian, etc=ETC, launcher=launcher) + _role(on, host)
     if cluster.containers.enabled:
         parts += container_parts(str(on.slurm), debian=debian, launcher=launcher)
     if cluster.monitoring.prometheus:

@@ -39,6 +39,7 @@ from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_
 from dalsegno.targets.sides import ANSWER_S, COMMAND, OperatorSide, applied_cluster, at_terminal, known
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
 from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
+from dalsegno.targets.ssh.directory import directory_secrets, refuse_machine_groups
 from dalsegno.targets.ssh.folder import (
     SshFolder,
     SshStage,
@@ -65,6 +66,7 @@ from dalsegno.targets.ssh.survey import (
     raise_for_head,
     refuse_impossible,
 )
+from dalsegno.users.ldap_directory import LDAP_PACKAGES, check_ldap3
 from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
 Connect = Callable[[SshAccess], contextlib.AbstractContextManager[HostRunner]]
@@ -106,6 +108,8 @@ class SshTarget(OperatorSide):
         in_file = cluster.monitoring.prometheus
         cluster = replace(cluster, monitoring=replace(cluster.monitoring, prometheus=prometheus))
         refuse_unbuilt(cluster)
+        if cluster.directory.ldap:
+            check_ldap3()
         refuse_privileges(cluster)
         refuse_impossible(before, cluster)
         with self._connect(cluster.ssh) as hosts:
@@ -113,7 +117,8 @@ class SshTarget(OperatorSide):
             raise_for_head(cluster, faults)
             check_releases(cluster, facts)
             cluster_id = self._cluster_id()
-            code = code_for_hosts(facts, faults, self.folder.root.parents[1] / "wheels")
+            more = LDAP_PACKAGES if cluster.directory.ldap else ()
+            code = code_for_hosts(facts, faults, self.folder.root.parents[1] / "wheels", more)
             facts = {host: each for host, each in facts.items() if host in code}
             raise_for_head(cluster, faults)
             remembered = read_seen(self.folder) if before else {}
@@ -132,7 +137,9 @@ class SshTarget(OperatorSide):
                 {host: bundle.key for host, bundle in code.items()},
                 f"{getpass.getuser()}@{socket.gethostname()}",
                 ids,
+                directory_secrets(self.folder, cluster) if cluster.directory.ldap else None,
             )
+            refuse_machine_groups(cluster, on.ids)
             if not on.sized.nodes:
                 raise next(iter(faults.values()))
             plans = {host: host_plan(on, host) for host in facts}
@@ -155,6 +162,7 @@ class SshTarget(OperatorSide):
             prometheus_in_file=in_file,
             remove_hosts=leaving,
             new_key=new_key,
+            directory=on.directory,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
             reservations=(before.reservations if before else ()) != cluster.reservations,
             old_reservations=tuple(each.name for each in before.reservations) if before else (),
