@@ -213,7 +213,7 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
         users=read.objects("users", _user),
         groups=read.objects("groups", _group),
         host_keys=tuple(key for key in read.texts("host_keys") if HOST_KEY.fullmatch(key)),
-        files={_text(path): text[:MAX_FILE] for path, text in read.mapping("files").items() if isinstance(text, str)},
+        files={_text(path): text for path, text in read.mapping("files").items() if _is_file(text)},
         clock_offset_s=read.time("time", answered_at) - answered_at,
     )
 
@@ -275,6 +275,11 @@ def _group(each: _AnswerReader) -> HostGroup:
 
 def _text(value: object) -> str:
     return one_line(value[:MAX_TEXT]) if isinstance(value, str) else ""
+
+
+def _is_file(text: object) -> bool:
+    """Return whether a text can be a whole file. A cut one must not be written back."""
+    return isinstance(text, str) and len(text) <= MAX_FILE
 
 
 def _number(value: object) -> int:
