@@ -93,7 +93,7 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 
 def what_became(peer: subprocess.Popen[str]) -> str:
-    """Return what happened to its connection."""
+    """Return how the connection ended."""
     assert peer.stdin is not None
     print(file=peer.stdin, flush=True)
     return next_line(peer)
@@ -141,7 +141,8 @@ def test_power_cut_closes_no_connection_and_up_boots_the_host(two: Cli):
 
 def test_network_cut_drops_all_packets_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
-    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))  # the command itself may take as long
+    # Injected directly, because the command itself may take as long as the fault lasts.
+    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))
     assert not reaches(two, "train-2")
     eventually(lambda: reaches(two, "train-2"))
     two.ok("inject", "net-cut", "train-2", "--for", "0.1s")
@@ -163,10 +164,10 @@ def test_network_cut_keeps_link_and_connections(two: Cli):
 
 
 def test_timer_of_an_earlier_cut_does_not_end_a_later_one(two: Cli):
-    two.ok("inject", "net-cut", "train-2", "--for", "3s")  # not over when the second one begins
+    two.ok("inject", "net-cut", "train-2", "--for", "3s")  # this fault is still active when the second one begins
     two.ok("inject", "net-cut", "train-2")
     mark = str(two.home / "clusters/one/hosts/train-2/faults/net-cut.json")
-    eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # its timer has expired
+    eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # the timer of the fault has expired
     assert not reaches(two, "train-2")
     assert "undoes the faults injected into 1 host (train-2)" in two.ok("plan")
     two.ok("up")
@@ -259,9 +260,9 @@ def workers(cli: Cli, node: str) -> list[int]:
 
 COUNT = """
 import socket, sys
-mark = sys.argv[1].encode()  # what a slow network still holds of an earlier try bears another
+mark = sys.argv[1].encode()  # packets of an earlier test that arrive late have another mark
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-sock.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE: what arrives is not lost here, however busy we are
+sock.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE: a busy receiver drops no packets
 sock.bind(("0.0.0.0", 9998))
 print("ready", flush=True)
 count = 0
@@ -271,7 +272,7 @@ print(count, flush=True)
 """
 SEND = """
 import socket, sys, time
-for _ in range(10):  # until both know each other's hardware address
+for _ in range(10):  # until ARP has resolved both addresses
     try:
         socket.create_connection((sys.argv[1], 6818), 2).close()
         break
@@ -281,7 +282,7 @@ sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 for number in range(500):
     sock.sendto(sys.argv[2].encode().ljust(1000), (sys.argv[1], 9998))
     time.sleep(0.0003)
-while True:  # until it was heard
+while True:  # until the receiver has ended
     sock.sendto(sys.argv[2].encode() + b"end", (sys.argv[1], 9998))
     time.sleep(0.02)
 """
@@ -459,7 +460,7 @@ def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
 
 
 def test_killed_machine_room_leaves_no_partial_host(two: Cli):
-    """The machine room is killed at various moments; its successor completes the host."""
+    """The machine room is killed at various moments. Its successor completes the host."""
     room = HostControlClient(folder(two).root)
     for delay_s in (0.0, 0.02, 0.05, 0.08):
         threading.Thread(target=ask_in_vain, args=(room,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Which worker is killed, and how the command line reads its arguments. No cluster needed."""
+"""Which worker is killed, and how the command line parses its arguments. No cluster is needed."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_no_such_worker_is_told_with_those_there_are():
     assert caught.value.hint == "no run has workers there"
 
 
-def test_an_unknown_node_is_told_with_those_there_are():
+def test_unknown_node_is_refused_with_the_known_names():
     nodes = LocalNodes(LocalRunner(), FOLDER, put(cluster(2)), cluster(2))
     assert nodes.node("train-1").name == "train-1"
     with pytest.raises(NotThere, match="no node `train1`") as caught:
@@ -138,7 +138,7 @@ def test_where_slurm_s_commands_belong_to_no_cluster_there_is_none(args: list[st
 
 def test_of_a_head_that_is_off_it_is_said_that_nobody_mends_it():
     off = FAULTS["power-off"]
-    assert "nothing is done about it; `dalsegno up`" in describe_injection(
+    assert "recovery does not repair it, because it is not a node; `dalsegno up`" in describe_injection(
         off, "head", FaultOptions(), {"is_node": False}
     )
     assert "`dalsegno events -f` shows" in describe_injection(off, "train-1", FaultOptions(), {"is_node": True})

@@ -1,7 +1,7 @@
 """Files that let hosts use an LDAP directory (nslcd), and that let users log in only to nodes of their jobs. Pure.
 
 The PAM module of Slurm, pam_slurm_adopt, puts an ssh session into the user's job on the node, and refuses users without
-a job there. Root and the members of an administrators' group always get in.
+a job there. Root and the members of an administrators' group can always log in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MADE_BY = "# Written by Dal Segno for {cluster}'s cluster file; `dalsegno up` ov
 
 @dataclass(frozen=True)
 class DirectoryClient:
-    """What a host needs to know about the directory."""
+    """A host's settings for the directory."""
 
     cluster: str
     url: str
@@ -49,7 +49,7 @@ _NSS = ("passwd", "group")
 
 
 def render_nsswitch(found: str) -> str:
-    """Return /etc/nsswitch.conf with `ldap` as a source of accounts, after the sources that are there."""
+    """Return /etc/nsswitch.conf with `ldap` added after the existing sources of accounts."""
     lines = [_with_ldap(line) for line in found.splitlines()]
     missing = [f"{name}: files ldap" for name in _NSS if not any(line.startswith(f"{name}:") for line in lines)]
     return "\n".join([*lines, *missing]) + "\n"
@@ -74,9 +74,9 @@ ADMIN_GROUPS = ("sudo", "wheel")  # their members can become root anyway
 def render_pam_sshd(found: str, session_files: Mapping[str, str], admins: Sequence[str] = ()) -> str:
     """Return /etc/pam.d/sshd with pam_slurm_adopt as the last account module.
 
-    Root, the users `admins` and the members of administrators' groups always get in. `session_files` are the PAM files
-    that the file may include. They are copied without pam_systemd, which would take a session out of the cgroup of the
-    job that pam_slurm_adopt has put it into. Other services keep it.
+    Root, the users `admins` and the members of administrators' groups can always log in. `session_files` are the PAM
+    files that the file may include. They are copied without pam_systemd, which would move a session out of the job's
+    cgroup, into which pam_slurm_adopt has put it. Other services keep it.
     """
     lines = restore_pam(found).splitlines()
     adopt = [

@@ -39,7 +39,7 @@ def bootstrap_scripts(cluster: Cluster, state: PclusterState, code_key: str) -> 
 
 
 def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
-    """Return what the plans of the machines depend on."""
+    """Return the values that the plans of the machines are made from."""
     there = as_named_there(cluster)
     scratch = next((each.mount for each in cluster.storage if each.type == "scratch"), "")
     on_head = replace(state, phase=PclusterStage.UP, role=ClusterRole.HEAD, key="", scripts="", stack="")
