@@ -22,6 +22,8 @@ PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)`
     "undo-fault": "dalsegno.targets.local.fault_access",
     "node-agent": "dalsegno.node_agent.agent",
     "job-scratch": "dalsegno.system.job_scratch",
+    "directory-accounts": "dalsegno.users.ldap_directory",
+    "remove-home": "dalsegno.setup.machine_accounts",
     "storage-probe": "dalsegno.storage.probe",
     "container-plugin": "dalsegno.containers.native",
     "bench-collective": "dalsegno.bench.collectives.collective_measure",

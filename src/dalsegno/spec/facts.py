@@ -227,6 +227,7 @@ class SshAccess:
     packages: tuple[str, ...] = ()  # additional packages to install
     slurm_packages: tuple[str, ...] = ()  # packages of Slurm to install instead of the distribution's
     slurm_version: str = ""  # the release of these packages, if hosts do not have them yet
+    logins_need_job: bool = False  # users may log in only to compute nodes where they have a job
 
     def host(self, name: str) -> SshHost | None:
         return next((host for host in self.hosts if host.name == name), None)

@@ -319,7 +319,12 @@ def _ssh(spec: ClusterSpec) -> facts.SshAccess:
     ]
     files = (_expanded(ssh.known_hosts), _expanded(ssh.sudo_password_file))
     return facts.SshAccess(
-        tuple(hosts), *files, tuple(ssh.packages), tuple(ssh.slurm_packages), ssh.slurm_version or ""
+        tuple(hosts),
+        *files,
+        tuple(ssh.packages),
+        tuple(ssh.slurm_packages),
+        ssh.slurm_version or "",
+        ssh.logins_need_job,
     )
 
 

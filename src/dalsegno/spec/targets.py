@@ -137,6 +137,9 @@ class Ssh(Section):
     slurm_version: SlurmRelease | None = Field(
         default=None, description="Release of `slurm_packages`. Needed until the hosts have them."
     )
+    logins_need_job: bool = Field(
+        default=False, description="Let users log in to a compute node only while they have a job there."
+    )
 
 
 # AWS: `parallelcluster:` and `hyperpod:`

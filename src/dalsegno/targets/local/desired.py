@@ -32,7 +32,7 @@ from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.local.daemons import Services
 from dalsegno.targets.local.directory import directory_files
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.people import cluster_accounts, group_file, passwd_file
+from dalsegno.targets.local.people import group_file, passwd_file
 from dalsegno.targets.local.placement import (
     BACKUP,
     LOOPBACK,
@@ -56,7 +56,7 @@ from dalsegno.targets.local.storage import (
     slurm_programs,
     without_own_programs,
 )
-from dalsegno.users.accounts import AccountSet
+from dalsegno.users.accounts import AccountSet, cluster_accounts
 from dalsegno.users.checks import People
 
 CREDENTIAL_S = 30  # short, because Slurm delays a requeued job while its old credential is valid
