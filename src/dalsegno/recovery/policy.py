@@ -12,6 +12,7 @@ from dalsegno.recovery.act import SlurmActions
 from dalsegno.recovery.facts import NodeFault
 from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.spec.facts import Health
+from dalsegno.wire.cloud_notice import CHECK as CLOUD_NOTICE
 
 AUTO, OBSERVE, OFF = "auto", "observe", "off"
 
@@ -43,6 +44,7 @@ class Policy:
     begin_s: float = 15.0  # a target that has not begun an order by then will not do so
     validate_s: float = PHASE_S  # time limit for checks, load test and pair test
     removal_s: float = 600.0  # time limit for Slurm to remove a node from its jobs
+    absent_s: float = 3600.0  # how long a machine that the cloud took may stay away
     person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is `given up`
     burn_in_s: float = 86400.0  # how often a spare is validated
     steady_s: tuple[float, ...] = (
@@ -56,7 +58,9 @@ class Policy:
     capacity_s: float = 600.0  # delay after a failed replacement
     doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # faults with which no job can continue
     # Faults that leave no damage: once the check passes again, runs that are still on the node can stay.
-    passing: frozenset[str] = frozenset({"file-systems", "host-names", "munge", "clock", "disk", "inodes"})
+    passing: frozenset[str] = frozenset(
+        {"file-systems", "host-names", "munge", "clock", "disk", "inodes", CLOUD_NOTICE}
+    )
     quick_s: float = 10.0  # a job that fails within this time of its start is a quick failure
     quick_failures: int = 3  # this many quick failures on one node are a fault …
     quick_window_s: float = 300.0  # … within this time

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dalsegno.containers.native import NO_CONTAINER
+from dalsegno.hostlist import compress
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.allocation_actions import (
     Action,
@@ -44,13 +45,15 @@ from dalsegno.runs.coordinator.allocation_actions import (
     WriteJournal,
     WriteNote,
 )
-from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
+from dalsegno.runs.coordinator.departure import KnownNotices, plan_departure
+from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, NodesTaken, RunMoved
 from dalsegno.runs.coordinator.node_rules import (
     Refusals,
     Tries,
     container_faults,
     describe_slow,
     drained_for_repair,
+    find_notices,
     nodes_to_leave,
     out_of_service,
     startup_failure,
@@ -61,6 +64,7 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.slurm.parse.srun import ended_on
+from dalsegno.wire.cloud_notice import CloudNotice
 
 ASK_AGAIN_S = 5.0
 SETTLE_S = 0.05  # pause between the end of a step and the next check
@@ -78,6 +82,8 @@ class NodeAllocation:
         self.unhealthy: frozenset[str] = frozenset()
         self._down: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # node drained for repair -> reason
+        self._notices = KnownNotices()  # nodes that their cloud takes
+        self._departing: set[str] = set()  # nodes that the run was told to leave
         self._were_out: set[str] = set()  # lost nodes that have been out of service since their loss
         self._tries = Tries()
         self.refusals = Refusals()  # Slurm's refusals of one-node jobs
@@ -191,7 +197,7 @@ class NodeAllocation:
 
     @property
     def _suspects(self) -> tuple[str, ...]:
-        return (*self.excluded, *self.lost_since, *self._vacating)
+        return (*self.excluded, *self.lost_since, *self._vacating, *self._notices.told)
 
     def _not_to_join(self, view: RunView) -> set[str]:
         return {*self._suspects, *self.coming(view)}
@@ -314,14 +320,27 @@ class NodeAllocation:
         self._down = frozenset(node.name for node in nodes if node.down)
         before, self._vacating = set(self._vacating), drained_for_repair(nodes)
         self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.lost_since)
-        back = usable_again(self.lost_since, nodes, view.now, self._were_out)
+        told = self._notices.told  # these are in service in Slurm, although their cloud takes them
+        back = usable_again(self.lost_since, nodes, view.now, self._were_out - told)
         for name in back:
             del self.lost_since[name]
         self._tries.forget(*back)
+        self._notices.forget(back)
+        announced = self._notices.see(find_notices(nodes), view.now)
         stays = (before - set(self._vacating)) & view.present  # nodes that recovered before the run left them
         # Pending requests still exclude nodes that are back, or ask for replacements that are no longer needed.
         released = self._release(self.jobs.waiting_joins) if back or stays else []
-        return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, ReleaseLostNodes(), ReportLeftNodes()]
+        news = [action for node in announced for action in self._report_notice(node)]
+        return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, *news, ReleaseLostNodes(), ReportLeftNodes()]
+
+    def notice_told(self, node: str, notice: CloudNotice, view: RunView) -> list[Action]:
+        """Take a notice that the run's own agent has read on its node."""
+        return self._report_notice(node) if self._notices.tell(node, notice, view.now) else []
+
+    def _report_notice(self, node: str) -> list[Action]:
+        notice = self._notices.all[node]
+        what = {"node": node, "kind": notice.kind.value, "deadline": notice.deadline}
+        return [WriteJournal(RunEvent.NOTICE, what), WriteNote(f"{node}: {notice.summary}"), CheckAgents()]
 
     def _lose(self, node: str, why: str, view: RunView) -> Action:
         self._leave(node, view)
@@ -353,12 +372,28 @@ class NodeAllocation:
         return [ReportLeftNodes()]
 
     def _leave_drained(self, view: RunView) -> list[Action]:
-        """Leave nodes drained for repair and end their agents."""
-        actions: list[Action] = []
-        for node in nodes_to_leave(self._vacating, view.ready, self.terms.max_nodes):
+        """Leave nodes drained for repair and end their agents. On nodes that a cloud takes, workers save first."""
+        actions = self._leave_taken(view)
+        others = {node: why for node, why in self._vacating.items() if node not in self._notices.all}
+        for node in nodes_to_leave(others, [node for node in view.ready if node not in self._notices.all], self.terms.max_nodes):
             self._leave(node, view)
             actions += [LeaveNode(node, f"drained for repair ({self._vacating[node]})"), ReportLeftNodes()]
         return actions
+
+    def _leave_taken(self, view: RunView) -> list[Action]:
+        """Leave the nodes that their cloud takes, when there are others or there is just time to save."""
+        terms, notices = self.terms, self._notices
+        self._departing &= {*view.ready}
+        least = terms.min_nodes or terms.max_nodes
+        leave = plan_departure(notices.until, view.ready, least, terms.max_nodes, view.now, terms.home)
+        if leave is None or self._departing.issuperset(leave.nodes):
+            return []
+        self._departing.update(leave.nodes)
+        if leave.reclaim:
+            note = f"no other node is free for {compress(leave.nodes)}: the run saves, and waits for other nodes"
+            return [WriteNote(note), ApplyEvent(NodesReclaimed(leave.within_s)), CheckJobs()]
+        why = {node: notices.all[node].summary for node in leave.nodes}
+        return [ApplyEvent(NodesTaken(why, leave.within_s))]
 
     def comments_due(self, view: RunView) -> list[Action]:
         left = {*self._vacating} & {*self.lost_since} - view.present

@@ -14,6 +14,7 @@ from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.runs.coordinator.standbys import GpuUse, StandbyReady
 from dalsegno.train.contract import DONE, SAVED
 from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
+from dalsegno.wire.cloud_notice import CloudNotice, parse_code
 from dalsegno.wire.frames import Message
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -150,6 +151,13 @@ class Signalled:
 
 
 @dataclass(frozen=True)
+class NoticeRead:
+    """An agent has read that the cloud takes its node. None: it sent a notice that this version does not know."""
+
+    notice: CloudNotice | None
+
+
+@dataclass(frozen=True)
 class UserNote:
     """A line for the user."""
 
@@ -175,7 +183,7 @@ class LogPiece:
 
 AgentMessage = (
     Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantRequested
-    | StacksTaken | NodeActivity | Signalled | UserNote | WorkersResumed | LogPiece | GpuUse | StandbyReady
+    | StacksTaken | NodeActivity | Signalled | NoticeRead | UserNote | WorkersResumed | LogPiece | GpuUse | StandbyReady
 )  # fmt: skip
 
 
@@ -221,6 +229,7 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
     "stacks": lambda message: StacksTaken(int(message["stacks"])),
     "worked": lambda message: NodeActivity(int(message["worked"]), _works(message["ranks"])),
     "signal": lambda message: Signalled(str(message["signal"])),
+    "notice": lambda message: NoticeRead(parse_code(str(message["notice"]))),
     "note": lambda message: UserNote(str(message["note"])),
     "resumed": lambda message: WorkersResumed(
         _number(message, "generation"), int(message["resumed"]), message.get("source") == "memory"

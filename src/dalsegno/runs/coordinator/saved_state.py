@@ -11,8 +11,9 @@ from typing import Any
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.causes import CauseKind, Failure, first_cause
+from dalsegno.runs.coordinator.departure import SAVE_S
 from dalsegno.runs.coordinator.events import Finish, Order, ReleaseNodes
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run, save_orders
 from dalsegno.runs.coordinator.group import GroupPlace, Members
 from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.folder import repair_hint
@@ -91,6 +92,7 @@ def _run_to_json(run: Run) -> dict[str, Any]:
     plain = {each.name: getattr(run, each.name) for each in fields(run)}
     return {
         **plain,
+        "taken": dict(run.taken),
         "shape": None,
         "phase": run.phase.value,
         "done": sorted(run.done),
@@ -169,7 +171,9 @@ async def find_saved(
 
 
 def unfinished(run: Run) -> list[Order]:
-    """Return orders that the previous coordinator may not have completed: to end the run, or to release its nodes."""
+    """Return orders that the previous coordinator may not have completed: to end the run, or to save and leave nodes."""
     if run.phase is GenerationPhase.ENDED:
         return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
+    if run.taken and run.phase is GenerationPhase.RUNNING:
+        return save_orders(run, SAVE_S)
     return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []

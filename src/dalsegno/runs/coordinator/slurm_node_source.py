@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
@@ -50,6 +51,7 @@ from dalsegno.runs.coordinator.site import CoordinatorSite
 from dalsegno.runs.coordinator.slurm_jobs import SlurmJobs, read_since
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.system.children import start_ticks
+from dalsegno.wire.cloud_notice import CloudNotice
 
 
 class SlurmNodeSource:
@@ -59,8 +61,9 @@ class SlurmNodeSource:
         self.site, self.coordinator = site, coordinator
         self.allocation = NodeAllocation(
             AllocationTerms(
-                site.shape.max_nodes, site.spares, site.own_job, site.timing.gone_s, str(site.folder.agents_log)
-            )
+                site.shape.max_nodes, site.spares, site.own_job, site.timing.gone_s, str(site.folder.agents_log),
+                site.shape.min_nodes, home_node(site.own_job),
+            )  # fmt: skip
         )
         self._jobs = SlurmJobs(site, self)
 
@@ -221,6 +224,9 @@ class SlurmNodeSource:
     def leave_for_repair(self, node: str) -> None:
         self._execute(self.allocation.leave_for_repair(node, self._view))
 
+    def notice_told(self, node: str, notice: CloudNotice) -> None:
+        self._execute(self.allocation.notice_told(node, notice, self._view))
+
     def agent_connected(self, node: str, again: bool) -> bool:
         admitted, actions = self.allocation.agent_connected(node, again, self._view)
         self._execute(actions)
@@ -303,6 +309,11 @@ class SlurmNodeSource:
     @property
     def refused(self) -> str:
         return self.allocation.refusals.why
+
+
+def home_node(own_job: int | None) -> str:
+    """Return the node of the batch step that this coordinator runs in; "" on the head node."""
+    return os.environ.get("SLURMD_NODENAME", "") if own_job is not None else ""
 
 
 def _later(after_s: float, call: Callable[[], None]) -> None:
