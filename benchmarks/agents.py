@@ -31,9 +31,9 @@ from dalsegno.health.result import passed
 from dalsegno.health.wire import BEAT_S, NodeHello
 from dalsegno.node_agent.agent import AgentAddress, ControllerLink
 from dalsegno.node_agent.findings import Findings
-from dalsegno.recovery.agent_view import Presence
-from dalsegno.recovery.agents import AgentTable
-from dalsegno.recovery.probes import NodeAddress
+from dalsegno.recovery.agents.probes import NodeAddress
+from dalsegno.recovery.agents.table import AgentTable
+from dalsegno.recovery.agents.view import Presence
 
 HEAD = "10.99.255.1"
 CHECKS = 24  # the number on a node with GPUs

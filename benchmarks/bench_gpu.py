@@ -18,10 +18,10 @@ from statistics import median
 import torch
 from collectives import SIZES, TESTS, compare
 
-from dalsegno.bench.collective_measure import CollectiveRank, measure
-from dalsegno.bench.collectives import CollectiveAsk
-from dalsegno.bench.device_measure import measure as measure_device
-from dalsegno.bench.devices import DeviceAsk, DeviceTest, judge_devices, table_rows
+from dalsegno.bench.collectives.collective_measure import CollectiveRank, measure
+from dalsegno.bench.collectives.collectives import CollectiveAsk
+from dalsegno.bench.node.device_measure import measure as measure_device
+from dalsegno.bench.node.devices import DeviceAsk, DeviceTest, judge_devices, table_rows
 
 COLLECTIVES = (  # torch does not let a rank send to itself, so that there is no sendrecv
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "scatter", "gather",

@@ -47,8 +47,8 @@ def bare_call(test: str, size: int, device: object) -> object:
 def compare(rank: object, test: str, size: int, rounds: int, iters: int) -> tuple[float, float, float]:
     """Return the median time of one call in microseconds, measured by the worker and by a bare loop, and the median of
     the ratios of neighbours: noise that lasts longer than a round affects both."""
-    from dalsegno.bench.collective_measure import measure_placement
-    from dalsegno.bench.collectives import DATA_TYPES, TESTS, CollectiveAsk
+    from dalsegno.bench.collectives.collective_measure import measure_placement
+    from dalsegno.bench.collectives.collectives import DATA_TYPES, TESTS, CollectiveAsk
 
     ask = CollectiveAsk(test, size, size, iters=iters, check=0)
     operation = "sum" if TESTS[test].reduces else "none"
@@ -69,14 +69,14 @@ def compare(rank: object, test: str, size: int, rounds: int, iters: int) -> tupl
 
 
 def _mean() -> object:
-    from dalsegno.bench.collectives import Averaging
+    from dalsegno.bench.collectives.collectives import Averaging
 
     return Averaging.MEAN
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
     """Compare all tests and sizes as one rank."""
-    from dalsegno.bench.collective_measure import CollectiveRank
+    from dalsegno.bench.collectives.collective_measure import CollectiveRank
 
     rank, rows = CollectiveRank(arguments.device), []
     for test in TESTS:
@@ -114,7 +114,7 @@ def main() -> int:
         if rows:
             Path(arguments.rank_of).write_text(json.dumps(rows))
         return 0
-    from dalsegno.cli.ranks import Rank, local_ranks, run_ranks
+    from dalsegno.cli.measure.ranks import Rank, local_ranks, run_ranks
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}

@@ -34,12 +34,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, INTERVAL_S, Heartbeat, beat_key, pack_beat
+from dalsegno.runs.coordinator.agents.liveness import Timing
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.node_source import NoNodeSource
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.generations.standbys import StandbyMode
+from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
 from dalsegno.runs.coordinator.site import GenerationLayout
-from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import Message, Reader, pack, parse

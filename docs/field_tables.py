@@ -15,8 +15,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from dalsegno.spec.checks.targets import UNBUILT_FIELDS
 from dalsegno.spec.model import ClusterSpec, json_schema
-from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 from dalsegno.spec.values import Minutes, Seconds, Share, SizeMiB
 
 PAGE = Path(__file__).with_name("cluster-file.md")

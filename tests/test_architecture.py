@@ -10,6 +10,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -74,8 +75,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "train",
         "targets.base",
         "inject.faults",
-        "recovery.event",
-        "recovery.phase",
+        "recovery.journal.event",
+        "recovery.decisions.phase",
     ),  # random faults, and the report of what they cost
     "demo": (*UP_TO_3, "drill", "inject.faults"),  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
@@ -122,11 +123,11 @@ MAY_PRINT = {
     "storage/probe.py": "a program of its own, whose answer is what it prints",
     "setup/host_inspector.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
-    "bench/collective_measure.py": "a program of its own, whose answer is what it prints",
-    "bench/pairs_measure.py": "a program of its own, whose answer is what it prints",
-    "bench/device_measure.py": "a program of its own, whose answer is what it prints",
-    "bench/storage_measure.py": "a program of its own, whose answer is what it prints",
-    "bench/versions_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/collectives/collective_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/collectives/pairs_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/node/device_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/node/storage_measure.py": "a program of its own, whose answer is what it prints",
+    "bench/node/versions_measure.py": "a program of its own, whose answer is what it prints",
     "targets/local/nvidia_smi.py": "a stand-alone program that runs inside virtual hosts",
     "setup/machine_record.py": "a program of its own, whose answer is what it prints",
 }
@@ -135,7 +136,7 @@ MAY_PRINT = {
 MAY_READ_SENTENCES = {
     "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
-    "runs/coordinator/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
+    "runs/coordinator/generations/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
     "runs/hang.py": "stacks, as Python's faulthandler and py-spy write them",
     "runs/logs.py": "Python's tracebacks",
     "runs/agent/evidence.py": "Python's tracebacks",
@@ -143,8 +144,8 @@ MAY_READ_SENTENCES = {
     "health/checks/": "the kernel, munge, chrony",
     "health/readers/": "nvidia-smi and the kernel's log",
     "health/xids.py": "the driver's lines in the kernel's log",
-    "bench/nccl_parse.py": "nccl-tests",
-    "bench/nccl_debug.py": "NCCL's lines with NCCL_DEBUG",
+    "bench/nccl/parse.py": "nccl-tests",
+    "bench/nccl/debug.py": "NCCL's lines with NCCL_DEBUG",
     "containers/import_image.py": "Enroot and curl",
     "containers/image_metadata.py": "unsquashfs and the start script of an image",
     "containers/named.py": "srun",
@@ -154,7 +155,7 @@ MAY_READ_SENTENCES = {
     "demo/researchers.py": "sbatch",
     "doctor/logs.py": "Python, PyTorch, NCCL, torchrun, Slurm, conda and the NVIDIA driver",
     "runs/submit/container.py": "`srun --mpi=list`",
-    "bench/collective_measure.py": "the kernel's /proc/cpuinfo",
+    "bench/collectives/collective_measure.py": "the kernel's /proc/cpuinfo",
     "runs/torchrun/args.py": "argparse",
     "setup/machine_record.py": "its own marks around a part of a file",
     "spec/document.py": "PyYAML",
@@ -411,6 +412,11 @@ def test_no_file_is_longer_than_450_lines():
     assert {path.relative_to(SRC).as_posix(): lines for path, lines in lengths.items() if lines > 450} == {}
 
 
+def test_no_folder_has_more_than_25_modules():
+    folders = Counter(path.parent.relative_to(SRC).as_posix() for path in SRC.rglob("*.py") if path.stem != "__init__")
+    assert {folder: modules for folder, modules in folders.items() if modules > 25} == {}
+
+
 def test_the_command_line_starts_without_the_heavy_libraries():
     heavy = {"pydantic", "rich", "yaml", "torch", "boto3"}
     code = "import sys, dalsegno.cli.main; print(*{name.split('.')[0] for name in sys.modules})"
@@ -427,7 +433,7 @@ def test_a_local_cluster_is_opened_without_the_library_that_checks_cluster_files
 def test_up_does_not_import_fault_injection():
     code = (
         "import pkgutil, sys\n"
-        "import dalsegno.cli.up, dalsegno.cluster, dalsegno.spec.load, dalsegno.spec.resolve\n"
+        "import dalsegno.cli.cluster.up, dalsegno.cluster, dalsegno.spec.load, dalsegno.spec.resolve\n"
         "import dalsegno.targets.local as local\n"
         "for each in pkgutil.iter_modules(local.__path__, 'dalsegno.targets.local.'):\n"
         "    __import__(each.name)\n"
@@ -470,12 +476,12 @@ def test_access_to_one_module_does_not_allow_its_package():
 
 
 def test_a_target_that_is_named_outside_of_it_is_found():
-    imported = source("cli/up.py", "def f():\n    from dalsegno.targets.local import LocalTarget")
+    imported = source("cli/cluster/up.py", "def f():\n    from dalsegno.targets.local import LocalTarget")
     written = source("cluster.py", "import_module('dalsegno.targets.local.target')")
     its_own = source("targets/local/plan.py", "from dalsegno.targets.local import folder")
-    other = source("cli/up.py", "from dalsegno.targets.localhost import x")
+    other = source("cli/cluster/up.py", "from dalsegno.targets.localhost import x")
     assert named_targets([imported, written, its_own, other]) == [
-        "cli/up.py:2: dalsegno.targets.local.LocalTarget",
+        "cli/cluster/up.py:2: dalsegno.targets.local.LocalTarget",
         "cluster.py:1: dalsegno.targets.local.target",
     ]
 
@@ -542,8 +548,10 @@ def test_every_comparison_with_a_message_is_found():
 
 
 def test_comparison_with_message_of_another_module_is_found():
-    judge = module("recovery/judge.py", "AGENT_DEAD = 'its agent is dead'")
-    node = module("why/node.py", "from dalsegno.recovery.judge import AGENT_DEAD\nlook = note.startswith(AGENT_DEAD)")
+    judge = module("recovery/decisions/judge.py", "AGENT_DEAD = 'its agent is dead'")
+    node = module(
+        "why/node.py", "from dalsegno.recovery.decisions.judge import AGENT_DEAD\nlook = note.startswith(AGENT_DEAD)"
+    )
     assert prose([judge, node]) == ["why/node.py:2: 'its agent is dead'"]
 
 

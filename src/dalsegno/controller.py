@@ -12,8 +12,8 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.log import start_logging
 from dalsegno.recovery.act import remedies_of
 from dalsegno.recovery.controller import log, serve
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import SLURM_USERS
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.reason import SLURM_USERS
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import owner_name

@@ -25,8 +25,8 @@ from dalsegno.observe.http_server import HttpServer
 from dalsegno.observe.metrics_endpoint import ListenAddress, MetricsEndpoint, read_token
 from dalsegno.observe.slurm_compat import SlurmDialect
 from dalsegno.observe.slurm_source import slurm_sources, slurm_status
-from dalsegno.recovery.metrics import RecoveryMetrics, RecoveryScope, list_runs
-from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.journal.metrics import RecoveryMetrics, RecoveryScope, list_runs
 from dalsegno.runs.metrics import RunMetrics
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, Slurm

@@ -24,11 +24,11 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "job-scratch": "dalsegno.system.job_scratch",
     "storage-probe": "dalsegno.storage.probe",
     "container-plugin": "dalsegno.containers.native",
-    "bench-collective": "dalsegno.bench.collective_measure",
-    "bench-pairs": "dalsegno.bench.pairs_measure",
-    "bench-device": "dalsegno.bench.device_measure",
-    "bench-storage": "dalsegno.bench.storage_measure",
-    "bench-versions": "dalsegno.bench.versions_measure",
+    "bench-collective": "dalsegno.bench.collectives.collective_measure",
+    "bench-pairs": "dalsegno.bench.collectives.pairs_measure",
+    "bench-device": "dalsegno.bench.node.device_measure",
+    "bench-storage": "dalsegno.bench.node.storage_measure",
+    "bench-versions": "dalsegno.bench.node.versions_measure",
     "hyperpod-partitions": "dalsegno.targets.hyperpod.partitions",
 }
 

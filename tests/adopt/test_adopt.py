@@ -16,7 +16,7 @@ from dalsegno.adopt.abilities import Reach, find_abilities
 from dalsegno.adopt.describe import Description, describe
 from dalsegno.adopt.found import FoundCluster, PlatformKind
 from dalsegno.adopt.render import render_valid, with_armed
-from dalsegno.cli import adopt as command_module
+from dalsegno.cli.cluster import adopt as command_module
 from dalsegno.errors import DalsegnoError
 from dalsegno.slurm.parse.partitions import PartitionSettings, parse_partition_settings, parse_topology
 from dalsegno.spec.facts import Cluster

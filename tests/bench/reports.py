@@ -1,6 +1,6 @@
 """A sample report of the ladder benchmark."""
 
-from dalsegno.bench.ladder import LadderReport, RankTraffic, RungResult, StepSpan
+from dalsegno.bench.ladder.ladder import LadderReport, RankTraffic, RungResult, StepSpan
 
 MIB = 2**20
 

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from dalsegno.bench.job import BenchMeasurement, choose_program, make_argv, nccl_tests_places, read_history, srun_argv
-from dalsegno.cli.bench import command as bench
-from dalsegno.cli.bench_build import command as build
-from dalsegno.cli.bench_job import earlier, record
+from dalsegno.cli.measure.bench import command as bench
+from dalsegno.cli.measure.bench_build import command as build
+from dalsegno.cli.measure.bench_job import earlier, record
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.submit.options import make_request
 from dalsegno.runs.submit.plan import ClusterFacts, PartitionFacts, plan_run

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from dalsegno.bench.picture import Box, Label, Picture, Stroke, to_png, to_svg
 from dalsegno.bench.plot import Curve, draw, draw_text
-from dalsegno.cli.bench_read import command
 from dalsegno.cli.main import cli
+from dalsegno.cli.measure.bench_read import command
 from dalsegno.errors import DalsegnoError, UsageError
 
 RECORDED = Path(__file__).parents[1] / "recorded"

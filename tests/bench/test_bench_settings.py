@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from dalsegno.bench.ladder import (
+from dalsegno.bench.ladder.ladder import (
     LadderAsk,
     check_torch,
     examples_folder,

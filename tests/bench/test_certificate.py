@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dalsegno.bench.certificate import (
+from dalsegno.bench.certificate.certificate import (
     BetterFigure,
     Certificate,
     CertificateTrend,
@@ -23,8 +23,8 @@ from dalsegno.bench.certificate import (
     read_certificate,
     skipped,
 )
-from dalsegno.bench.certificate_page import render_certificate
-from dalsegno.bench.certificate_parts import (
+from dalsegno.bench.certificate.page import render_certificate
+from dalsegno.bench.certificate.parts import (
     NodeHealth,
     certify_collectives,
     certify_container,
@@ -35,9 +35,9 @@ from dalsegno.bench.certificate_parts import (
     certify_storage,
     certify_versions,
 )
-from dalsegno.bench.verdict import BenchLevel
-from dalsegno.bench.versions_measure import read_versions, versions_here
-from dalsegno.cli.certify import PARTS
+from dalsegno.bench.nccl.verdict import BenchLevel
+from dalsegno.bench.node.versions_measure import read_versions, versions_here
+from dalsegno.cli.measure.certify import PARTS
 
 PASS, DEGRADED, FAIL, UNKNOWN = BenchLevel.PASS, BenchLevel.DEGRADED, BenchLevel.FAIL, BenchLevel.UNKNOWN
 HOSTILE = "<script>alert('1')</script>\x1b[31m"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench.collectives import TESTS, CollectiveAsk
-from dalsegno.bench.nccl_parse import read_tables
-from dalsegno.bench.nccl_table import NcclTable
+from dalsegno.bench.collectives.collectives import TESTS, CollectiveAsk
+from dalsegno.bench.nccl.parse import read_tables
+from dalsegno.bench.nccl.table import NcclTable
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 pytest.importorskip("torch")
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 # One element is changed after the collective, as a broken GPU or link would, in the last test.
 BROKEN = """
 import sys
-from dalsegno.bench import collective_measure as worker
+from dalsegno.bench.collectives import collective_measure as worker
 
 real = worker.place
 def place(*arguments, in_place):

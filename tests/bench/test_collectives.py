@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.bench.collectives import (
+from dalsegno.bench.collectives.collectives import (
     DATA_TYPES,
     OPERATIONS,
     PERIOD,
@@ -25,8 +25,8 @@ from dalsegno.bench.collectives import (
     reduced_values,
     tolerance,
 )
-from dalsegno.cli.bench import ELSEWHERE
-from dalsegno.cli.bench_collectives import COMMANDS, check_others
+from dalsegno.cli.measure.bench import ELSEWHERE
+from dalsegno.cli.measure.bench_collectives import COMMANDS, check_others
 from dalsegno.errors import UsageError
 
 FLOAT = DATA_TYPES["float"]

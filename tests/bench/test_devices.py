@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.bench.devices import DeviceAsk, DeviceResult, DeviceTest, judge_devices, read_results, table_rows
 from dalsegno.bench.launch import PHASES, launch_times
 from dalsegno.bench.launch import table_rows as launch_rows
-from dalsegno.bench.storage_measure import FolderSpeed, compare, main, measure_folder, read_speeds
-from dalsegno.bench.storage_measure import table_rows as storage_rows
+from dalsegno.bench.node.devices import DeviceAsk, DeviceResult, DeviceTest, judge_devices, read_results, table_rows
+from dalsegno.bench.node.storage_measure import FolderSpeed, compare, main, measure_folder, read_speeds
+from dalsegno.bench.node.storage_measure import table_rows as storage_rows
 from dalsegno.runs.journal import RunEvent
 
 

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dalsegno.bench.ladder import HEADERS, describe_unmeasured, read_report, table_rows
-from dalsegno.bench.timeline import LEGEND, draw, render_svg
+from dalsegno.bench.ladder.ladder import HEADERS, describe_unmeasured, read_report, table_rows
+from dalsegno.bench.ladder.timeline import LEGEND, draw, render_svg
 from tests.bench.reports import DATA_PARALLEL, DDP, RING, report
 
 

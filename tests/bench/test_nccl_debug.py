@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench.machines import BenchMachines
-from dalsegno.bench.nccl_debug import MAX_WARNINGS, NcclNetwork, NcclProblem, find_problems, read_debug, separate_tables
-from dalsegno.bench.nccl_parse import read_tables
-from dalsegno.bench.nccl_report import MachineAsk, read_reports
-from dalsegno.bench.verdict import BenchLevel, BenchReason
+from dalsegno.bench.nccl.debug import MAX_WARNINGS, NcclNetwork, NcclProblem, find_problems, read_debug, separate_tables
+from dalsegno.bench.nccl.machines import BenchMachines
+from dalsegno.bench.nccl.parse import read_tables
+from dalsegno.bench.nccl.report import MachineAsk, read_reports
+from dalsegno.bench.nccl.verdict import BenchLevel, BenchReason
 from dalsegno.hardware import find_instance, gpu_of
 
 RECORDED = Path(__file__).parents[1] / "recorded"

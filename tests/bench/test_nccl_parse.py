@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.bench.nccl_parse import MAX_TABLES, read_tables
-from dalsegno.bench.nccl_render import float_text, render
-from dalsegno.bench.nccl_report import MachineAsk, read_reports
-from dalsegno.bench.nccl_table import (
+from dalsegno.bench.nccl.parse import MAX_TABLES, read_tables
+from dalsegno.bench.nccl.render import float_text, render
+from dalsegno.bench.nccl.report import MachineAsk, read_reports
+from dalsegno.bench.nccl.table import (
     IterationTimes,
     NcclColumns,
     NcclDevice,

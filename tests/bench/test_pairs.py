@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.bench.pairs import (
+from dalsegno.bench.collectives.pairs import (
     GroupResult,
     PairFault,
     PairFaultKind,
@@ -22,7 +22,7 @@ from dalsegno.bench.pairs import (
     rounds,
 )
 from dalsegno.bench.picture import to_svg
-from dalsegno.cli.bench_pairs import command, conclude
+from dalsegno.cli.measure.bench_pairs import command, conclude
 from dalsegno.errors import UsageError
 
 NODES = [f"gpu-{number:02d}" for number in range(40)]

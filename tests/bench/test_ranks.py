@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.bench import ddp, progress_of
-from dalsegno.cli.ranks import Rank, run_ranks
+from dalsegno.cli.measure.bench import ddp, progress_of
+from dalsegno.cli.measure.ranks import Rank, run_ranks
 from dalsegno.errors import DalsegnoError, UsageError
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench.limits import Bottleneck, find_bound, find_expectation, unreachable_floors, vendor_floors
-from dalsegno.bench.machines import (
+from dalsegno.bench.nccl.limits import Bottleneck, find_bound, find_expectation, unreachable_floors, vendor_floors
+from dalsegno.bench.nccl.machines import (
     BenchMachines,
     count_ranks,
     find_gpu_of_product,
@@ -14,9 +14,9 @@ from dalsegno.bench.machines import (
     name_test,
     read_hints,
 )
-from dalsegno.bench.nccl_parse import read_tables
-from dalsegno.bench.nccl_report import MachineAsk, earlier_results, read_reports
-from dalsegno.bench.nccl_table import (
+from dalsegno.bench.nccl.parse import read_tables
+from dalsegno.bench.nccl.report import MachineAsk, earlier_results, read_reports
+from dalsegno.bench.nccl.table import (
     IterationTimes,
     NcclDevice,
     NcclOutputUnreadable,
@@ -25,7 +25,7 @@ from dalsegno.bench.nccl_table import (
     NcclTest,
     NcclTiming,
 )
-from dalsegno.bench.verdict import (
+from dalsegno.bench.nccl.verdict import (
     BenchLevel,
     BenchReason,
     BenchVerdict,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.containers import describe_steps, others, report_as_json, table_rows
+from dalsegno.cli.containers.containers import describe_steps, others, report_as_json, table_rows
 from dalsegno.containers.plugstack import CommandStep, ContainerFinding, PluginFacts
 from dalsegno.containers.plugstack.facts import StackLine
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from dalsegno.cli.health.nodes import describe_event, describe_mode
 from dalsegno.cli.main import cli
-from dalsegno.cli.nodes import describe_event, describe_mode
 from dalsegno.health import GpuIdentity, Remedy
-from dalsegno.recovery.actions import Drain
 from dalsegno.recovery.controller import SOCKET, Controller
-from dalsegno.recovery.facts import NodeFault
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.decisions.actions import Drain
+from dalsegno.recovery.decisions.facts import NodeFault
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.journal.store import Journal
 from dalsegno.recovery.watch import JOURNAL
 
 Invoke = Callable[..., Result]

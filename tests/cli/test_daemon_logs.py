@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.logs import LogReader, print_logs, select_logs
 from dalsegno.cli.main import cli
+from dalsegno.cli.training.logs import LogReader, print_logs, select_logs
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.targets.base import DaemonLog
 from dalsegno.targets.local.folder import Folder

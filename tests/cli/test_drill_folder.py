@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from dalsegno.cli.drill_traces import clear_leftovers, drill_folder
+from dalsegno.cli.health.drill_traces import clear_leftovers, drill_folder
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.submit.plan import plan_run
 from dalsegno.runs.submit.prepare import first_status, prepare_run
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 DRILLS = """
 import sys, time
 from pathlib import Path
-from dalsegno.cli.drill_traces import drill_folder
+from dalsegno.cli.health.drill_traces import drill_folder
 with drill_folder(Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(1000)

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from dalsegno.cli.drill import KEPT_REPORTS, check_page, keep_report, write_page
+from dalsegno.cli.health.drill import KEPT_REPORTS, check_page, keep_report, write_page
 from dalsegno.errors import DalsegnoError, UsageError
 
 

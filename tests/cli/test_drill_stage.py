@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dalsegno.cli.drill_stage import Training
+from dalsegno.cli.health.drill_stage import Training
 from dalsegno.drill.impacts import RETURNED, DrillMark, FaultImpact, TrainingNotes
 
 BLOW = FaultImpact(1, "xid 79", "n1", 10.0)

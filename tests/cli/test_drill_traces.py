@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno.cli.drill_traces import Traces
+from dalsegno.cli.health.drill_traces import Traces
 from dalsegno.drill.schedule import FaultKind
 from dalsegno.errors import DalsegnoError
 from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno.cli.drill import DrillView, now
+from dalsegno.cli.health.drill import DrillView, now
 from dalsegno.drill.impacts import TrainedStep
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus
 

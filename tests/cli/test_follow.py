@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.follow import format_line
+from dalsegno.cli.training.follow import format_line
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.logs import Line
@@ -26,7 +26,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 FOLLOW = """
 import sys
 from pathlib import Path
-from dalsegno.cli.follow import follower_of
+from dalsegno.cli.training.follow import follower_of
 from dalsegno.cli.main import main
 from dalsegno.cluster import SlurmHere
 from dalsegno.runs.folder import RunFolder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno.cli.health import command
+from dalsegno.cli.health.health import command
 from dalsegno.errors import UsageError
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, telemetry_text, with_gpu

@@ -9,7 +9,7 @@ import sys
 
 SCRIPT = """
 import time
-from dalsegno.cli.image_report import ImportBar
+from dalsegno.cli.containers.image_report import ImportBar
 bar = ImportBar()
 bar.stage("packing", 1000)
 time.sleep(0.2)

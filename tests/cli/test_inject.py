@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.inject import RecordedInjections
+from dalsegno.cli.health.inject import RecordedInjections
 from dalsegno.inject.faults import FAULTS, FaultOptions
-from dalsegno.recovery.event import Event, EventKind, EventStage
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.journal.event import Event, EventKind, EventStage
+from dalsegno.recovery.journal.store import Journal
 from dalsegno.why.node import read_controller_view
 from tests.cli.test_drill_traces import Bench
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from dalsegno.cli.monitor import command, describe_missing, show_status, write_private
-from dalsegno.cli.status import daemon_rows
+from dalsegno.cli.cluster.status import daemon_rows
+from dalsegno.cli.measure.monitor import command, describe_missing, show_status, write_private
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.inject.records import record
 from dalsegno.observe.grafana import grafana_files

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.cli.nodes import find_other_drains, with_other_drains
+from dalsegno.cli.health.nodes import find_other_drains, with_other_drains
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.follow import end_hint
+from dalsegno.cli.training.follow import end_hint
 from dalsegno.runs import journal
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause

@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.run import RUN_SETTINGS, find_misplaced, read_fields, run_options
-from dalsegno.cli.run import command as run
+from dalsegno.cli.training.run import RUN_SETTINGS, find_misplaced, read_fields, run_options
+from dalsegno.cli.training.run import command as run
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit.options import OPTIONS, make_request
 from dalsegno.runs.submit.request import RunRequest

@@ -11,14 +11,14 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno.cli.cancel import command as cancel
-from dalsegno.cli.logs import command as logs
-from dalsegno.cli.runs import command as runs
-from dalsegno.cli.runs import row
-from dalsegno.cli.statusline import age
+from dalsegno.cli.training.cancel import command as cancel
+from dalsegno.cli.training.logs import command as logs
+from dalsegno.cli.training.runs import command as runs
+from dalsegno.cli.training.runs import row
+from dalsegno.cli.training.statusline import age
 from dalsegno.errors import NotThere
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.goodput import Goodput, TimeKind, TrainingProgress
+from dalsegno.runs.coordinator.reports.goodput import Goodput, TimeKind, TrainingProgress
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, read_status
 from dalsegno.spec.facts import facts_to_json

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.cluster_sources import ClusterSources
+from dalsegno.cli.cluster.cluster_sources import ClusterSources
 from dalsegno.cli.controller_requests import is_silence, meaning_of
 from dalsegno.cluster import SlurmHere
 from dalsegno.errors import CommandFailed, CommandTimedOut, NotThere

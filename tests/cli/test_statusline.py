@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.cli.statusline import Cause, clock, describe_changes, describe_end, last_cause, live_text
+from dalsegno.cli.training.statusline import Cause, clock, describe_changes, describe_end, last_cause, live_text
 from dalsegno.runs.status import NodeRole, RunCause, RunNodeStatus, RunPhase
 from tests.cli.runs import members, status
 

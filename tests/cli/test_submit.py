@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno.cli.submit import command
+from dalsegno.cli.training.submit import command
 from dalsegno.errors import SpecError, UsageError
 
 Submit = Callable[..., Result]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.user import _as_json, _fingerprint, _given, _user, check_home
+from dalsegno.cli.cluster.user import _as_json, _fingerprint, _given, _user, check_home
 from dalsegno.errors import TargetError, UsageError
 from dalsegno.spec.facts import Cluster, Slurm, User
 from dalsegno.targets.base import PeopleView

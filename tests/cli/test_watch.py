@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.watch import RunLost, RunWatch, job_ids, jobs_of
+from dalsegno.cli.training.watch import RunLost, RunWatch, job_ids, jobs_of
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.status import RunPhase, coordinator_is_dead, is_over

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.web import command, tunnel_command
+from dalsegno.cli.cluster.web import command, tunnel_command
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.spec.facts import Cluster, Monitoring, facts_to_json
 from dalsegno.web.login import LoginAddress

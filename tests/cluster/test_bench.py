@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench.nccl_parse import read_tables
+from dalsegno.bench.nccl.parse import read_tables
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.cluster.test_containers import make_image
 

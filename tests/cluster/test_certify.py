@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench.certificate import CertifyPart, read_certificate
+from dalsegno.bench.certificate.certificate import CertifyPart, read_certificate
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.cluster.test_containers import make_image
 from tests.waiting import eventually

@@ -188,6 +188,11 @@ def test_tasks_run_in_the_image_with_their_ranks_gpus_and_environment(someone: C
     ]
 
 
+def test_containers_are_on_though_the_cluster_file_does_not_mention_them(cluster: Contained):
+    assert "containers" not in FILE
+    assert "--container-image" in cluster.sh("srun --help").out
+
+
 def test_exit_codes_and_signals_are_the_tasks_own(someone: Contained):
     script = "for end in true 'exit 7' 'kill -9 $$' 'kill -TERM $$'; do srun $I sh -c \"$end\"; echo $?; done"
     assert someone.lines(script) == ["0", "7", "137", "143"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.observe.exposition import Family, render
-from dalsegno.recovery.metrics import RecoveryMetrics, RecoveryScope, list_runs
-from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.journal.metrics import RecoveryMetrics, RecoveryScope, list_runs
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.runs.metrics import RunMetrics
 from dalsegno.targets.local.folder import Folder

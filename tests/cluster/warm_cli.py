@@ -31,7 +31,7 @@ WARM = READING | {
     "user", "validate", "web",
 }  # fmt: skip
 LAZY_IMPORTS = (  # by commands
-    "cluster", "inject.faults", "recovery.client", "recovery.run_records", "runs.status", "runs.submit.prepare",
+    "cluster", "inject.faults", "recovery.client", "recovery.runs.run_records", "runs.status", "runs.submit.prepare",
     "spec.load", "spec.resolve", "targets.local",
 )  # fmt: skip
 MAX_REQUEST_BYTES = 1 << 20
@@ -134,10 +134,10 @@ def run(request: dict[str, object], outputs: list[int]) -> None:
 
 def import_commands() -> None:
     """Import what the commands import, and exclude these objects from garbage collection in every child."""
-    from dalsegno.cli.main import SHARED_MODULES
+    from dalsegno.cli.main import find_module
 
     for name in WARM:
-        importlib.import_module(f"dalsegno.cli.{SHARED_MODULES.get(name, name)}")
+        importlib.import_module(find_module(name))
     for name in LAZY_IMPORTS:
         importlib.import_module(f"dalsegno.{name}")
     gc.freeze()

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dalsegno.cli.doctor import command
+from dalsegno.cli.training.doctor import command
 from dalsegno.doctor import SYMPTOMS
 from dalsegno.errors import UsageError
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.goodput import Goodput, TrainingProgress
+from dalsegno.runs.coordinator.reports.goodput import Goodput, TrainingProgress
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunPhase, write_status
 from dalsegno.spec.facts import facts_to_json

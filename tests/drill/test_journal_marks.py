@@ -11,7 +11,7 @@ from dalsegno.drill.impacts import (
     marks_of_controller,
     marks_of_run,
 )
-from dalsegno.recovery.event import Event, EventKind, EventStage
+from dalsegno.recovery.journal.event import Event, EventKind, EventStage
 from dalsegno.wire.frames import Message
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.inject import command, describe_injection, read_words
+from dalsegno.cli.health.inject import command, describe_injection, read_words
 from dalsegno.cli.out import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.inject.faults import FAULTS, FaultOptions

@@ -30,6 +30,7 @@ from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import Service, ServiceFact
 from dalsegno.system.machine import MachineFacts
 from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.local.apply import write_file
 from dalsegno.targets.local.daemons import START
 from dalsegno.targets.local.desired import Desired, desired, hosts_file, limits_sentence, slurm_layout
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder
@@ -795,3 +796,14 @@ def test_missing_assoc_usage_matters_only_to_releases_that_need_it(slurm: str, w
     head = want(cluster(1), replace(ROOT, slurm_version=f"slurm-wlm {slurm}")).hosts["head"]
     (service,) = [each for each in head.services if each.name == "slurmctld"]
     assert ("/bin/sh" in service.argv) is wrapped and service.argv[-1] == "-D"
+
+
+def test_host_files_are_replaced_as_a_whole(tmp_path: Path):
+    made = desired(cluster(1), FOLDER, put(cluster(1)), ROOT, PEOPLE)
+    name = next(name for name in made.files if name.endswith("hosts"))
+    folder = Folder(tmp_path)
+    write_file(folder, name, made.files[name])
+    with (tmp_path / name).open() as reader:
+        write_file(folder, name, replace(made.files[name], text="127.0.0.1 other\n"))
+        assert reader.read() == made.files[name].text  # a reader of the old file still has all of it
+    assert (tmp_path / name).read_text() == "127.0.0.1 other\n"

@@ -14,7 +14,7 @@ from dalsegno.health.messages import (
 from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, MAX_MESSAGE_BYTES
 from dalsegno.node_agent.findings import WHOLE_S, Findings
-from dalsegno.recovery.agents import merge
+from dalsegno.recovery.agents.table import merge
 from dalsegno.wire.frames import Message
 from dalsegno.wire.handshake import Seal
 

@@ -15,9 +15,9 @@ import pytest
 
 from dalsegno.health.messages import GpuReading
 from dalsegno.health.result import Result, Verdict, passed
-from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.agents import OrderAnswer
-from dalsegno.recovery.probes import NodeAddress
+from dalsegno.recovery.agents.probes import NodeAddress
+from dalsegno.recovery.agents.table import OrderAnswer
+from dalsegno.recovery.agents.view import AgentView
 from dalsegno.system.children import descendants, start_ticks
 from dalsegno.wire.liveness import Presence
 from tests.recovery.played_agents import Scene, secret_of

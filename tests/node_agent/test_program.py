@@ -18,10 +18,10 @@ from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.node_agent.agent import NodeAgentOptions, main, parse_options
 from dalsegno.node_agent.textfile import NAME
 from dalsegno.programs import launcher
-from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.agents import OrderAnswer, OrderEnd
-from dalsegno.recovery.node_link import validate_node
-from dalsegno.recovery.probes import NodeAddress
+from dalsegno.recovery.agents.node_link import validate_node
+from dalsegno.recovery.agents.probes import NodeAddress
+from dalsegno.recovery.agents.table import OrderAnswer, OrderEnd
+from dalsegno.recovery.agents.view import AgentView
 from dalsegno.system.children import MARK, descendants, marked
 from dalsegno.wire.liveness import Presence
 from tests.recovery.played_agents import NODES, Scene, secret_of

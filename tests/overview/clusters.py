@@ -7,7 +7,7 @@ from typing import Any
 
 from dalsegno.health.result import Remedy
 from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView
-from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from dalsegno.runs.status import RunPhase, RunStatus
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, NodeStatus
 

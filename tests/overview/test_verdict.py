@@ -9,7 +9,7 @@ import pytest
 from dalsegno.health.result import Remedy
 from dalsegno.overview.facts import Overview, RecoveryView, read_controller
 from dalsegno.overview.verdict import VerdictCode, assess, describe, verdict_message
-from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.targets.base import ClusterPhase, ClusterStatus

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalsegno.recovery.act import ActionContext
-from dalsegno.recovery.actions import Action, ChangePhase, Note
-from dalsegno.recovery.decide import SETTLE_S
+from dalsegno.recovery.decisions.actions import Action, ChangePhase, Note
+from dalsegno.recovery.decisions.decide import SETTLE_S
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.journal.store import Journal
 from dalsegno.recovery.watch import RecoveryLoop
 
 STEP_S = 1.0

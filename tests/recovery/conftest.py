@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.fakes import FakeCluster
-from dalsegno.recovery.policy import Policy
 from tests.recovery.clinic import Clinic, MakeClinic
 
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from dalsegno.health.messages import BEAT
 from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
-from dalsegno.recovery.agent_server import STRANGER_S
-from dalsegno.recovery.agents import AgentTable
-from dalsegno.recovery.probes import NodeAddress
+from dalsegno.recovery.agents.probes import NodeAddress
+from dalsegno.recovery.agents.server import STRANGER_S
+from dalsegno.recovery.agents.table import AgentTable
 from dalsegno.wire.frames import Message, Reader, pack, parse
 from dalsegno.wire.handshake import BadProof, ClientHandshake, Seal
 

@@ -29,10 +29,10 @@ from dalsegno.health.messages import (
 )
 from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
-from dalsegno.recovery.agent_server import STRANGERS
-from dalsegno.recovery.agent_view import NODE_LIMITS, AgentView
-from dalsegno.recovery.agents import MAX_BYTES, MAX_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
-from dalsegno.recovery.probes import NodeAddress
+from dalsegno.recovery.agents.probes import NodeAddress
+from dalsegno.recovery.agents.server import STRANGERS
+from dalsegno.recovery.agents.table import MAX_BYTES, MAX_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
+from dalsegno.recovery.agents.view import NODE_LIMITS, AgentView
 from dalsegno.wire.frames import Message, pack
 from dalsegno.wire.handshake import ClientHandshake, nonce
 from dalsegno.wire.liveness import Presence

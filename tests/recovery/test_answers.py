@@ -14,17 +14,17 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import GpuIdentity, Remedy, Verdict
-from dalsegno.recovery.actions import ChangePhase, Drain, Note, Repair
 from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
-from dalsegno.recovery.event import EventKind
-from dalsegno.recovery.facts import NodeFault
-from dalsegno.recovery.phase import HeldAction, NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.records import DAY_S
-from dalsegno.recovery.run_hints import CheckChange
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.decisions.actions import ChangePhase, Drain, Note, Repair
+from dalsegno.recovery.decisions.facts import NodeFault
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.records import DAY_S
+from dalsegno.recovery.journal.event import EventKind
+from dalsegno.recovery.journal.store import Journal
+from dalsegno.recovery.runs.run_hints import CheckChange
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.wire.frames import Message
 
@@ -170,7 +170,7 @@ def test_a_refused_request_is_logged_once_and_changes_nothing(
 
 
 def test_old_rows_are_deleted_and_unfinished_actions_kept(store: Journal, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dalsegno.recovery.store.MAX_KEPT", 2)
+    monkeypatch.setattr("dalsegno.recovery.journal.store.MAX_KEPT", 2)
     unfinished = store.begin(Drain("n0", XID), 99.0)
     for number in range(1, 6):
         drained(store, f"n{number}", 100.0 + number)
@@ -181,7 +181,7 @@ def test_old_rows_are_deleted_and_unfinished_actions_kept(store: Journal, monkey
 
 
 def test_tidy_keeps_the_last_verdicts_and_deletes_old_marks(store: Journal, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dalsegno.recovery.store.MAX_KEPT", 2)
+    monkeypatch.setattr("dalsegno.recovery.journal.store.MAX_KEPT", 2)
     store.record_checks([CheckChange("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
     for number in range(20):
         store.record_checks(
@@ -203,7 +203,7 @@ def test_the_journal_shrinks_after_rows_are_deleted(folder: Path, monkeypatch: p
             store._event(float(number), "n1", EventKind.DRAIN, "text " * 100)
     store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = (folder / JOURNAL).stat().st_size
-    monkeypatch.setattr("dalsegno.recovery.store.MAX_KEPT", 10)
+    monkeypatch.setattr("dalsegno.recovery.journal.store.MAX_KEPT", 10)
     store.tidy()
     assert before > 1_500_000 and (folder / JOURNAL).stat().st_size < before / 4
     assert [event.id for event in store.events()] == list(range(2991, 3001))

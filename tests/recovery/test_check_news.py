@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health import Finding, Remedy, Result, failed, passed, unknown, warned
-from dalsegno.recovery.run_hints import CALM_S, MAX_RECORDS, CheckChanges
+from dalsegno.recovery.runs.run_hints import CALM_S, MAX_RECORDS, CheckChanges
 from tests.recovery.clinic import MakeClinic
 
 

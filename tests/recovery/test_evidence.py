@@ -7,9 +7,9 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.act import ActionContext, do
-from dalsegno.recovery.actions import TakeEvidence
-from dalsegno.recovery.evidence import INCOMPLETE, MAX_KEPT, save_evidence
+from dalsegno.recovery.decisions.actions import TakeEvidence
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm
+from dalsegno.recovery.journal.evidence import INCOMPLETE, MAX_KEPT, save_evidence
 
 
 def test_a_bundle_is_a_private_folder_of_files(tmp_path: Path):

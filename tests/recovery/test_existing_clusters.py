@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.actions import Action, ChangePhase, Drain, Note, SetDown
-from dalsegno.recovery.change import apply_change, begin_action, end_action, record_seen
-from dalsegno.recovery.decide import decide
-from dalsegno.recovery.facts import gather
-from dalsegno.recovery.phase import HeldAction, NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.records import NodeRecords
+from dalsegno.recovery.decisions.actions import Action, ChangePhase, Drain, Note, SetDown
+from dalsegno.recovery.decisions.change import apply_change, begin_action, end_action, record_seen
+from dalsegno.recovery.decisions.decide import decide
+from dalsegno.recovery.decisions.facts import gather
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.records import NodeRecords
 from dalsegno.recovery.slurm_witness import CONFIRM_S, MAX_PROBES, SlurmWitness
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.wire.liveness import Presence

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.actions import ChangePhase, Repair
-from dalsegno.recovery.phase import HeldAction, NodePhase
-from dalsegno.recovery.records import BudgetMark, MarkKind
-from dalsegno.recovery.repair import Forecast, forecast
+from dalsegno.recovery.decisions.actions import ChangePhase, Repair
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.records import BudgetMark, MarkKind
+from dalsegno.recovery.decisions.repair import Forecast, forecast
 from tests.recovery.clinic import Clinic, MakeClinic
 
 

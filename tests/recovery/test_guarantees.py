@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.facts import is_active
+from dalsegno.recovery.decisions.facts import is_active
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.fakes import FakeCluster
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import Policy
 from dalsegno.slurm.facts import JobState, NodeFlag
 from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import NodePhase
+from dalsegno.recovery.decisions.phase import NodePhase
 from dalsegno.slurm.facts import JobState
 from tests.recovery.clinic import MakeClinic
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health import Remedy
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.fakes import FakeCluster
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.journal.store import Journal
 from dalsegno.slurm.facts import NodeFlag
 from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic, quick_folder

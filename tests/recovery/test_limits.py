@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from tests.recovery.clinic import MakeClinic
 
 

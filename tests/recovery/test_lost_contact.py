@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.actions import SetDown
-from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.decide import SETTLE_S, decide, is_blind, is_doubtful
-from dalsegno.recovery.facts import Facts, NodeFacts
-from dalsegno.recovery.records import NodeRecord, NodeRecords
+from dalsegno.recovery.agents.view import AgentView
+from dalsegno.recovery.decisions.actions import SetDown
+from dalsegno.recovery.decisions.decide import SETTLE_S, decide, is_blind, is_doubtful
+from dalsegno.recovery.decisions.facts import Facts, NodeFacts
+from dalsegno.recovery.decisions.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.wire.liveness import Presence
 from tests.recovery.clinic import MakeClinic

@@ -12,12 +12,12 @@ import pytest
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Remedy
 from dalsegno.observe.exposition import Family, render
-from dalsegno.recovery.actions import Action, ChangePhase, Drain, Hold, Note, Repair, Return, SetDown
-from dalsegno.recovery.facts import NodeFault
-from dalsegno.recovery.metrics import FinishedAction, RecoveryMetrics, RecoveryScope, RecoveryTimes
-from dalsegno.recovery.phase import HeldAction, NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.decisions.actions import Action, ChangePhase, Drain, Hold, Note, Repair, Return, SetDown
+from dalsegno.recovery.decisions.facts import NodeFault
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.journal.metrics import FinishedAction, RecoveryMetrics, RecoveryScope, RecoveryTimes
+from dalsegno.recovery.journal.store import Journal
 
 GONE = NodeFault("gone", Remedy.REPLACE, "no answer", gone=True)
 POLICY = Policy(max_out=0.5, per_hour=4, spares=frozenset({"s-1"}))

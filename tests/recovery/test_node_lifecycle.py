@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import GpuIdentity, Remedy
-from dalsegno.recovery.actions import Validate
-from dalsegno.recovery.event import EventKind
+from dalsegno.recovery.decisions.actions import Validate
+from dalsegno.recovery.decisions.phase import NodePhase
 from dalsegno.recovery.fakes import FakeNode
-from dalsegno.recovery.phase import NodePhase
+from dalsegno.recovery.journal.event import EventKind
 from dalsegno.recovery.watch import mark_powered_off
 from tests.recovery.clinic import Clinic, MakeClinic
 

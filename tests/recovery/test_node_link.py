@@ -17,13 +17,13 @@ from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S, settings_text
 from dalsegno.node_agent import orders
 from dalsegno.node_agent.collective import DIED
 from dalsegno.node_agent.orders import check_settings
-from dalsegno.recovery.agent_server import KnownNodes
-from dalsegno.recovery.agent_view import AgentView, views_message
-from dalsegno.recovery.agents import OrderAnswer, OrderEnd, Orders, PendingOrder
-from dalsegno.recovery.evidence import INCOMPLETE
-from dalsegno.recovery.node_link import NodeLink, validate_node
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.probes import NodeAddress
+from dalsegno.recovery.agents.node_link import NodeLink, validate_node
+from dalsegno.recovery.agents.probes import NodeAddress
+from dalsegno.recovery.agents.server import KnownNodes
+from dalsegno.recovery.agents.table import OrderAnswer, OrderEnd, Orders, PendingOrder
+from dalsegno.recovery.agents.view import AgentView, views_message
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.journal.evidence import INCOMPLETE
 from dalsegno.spec.facts import CheckSetting, Health
 from dalsegno.wire.frames import MAX_BYTES, pack
 from dalsegno.wire.liveness import Presence

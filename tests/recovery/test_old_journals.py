@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.recovery.actions import Note, Release
-from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import Subject, Topic
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.decisions.actions import Note, Release
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.reason import Subject, Topic
+from dalsegno.recovery.journal.event import Event, EventKind, EventStage, read_event
+from dalsegno.recovery.journal.store import Journal
 
 OLD = """
 CREATE TABLE nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);

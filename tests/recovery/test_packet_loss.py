@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Finding, NodeReport, Result, passed, warned
-from dalsegno.recovery.actions import SetDown
-from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.facts import NodeFacts
-from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_reported
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import Subject, Topic
-from dalsegno.recovery.records import NodeRecord
+from dalsegno.recovery.agents.view import AgentView
+from dalsegno.recovery.decisions.actions import SetDown
+from dalsegno.recovery.decisions.facts import NodeFacts
+from dalsegno.recovery.decisions.judge import Suspicion, find_fault, find_suspicion, is_reported
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.reason import Subject, Topic
+from dalsegno.recovery.decisions.records import NodeRecord
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.wire.liveness import Presence
 from tests.recovery.clinic import STEP_S, Clinic, MakeClinic

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.act import remedies_of
-from dalsegno.recovery.facts import NodeFault
+from dalsegno.recovery.decisions.facts import NodeFault
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.reason import SLURM_USERS, Owner, find_owner, read_reason, write_reason
 from dalsegno.recovery.fakes import FakeCluster, FakeTarget
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import SLURM_USERS, Owner, find_owner, read_reason, write_reason
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.spec.facts import CheckSetting, Health

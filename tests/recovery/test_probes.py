@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.recovery.probes import PROBE_S, NodeAddress, Probes
+from dalsegno.recovery.agents.probes import PROBE_S, NodeAddress, Probes
 
 
 class Asked:

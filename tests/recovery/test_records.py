@@ -5,7 +5,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from dalsegno.recovery.run_records import MAX_ENDED, MAX_ENDED_OF_A_USER, RunRecord, RunRecords
+from dalsegno.recovery.runs.run_records import MAX_ENDED, MAX_ENDED_OF_A_USER, RunRecord, RunRecords
 from dalsegno.system.children import start_ticks
 
 ONE = RunRecord("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)

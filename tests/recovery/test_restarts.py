@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalsegno.recovery.coordinators import (
+from dalsegno.recovery.runs.coordinators import (
     CoordinatorTask,
     RestartStep,
     RunRecord,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.recovery.run_hints import with_hint
-from dalsegno.recovery.run_records import RunRecord
+from dalsegno.recovery.runs.run_hints import with_hint
+from dalsegno.recovery.runs.run_records import RunRecord
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, write_status
 from dalsegno.slurm.facts import JobInfo, JobState

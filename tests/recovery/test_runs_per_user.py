@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.coordinators import (
+from dalsegno.recovery.runs.coordinators import (
     MAX_GIVEN_UP,
     MAX_RUNS,
     MAX_RUNS_OF_A_USER,

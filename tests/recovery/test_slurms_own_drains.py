@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import NodePhase
+from dalsegno.recovery.decisions.phase import NodePhase
 from tests.recovery.clinic import MakeClinic
 
 

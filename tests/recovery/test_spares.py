@@ -9,8 +9,8 @@ import pytest
 from dalsegno.errors import CommandFailed
 from dalsegno.health import Remedy
 from dalsegno.recovery.act import loan_name
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.spares import LOAN_S
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.spares import LOAN_S
 from dalsegno.slurm.facts import JobState, NodeFlag
 from dalsegno.slurm.parse.messages import PendingReason
 from dalsegno.slurm.render import SPARE_REASON

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.reason import SLURM_USERS
+from dalsegno.recovery.decisions.records import BudgetMark, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import SLURM_USERS
-from dalsegno.recovery.records import BudgetMark, MarkKind, NodeRecord, NodeRecords
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.journal.store import Journal
 from dalsegno.recovery.watch import (
     CALM_S,
     JOURNAL,

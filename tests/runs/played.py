@@ -17,8 +17,8 @@ from typing import Any
 
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.node_source import NoNodeSource
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunStatus, read_status
 from dalsegno.system import children

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
-from dalsegno.runs.coordinator.group import Members, Shape, form_group
-from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.snapshots import HeldSnapshot
+from dalsegno.runs.coordinator.generations.group import Members, Shape, form_group
+from dalsegno.runs.coordinator.generations.memory import MemoryTable
+from dalsegno.runs.coordinator.generations.snapshots import HeldSnapshot
 from dalsegno.train.keeper.holdings import StoredSnapshot as OnNode
 from dalsegno.train.keeper.plan import (
     COPIES,

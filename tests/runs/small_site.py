@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.agents.liveness import Timing
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.generations.standbys import StandbyMode
 from dalsegno.runs.coordinator.site import GenerationLayout
-from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import LocalRunner

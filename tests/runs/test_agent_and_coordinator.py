@@ -14,14 +14,14 @@ import pytest
 
 from dalsegno.runs import journal
 from dalsegno.runs.agent.link import CoordinatorLink, fallback_ports
-from dalsegno.runs.coordinator.agents import Peer
+from dalsegno.runs.coordinator.agents.agents import Peer
+from dalsegno.runs.coordinator.agents.hangs import HangWatch
+from dalsegno.runs.coordinator.agents.liveness import Timing
+from dalsegno.runs.coordinator.agents.messages import AgentHello, GrantRequested
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.hangs import HangWatch
-from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import AgentHello, GrantRequested
-from dalsegno.runs.coordinator.node_source import NoNodeSource
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
 from dalsegno.runs.coordinator.saved_state import Saved, read_saved, write_saved
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalsegno.runs.coordinator.messages import (
+from dalsegno.runs.coordinator.agents.messages import (
     UNREADABLE,
     AgentHello,
     AgentMessage,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from dalsegno.runs.agent.link import CoordinatorLink
-from dalsegno.runs.coordinator.agents import Peer, RunAgents
-from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import AgentMessage, UserNote
+from dalsegno.runs.coordinator.agents.agents import Peer, RunAgents
+from dalsegno.runs.coordinator.agents.liveness import Timing
+from dalsegno.runs.coordinator.agents.messages import AgentMessage, UserNote
 from dalsegno.wire.frames import Message
 
 SECRET = b"s" * 32

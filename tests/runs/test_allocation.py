@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.allocation import ASK_AGAIN_S, LAST_MOMENT_S, NodeAllocation
-from dalsegno.runs.coordinator.allocation_actions import (
+from dalsegno.runs.coordinator.generations.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
+from dalsegno.runs.coordinator.nodes.allocation import ASK_AGAIN_S, LAST_MOMENT_S, NodeAllocation
+from dalsegno.runs.coordinator.nodes.allocation_actions import (
     ARRIVAL_S,
     MAX_START_S,
     Action,
@@ -43,8 +44,7 @@ from dalsegno.runs.coordinator.allocation_actions import (
     SuspendRun,
     WriteNote,
 )
-from dalsegno.runs.coordinator.events import Cancelled, NodesOutOfService, NodesReclaimed, RunMoved
-from dalsegno.runs.coordinator.node_rules import LONG_S, MAX_TRIES
+from dalsegno.runs.coordinator.nodes.node_rules import LONG_S, MAX_TRIES
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from tests.conftest import LONG
 

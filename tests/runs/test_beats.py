@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, Heartbeat, HeartbeatSender, beat_key, pack_beat, read_beat
-from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing
+from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing
 from dalsegno.wire.handshake import Session
 
 KEY = b"s" * 32

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dalsegno.runs.coordinator.causes import (
+from dalsegno.runs.coordinator.generations.causes import (
     CauseKind,
     Failure,
     back_off_s,

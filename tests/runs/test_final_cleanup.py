@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Collection
 from typing import Any, cast
 
-from dalsegno.runs.coordinator.agents import RunAgents
-from dalsegno.runs.coordinator.events import Finish
-from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.node_source import NoNodeSource
+from dalsegno.runs.coordinator.agents.agents import RunAgents
+from dalsegno.runs.coordinator.generations.events import Finish
+from dalsegno.runs.coordinator.generations.memory import MemoryTable
+from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
 from dalsegno.runs.coordinator.shutdown import finish_agents
 
 

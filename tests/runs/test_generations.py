@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dalsegno.runs.coordinator.causes import Failure, read_failure
-from dalsegno.runs.coordinator.events import (
+from dalsegno.runs.coordinator.generations.causes import Failure, read_failure
+from dalsegno.runs.coordinator.generations.events import (
     AgentGone,
     AgentJoined,
     Cancelled,
@@ -31,8 +31,8 @@ from dalsegno.runs.coordinator.events import (
     Wait,
     WorkerEnded,
 )
-from dalsegno.runs.coordinator.generations import FORGIVEN_S, GenerationPhase, Run, advance
-from dalsegno.runs.coordinator.group import Shape, form_group
+from dalsegno.runs.coordinator.generations.generations import FORGIVEN_S, GenerationPhase, Run, advance
+from dalsegno.runs.coordinator.generations.group import Shape, form_group
 from dalsegno.runs.status import RunCause
 
 TWO = Shape(2, 2, 1)

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.runs.coordinator.events import AgentJoined, GenerationStopped, StoreOpened, WorkerEnded
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
-from dalsegno.runs.coordinator.goodput import (
+from dalsegno.runs.coordinator.agents.messages import Stepped
+from dalsegno.runs.coordinator.generations.events import AgentJoined, GenerationStopped, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, advance
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.reports.goodput import (
     Goodput,
     ProgressWriter,
     TimeKind,
@@ -24,8 +26,6 @@ from dalsegno.runs.coordinator.goodput import (
     record_step,
     record_wait,
 )
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.messages import Stepped
 
 
 def test_run_without_failures_is_fully_accounted() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.hangs import HangWatch
+from dalsegno.runs.coordinator.agents.hangs import HangWatch
 from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.why import explain_run
 from tests.runs.played import Played, in_loop, played

@@ -1,7 +1,7 @@
 """Detection of hangs and of idle ranks."""
 
-from dalsegno.runs.coordinator.hangs import ENOUGH_STEPS, Activity, StepMarks
-from dalsegno.runs.coordinator.messages import WorkerActivity
+from dalsegno.runs.coordinator.agents.hangs import ENOUGH_STEPS, Activity, StepMarks
+from dalsegno.runs.coordinator.agents.messages import WorkerActivity
 
 
 def stepping(marks: StepMarks, *times: float, first: int = 0) -> StepMarks:

@@ -6,8 +6,8 @@ import asyncio
 import time
 
 from dalsegno.runs.agent.link import INTERVAL_S
+from dalsegno.runs.coordinator.agents.liveness import Timing, beat_interval_s
 from dalsegno.runs.coordinator.background import SHARE, PacedAction
-from dalsegno.runs.coordinator.liveness import Timing, beat_interval_s
 
 
 def test_requests_that_come_together_run_an_action_once():

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dalsegno.runs.coordinator.liveness import AgentLiveness, Timing
+from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing
 
 TIMING = Timing(gone_s=2.0, stuck_s=30.0, look_s=0.1)
 KEY = b"s" * 32

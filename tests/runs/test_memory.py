@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dalsegno.runs.coordinator.group import GroupPlace, Members
-from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.messages import WorkersResumed
-from dalsegno.runs.coordinator.snapshots import HeldSnapshot
+from dalsegno.runs.coordinator.agents.messages import WorkersResumed
+from dalsegno.runs.coordinator.generations.group import GroupPlace, Members
+from dalsegno.runs.coordinator.generations.memory import MemoryTable
+from dalsegno.runs.coordinator.generations.snapshots import HeldSnapshot
 from dalsegno.train.memory.safe_steps import NOWHERE, SafeSteps, parse_safe_steps
 
 TWO = Members(3, (GroupPlace("a", 0, 0), GroupPlace("b", 1, 1)), 1)

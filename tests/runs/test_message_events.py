@@ -2,9 +2,7 @@
 
 import pytest
 
-from dalsegno.runs.coordinator.causes import CauseKind, read_failure
-from dalsegno.runs.coordinator.events import AgentGone, AgentJoined, Event, GenerationStopped, StoreOpened, WorkerEnded
-from dalsegno.runs.coordinator.messages import (
+from dalsegno.runs.coordinator.agents.messages import (
     AgentMessage,
     AllStopped,
     EndedWorker,
@@ -16,6 +14,15 @@ from dalsegno.runs.coordinator.messages import (
     UserNote,
     WorkerReport,
     to_event,
+)
+from dalsegno.runs.coordinator.generations.causes import CauseKind, read_failure
+from dalsegno.runs.coordinator.generations.events import (
+    AgentGone,
+    AgentJoined,
+    Event,
+    GenerationStopped,
+    StoreOpened,
+    WorkerEnded,
 )
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/t.py", line 1, in <module>\nValueError: x'

@@ -14,8 +14,8 @@ import pytest
 
 from dalsegno.observe.exposition import Family, render
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.goodput import Goodput, ProgressWriter, TimeKind, TrainingProgress, compare_ranks
-from dalsegno.runs.coordinator.messages import Stepped, read_message
+from dalsegno.runs.coordinator.agents.messages import Stepped, read_message
+from dalsegno.runs.coordinator.reports.goodput import Goodput, ProgressWriter, TimeKind, TrainingProgress, compare_ranks
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.metrics import KEPT_S, KnownRun, ResumeTimes, RunMetrics

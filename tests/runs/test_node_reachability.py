@@ -2,7 +2,7 @@
 
 import asyncio
 
-from dalsegno.runs.coordinator.liveness import unreachable
+from dalsegno.runs.coordinator.agents.liveness import unreachable
 from dalsegno.slurm.facts import NodeInfo, NodeState
 
 NOWHERE = "224.0.0.1"  # a multicast address, to which there is no TCP route

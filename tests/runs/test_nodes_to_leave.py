@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.runs.comment import JobRole, RunComment, left_comment, nodes_left, read_comment
-from dalsegno.runs.coordinator.node_rules import drained_for_repair, nodes_to_leave
+from dalsegno.runs.coordinator.nodes.node_rules import drained_for_repair, nodes_to_leave
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 
 

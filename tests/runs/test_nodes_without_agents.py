@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dalsegno.runs.coordinator.node_rules import (
+from dalsegno.runs.coordinator.nodes.node_rules import (
     FORGIVEN_S,
     LATELY_S,
     MAX_TRIES,

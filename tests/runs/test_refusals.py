@@ -1,6 +1,6 @@
 """Repeating refused requests for a node."""
 
-from dalsegno.runs.coordinator.node_rules import Refusals
+from dalsegno.runs.coordinator.nodes.node_rules import Refusals
 
 BUSY = "Job violates accounting/QOS policy"
 NONE_LEFT = "Job submit/allocate failed: Requested node configuration is not available"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.causes import read_failure
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run
-from dalsegno.runs.coordinator.group import Shape, form_group
-from dalsegno.runs.coordinator.report import RunFacts, StatusWriter
+from dalsegno.runs.coordinator.generations.causes import read_failure
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.generations.group import Shape, form_group
+from dalsegno.runs.coordinator.reports.report import RunFacts, StatusWriter
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, read_status
 from tests.runs.small_site import SmallSite

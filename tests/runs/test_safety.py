@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.runs.coordinator.memory import AHEAD, COPY_TIMEOUT_S, Safety
-from dalsegno.runs.coordinator.snapshots import HeldSnapshot
+from dalsegno.runs.coordinator.generations.memory import AHEAD, COPY_TIMEOUT_S, Safety
+from dalsegno.runs.coordinator.generations.snapshots import HeldSnapshot
 from dalsegno.train.memory.safe_steps import SafeSteps
 from tests.conftest import LONG
 from tests.runs.small_nodes import Cluster

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.causes import read_failure
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.events import Cancelled, Event, NodesReclaimed
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run
-from dalsegno.runs.coordinator.group import Shape, form_group
-from dalsegno.runs.coordinator.node_source import NoNodeSource
+from dalsegno.runs.coordinator.generations.causes import read_failure
+from dalsegno.runs.coordinator.generations.events import Cancelled, Event, NodesReclaimed
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.generations.group import Shape, form_group
+from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
 from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, SavedStep, read_saved, write_saved
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Process

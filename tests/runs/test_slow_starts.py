@@ -1,6 +1,6 @@
 """Agents that are slow to start: waited for if possible, and reported once."""
 
-from dalsegno.runs.coordinator.node_rules import LONG_S, describe_slow, still_starting
+from dalsegno.runs.coordinator.nodes.node_rules import LONG_S, describe_slow, still_starting
 from dalsegno.slurm.facts import NodeInfo, NodeState
 
 NOW = 5000.0

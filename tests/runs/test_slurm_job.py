@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalsegno.runs.coordinator.slurm_jobs import job_state
+from dalsegno.runs.coordinator.nodes.slurm_jobs import job_state
 from dalsegno.slurm.facts import JobInfo, JobState
 
 

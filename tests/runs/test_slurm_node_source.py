@@ -12,15 +12,15 @@ from typing import cast
 import pytest
 
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.allocation_actions import AgentStep, Job
-from dalsegno.runs.coordinator.events import Event
-from dalsegno.runs.coordinator.generations import Run
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.node_rules import LONG_S
-from dalsegno.runs.coordinator.node_source import RunControl
+from dalsegno.runs.coordinator.generations.events import Event
+from dalsegno.runs.coordinator.generations.generations import Run
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.nodes.allocation_actions import AgentStep, Job
+from dalsegno.runs.coordinator.nodes.node_rules import LONG_S
+from dalsegno.runs.coordinator.nodes.node_source import RunControl
+from dalsegno.runs.coordinator.nodes.slurm_jobs import JobProcesses, StepProcess
+from dalsegno.runs.coordinator.nodes.slurm_node_source import SlurmNodeSource
 from dalsegno.runs.coordinator.site import ASK_SLURM_S
-from dalsegno.runs.coordinator.slurm_jobs import JobProcesses, StepProcess
-from dalsegno.runs.coordinator.slurm_node_source import SlurmNodeSource
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState

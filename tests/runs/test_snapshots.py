@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Resume, buddies, choose
+from dalsegno.runs.coordinator.generations.snapshots import HeldSnapshot, Resume, buddies, choose
 
 
 def held(rank: int, step: int, generation: int = 1, world: int = 2) -> HeldSnapshot:

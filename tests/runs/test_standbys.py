@@ -14,11 +14,18 @@ import pytest
 from dalsegno.runs.agent.gpu_use import MAX_SETTINGS, changed_settings, read_gpu_use
 from dalsegno.runs.agent.orders import StandbyOrder, read_standby
 from dalsegno.runs.agent.standbys import Standbys, hand_over
-from dalsegno.runs.coordinator.events import AgentJoined, StoreOpened
-from dalsegno.runs.coordinator.generations import Run, advance
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.messages import read_message
-from dalsegno.runs.coordinator.standbys import FIRST_STEPS, WARM_UP_S, GpuUse, StandbyMode, StandbyPlan, StandbyReady
+from dalsegno.runs.coordinator.agents.messages import read_message
+from dalsegno.runs.coordinator.generations.events import AgentJoined, StoreOpened
+from dalsegno.runs.coordinator.generations.generations import Run, advance
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.generations.standbys import (
+    FIRST_STEPS,
+    WARM_UP_S,
+    GpuUse,
+    StandbyMode,
+    StandbyPlan,
+    StandbyReady,
+)
 from dalsegno.wire.frames import Reader, send
 
 USE = GpuUse({"NCCL_DEBUG": "INFO"}, "nccl")

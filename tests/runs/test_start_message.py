@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs.agent.orders import read_start
-from dalsegno.runs.coordinator.agents import MAX_PROBED, Peer, StartMessages, probed_peers
-from dalsegno.runs.coordinator.events import Start
-from dalsegno.runs.coordinator.group import Members, Shape, form_group
-from dalsegno.runs.coordinator.messages import AgentHello
+from dalsegno.runs.coordinator.agents.agents import MAX_PROBED, Peer, StartMessages, probed_peers
+from dalsegno.runs.coordinator.agents.messages import AgentHello
+from dalsegno.runs.coordinator.generations.events import Start
+from dalsegno.runs.coordinator.generations.group import Members, Shape, form_group
 from dalsegno.runs.folder import RunFolder
 from tests.runs.small_site import SmallSite
 

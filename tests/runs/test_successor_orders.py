@@ -2,10 +2,10 @@
 
 import pytest
 
-from dalsegno.runs.coordinator.causes import read_failure
-from dalsegno.runs.coordinator.events import Finish, ReleaseNodes
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run
-from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.generations.causes import read_failure
+from dalsegno.runs.coordinator.generations.events import Finish, ReleaseNodes
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.saved_state import unfinished
 
 SHAPE = Shape(2, 2, 1)

@@ -1,6 +1,6 @@
 """The message about what an incomplete run waits for."""
 
-from dalsegno.runs.coordinator.report import shortage
+from dalsegno.runs.coordinator.reports.report import shortage
 
 
 def test_missing_nodes_are_counted():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.adopt import command
+from dalsegno.cli.cluster.adopt import command
 from dalsegno.errors import DalsegnoError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="to act as another user takes root")

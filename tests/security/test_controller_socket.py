@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.recovery.client import MAX_ANSWER, ask
-from dalsegno.recovery.event import EventKind
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.journal.event import EventKind
+from dalsegno.recovery.journal.store import Journal
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.system.network import listen_at
 from dalsegno.wire.frames import Message, Reader, pack

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.down import end_in_order, runs_on, write_ends
+from dalsegno.cli.cluster.down import end_in_order, runs_on, write_ends
 from dalsegno.cluster import ClusterPlace
-from dalsegno.recovery.run_records import RunRecord, RunRecords
+from dalsegno.recovery.runs.run_records import RunRecord, RunRecords
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, RunStatus, write_status
 from dalsegno.system.files import make_folder, remove_tree
@@ -155,7 +155,7 @@ def test_status_file_that_is_a_pipe_does_not_block_down(tmp_path: Path, home: Pa
 READ = """
 import sys
 from pathlib import Path
-from dalsegno.cli.down import runs_on
+from dalsegno.cli.cluster.down import runs_on
 from dalsegno.cluster import ClusterPlace
 assert runs_on(ClusterPlace("one", Path(sys.argv[1]))) == []
 """

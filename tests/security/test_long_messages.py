@@ -11,7 +11,7 @@ import pytest
 from dalsegno.errors import UsageError
 from dalsegno.runs.agent.evidence import MAX_CHARS
 from dalsegno.runs.agent.worker_processes import trim_reports
-from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.site import GenerationLayout
 from dalsegno.runs.submit.request import RunRequest
 from dalsegno.wire.frames import MAX_BYTES, Message, pack

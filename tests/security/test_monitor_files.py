@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.monitor import config, write_private
+from dalsegno.cli.measure.monitor import config, write_private
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.execute import as_caller
 

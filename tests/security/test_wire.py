@@ -41,10 +41,10 @@ from dalsegno.runs.agent.link import (
     read_beat,
 )
 from dalsegno.runs.agent.snapshots import Snapshots
-from dalsegno.runs.coordinator.agents import LIMITS, Peer, RunAgents
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import AgentMessage, UserNote
+from dalsegno.runs.coordinator.agents.agents import LIMITS, Peer, RunAgents
+from dalsegno.runs.coordinator.agents.liveness import Timing
+from dalsegno.runs.coordinator.agents.messages import AgentMessage, UserNote
+from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.system.children import arguments, find
 from dalsegno.wire.frames import Message, Reader, pack, send
 from dalsegno.wire.handshake import TAG_BYTES, Seal, nonce, prove

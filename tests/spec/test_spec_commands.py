@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.cluster_file import init, schema, validate
+from dalsegno.cli.cluster.cluster_file import init, schema, validate
 from dalsegno.errors import DalsegnoError, SpecError, UsageError
 from dalsegno.spec.targets import TARGETS
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import dalsegno
 from dalsegno.spec import aws_facts, facts, platform_facts
+from dalsegno.spec.checks.targets import UNBUILT_FIELDS
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import _children
-from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 SOURCE = Path(dalsegno.__file__).parent
 ATTRIBUTE = re.compile(r"\.(\w+)")

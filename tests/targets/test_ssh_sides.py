@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.forward import cluster_named
+from dalsegno.cli.main import cluster_named
 from dalsegno.errors import CommandFailed, NotThere, TargetError
 from dalsegno.spec.facts import Cluster, Node, Partition, SshAccess, SshHost, facts_to_json
 from dalsegno.system.processes import Completed, FakeRunner
 from dalsegno.targets.base import CanForward, CanReboot, ClusterPhase
+from dalsegno.targets.folder import ClusterRole
 from dalsegno.targets.registry import is_elsewhere, open_existing
-from dalsegno.targets.ssh.folder import SshFolder, SshRole, SshStage, SshState, write_ssh_state
+from dalsegno.targets.ssh.folder import SshFolder, SshStage, SshState, write_ssh_state
 from dalsegno.targets.ssh.head import HeadTarget
 from dalsegno.targets.ssh.target import SshTarget
 
@@ -56,7 +57,7 @@ def test_shell_of_the_operator_reaches_each_host_with_its_settings(tmp_path):
 
 
 def test_head_is_not_elsewhere_and_refuses_changes(tmp_path):
-    target = open_existing(make(tmp_path, replace(STATE, role=SshRole.HEAD, operator="ada@desk")))
+    target = open_existing(make(tmp_path, replace(STATE, role=ClusterRole.HEAD, operator="ada@desk")))
     assert not isinstance(target, CanForward)
     assert not is_elsewhere(tmp_path / "clusters/lab")
     with pytest.raises(TargetError, match="was created from another machine by ada@desk, and is changed from there"):
@@ -64,7 +65,7 @@ def test_head_is_not_elsewhere_and_refuses_changes(tmp_path):
 
 
 def test_shell_as_another_user_gets_neither_the_terminal_nor_the_environment_of_root(tmp_path):
-    target = open_existing(make(tmp_path, replace(STATE, role=SshRole.HEAD)))
+    target = open_existing(make(tmp_path, replace(STATE, role=ClusterRole.HEAD)))
     entry = target.shell(["id"], {"TERM": "xterm", "SSH_AUTH_SOCK": "/tmp/agent"}, "/", user="nobody")
     assert entry.uid == pwd.getpwnam("nobody").pw_uid  # with a uid, the command gets a terminal of its own
     assert entry.argv == ["runuser", "-u", "nobody", "--", "id"]
@@ -74,7 +75,7 @@ def test_shell_as_another_user_gets_neither_the_terminal_nor_the_environment_of_
 
 
 def test_head_reboots_nodes_with_the_command_of_the_file(tmp_path):
-    root = make(tmp_path, replace(STATE, role=SshRole.HEAD))
+    root = make(tmp_path, replace(STATE, role=ClusterRole.HEAD))
     assert isinstance(open_existing(root), CanReboot)
     runner = FakeRunner({HOSTS[1].power_cycle: ""})
     HeadTarget(root, runner).reboot("gpu-1")
@@ -87,7 +88,7 @@ def test_head_reboots_nodes_with_the_command_of_the_file(tmp_path):
 
 def test_head_without_a_power_command_reboots_and_resets_over_ssh(tmp_path):
     plain = replace(SSH, hosts=(HOSTS[0], replace(HOSTS[1], power_cycle=())))
-    root = make(tmp_path, replace(STATE, role=SshRole.HEAD), replace(CLUSTER, ssh=plain))
+    root = make(tmp_path, replace(STATE, role=ClusterRole.HEAD), replace(CLUSTER, ssh=plain))
     runner = FakeRunner(lambda argv, stdin: Completed(argv, 0))
     target = HeadTarget(root, runner)
     target.reboot("gpu-1")

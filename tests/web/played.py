@@ -12,10 +12,10 @@ from pathlib import Path
 from dalsegno.health.messages import GpuReading
 from dalsegno.health.result import Verdict
 from dalsegno.observe.http_server import HttpRequest, HttpResponse
-from dalsegno.recovery.event import Event, EventKind, EventStage
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.runs.coordinator.goodput import Goodput, TimeKind, TrainingProgress
-from dalsegno.runs.coordinator.history import StepPoint
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.journal.event import Event, EventKind, EventStage
+from dalsegno.runs.coordinator.reports.goodput import Goodput, TimeKind, TrainingProgress
+from dalsegno.runs.coordinator.reports.history import StepPoint
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.render import SPARE_REASON

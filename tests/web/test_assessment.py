@@ -8,8 +8,8 @@ import pytest
 
 from dalsegno.overview.facts import FailingScrape
 from dalsegno.overview.verdict import VerdictLevel, describe
-from dalsegno.recovery.phase import HeldAction, NodePhase
-from dalsegno.recovery.reason import describe_reason
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.reason import describe_reason
 from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.facts import NodeFlag, NodeState
 from dalsegno.slurm.render import SPARE_REASON

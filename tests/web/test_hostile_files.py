@@ -12,7 +12,7 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.overview.gather import read_runs
-from dalsegno.recovery.run_records import RunRecord, RunRecords
+from dalsegno.recovery.runs.run_records import RunRecord, RunRecords
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, Node
@@ -20,8 +20,8 @@ from dalsegno.system.files import user_of
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.base import Target
 from dalsegno.targets.folder import ClusterFolder
+from dalsegno.web.app import find_page
 from dalsegno.web.data import ClusterData
-from dalsegno.web.routes import find_page
 from dalsegno.web.run_files import read_run
 from dalsegno.web.sessions import Visitor, WebRole
 from dalsegno.web.snapshot import ClusterPicture

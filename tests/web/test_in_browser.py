@@ -11,7 +11,7 @@ import pytest
 from dalsegno.health.result import Verdict
 from dalsegno.observe.http_server import HttpServer
 from dalsegno.observe.metrics_endpoint import ListenAddress
-from dalsegno.recovery.event import EventKind
+from dalsegno.recovery.journal.event import EventKind
 from dalsegno.runs.status import RunPhase
 from dalsegno.web.requests import ActionKind
 from dalsegno.web.sessions import WebRole

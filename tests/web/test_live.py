@@ -10,10 +10,10 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.messages import BadReport, GpuReading, GpuReadings, parse_agent_message, readings_message
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.run_records import RunRecord
-from dalsegno.runs.coordinator import history
-from dalsegno.runs.coordinator.history import HistoryWriter, StepPoint, parse_history
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.runs.run_records import RunRecord
+from dalsegno.runs.coordinator.reports import history
+from dalsegno.runs.coordinator.reports.history import HistoryWriter, StepPoint, parse_history
 from dalsegno.runs.status import RunPhase, RunStatus, write_status
 from dalsegno.slurm.facts import NodeFlag, NodeState
 from dalsegno.slurm.parse.text import gpu_indexes_in_gres

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.hardware.catalog import prices
-from dalsegno.runs.coordinator.history import StepPoint
+from dalsegno.runs.coordinator.reports.history import StepPoint
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import NodeRole, RunNodeStatus
 from dalsegno.slurm.client import SlurmClient

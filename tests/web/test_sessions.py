@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.web import open_page
+from dalsegno.cli.cluster.web import open_page
 from dalsegno.web import sessions as module
 from dalsegno.web.login import LoginAddress, LoginServer, role_of
 from dalsegno.web.sessions import Sessions, Visitor, WebRole, csrf_of

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import HeldAction, NodePhase
-from dalsegno.recovery.reason import Topic
-from dalsegno.recovery.repair import Forecast
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.reason import Topic
+from dalsegno.recovery.decisions.repair import Forecast
 from dalsegno.runs.hang import HangReport, HangSuspect
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus

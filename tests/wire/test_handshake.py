@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dalsegno.runs.agent.link import AGENT, CoordinatorLink
-from dalsegno.runs.coordinator.agents import AgentServer, Peer
+from dalsegno.runs.coordinator.agents.agents import AgentServer, Peer
 from dalsegno.wire.frames import Message, Reader, pack, send
 from dalsegno.wire.handshake import Seal, holds, nonce, prove
 from tests.waiting import eventually

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dalsegno.recovery.agent_view import NODE_LIMITS
-from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.recovery.agents.view import NODE_LIMITS
+from dalsegno.runs.coordinator.agents.liveness import Timing
 from dalsegno.wire.liveness import LATE_S, Liveness, LivenessLimits, LivenessLook, Presence
 from tests.conftest import LONG
 

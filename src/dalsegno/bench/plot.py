@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from dalsegno.bench.nccl_table import NcclTable
+from dalsegno.bench.nccl.table import NcclTable
+from dalsegno.bench.nccl.verdict import BenchVerdict, size_text
 from dalsegno.bench.picture import BLACK, GREY, Box, Label, Picture, Stroke
-from dalsegno.bench.verdict import BenchVerdict, size_text
 
 _MARKS = "*o+x#@%&"
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")

@@ -1,1 +1,1 @@
-"""The command line: a file per command or small group of commands, one printer, one place that catches errors."""
+"""The command line: a folder per group of commands, one printer, one place that catches errors."""

@@ -30,7 +30,7 @@ RESEARCHER, DOCKER_NODE = "ada", "gpu-1"
 
 def check_survival(report: str | None) -> None:
     """Check for PyTorch, and that the report can be written."""
-    from dalsegno.cli.drill import check_page
+    from dalsegno.cli.health.drill import check_page
     from dalsegno.runs.submit.program import find_python
 
     check_page(_page(report))
@@ -50,8 +50,8 @@ def play_survival(place: ClusterPlace, report: str | None, runs: list[RunFolder]
 
     Runs that can be removed with the cluster are added to `runs`.
     """
-    from dalsegno.cli.drill import DrillView, write_page
-    from dalsegno.cli.drill_stage import DrillCluster
+    from dalsegno.cli.health.drill import DrillView, write_page
+    from dalsegno.cli.health.drill_stage import DrillCluster
     from dalsegno.demo.survival import FAULTS, SEED, compare, remove_paths
     from dalsegno.drill.report import render_page
 

@@ -6,13 +6,13 @@ import errno
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
 from dalsegno import __version__
 from dalsegno.cli import out
 from dalsegno.cli.controller_requests import prefix_commands
-from dalsegno.cli.forward import forward
 from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
@@ -74,11 +74,20 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
+FOLDERS = {"Other": ""}  # group -> its folder in `cli/`; by default the group's name in lower case
 SHARED_MODULES = {  # commands that share a module: command -> module, which defines a function of that name
-    "init": "cluster_file", "validate": "cluster_file", "schema": "cluster_file", "plan": "up", "ls": "status",
-    "env": "shell", "events": "nodes", "automation": "nodes", "dashboards": "monitor",
-    "group": "user",
+    "init": "cluster_file", "validate": "cluster_file", "plan": "up", "ls": "status", "env": "shell", "events": "nodes",
+    "automation": "nodes", "dashboards": "monitor", "group": "user", "schema": "cluster.cluster_file",
 }  # fmt: skip
+# The other commands work here: they create, change and show clusters, or need none.
+FORWARDED = frozenset({
+    "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
+    "inject", "drill", "monitor", "web", "doctor",
+})  # fmt: skip
+# These read secrets of the cluster, or are for its administrators, whose login may be another than root.
+AS_ROOT = frozenset({"monitor", "web", "automation", "inject"})
+CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # and so works from here, as `up` does
+TAKES_A_COMMAND = ("run", "torchrun", "submit")
 
 
 class Commands(click.Group):
@@ -90,7 +99,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"dalsegno.cli.{SHARED_MODULES.get(name, name)}")
+        module = importlib.import_module(find_module(name))
         command: click.Command = getattr(module, name if name in SHARED_MODULES else "command")
         return command
 
@@ -109,6 +118,13 @@ class Commands(click.Group):
         for group, commands in GROUPS.items():
             with formatter.section(group):
                 formatter.write_dl([(name.ljust(widest), text) for name, text in commands.items()])
+
+
+def find_module(command: str) -> str:
+    """Return the module of a command: in the folder of the command's group, or in `cli/` itself."""
+    group = next((group for group, commands in GROUPS.items() if command in commands), "Other")
+    parts = ("dalsegno.cli", FOLDERS.get(group, group.lower()), SHARED_MODULES.get(command, command))
+    return ".".join(part for part in parts if part)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -179,3 +195,42 @@ def _describe_os_error(error: OSError) -> str:
     where = f": {error.filename}" if error.filename else ""
     full = " (free some space, or set DALSEGNO_HOME to another disk)" if error.errno == errno.ENOSPC else ""
     return f"{error.strerror or error}{where}{full}"
+
+
+def forward(arguments: Sequence[str]) -> None:
+    """Become the same command on the head, if the command's cluster is on other machines; otherwise return."""
+    if not arguments or arguments[0] not in FORWARDED or os.environ.get("SLURM_CONF"):
+        return
+    if tuple(arguments[:2]) in CHANGES_HOSTS:
+        return
+    if arguments[0] == "doctor" and any(os.path.isfile(word) for word in arguments[1:]):
+        return  # a script or a log of this machine is examined here
+    from dalsegno.cluster import find_place, open_cluster
+    from dalsegno.targets.base import CanForward
+    from dalsegno.targets.registry import is_elsewhere
+
+    try:
+        place = find_place(cluster_named(arguments))
+    except DalsegnoError:
+        return  # the command itself reports it, or needs no cluster
+    if not is_elsewhere(place.folder):
+        return
+    target = open_cluster(place)
+    if isinstance(target, CanForward):
+        from dalsegno.system.execute import become
+
+        entry = target.forward(arguments, root=arguments[0] in AS_ROOT)
+        if entry is not None:
+            become(entry.argv, entry.env)
+
+
+def cluster_named(arguments: Sequence[str]) -> str | None:
+    """Return the value of --cluster. What follows `--`, or the script of a run, belongs to that script."""
+    for at, word in enumerate(arguments[1:], start=1):
+        if word == "--" or (word.endswith(".py") and arguments[0] in TAKES_A_COMMAND):
+            return None
+        if word in ("--cluster", "-M"):
+            return arguments[at + 1] if at + 1 < len(arguments) else None
+        if word.startswith("--cluster="):
+            return word.partition("=")[2]
+    return None

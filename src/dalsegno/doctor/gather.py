@@ -25,7 +25,7 @@ from dalsegno.doctor.sources import (
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.printable import one_line
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.goodput import read_progress
+from dalsegno.runs.coordinator.reports.goodput import read_progress
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.hang import judge_hang, ranks_of_generation, read_hang
 from dalsegno.runs.status import read_status

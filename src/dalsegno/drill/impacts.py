@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
+from dalsegno.recovery.journal.event import Event, EventKind, EventStage, read_event
 from dalsegno.runs.journal import Entry, RunEvent
 
 IN_PROGRESS_S = 0.5  # a step that was in progress when a fault hit may be recorded this much later

@@ -11,7 +11,7 @@ from dalsegno.drill.impacts import RETURNED, DrillMark, FaultImpact
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.inject.faults import FaultOptions, InjectedFault
-from dalsegno.recovery.phase import NodePhase
+from dalsegno.recovery.decisions.phase import NodePhase
 
 
 @dataclass(frozen=True)

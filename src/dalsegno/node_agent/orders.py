@@ -240,7 +240,8 @@ class OrderHandlers:
         return ContinuousChecks(checkup, NodeMetrics(checkup.node, self.node, Textfile(self.metrics)))
 
     def checkup(self, settings: Message) -> Checkup:
-        return Checkup(CHECKS, machine_here(os.environ, self.node, cloud_file=str(self.cloud or "")), check_settings(settings))
+        node = machine_here(os.environ, self.node, cloud_file=str(self.cloud or ""))
+        return Checkup(CHECKS, node, check_settings(settings))
 
     def do(self, order: Order, send: Send) -> None:
         """Carry out one order and send the parts of the answer as they are ready."""

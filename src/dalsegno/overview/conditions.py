@@ -6,8 +6,8 @@ from enum import Enum
 
 from dalsegno.health.result import Remedy
 from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView, info_of
-from dalsegno.recovery.phase import HeldAction, NodePhase
-from dalsegno.recovery.reason import Owner, find_owner
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.reason import Owner, find_owner
 from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.facts import NodeState
 from dalsegno.targets.base import NodeStatus

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from dalsegno.health.messages import GpuReading
 from dalsegno.health.result import Remedy
-from dalsegno.recovery.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from dalsegno.slurm.facts import NodeInfo, parse_node_state
 from dalsegno.targets.base import ClusterStatus, NodeStatus
 
 if TYPE_CHECKING:
-    from dalsegno.recovery.event import Event
-    from dalsegno.runs.coordinator.goodput import TrainingProgress
+    from dalsegno.recovery.journal.event import Event
+    from dalsegno.runs.coordinator.reports.goodput import TrainingProgress
     from dalsegno.runs.status import RunStatus
 
 SLURM_USERS = frozenset({"root", "slurm"})

@@ -13,7 +13,7 @@ from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.health.messages import BadReport, GpuReading, parse_readings
 from dalsegno.overview.facts import FailingScrape, ObservedRun, RecoveryView, read_controller
 from dalsegno.recovery.client import ask
-from dalsegno.recovery.event import Event, read_event
+from dalsegno.recovery.journal.event import Event, read_event
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunStatus, coordinator_is_dead, is_over, read_status, silent_s
 from dalsegno.slurm.client import SlurmClient
@@ -105,7 +105,7 @@ def read_runs(
 def _view(folder: RunFolder, status: RunStatus, progress: bool) -> ObservedRun:
     steps = None
     if progress:
-        from dalsegno.runs.coordinator.goodput import read_progress  # imported late: `status` must be fast
+        from dalsegno.runs.coordinator.reports.goodput import read_progress  # imported late: `status` must be fast
 
         with contextlib.suppress(DalsegnoError, OSError):  # if the file is damaged, the run itself is still shown
             steps = read_progress(folder.progress)

@@ -15,7 +15,8 @@ from typing import Protocol
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.health import Remedy, report_message
 from dalsegno.printable import one_line
-from dalsegno.recovery.actions import (
+from dalsegno.recovery.agents.view import AgentView
+from dalsegno.recovery.decisions.actions import (
     Action,
     CloseLoan,
     Drain,
@@ -31,10 +32,9 @@ from dalsegno.recovery.actions import (
     TakeEvidence,
     Validate,
 )
-from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.evidence import INCOMPLETE, is_empty, merge_evidence, save_evidence
-from dalsegno.recovery.facts import Validation
-from dalsegno.recovery.reason import SLURM_USERS, Owner, find_owner, write_reason
+from dalsegno.recovery.decisions.facts import Validation
+from dalsegno.recovery.decisions.reason import SLURM_USERS, Owner, find_owner, write_reason
+from dalsegno.recovery.journal.evidence import INCOMPLETE, is_empty, merge_evidence, save_evidence
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.slurm.parse.jobs import JobList
 from dalsegno.slurm.render import SPARE_REASON

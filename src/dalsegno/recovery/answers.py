@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.budget import count_taken_last_hour
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import write_reason
-from dalsegno.recovery.records import NodeRecord, NodeRecords
-from dalsegno.recovery.repair import forecast
-from dalsegno.recovery.store import Journal
+from dalsegno.recovery.decisions.budget import count_taken_last_hour
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.reason import write_reason
+from dalsegno.recovery.decisions.records import NodeRecord, NodeRecords
+from dalsegno.recovery.decisions.repair import forecast
+from dalsegno.recovery.journal.store import Journal
 from dalsegno.wire.frames import Message
 
 MAX_EVENTS = 500  # per answer, which must fit into one message

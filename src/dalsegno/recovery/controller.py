@@ -15,14 +15,14 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.local_machine import slurm_conf
 from dalsegno.programs import launcher as own_launcher
-from dalsegno.recovery.agent_view import views_message
+from dalsegno.recovery.agents.node_link import NodeLink
+from dalsegno.recovery.agents.view import views_message
 from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.client import MAX_ANSWER
-from dalsegno.recovery.coordinators import CoordinatorKeeper, check_folder, check_may_ask
-from dalsegno.recovery.node_link import NodeLink
-from dalsegno.recovery.policy import ControllerSite, Policy
+from dalsegno.recovery.decisions.policy import ControllerSite, Policy
 from dalsegno.recovery.refusal_log import RefusalLog
-from dalsegno.recovery.run_records import RunRecord, RunRecords
+from dalsegno.recovery.runs.coordinators import CoordinatorKeeper, check_folder, check_may_ask
+from dalsegno.recovery.runs.run_records import RunRecord, RunRecords
 from dalsegno.recovery.watch import JOURNAL, NodeWatch
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.health import Finding, GpuIdentity, NodeReport, Remedy, failed, passed, unknown
-from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.evidence import INCOMPLETE
-from dalsegno.recovery.facts import Facts, Validation, gather, is_active
+from dalsegno.recovery.agents.view import AgentView
+from dalsegno.recovery.decisions.facts import Facts, Validation, gather, is_active
+from dalsegno.recovery.journal.evidence import INCOMPLETE
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.parse.jobs import JobList
 from dalsegno.wire.liveness import Presence

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.facts import Validation
+from dalsegno.recovery.agents.view import AgentView
+from dalsegno.recovery.decisions.facts import Validation
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.messages import is_absence
 from dalsegno.wire.liveness import Presence

@@ -14,18 +14,18 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, GpuIdentity
 from dalsegno.recovery.act import ActionContext, NodeAgents, do
-from dalsegno.recovery.actions import Action, ChangePhase, ContactChange, Note, RecordDone, Repeat
-from dalsegno.recovery.change import record_seen
-from dalsegno.recovery.decide import decide
-from dalsegno.recovery.facts import NOTHING, Facts, gather
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.policy import OFF, ControllerSite, Policy
-from dalsegno.recovery.records import NodeRecords
-from dalsegno.recovery.run_hints import CheckChanges, with_hint
-from dalsegno.recovery.run_records import RunRecord
-from dalsegno.recovery.spares import is_owed
-from dalsegno.recovery.store import Journal
-from dalsegno.runs.coordinator.node_rules import drained_for_repair
+from dalsegno.recovery.decisions.actions import Action, ChangePhase, ContactChange, Note, RecordDone, Repeat
+from dalsegno.recovery.decisions.change import record_seen
+from dalsegno.recovery.decisions.decide import decide
+from dalsegno.recovery.decisions.facts import NOTHING, Facts, gather
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import OFF, ControllerSite, Policy
+from dalsegno.recovery.decisions.records import NodeRecords
+from dalsegno.recovery.decisions.spares import is_owed
+from dalsegno.recovery.journal.store import Journal
+from dalsegno.recovery.runs.run_hints import CheckChanges, with_hint
+from dalsegno.recovery.runs.run_records import RunRecord
+from dalsegno.runs.coordinator.nodes.node_rules import drained_for_repair
 from dalsegno.targets.base import CanSeePower
 
 log = logging.getLogger("controller.recovery")

@@ -16,9 +16,9 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.health import Remedy
 from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.client import MAX_ANSWER, WATCHER_CONF, WATCHER_SOCKET
-from dalsegno.recovery.event import Event
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import SLURM_USERS
+from dalsegno.recovery.decisions.policy import Policy
+from dalsegno.recovery.decisions.reason import SLURM_USERS
+from dalsegno.recovery.journal.event import Event
 from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.recovery.slurm_witness import SlurmWitness
 from dalsegno.recovery.watch import JOURNAL, NodeWatch

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalsegno.observe.exposition import Family, Histogram, HistogramFamily, MetricType, labelled
-from dalsegno.runs.coordinator.goodput import MAX_RANKS, TimeKind, TrainingProgress
+from dalsegno.runs.coordinator.reports.goodput import MAX_RANKS, TimeKind, TrainingProgress
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.runs.rates import SAMPLES_RATE, TOKENS_RATE, believable, rate_of_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dalsegno.runs.coordinator.goodput import TrainingProgress
+    from dalsegno.runs.coordinator.reports.goodput import TrainingProgress
     from dalsegno.runs.status import RunStatus
 
 MOST = 1e15  # larger numbers are treated as invalid

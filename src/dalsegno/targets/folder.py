@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,15 @@ from dalsegno.system.files import damaged, read_json, read_text, write_atomic
 
 IDENTITY = "cluster-id"  # beside slurm.conf, because a run knows only the path of slurm.conf
 OLDEST_TARGET = "local"  # the target of state files that name none
+LOGS = "/var/log/dalsegno"  # the logs of our daemons on machines of their own
 T = TypeVar("T")
+
+
+class ClusterRole(Enum):
+    """The machine whose state folder this is: the one where `up` is run, or the head that the cluster is used on."""
+
+    OPERATOR = "operator"
+    HEAD = "head"
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,16 @@ def read_target(folder: ClusterFolder) -> str:
         if isinstance(value, dict) and isinstance(value.get("target"), str):
             return str(value["target"])
     return OLDEST_TARGET
+
+
+def read_role(folder: ClusterFolder) -> ClusterRole | None:
+    """Return the role in the state file; None if it names none or cannot be read."""
+    try:
+        value = read_json(folder.state)
+    except (DalsegnoError, OSError, ValueError):
+        return None
+    found = value.get("role") if isinstance(value, dict) else None
+    return next((role for role in ClusterRole if role.value == found), None)
 
 
 def read_identity(slurm_conf: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.programs import own_argv
 from dalsegno.recovery.client import ask
-from dalsegno.recovery.event import EventStage
+from dalsegno.recovery.journal.event import EventStage
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.children import Child, Identity, start
 from dalsegno.targets.base import CanInject, Target
@@ -90,7 +90,7 @@ class ActionRunner:
         return f"{fault.name} was injected into {action.node}"
 
     def _record(self, action: WebAction, text: str, stage: EventStage = EventStage.DONE) -> None:
-        from dalsegno.recovery.store import Journal
+        from dalsegno.recovery.journal.store import Journal
 
         journal = Journal(self._folder.journal)
         try:

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,9 +19,15 @@ from dalsegno.web.data import read_evidence
 from dalsegno.web.html import Markup, join, link, tag
 from dalsegno.web.live import LivePicture
 from dalsegno.web.pages import frame
+from dalsegno.web.pages.cluster_map import cluster_page
 from dalsegno.web.pages.confirm import confirm_page
+from dalsegno.web.pages.frame import SECTIONS
+from dalsegno.web.pages.goodput import goodput_page, users_page
+from dalsegno.web.pages.history import drills_page, events_page
+from dalsegno.web.pages.node import node_page
+from dalsegno.web.pages.queue import queue_page
+from dalsegno.web.pages.runs import run_page, runs_page
 from dalsegno.web.requests import ActionKind, ActionRefused, WebAction, check_allowed, parse_action
-from dalsegno.web.routes import PAGES, find_page
 from dalsegno.web.sessions import LINK_S, SESSION_S, Sessions, Visitor, WebRole
 from dalsegno.web.snapshot import ClusterPicture
 from dalsegno.web.stream import SlotStream, StreamSlots, follow
@@ -43,6 +49,16 @@ MIN_GZIP_BYTES = 16 << 10
 # Limits on the actions of each user who is not an operator: each is an event, and one user must not fill the journal.
 ACTION_BURST, ACTIONS_PER_S = 20.0, 0.2
 REPORT_POLICY = ("Content-Security-Policy", "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+_PAGES: dict[str, Callable[[PageContext], Page]] = {
+    "/": cluster_page,
+    "/runs": runs_page,
+    "/queue": queue_page,
+    "/events": events_page,
+    "/goodput": goodput_page,
+    "/users": users_page,
+    "/drills": drills_page,
+}
+PAGES = {path: name for _, path, name in SECTIONS}  # path -> title
 
 
 class Actions(Protocol):
@@ -268,3 +284,17 @@ class WebApp:
             return self._failed(409, "This failed", error)
         self._live.ask_soon()
         return HttpResponse(303, headers=(("Location", action.back),))
+
+
+def find_page(path: str, context: PageContext) -> Page | None:
+    """Return the page at this path; None if there is none."""
+    if path in _PAGES:
+        return _PAGES[path](context)
+    words = path.split("/")
+    if len(words) != 3 or words[0]:
+        return None
+    if words[1] == "node" and (node := context.snapshot.nodes.get(words[2])):
+        return node_page(context, node)
+    if words[1] == "run" and (view := context.snapshot.run(words[2])):
+        return run_page(context, view)
+    return None

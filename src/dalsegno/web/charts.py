@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dalsegno.runs.coordinator.history import StepPoint
+from dalsegno.runs.coordinator.reports.history import StepPoint
 from dalsegno.web.html import Markup, join, tag
 
 WIDTH, LEFT, RIGHT = 1000.0, 86.0, 12.0

@@ -14,7 +14,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.hardware.catalog import find_price
 from dalsegno.health.result import Verdict
 from dalsegno.recovery.client import ask
-from dalsegno.recovery.event import read_event
+from dalsegno.recovery.journal.event import read_event
 from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.run_records import RunRecord
-from dalsegno.runs.coordinator.goodput import TrainingProgress
-from dalsegno.runs.coordinator.history import StepPoint, parse_history
+from dalsegno.recovery.runs.run_records import RunRecord
+from dalsegno.runs.coordinator.reports.goodput import TrainingProgress
+from dalsegno.runs.coordinator.reports.history import StepPoint, parse_history
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import MAX_TIME, Entry, parse_entry
 from dalsegno.runs.status import RunStatus, has_valid_times, status_from_json

@@ -11,10 +11,10 @@ from dalsegno.health.result import Verdict
 from dalsegno.overview.conditions import is_held_back
 from dalsegno.overview.facts import SLURM_USERS, FailingScrape, NodeRecovery
 from dalsegno.overview.verdict import ClusterVerdict, VerdictCode
-from dalsegno.recovery.event import Event
-from dalsegno.recovery.phase import NodePhase
-from dalsegno.recovery.reason import describe_reason
-from dalsegno.runs.coordinator.goodput import TrainingProgress
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.reason import describe_reason
+from dalsegno.recovery.journal.event import Event
+from dalsegno.runs.coordinator.reports.goodput import TrainingProgress
 from dalsegno.runs.status import RunStatus
 from dalsegno.slurm.facts import JobInfo, NodeInfo, NodeState
 from dalsegno.targets.base import DaemonStatus

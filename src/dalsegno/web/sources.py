@@ -12,9 +12,9 @@ from dalsegno.health.result import Verdict
 from dalsegno.overview.facts import read_node
 from dalsegno.overview.gather import ask_failing_scrapes, read_gpus
 from dalsegno.recovery.client import ask
-from dalsegno.recovery.event import Event, read_event
-from dalsegno.recovery.reason import slurm_users_of
-from dalsegno.recovery.run_records import RunRecord, RunRecords
+from dalsegno.recovery.decisions.reason import slurm_users_of
+from dalsegno.recovery.journal.event import Event, read_event
+from dalsegno.recovery.runs.run_records import RunRecord, RunRecords
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.targets.base import CanSeeDaemons, Target

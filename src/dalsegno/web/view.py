@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.health.result import Verdict
-from dalsegno.recovery.event import Event
-from dalsegno.runs.coordinator.history import StepPoint
+from dalsegno.recovery.journal.event import Event
+from dalsegno.runs.coordinator.reports.history import StepPoint
 from dalsegno.runs.journal import Entry
 from dalsegno.web.html import tag
 from dalsegno.web.sessions import Visitor

@@ -8,11 +8,11 @@ from typing import Any
 
 from dalsegno.health import Remedy
 from dalsegno.health import Verdict as CheckVerdict
-from dalsegno.recovery.event import EventKind
-from dalsegno.recovery.facts import NodeFault
-from dalsegno.recovery.phase import HeldAction, NodePhase
-from dalsegno.recovery.reason import SLURM_USERS, Topic, read_reason, rule_of, slurm_users_of
-from dalsegno.recovery.repair import Forecast
+from dalsegno.recovery.decisions.facts import NodeFault
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.reason import SLURM_USERS, Topic, read_reason, rule_of, slurm_users_of
+from dalsegno.recovery.decisions.repair import Forecast
+from dalsegno.recovery.journal.event import EventKind
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.nodes import NodeEvent
 from dalsegno.slurm.render import SPARE_REASON

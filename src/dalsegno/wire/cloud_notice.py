@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_tz
 from enum import Enum
 from time import gmtime, strftime, strptime
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 CHECK = "cloud-notice"  # name of the health check
 SPOT_S = 120.0  # EC2 announces the end of a spot instance two minutes before it
@@ -57,7 +57,7 @@ def format_time(at: float) -> str:
     return strftime(_TIME, gmtime(at))
 
 
-def parse_code(code: str) -> Optional[CloudNotice]:
+def parse_code(code: str) -> CloudNotice | None:
     """Return the notice that a code stands for; None for any other code."""
     found = _CODE.fullmatch(code)
     if not found:
@@ -68,7 +68,7 @@ def parse_code(code: str) -> Optional[CloudNotice]:
         return None
 
 
-def find_notice(reason: str) -> Optional[CloudNotice]:
+def find_notice(reason: str) -> CloudNotice | None:
     """Return the notice for which the controller drained a node; None for any other drain reason."""
     found = _REASON.match(reason)
     return parse_code(found[1]) if found else None
@@ -98,7 +98,7 @@ def parse_rebalance(text: str) -> float:
     return _utc(at)
 
 
-def parse_scheduled(text: str) -> List[CloudNotice]:
+def parse_scheduled(text: str) -> list[CloudNotice]:
     """Parse `events/maintenance/scheduled` and return the events that take the machine, the earliest first."""
     events = _json(text)
     if not isinstance(events, list) or len(events) > MAX_EVENTS:
@@ -107,7 +107,7 @@ def parse_scheduled(text: str) -> List[CloudNotice]:
     return sorted((each for each in found if each is not None), key=lambda each: each.deadline)
 
 
-def _event(event: Any) -> Optional[CloudNotice]:
+def _event(event: Any) -> CloudNotice | None:
     if not isinstance(event, dict) or not isinstance(event.get("Code"), str):
         raise BadNotice("a scheduled event without a code")
     if event.get("State") != "active" or event["Code"] not in TAKING:
@@ -120,10 +120,10 @@ def _mail_date(value: Any) -> float:
     found = parsedate_tz(value) if isinstance(value, str) else None
     if found is None:
         raise BadNotice(f"not a date: {str(value)[:40]!r}")
-    return float(timegm(found[:6] + (0, 0, 0)) - (found[9] or 0))
+    return float(timegm((*found[:6], 0, 0, 0)) - (found[9] or 0))
 
 
-def _object(text: str) -> Dict[str, Any]:
+def _object(text: str) -> dict[str, Any]:
     value = _json(text)
     if not isinstance(value, dict):
         raise BadNotice(f"not an object: {text[:80]!r}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import time
 from pathlib import Path
-from typing import Dict, Optional, Tuple
 
 from dalsegno.wire.cloud_notice import CloudNotice, parse_spot
 
@@ -33,11 +32,11 @@ class NoMetadata(Exception):
 class InstanceMetadata:
     """Reads the metadata of this machine. A token is requested when it is needed, and again after it has expired."""
 
-    def __init__(self, address: Tuple[str, int] = ADDRESS) -> None:
+    def __init__(self, address: tuple[str, int] = ADDRESS) -> None:
         self._address = address
         self._token, self._renew_at = "", 0.0
 
-    def get(self, path: str) -> Optional[str]:
+    def get(self, path: str) -> str | None:
         """Return the text of an item below meta-data/; None if there is no such item."""
         status, text = self._ask(path)
         if status == 401:  # the token has expired, or the machine was resumed elsewhere
@@ -49,7 +48,7 @@ class InstanceMetadata:
             raise NoMetadata(f"the metadata service answers {status} for {path}")
         return text
 
-    def _ask(self, path: str) -> Tuple[int, str]:
+    def _ask(self, path: str) -> tuple[int, str]:
         if not self._token or time.monotonic() >= self._renew_at:
             status, token = self._request("PUT", TOKEN_PATH, {TTL_HEADER: str(TOKEN_S)})
             if status != 200 or not token.isascii() or not token.isprintable() or not token:
@@ -57,7 +56,7 @@ class InstanceMetadata:
             self._token, self._renew_at = token, time.monotonic() + RENEW_S
         return self._request("GET", FOLDER + path, {TOKEN_HEADER: self._token})
 
-    def _request(self, method: str, path: str, headers: Dict[str, str]) -> Tuple[int, str]:
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
         connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_S)
         try:
             connection.request(method, path, headers=headers)
@@ -80,7 +79,7 @@ def is_ec2(vendor: Path = VENDOR) -> bool:
         return False
 
 
-def read_spot_notice(metadata: InstanceMetadata) -> Optional[CloudNotice]:
+def read_spot_notice(metadata: InstanceMetadata) -> CloudNotice | None:
     """Return the notice of a spot instance; None if there is none. Raises NoMetadata and BadNotice."""
     text = metadata.get(SPOT)
     return parse_spot(text) if text is not None else None

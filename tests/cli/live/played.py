@@ -11,7 +11,7 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.messages import GpuReading
 from dalsegno.overview.facts import FailingScrape, ObservedRun, Overview, RecoveryView
-from dalsegno.recovery.event import Event
+from dalsegno.recovery.journal.event import Event
 from dalsegno.targets.base import ClusterStatus
 from tests.overview.clusters import healthy, replacing, run, with_runs
 
@@ -62,8 +62,8 @@ class HangingSources(PlayedSources):
 
 
 def main() -> None:
+    from dalsegno.cli.cluster.top import watch
     from dalsegno.cli.live.readings import LiveReadings
-    from dalsegno.cli.top import watch
 
     overview = with_runs(replacing(healthy()), run("gpt-k3f9x"))
     kind = {"fail": FailingSources, "hang": HangingSources}.get(sys.argv[-1], PlayedSources)

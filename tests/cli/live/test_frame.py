@@ -14,8 +14,8 @@ from dalsegno.cli.live.text import columns_of, plain_text
 from dalsegno.cli.live.view import Panel, ViewState
 from dalsegno.health.messages import GpuReading
 from dalsegno.overview.facts import Overview
-from dalsegno.recovery.event import Event, EventKind, EventStage
-from dalsegno.runs.coordinator.goodput import Goodput, TimeKind, TrainingProgress
+from dalsegno.recovery.journal.event import Event, EventKind, EventStage
+from dalsegno.runs.coordinator.reports.goodput import Goodput, TimeKind, TrainingProgress
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase
 from dalsegno.slurm.facts import JobState
 from dalsegno.targets.base import JobStatus

@@ -15,8 +15,8 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.health.messages import GpuReading
 from dalsegno.overview.gather import read_agents
 from dalsegno.overview.verdict import VerdictCode, describe
-from dalsegno.recovery.agent_view import AgentView, views_message
-from dalsegno.recovery.event import Event, EventKind
+from dalsegno.recovery.agents.view import AgentView, views_message
+from dalsegno.recovery.journal.event import Event, EventKind
 from dalsegno.wire.liveness import Presence
 from tests.cli.live.played import FailingSources, PlayedSources
 from tests.overview.clusters import healthy

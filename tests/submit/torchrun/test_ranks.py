@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.runs.coordinator.group import in_order
+from dalsegno.runs.coordinator.generations.group import in_order
 from dalsegno.runs.coordinator.site import GenerationLayout
 from dalsegno.runs.torchrun.args import TorchrunArgs, parse_torchrun
 from dalsegno.runs.torchrun.coordinator import TorchrunSite

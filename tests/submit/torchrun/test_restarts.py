@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.runs.coordinator.events import AgentJoined, Finish, GenerationStopped, Start, StoreOpened, WorkerEnded
-from dalsegno.runs.coordinator.generations import Run, advance
-from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.generations.events import (
+    AgentJoined,
+    Finish,
+    GenerationStopped,
+    Start,
+    StoreOpened,
+    WorkerEnded,
+)
+from dalsegno.runs.coordinator.generations.generations import Run, advance
+from dalsegno.runs.coordinator.generations.group import Shape
 
 SAME = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: same'
 
 
 def rounds(run: Run, code: int, traceback: str = "") -> tuple[Run, list[object]]:
     """Run a generation of one node and two workers whose rank 1 ends with this code."""
-    from dalsegno.runs.coordinator.causes import read_failure
+    from dalsegno.runs.coordinator.generations.causes import read_failure
 
     run, _ = advance(run, StoreOpened("n", run.generation, 1))
     failure = read_failure(1, "n", code, traceback) if code else None

@@ -19,10 +19,9 @@ from dalsegno.setup.delivery import find_bundle
 from dalsegno.setup.node_plan import NodePlan, PlannedFile
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
-from dalsegno.targets.base import NodeTimes
-from dalsegno.targets.cloud.head import ManagedHead
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
+from dalsegno.targets.parallelcluster.head import PclusterHead
 from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts
 from tests.ssh.hosts import VirtualHost, reason_to_skip, running_hosts
 from tests.waiting import eventually
@@ -132,7 +131,7 @@ def test_root_installs_packages_without_modules_of_the_working_folder(tmp_path):
 
 def test_shell_of_a_user_gets_neither_terminal_nor_environment_of_root(tmp_path):
     """Otherwise a process that the user leaves could type on root's terminal, or read root's keys."""
-    head = ManagedHead(tmp_path, "parallelcluster", 6820, NodeTimes(60.0, 60.0))
+    head = PclusterHead(tmp_path)
     entry = head.shell([], {"AWS_SECRET_ACCESS_KEY": "x", "TERM": "xterm", "PATH": "/root/bin"}, "/", user="nobody")
     assert entry.uid == pwd.getpwnam("nobody").pw_uid
     assert "AWS_SECRET_ACCESS_KEY" not in entry.env and "/root/bin" not in entry.env["PATH"]

@@ -145,7 +145,7 @@ def test_monitor_up_puts_exporters_on_every_instance(aws, tmp_path):
     plan = target.switch_exporters(True)
     assert any("uploads 3 files" in line for line in plan.sentences())
     target.apply(plan, lambda text: None)
-    refreshed = [call for call in runner.calls if call[-1] == "dalsegno-refresh"]
+    refreshed = [call for call in runner.calls if call[-1] == "sudo dalsegno-refresh"]
     assert len(refreshed) == 4, "controller, login node and two workers"
     assert target.plan(cluster).empty, "the next `up` does not remove them"
 

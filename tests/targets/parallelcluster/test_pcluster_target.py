@@ -20,8 +20,9 @@ from dalsegno.system.processes import FakeRunner
 from dalsegno.targets.base import CanForward, CanReboot, CanReplace, ClusterPhase
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
 from dalsegno.targets.cloud.progress import OperationState, ResourceEventKind
+from dalsegno.targets.folder import ClusterFolder, ClusterRole
 from dalsegno.targets.parallelcluster.client import PclusterStatus, parse_cluster, parse_event, parse_instance
-from dalsegno.targets.parallelcluster.folder import PclusterSide, read_state, write_state
+from dalsegno.targets.parallelcluster.folder import read_state, write_state
 from dalsegno.targets.parallelcluster.head import PclusterHead
 from dalsegno.targets.parallelcluster.plan import PclusterPlan
 from dalsegno.targets.parallelcluster.target import PclusterTarget
@@ -527,9 +528,7 @@ def test_head_can_replace_and_reboot_but_not_change_the_cluster(stage: Stage):
     state = read_state(stage.target().folder)
     assert state is not None
     head = stage.root / "head" / "clusters" / "demo"
-    from dalsegno.targets.folder import ClusterFolder
-
-    write_state(ClusterFolder(head), type(state)(**{**vars(state), "role": PclusterSide.HEAD}))
+    write_state(ClusterFolder(head), type(state)(**{**vars(state), "role": ClusterRole.HEAD}))
     target = open_existing(head)
     assert isinstance(target, PclusterHead) and isinstance(target, CanReplace) and isinstance(target, CanReboot)
     with pytest.raises(TargetError, match="created from another machine"):

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.cli.ckpt import _age, command
 from dalsegno.cli.out import size
+from dalsegno.cli.training.ckpt import _age, command
 from dalsegno.errors import DalsegnoError
 from dalsegno.train.disk.folder import lock_folder
 from tests.train.disk.states import filled, save
@@ -93,7 +93,7 @@ def test_commands_report_an_empty_or_missing_folder(tmp_path: Path) -> None:
 
 def test_verify_does_not_import_torch(two: Path) -> None:
     code = (
-        "import sys; from dalsegno.cli.ckpt import command; "
+        "import sys; from dalsegno.cli.training.ckpt import command; "
         f"command(['verify', {str(two)!r}], standalone_mode=False); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=100, capture_output=True).returncode == 0

@@ -11,7 +11,7 @@ from dalsegno.cli.live.panels import COLUMNS, Filter, PanelRows, panel_rows
 from dalsegno.cli.live.table import heading_line, lay_out, table_line
 from dalsegno.cli.live.text import Line, Tone, TonedText, columns_of, cut, fill, plain_text
 from dalsegno.cli.live.view import Panel, PanelSize, ViewState
-from dalsegno.cli.statusline import age
+from dalsegno.cli.training.statusline import age
 from dalsegno.overview.verdict import VerdictLevel, describe
 from dalsegno.printable import one_line
 from dalsegno.runs.status import is_over

@@ -11,13 +11,13 @@ from dalsegno.cli.live.facts import LiveFacts
 from dalsegno.cli.live.table import Column, Row, cells
 from dalsegno.cli.live.text import Tone, TonedText
 from dalsegno.cli.live.view import Panel
-from dalsegno.cli.statusline import age, clock, elapsed_s, ended_state, members
+from dalsegno.cli.training.statusline import age, clock, elapsed_s, ended_state, members
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.messages import GpuReading
 from dalsegno.hostlist import expand
 from dalsegno.overview.conditions import NodeCondition, node_conditions, run_impact
 from dalsegno.overview.facts import NodeRecovery, ObservedRun
-from dalsegno.recovery.event import Event, EventStage
+from dalsegno.recovery.journal.event import Event, EventStage
 from dalsegno.runs.status import is_over
 from dalsegno.slurm.facts import JobState
 from dalsegno.targets.base import JobStatus, NodeStatus, counted

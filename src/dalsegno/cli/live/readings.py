@@ -14,7 +14,7 @@ from dalsegno.health.messages import GpuReading
 from dalsegno.overview.facts import FailingScrape, ObservedRun, Overview, RecoveryView
 
 if TYPE_CHECKING:
-    from dalsegno.recovery.event import Event
+    from dalsegno.recovery.journal.event import Event
     from dalsegno.targets.base import ClusterStatus
 
 EVENTS = 500  # number of events that are kept

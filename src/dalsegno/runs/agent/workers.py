@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -264,6 +265,11 @@ class Workers:
         """Send a signal to the workers that handle it. It would kill the others and lose work since the last save."""
         self._signalled[number] = set()
         self.repeat_signals()
+
+    def save(self, generation: int) -> None:
+        """Tell the workers of a generation to save and exit, as Slurm does before a time limit."""
+        if generation == self.current.generation:
+            self.signal(signal.SIGUSR2)
 
     def repeat_signals(self) -> None:
         """Send pending signals to workers that have installed a handler since. Called in every turn of the loop."""

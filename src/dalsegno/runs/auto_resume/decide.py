@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dalsegno.hostlist import expand
-from dalsegno.runs.coordinator.node_rules import drained_for_repair
+from dalsegno.runs.coordinator.nodes.node_rules import drained_for_repair
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
 DETECTION_S = 5.0  # time to wait for a node failure, which is detected up to 1.6 s after it killed a task

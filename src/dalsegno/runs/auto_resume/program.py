@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from dalsegno.errors import NotThere
 from dalsegno.runs.auto_resume.decide import SETTLE_S, Choice, LeaveStep, StepFacts, choose, failures, unsettled
-from dalsegno.runs.coordinator.liveness import unreachable
+from dalsegno.runs.coordinator.agents.liveness import unreachable
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 

@@ -11,11 +11,30 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.runs.coordinator.admission import NodeAdmission
-from dalsegno.runs.coordinator.agents import Peer, RunAgents, StartMessages, order_standbys, setup_message
+from dalsegno.runs.coordinator.agents import agents as orders
+from dalsegno.runs.coordinator.agents.agents import Peer, RunAgents, StartMessages, setup_message
+from dalsegno.runs.coordinator.agents.connect import Connect, listen_again, read_connect, write_connect
+from dalsegno.runs.coordinator.agents.hangs import HangWatch
+from dalsegno.runs.coordinator.agents.messages import (
+    AgentMessage,
+    AllStopped,
+    Broken,
+    EndedWorker,
+    GrantRequested,
+    MemoryHeld,
+    NodeActivity,
+    NoticeRead,
+    ParentDied,
+    Ready,
+    Signalled,
+    StacksTaken,
+    Stepped,
+    WorkersResumed,
+    to_event,
+)
 from dalsegno.runs.coordinator.background import BackgroundTasks, PacedAction
-from dalsegno.runs.coordinator.connect import Connect, listen_again, read_connect, write_connect
-from dalsegno.runs.coordinator.events import (
+from dalsegno.runs.coordinator.generations.admission import NodeAdmission
+from dalsegno.runs.coordinator.generations.events import (
     REPEATED,
     AgentGone,
     AgentJoined,
@@ -28,36 +47,20 @@ from dalsegno.runs.coordinator.events import (
     PauseOver,
     ReleaseNodes,
     RunMoved,
+    SaveGeneration,
     Start,
     StopGeneration,
     Wait,
 )
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
-from dalsegno.runs.coordinator.goodput import ProgressWriter
-from dalsegno.runs.coordinator.hangs import HangWatch
-from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.messages import (
-    AgentMessage,
-    AllStopped,
-    Broken,
-    EndedWorker,
-    GrantRequested,
-    MemoryHeld,
-    NodeActivity,
-    ParentDied,
-    Ready,
-    Signalled,
-    StacksTaken,
-    Stepped,
-    WorkersResumed,
-    to_event,
-)
-from dalsegno.runs.coordinator.node_source import NodeSource, RunControl
-from dalsegno.runs.coordinator.report import RunFacts, StatusWriter, log
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, advance
+from dalsegno.runs.coordinator.generations.memory import MemoryTable
+from dalsegno.runs.coordinator.generations.standbys import GpuUse, StandbyPlan, StandbyReady
+from dalsegno.runs.coordinator.nodes.node_source import NodeSource, RunControl
+from dalsegno.runs.coordinator.reports.goodput import ProgressWriter
+from dalsegno.runs.coordinator.reports.report import RunFacts, StatusWriter, log
 from dalsegno.runs.coordinator.saved_state import Saved, find_saved, unfinished, write_saved
 from dalsegno.runs.coordinator.shutdown import finish_agents
 from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
-from dalsegno.runs.coordinator.standbys import GpuUse, StandbyPlan, StandbyReady
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import SAVED
@@ -167,13 +170,11 @@ class Coordinator:
         run = self.run
         if run.group is None or peer.name not in run.group.agents:
             return
-        if run.phase is GenerationPhase.OPENING and run.group.store_agent == peer.name:
-            peer.send({"open_store": run.generation})
-        elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
-            peer.send({"stop": run.generation})
-        elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
+        if run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
             self.apply(AgentGone(peer.name))  # the other nodes wait for workers that no longer exist
             peer.send({"reset": True})
+        elif (message := orders.current_order(run, run.group, peer.name)) is not None:
+            peer.send(message)
 
     # Agents
 
@@ -215,6 +216,8 @@ class Coordinator:
             self._exclude(peer.name, message.why)
         elif isinstance(message, Signalled):
             self._start_leaving(peer.hello.job, peer.name)
+        elif isinstance(message, NoticeRead) and message.notice:
+            self.node_source.notice_told(peer.name, message.notice)
         elif isinstance(message, Stepped):
             self._stepped(message)
         elif isinstance(message, WorkersResumed) and (why := self.memory.explain_resume(message)):
@@ -309,6 +312,8 @@ class Coordinator:
             self.agents.send(order.agent, {"open_store": order.generation})
         elif isinstance(order, Start):
             self._start_workers(order)
+        elif isinstance(order, SaveGeneration):
+            orders.order_save(order, self.agents, self.apply)
         elif isinstance(order, StopGeneration):
             self.agents.send(order.agent, {"stop": order.generation})
         elif isinstance(order, Wait):
@@ -362,7 +367,7 @@ class Coordinator:
             self.node_source.check_agents()
             self.hangs.check()
             self._send_memory_updates()
-            order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
+            orders.order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
             self._reporting.request()
 
     async def _ask_slurm(self) -> None:
@@ -397,16 +402,11 @@ class Coordinator:
         """Write the state and return whether that succeeded. With `durable`, the file survives a machine crash."""
         if self.is_shut_down:
             return True
+        source = self.node_source
         saved = Saved(
-            run=self.run,
-            jobs=self.node_source.saved(),
-            excluded=tuple(self.node_source.excluded),
-            lost_since=dict(self.node_source.lost_since),
-            lost_nodes=self.lost_nodes,
-            started=self.started,
-            granted=self.granted,
-            used=tuple(sorted(self.memory.used)),
-        )
+            self.run, source.saved(), tuple(source.excluded), dict(source.lost_since),
+            self.lost_nodes, self.started, self.granted, tuple(sorted(self.memory.used)),
+        )  # fmt: skip
         try:
             write_saved(self.folder.state, saved, durable)
         except DalsegnoError:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from dalsegno.log import set_level, start_logging
 from dalsegno.programs import launcher
+from dalsegno.runs.coordinator.agents.liveness import MAX_GONE_S, Timing, read_gone_s
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.liveness import MAX_GONE_S, Timing, read_gone_s
-from dalsegno.runs.coordinator.slurm_node_source import SlurmNodeSource
+from dalsegno.runs.coordinator.nodes.slurm_node_source import SlurmNodeSource
 from dalsegno.runs.coordinator.tasks import TaskRun
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import read_status

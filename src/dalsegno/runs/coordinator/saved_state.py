@@ -10,11 +10,11 @@ from typing import Any
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.causes import CauseKind, Failure, first_cause
-from dalsegno.runs.coordinator.departure import SAVE_S
-from dalsegno.runs.coordinator.events import Finish, Order, ReleaseNodes
-from dalsegno.runs.coordinator.generations import GenerationPhase, Run, save_orders
-from dalsegno.runs.coordinator.group import GroupPlace, Members
+from dalsegno.runs.coordinator.generations.causes import CauseKind, Failure, first_cause
+from dalsegno.runs.coordinator.generations.events import Finish, Order, ReleaseNodes
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, save_orders
+from dalsegno.runs.coordinator.generations.group import GroupPlace, Members
+from dalsegno.runs.coordinator.nodes.departure import SAVE_S
 from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.folder import repair_hint
 from dalsegno.system.children import Process
@@ -171,7 +171,7 @@ async def find_saved(
 
 
 def unfinished(run: Run) -> list[Order]:
-    """Return orders that the previous coordinator may not have completed: to end the run, or to save and leave nodes."""
+    """Return orders that the previous coordinator may not have completed: to end the run, save, or leave nodes."""
     if run.phase is GenerationPhase.ENDED:
         return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
     if run.taken and run.phase is GenerationPhase.RUNNING:

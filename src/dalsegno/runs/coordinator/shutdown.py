@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from dalsegno.runs.coordinator.agents import RunAgents
-from dalsegno.runs.coordinator.events import Finish
-from dalsegno.runs.coordinator.memory import MemoryTable
-from dalsegno.runs.coordinator.node_source import NodeSource
+from dalsegno.runs.coordinator.agents.agents import RunAgents
+from dalsegno.runs.coordinator.generations.events import Finish
+from dalsegno.runs.coordinator.generations.memory import MemoryTable
+from dalsegno.runs.coordinator.nodes.node_source import NodeSource
 from dalsegno.train.contract import TERMINATED
 from dalsegno.wire.frames import Message
 

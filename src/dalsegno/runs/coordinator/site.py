@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.standbys import StandbyMode
+from dalsegno.runs.coordinator.agents.liveness import Timing
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.generations.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.wire.frames import Message

@@ -15,10 +15,10 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.background import BackgroundTasks
-from dalsegno.runs.coordinator.generations import Run
+from dalsegno.runs.coordinator.generations.generations import Run
+from dalsegno.runs.coordinator.nodes.slurm_jobs import SlurmJobs
 from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, find_saved, write_saved
 from dalsegno.runs.coordinator.site import ASK_SLURM_S, CHECK_S, REFRESH_S, CoordinatorSite
-from dalsegno.runs.coordinator.slurm_jobs import SlurmJobs
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus, read_status, write_status
 from dalsegno.slurm.facts import JobInfo, JobState

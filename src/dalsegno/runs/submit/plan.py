@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.hardware.job_variables import JobVariable, find_instance_type, missing_variables
 from dalsegno.runs.comment import JobRole, left_comment
-from dalsegno.runs.coordinator.group import Shape, in_order
+from dalsegno.runs.coordinator.generations.group import Shape, in_order
 from dalsegno.runs.submit.container import PYTHON, check_container, choose_mpi
 from dalsegno.runs.submit.program import python_of
 from dalsegno.runs.submit.request import RunRequest, check_for_salloc, check_name, check_node_names, check_signal

@@ -10,7 +10,7 @@ from posixpath import basename
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.runs.coordinator.liveness import MAX_GONE_S, MIN_GONE_S
+from dalsegno.runs.coordinator.agents.liveness import MAX_GONE_S, MIN_GONE_S
 from dalsegno.runs.submit.values import (
     NO_GPUS,
     ONE_NODE,

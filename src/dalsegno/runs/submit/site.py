@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.agents.liveness import Timing
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.generations.standbys import StandbyMode
 from dalsegno.runs.coordinator.site import GenerationLayout
-from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.submit.frameworks import ProcessLayout, framework_env, torch_threads
 from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next, salloc_argv

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from dalsegno.runs.agent.agent import RunAgent
 from dalsegno.runs.agent.orders import read_setup
-from dalsegno.runs.coordinator.causes import signal_name
+from dalsegno.runs.coordinator.generations.causes import signal_name
 from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.coordinator import CoordinatorThread, Talk, fill_macros, seconds
 from dalsegno.runs.torchrun.logs import Logs

@@ -15,17 +15,17 @@ from string import Template
 from zipfile import is_zipfile
 
 from dalsegno.errors import UsageError
-from dalsegno.runs.coordinator.agents import Peer, RunAgents
+from dalsegno.runs.coordinator.agents.agents import Peer, RunAgents
+from dalsegno.runs.coordinator.agents.liveness import Timing
+from dalsegno.runs.coordinator.agents.messages import AgentMessage, Broken
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.events import Finish
-from dalsegno.runs.coordinator.generations import Run
-from dalsegno.runs.coordinator.group import Shape
-from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import AgentMessage, Broken
-from dalsegno.runs.coordinator.node_source import NoNodeSource, RunControl
-from dalsegno.runs.coordinator.report import RunFacts, StatusWriter
+from dalsegno.runs.coordinator.generations.events import Finish
+from dalsegno.runs.coordinator.generations.generations import Run
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.generations.standbys import StandbyMode
+from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource, RunControl
+from dalsegno.runs.coordinator.reports.report import RunFacts, StatusWriter
 from dalsegno.runs.coordinator.site import GenerationLayout
-from dalsegno.runs.coordinator.standbys import StandbyMode
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env

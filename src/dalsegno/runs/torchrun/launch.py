@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dalsegno.errors import DalsegnoError, UsageError
-from dalsegno.runs.coordinator.liveness import Timing, read_gone_s
-from dalsegno.runs.coordinator.standbys import StandbyMode
+from dalsegno.runs.coordinator.agents.liveness import Timing, read_gone_s
+from dalsegno.runs.coordinator.generations.standbys import StandbyMode
 from dalsegno.runs.submit.frameworks import torch_threads
 from dalsegno.runs.submit.program import find_python
 from dalsegno.runs.submit.request import check_size

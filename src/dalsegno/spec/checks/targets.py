@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import dataclass
 
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.machines import nodes_known
@@ -13,11 +14,30 @@ from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.oci import Oci
 from dalsegno.spec.section import Section, required_keys
 from dalsegno.spec.targets import TARGETS, HyperPod, ParallelCluster, Ssh, SshHostSpec, addresses
-from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
 # Targets whose platform runs slurmctld itself and does not support a second one
 _OWNS_CONTROLLER = ("parallelcluster", "hyperpod")
+
+
+@dataclass(frozen=True)
+class UnbuiltField:
+    """A field that no code implements yet. It is refused if it is set, because users would expect it to work."""
+
+    path: str  # for example `users.ssh_keys`, which means this field of every user
+    reason: str
+    targets: tuple[str, ...] = ()  # the targets for which the field is refused; empty for all
+
+
+_NO_SIZE = "head and login nodes of a local cluster have no size of their own"
+UNBUILT_FIELDS = (
+    UnbuiltField("modules", "nothing sets up environment modules"),
+    *(
+        UnbuiltField(f"{machine}.{size}", _NO_SIZE, ("local",))
+        for machine in ("head", "login")
+        for size in ("instance", "cpus", "memory")
+    ),
+)
 
 
 def check_targets(spec: ClusterSpec, report: Problems) -> None:

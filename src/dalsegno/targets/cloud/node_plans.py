@@ -18,14 +18,15 @@ from dalsegno.setup.node_plan import NodePlan, PlannedCommand, PlannedFile, Plan
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.children import MARK
 from dalsegno.system.hosts import revision
-from dalsegno.targets.folder import IDENTITY, ClusterFolder
+from dalsegno.targets.folder import IDENTITY, LOGS, ClusterFolder
+from dalsegno.targets.sides import COMMAND
+from dalsegno.targets.sides import PATH as USUAL_PATH
 
 HEAD_HOME = Path("/var/lib/dalsegno")
-LOGS = "/var/log/dalsegno"
 METRICS = "/var/lib/dalsegno/metrics"
-PATH = "/opt/slurm/bin:/opt/slurm/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SLURM_BIN = "/opt/slurm/bin"
+PATH = f"{SLURM_BIN}:/opt/slurm/sbin:{USUAL_PATH}"
 AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # slurmctld of ParallelCluster listens on 6820 to 6829
-COMMAND = "/usr/local/bin/dalsegno"
 _PACKAGES = ("click>=8.1", "pydantic>=2.10", "PyYAML>=6")
 
 

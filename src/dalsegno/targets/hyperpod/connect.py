@@ -1,25 +1,21 @@
-"""Ways to an instance of HyperPod: SSM sessions, ssh through SSM, and Slurm's commands on the controller. Pure."""
+"""Ways to an instance of HyperPod: SSM sessions, and ssh through SSM. Pure."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.errors import NotThere
 from dalsegno.hostlist import closest
-from dalsegno.system.processes import Completed, LocalRunner, Runner
-from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.hyperpod.answers import InstanceInfo
 from dalsegno.targets.hyperpod.folder import HyperPodFolder
-from dalsegno.targets.hyperpod.partitions import CONF
 
 LOGIN_USER = "ubuntu"  # the user of HyperPod's images
 SSH_DOCUMENT = "AWS-StartSSHSession"
 COMMAND_DOCUMENT = "AWS-StartInteractiveCommand"
-ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -102,30 +98,11 @@ def _quoted(path: str) -> str:
     return '"' + path.replace("%", "%%") + '"'
 
 
-def ssh_argv(config: Path, cluster: str, name: str, command: Sequence[str] = (), *, terminal: bool) -> list[str]:
-    """Return the ssh command for a shell or one command on an instance."""
-    argv = ["ssh", "-F", str(config), *(["-t"] if terminal and command else []), "--", f"{cluster}-{name}"]
+def ssh_argv(
+    config: Path, cluster: str, name: str, command: Sequence[str] = (), *, terminal: bool = False, batch: bool = False
+) -> list[str]:
+    """Return the ssh command for a shell or one command on an instance. `batch`: it never asks, and fails soon."""
+    options = ["-t"] if terminal and command else []
+    options += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=30"] if batch else []
+    argv = ["ssh", "-F", str(config), *options, "--", f"{cluster}-{name}"]
     return [*argv, shlex.join(command)] if command else argv
-
-
-class SlurmOnController:
-    """Runs Slurm's commands on the controller, as root, over ssh."""
-
-    def __init__(self, config: Path, cluster: str, runner: Runner | None = None) -> None:
-        self.config, self.cluster, self.runner = config, cluster, runner or LocalRunner()
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Completed:
-        pairs = [f"{name}={value}" for name, value in {"PATH": PATH, "SLURM_CONF": CONF, **(env or {})}.items()]
-        full = ["sudo", "env", *pairs, *argv]
-        start = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "--"]
-        return self.runner.run(
-            [*start, f"{self.cluster}-head", shlex.join(full)], stdin=stdin, timeout_s=timeout_s or ANSWER_S
-        )

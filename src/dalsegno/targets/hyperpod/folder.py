@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dalsegno.spec.facts import facts_to_json
 from dalsegno.system.files import make_folder, write_atomic
-from dalsegno.targets.folder import ClusterFolder, read_facts
+from dalsegno.targets.folder import ClusterFolder, ClusterRole, read_facts
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,6 @@ class HyperPodStage(Enum):
     REMOVING = "removing"
 
 
-class HyperPodRole(Enum):
-    """The machine whose state folder this is. Commands that need Slurm run on the head, HyperPod's controller."""
-
-    OPERATOR = "operator"
-    HEAD = "head"
-
-
 @dataclass(frozen=True)
 class HyperPodState:
     """The state file. It is written before anything is created, so that `down` finds everything."""
@@ -68,7 +61,7 @@ class HyperPodState:
     monitored: bool = False  # `monitor up` was called
     controller_group: str = "controller"
     login_group: str = "login"
-    role: HyperPodRole = HyperPodRole.OPERATOR
+    role: ClusterRole = ClusterRole.OPERATOR
     target: str = "hyperpod"
 
 

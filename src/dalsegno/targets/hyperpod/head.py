@@ -6,9 +6,12 @@ HyperPod's own recovery and its `--auto-resume` are left alone: runs of Dal Segn
 
 from __future__ import annotations
 
-from dalsegno.targets.cloud.sides import HeadSide
+from dalsegno.targets.base import NodeTimes
+from dalsegno.targets.cloud.node_plans import SLURM_BIN
 from dalsegno.targets.machines import InstanceAction
+from dalsegno.targets.sides import HeadSide
 
+TIMES = NodeTimes(boot_s=3600.0, gone_s=60.0)  # HyperPod takes 20 to 30 minutes to replace an instance
 REASONS = {InstanceAction.REPLACE: "Action:Replace", InstanceAction.REBOOT: "Action:Reboot"}  # exactly these words
 
 
@@ -21,6 +24,8 @@ class HyperPodHead(HeadSide):
     """The cluster in the state folder of HyperPod's controller."""
 
     kind = "hyperpod"
+    times = TIMES
+    slurm_bin = SLURM_BIN
 
     def replace(self, node: str) -> None:
         self.slurm.scontrol(*repair_words(InstanceAction.REPLACE, node))

@@ -24,9 +24,7 @@ from dalsegno.setup.node_plan import (
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.cloud.node_plans import (
-    COMMAND,
     HEAD_HOME,
-    LOGS,
     METRICS,
     PATH,
     ManagedSlurm,
@@ -34,10 +32,12 @@ from dalsegno.targets.cloud.node_plans import (
     head_plan,
     login_plan,
 )
+from dalsegno.targets.folder import LOGS, ClusterRole
 from dalsegno.targets.hyperpod.answers import SlurmRole
-from dalsegno.targets.hyperpod.folder import HyperPodRole, HyperPodStage, HyperPodState
+from dalsegno.targets.hyperpod.folder import HyperPodStage, HyperPodState
 from dalsegno.targets.hyperpod.partitions import DERIVE, MUNGE_KEY
 from dalsegno.targets.hyperpod.requests import ENTRY, settings_of
+from dalsegno.targets.sides import COMMAND
 
 REFRESH = "/usr/local/sbin/dalsegno-refresh"
 EXPORTER_PORT = 9341
@@ -62,7 +62,7 @@ def site_of(cluster: Cluster, code: str) -> HyperPodSlurm:
     own = settings_of(cluster)
     state = HyperPodState(
         HyperPodStage.UP, own.region, own.bucket, own.prefix, controller_group=own.controller_group,
-        login_group=own.login_group, role=HyperPodRole.HEAD,
+        login_group=own.login_group, role=ClusterRole.HEAD,
     )  # fmt: skip
     return HyperPodSlurm(
         cluster, f"hyperpod-{cluster.name}", code, json.dumps(facts_to_json(state), indent=1), nodes=()

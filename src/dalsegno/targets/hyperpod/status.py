@@ -10,11 +10,11 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, JobStatus, NodeStatus, job_status
-from dalsegno.targets.cloud.sides import node_status
 from dalsegno.targets.hyperpod.answers import ClusterDescription, HyperPodStatus, InstanceStatus
 from dalsegno.targets.hyperpod.connect import Reached
 from dalsegno.targets.hyperpod.folder import HyperPodStage, HyperPodState
 from dalsegno.targets.machines import MachineStatus
+from dalsegno.targets.sides import node_status
 
 _PHASES = {
     HyperPodStage.MAKING: ClusterPhase.HALF_MADE,
@@ -112,7 +112,7 @@ def machine_rows(reached: Sequence[Reached], slurm: SlurmClient | None) -> list[
     for each in reached:
         instance, node = each.instance, nodes.get(each.instance.host)
         detail = node.reason if node and node.reason else instance.message
-        state = node.state_text.lower() if node else ""
+        state = node.word if node else ""
         rows.append(
             MachineStatus(
                 each.names[0],

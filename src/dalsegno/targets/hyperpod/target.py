@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dalsegno.errors import DalsegnoError, NotThere, TargetError
+from dalsegno.errors import NotThere, TargetError
 from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, Storage
 from dalsegno.system.files import remove_tree, write_atomic
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import ClusterPhase, ClusterStatus, ClusterSummary, Plan, Removal, Say, ShellEntry
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.aws import BotoApi
 from dalsegno.targets.cloud.cost import read_prices
+from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.service_model import check_request
-from dalsegno.targets.cloud.sides import OperatorSide
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.hyperpod.answers import ClusterDescription
 from dalsegno.targets.hyperpod.api import HyperPodApi, refuse_failures
 from dalsegno.targets.hyperpod.apply import ROLES, HyperPodWork, Pause, read_public_key
 from dalsegno.targets.hyperpod.connect import (
     Reached,
-    SlurmOnController,
     find_instance,
     name_instances,
     render_ssh_config,
@@ -42,9 +40,10 @@ from dalsegno.targets.hyperpod.folder import (
     read_hyperpod_state,
     write_hyperpod_state,
 )
-from dalsegno.targets.hyperpod.head import repair_words
+from dalsegno.targets.hyperpod.head import TIMES, repair_words
 from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
 from dalsegno.targets.hyperpod.node_plans import role_plan
+from dalsegno.targets.hyperpod.partitions import CONF
 from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible, refuse_unbuilt
 from dalsegno.targets.hyperpod.requests import (
     SharedFileSystem,
@@ -56,6 +55,7 @@ from dalsegno.targets.hyperpod.requests import (
 )
 from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status
 from dalsegno.targets.machines import InstanceAction, MachineStatus
+from dalsegno.targets.sides import CommandsOnHead, OperatorSide, applied_cluster, as_user, at_terminal, known
 
 Connect = Callable[[str], HyperPodApi]
 REFRESH_S = 900.0
@@ -65,6 +65,7 @@ class HyperPodTarget(OperatorSide):
     """The cluster in one state folder of the operator's machine."""
 
     kind = "hyperpod"
+    times = TIMES
     folder: HyperPodFolder
 
     def __init__(
@@ -188,8 +189,7 @@ class HyperPodTarget(OperatorSide):
         from concurrent.futures import ThreadPoolExecutor
 
         def run(each: Reached) -> str:
-            argv = ["ssh", "-F", str(self.folder.ssh_config), "-o", "BatchMode=yes", "--"]
-            argv += [f"{self.folder.name}-{each.names[0]}", "sudo", "dalsegno-refresh"]
+            argv = self._ssh(each.names[0], ["sudo", "dalsegno-refresh"])
             done = self._runner.run(argv, timeout_s=REFRESH_S)
             return "" if done.exit_code == 0 else f"{each.names[0]}: {(done.stderr or done.stdout).strip()[-300:]}"
 
@@ -203,11 +203,7 @@ class HyperPodTarget(OperatorSide):
             )
 
     def removal(self) -> Removal:
-        state = read_hyperpod_state(self.folder)
-        try:
-            jobs = tuple(job for job in self.slurm.jobs() if not job.state.ended)
-        except DalsegnoError:
-            jobs = ()
+        state, jobs = read_hyperpod_state(self.folder), self.unfinished_jobs() if self._has_key() else ()
         if state is None:
             return Removal(jobs)
         kept = (f"bucket {state.bucket}",) if state.created_bucket else ()
@@ -223,7 +219,7 @@ class HyperPodTarget(OperatorSide):
 
     def resize(self, partition: str, nodes: int) -> None:
         """Change the number of a partition's nodes. HyperPod adds or removes instances in the background."""
-        cluster, api = self._applied(), self._connect(self._known().region)
+        cluster, api = applied_cluster(self.folder), self._connect(self._known().region)
         own = settings_of(cluster)
         group = next((each for each in planned_groups(cluster) if each.partition == partition), None)
         if group is None:
@@ -244,12 +240,8 @@ class HyperPodTarget(OperatorSide):
         slurm = self.slurm if found and self._has_key() else None
         return read_status(self.folder.name, state, read_applied(self.folder), found, reached, slurm)
 
-    def summary(self) -> ClusterSummary:
-        try:
-            state, applied = read_hyperpod_state(self.folder), read_applied(self.folder)
-        except DalsegnoError:
-            return ClusterSummary("hyperpod", ClusterPhase.DAMAGED, 0)
-        return ClusterSummary("hyperpod", phase_of(state), len(applied.nodes) if applied else 0)
+    def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
+        return phase_of(read_hyperpod_state(self.folder))
 
     def machines(self) -> list[MachineStatus]:
         """Return every instance, with its state in HyperPod and, if ssh is set up, in Slurm."""
@@ -293,11 +285,18 @@ class HyperPodTarget(OperatorSide):
     @property
     def slurm(self) -> SlurmClient:
         """A client that runs Slurm's commands on the controller."""
-        return SlurmClient(SlurmOnController(self.folder.ssh_config, self.folder.name, self._runner), {}, timeout_s=60)
+        return self._slurm()
 
     def slurm_as(self, user: str) -> SlurmClient:
-        runner = SlurmOnController(self.folder.ssh_config, self.folder.name, self._runner)
-        return SlurmClient(runner, {}, prefix=["runuser", "-u", user, "--"], timeout_s=60)
+        return self._slurm(["runuser", "-u", user, "--"])
+
+    def _slurm(self, prefix: Sequence[str] = ()) -> SlurmClient:
+        runner = CommandsOnHead(self._runner, lambda command: self._ssh("head", ["sudo", *command]))
+        return SlurmClient(runner, {"PATH": PATH, "SLURM_CONF": CONF}, prefix=prefix, timeout_s=60)
+
+    def _ssh(self, name: str, command: Sequence[str]) -> list[str]:
+        """Return the command line that runs a command on an instance, without anybody who could answer ssh."""
+        return ssh_argv(self.folder.ssh_config, self.folder.name, name, command, batch=True)
 
     def slurm_runs(self) -> bool:
         return self._has_key()
@@ -320,34 +319,29 @@ class HyperPodTarget(OperatorSide):
         found, reached = self._reached()
         name = host or (f"{state.login_group}-1" if applied and applied.logins else "head")
         each = find_instance(reached, name)
-        inner = ["sudo", "runuser", "-u", user, "--", *(command or ["/bin/bash", "-l"])] if user else list(command)
+        inner = as_user(command, user)
         if not self._has_key():
             return ShellEntry(session_argv(state.region, found.id, each.instance, inner), dict(env))
         self._write_config(found, reached)
-        terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        argv = ssh_argv(self.folder.ssh_config, self.folder.name, each.names[0], inner, terminal=terminal)
+        argv = ssh_argv(self.folder.ssh_config, self.folder.name, each.names[0], inner, terminal=at_terminal())
         return ShellEntry(argv, dict(env))
 
     def _write_config(self, found: ClusterDescription, reached: Sequence[Reached]) -> None:
-        state, applied = self._known(), self._applied()
-        key = settings_of(applied).ssh_key
+        state, key = self._known(), settings_of(applied_cluster(self.folder)).ssh_key
         text = render_ssh_config(state.region, self.folder.name, found.id, reached, key, self.folder)
         write_atomic(self.folder.ssh_config, text, 0o600)
-
-    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
-        return self.shell(["sudo", *command], env, cwd, host=node)
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
         """Return how to run `dalsegno ARGUMENTS` on the controller. `nodes` and `monitor up` work from here."""
         if arguments[0] == "nodes" or tuple(arguments[:2]) in (("monitor", "up"), ("monitor", "down")):
             return None
-        return self.shell(["/usr/local/bin/dalsegno", *arguments], dict(os.environ), "/", host="head")
+        return super().forward(arguments, root=root)
 
     # Monitoring
 
     def switch_exporters(self, on: bool) -> HyperPodPlan:
         """Put exporters and Prometheus on every instance with the next lifecycle scripts; return the plan."""
-        state, cluster = self._known(), self._applied()
+        state, cluster = self._known(), applied_cluster(self.folder)
         if on and cluster.monitoring.remote_write is None:
             raise TargetError(
                 "the cluster file names no workspace of Amazon Managed Service for Prometheus",
@@ -357,16 +351,7 @@ class HyperPodTarget(OperatorSide):
         return self.plan(cluster)
 
     def _known(self) -> HyperPodState:
-        state = read_hyperpod_state(self.folder)
-        if state is None:
-            raise NotThere(f"there is no cluster `{self.folder.name}`", hint="`dalsegno up` creates it")
-        return state
-
-    def _applied(self) -> Cluster:
-        applied = read_applied(self.folder)
-        if applied is None:
-            raise NotThere(f"{self.folder.name} is not complete", hint="`dalsegno up` continues its creation")
-        return applied
+        return known(read_hyperpod_state(self.folder), self.folder)
 
 
 _SAMPLE = "fs-00000000000000000.fsx.{region}.amazonaws.com"

@@ -13,7 +13,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, NodeInfo
-from dalsegno.spec.facts import Cluster, Node
+from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import read_json, read_text
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, read_plan, service_facts
 from dalsegno.targets.base import (
@@ -35,6 +35,7 @@ from dalsegno.targets.local.nodes import NODE_SERVICES
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.targets.local.plan import Observed, RunningJob
 from dalsegno.targets.local.storage import lost_homes, lost_storage
+from dalsegno.targets.sides import node_rows
 from dalsegno.users.accounts import AccountSet
 
 
@@ -266,27 +267,9 @@ def _nodes(
     applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
 ) -> tuple[NodeStatus, ...]:
     """Return all nodes that the cluster file or Slurm knows, with their state in Slurm."""
-    known = {node.name: node for node in applied.nodes} if applied else {}
-    info = {node.name: node for node in seen}
-    nodes = [
-        _node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info])
-    ]
+    ports = placement.ports if placement.hosts == LOOPBACK else {}
+    addresses = {
+        name: f"{address}:{ports[name]}" if name in ports else address for name, address in placement.addresses.items()
+    }
+    nodes = node_rows(applied, seen, addresses)
     return tuple(replace(node, state="off", off=True) if node.name in off else node for node in nodes)
-
-
-def _node(
-    name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster | None, placement: Placement
-) -> NodeStatus:
-    port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
-    return NodeStatus(
-        name,
-        state=info.word if info else "unknown",
-        reason=info.reason if info else "",
-        reason_user=info.reason_user if info else "",
-        partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
-        gpus=info.gpus if info else fact.gpus if fact else 0,
-        gpus_used=info.gpus_used if info else None,
-        gpu_type=fact.gpu_type if fact else "",
-        address=placement.addresses.get(name, "") + port,
-        spare=fact.spare if fact else False,
-    )

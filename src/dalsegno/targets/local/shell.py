@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dalsegno.errors import TargetError, UsageError
 from dalsegno.programs import launcher, own_argv
-from dalsegno.runs.coordinator.liveness import NODE_TIMEOUT
+from dalsegno.runs.coordinator.agents.liveness import NODE_TIMEOUT
 from dalsegno.system.children import Process
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process

@@ -11,7 +11,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.targets.base import ClusterPhase
 from dalsegno.targets.cloud.consequences import ChangeEffect, CloudPlan, SettingChange
 from dalsegno.targets.cloud.cost import HourlyCost, PriceTable
-from dalsegno.targets.folder import ClusterFolder, read_facts
+from dalsegno.targets.folder import ClusterFolder, ClusterRole, read_facts
 from dalsegno.targets.oci.resource_manager import StackOperation
 from dalsegno.targets.oci.variables import Setting, settings_of
 
@@ -25,12 +25,6 @@ class OciStage(Enum):
     REMOVING = "removing"
 
 
-class OciRole(Enum):
-    """The machine whose state folder this is."""
-
-    OPERATOR = "operator"
-
-
 @dataclass(frozen=True)
 class OciState:
     """The state file. `job` is the job of Resource Manager that was started last."""
@@ -42,7 +36,7 @@ class OciState:
     job_operation: StackOperation = StackOperation.PLAN
     controller: str = ""  # address of the controller
     variables: Mapping[str, str] = field(default_factory=dict)
-    role: OciRole = OciRole.OPERATOR
+    role: ClusterRole = ClusterRole.OPERATOR
     target: str = "oci"
 
 

@@ -5,34 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dalsegno.errors import DalsegnoError, NotThere, TargetError
+from dalsegno.errors import NotThere, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.spec.platform_facts import OciFacts
 from dalsegno.system.files import make_folder, remove_tree, write_atomic
-from dalsegno.system.processes import Completed, LocalRunner, Runner
-from dalsegno.targets.base import (
-    ClusterPhase,
-    ClusterStatus,
-    ClusterSummary,
-    Plan,
-    Removal,
-    Say,
-    ShellEntry,
-    job_status,
-)
+from dalsegno.system.processes import LocalRunner, Runner
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeTimes, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.consequences import CapacityCheck, Minutes
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
-from dalsegno.targets.cloud.sides import OperatorSide, node_status
 from dalsegno.targets.folder import ClusterFolder, read_applied, write_applied
 from dalsegno.targets.oci.plan import (
     PHASES,
@@ -53,9 +42,9 @@ from dalsegno.targets.oci.variables import (
     terraform_variables,
     user_commands,
 )
+from dalsegno.targets.sides import CommandsOnHead, OperatorSide, as_user, ask_slurm, at_terminal, node_status
 
 Connect = Callable[[OciFacts], ResourceManager]
-ANSWER_S = 60.0
 RELEASES_PAGE = "https://github.com/oracle-quickstart/oci-hpc/releases"
 
 
@@ -63,6 +52,7 @@ class OciTarget(OperatorSide):
     """The cluster in one state folder of the operator's machine."""
 
     kind = "oci"
+    times = NodeTimes(boot_s=3600.0, gone_s=60.0)
 
     def __init__(
         self,
@@ -183,10 +173,7 @@ class OciTarget(OperatorSide):
     def removal(self) -> Removal:
         applied = read_applied(self.folder)
         new = tuple(each.name for each in applied.storage if not each.source) if applied else ()
-        try:
-            return Removal(tuple(job for job in self.slurm.jobs() if not job.state.ended), storage=new, needs_yes=True)
-        except DalsegnoError:
-            return Removal(storage=new, needs_yes=True)
+        return Removal(self.unfinished_jobs(), storage=new, needs_yes=True)
 
     def destroy(self, say: Say) -> bool:
         """Run the DESTROY job, and delete the stack if `up` created it."""
@@ -227,31 +214,27 @@ class OciTarget(OperatorSide):
         if state is None:
             return ClusterStatus(self.folder.name, "oci", ClusterPhase.GONE, jobs=None)
         facts = {"controller": state.controller or "none", "stack": state.stack or "none"}
-        phase = PHASES[state.phase]
-        try:
-            nodes = tuple(node_status(node) for node in self.slurm.nodes())
-            jobs = tuple(job_status(job) for job in self.slurm.jobs())
-        except DalsegnoError as error:
-            phase = ClusterPhase.DEGRADED if phase is ClusterPhase.UP else phase
-            problem = f"Slurm does not answer: {error.what}"
-            return ClusterStatus(self.folder.name, "oci", phase, jobs=None, problems=(problem,), facts=facts)
-        return ClusterStatus(self.folder.name, "oci", phase, nodes, (), jobs, (), facts)
+        phase, seen = PHASES[state.phase], ask_slurm(self.slurm if state.controller else None)
+        if seen.problem and phase is ClusterPhase.UP:
+            phase = ClusterPhase.DEGRADED
+        nodes = tuple(node_status(node) for node in seen.nodes)
+        return ClusterStatus(self.folder.name, "oci", phase, nodes, (), seen.jobs, seen.problems, facts)
 
-    def summary(self) -> ClusterSummary:
-        try:
-            state, applied = read_oci_state(self.folder), read_applied(self.folder)
-        except DalsegnoError:
-            return ClusterSummary("oci", ClusterPhase.DAMAGED, 0)
-        phase = PHASES[state.phase] if state else ClusterPhase.GONE
-        return ClusterSummary("oci", phase, len(applied.nodes) if applied else 0)
+    def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
+        state = read_oci_state(self.folder)
+        return PHASES[state.phase] if state else ClusterPhase.GONE
 
     @property
     def slurm(self) -> SlurmClient:
         """A client that runs Slurm's commands on the controller."""
-        return SlurmClient(_OnController(self), {}, timeout_s=ANSWER_S)
+        return self._slurm()
 
     def slurm_as(self, user: str) -> SlurmClient:
-        return SlurmClient(_OnController(self), {}, prefix=["runuser", "-u", user, "--"], timeout_s=ANSWER_S)
+        return self._slurm(["runuser", "-u", user, "--"])
+
+    def _slurm(self, prefix: Sequence[str] = ()) -> SlurmClient:
+        runner = CommandsOnHead(self._runner, lambda command: self.ssh_argv(["sudo", *command]))
+        return SlurmClient(runner, {"PATH": PATH}, prefix=prefix, timeout_s=60)
 
     def slurm_runs(self) -> bool:
         state = read_oci_state(self.folder)
@@ -266,9 +249,7 @@ class OciTarget(OperatorSide):
         host: str | None = None,
         user: str | None = None,
     ) -> ShellEntry:
-        inner = ["sudo", "runuser", "-u", user, "--", *(command or ["/bin/bash", "-l"])] if user else list(command)
-        terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        return ShellEntry(self.ssh_argv(inner, host, terminal=terminal), dict(env))
+        return ShellEntry(self.ssh_argv(as_user(command, user), host, terminal=at_terminal()), dict(env))
 
     def ssh_argv(self, command: Sequence[str], host: str | None = None, *, terminal: bool = False) -> list[str]:
         """Return ssh to the controller, or through it to a node by its name in Slurm."""
@@ -286,32 +267,9 @@ class OciTarget(OperatorSide):
             argv += ["--", f"{user}@{state.controller}"]
         return [*argv, shlex.join(command)] if command else argv
 
-    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
-        return self.shell(["sudo", *command], env, cwd, host=node)
-
-    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
+    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the controller, where people install Dal Segno with pip."""
-        return self.shell(["dalsegno", *arguments], dict(os.environ), "/")
-
-
-class _OnController:
-    """Runs commands on the controller as root."""
-
-    def __init__(self, target: OciTarget) -> None:
-        self._target = target
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Completed:
-        pairs = [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()]
-        full = self._target.ssh_argv(["sudo", "env", *pairs, *argv])
-        return self._target._runner.run(full, stdin=stdin, timeout_s=timeout_s or ANSWER_S)
+        return self.shell([*(["sudo", "--"] if root else []), "dalsegno", *arguments], dict(os.environ), "/")
 
 
 def cache_by_profile(connect: Connect) -> Connect:

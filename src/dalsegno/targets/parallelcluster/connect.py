@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from dalsegno.system.processes import Completed, Runner
 from dalsegno.targets.parallelcluster.folder import PclusterFolder, PclusterState
 
 LOGIN_USERS = {"ubuntu": "ubuntu", "alinux": "ec2-user", "rhel": "ec2-user", "rocky": "rocky"}
@@ -16,29 +15,6 @@ LOGIN_USERS = {"ubuntu": "ubuntu", "alinux": "ec2-user", "rhel": "ec2-user", "ro
 def login_user(system: str) -> str:
     """Return the user of a system's images that may use sudo."""
     return next(name for family, name in LOGIN_USERS.items() if system.startswith(family))
-
-
-class HeadOverSsh:
-    """A runner whose commands run on the head node."""
-
-    def __init__(
-        self, runner: Runner, env: Mapping[str, str], state: PclusterState, address: str, folder: PclusterFolder
-    ) -> None:
-        self._runner, self._env = runner, env
-        self._state, self._address, self._folder = state, address, folder
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Completed:
-        words = ["env", *(f"{key}={value}" for key, value in (env or {}).items()), *argv]
-        ssh = ssh_argv(self._state, self._address, self._folder, words, None, terminal=False)
-        return self._runner.run(ssh, stdin=stdin, env=self._env, timeout_s=timeout_s)
 
 
 def ssh_argv(

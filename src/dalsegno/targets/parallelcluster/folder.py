@@ -10,7 +10,7 @@ from typing import Any
 
 from dalsegno.spec.facts import facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, write_atomic
-from dalsegno.targets.folder import ClusterFolder, read_facts
+from dalsegno.targets.folder import ClusterFolder, ClusterRole, read_facts
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,6 @@ class PclusterStage(Enum):
     REMOVING = "removing"
 
 
-class PclusterSide(Enum):
-    """The machine whose state folder this is."""
-
-    OPERATOR = "operator"
-    HEAD = "head"
-
-
 @dataclass(frozen=True)
 class PclusterState:
     """The state file. `scripts` is a digest of the bootstrap scripts that were uploaded last."""
@@ -71,7 +64,7 @@ class PclusterState:
     login_user: str = "ubuntu"
     key: str = ""  # file with the private key; "": SSM
     scripts: str = ""
-    role: PclusterSide = PclusterSide.OPERATOR
+    role: ClusterRole = ClusterRole.OPERATOR
     target: str = "parallelcluster"
 
 

@@ -9,11 +9,10 @@ without end.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from dalsegno.system.processes import Runner
 from dalsegno.targets.base import NodeTimes
-from dalsegno.targets.cloud.head import ManagedHead
+from dalsegno.targets.cloud.node_plans import SLURM_BIN
+from dalsegno.targets.sides import HeadSide
 
 SLURMCTLD_PORT = 6820  # the first of those that ParallelCluster gives slurmctld
 TIMES = NodeTimes(boot_s=1800.0, gone_s=60.0)  # clustermgtd's limit for a replacement, and its interval
@@ -55,11 +54,13 @@ def reason_to_keep(found: str) -> str | None:
     return found if found.startswith(PREFIX) else None
 
 
-class PclusterHead(ManagedHead):
+class PclusterHead(HeadSide):
     """The head node's side, with repairs in ParallelCluster's way."""
 
-    def __init__(self, folder: Path, runner: Runner | None = None) -> None:
-        super().__init__(folder, "parallelcluster", SLURMCTLD_PORT, TIMES, runner)
+    kind = "parallelcluster"
+    times = TIMES
+    slurmctld_port = SLURMCTLD_PORT
+    slurm_bin = SLURM_BIN
 
     def replace(self, node: str) -> None:
         reason = reason_to_keep(self.slurm.node(node).reason)

@@ -9,8 +9,9 @@ from dataclasses import replace
 from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.spec.facts import Cluster
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan
+from dalsegno.targets.folder import ClusterRole
 from dalsegno.targets.parallelcluster.config import as_named_there
-from dalsegno.targets.parallelcluster.folder import PclusterSide, PclusterStage, PclusterState, state_text
+from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState, state_text
 from dalsegno.targets.parallelcluster.prerequisites import scripts_prefix
 
 PROLOG = "/opt/slurm/etc/scripts/prolog.d/50_dalsegno"
@@ -41,7 +42,7 @@ def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
     """Return what the plans of the machines depend on."""
     there = as_named_there(cluster)
     scratch = next((each.mount for each in cluster.storage if each.type == "scratch"), "")
-    on_head = replace(state, phase=PclusterStage.UP, role=PclusterSide.HEAD, key="", scripts="", stack="")
+    on_head = replace(state, phase=PclusterStage.UP, role=ClusterRole.HEAD, key="", scripts="", stack="")
     return ManagedSlurm(
         there,
         state.cluster_id,

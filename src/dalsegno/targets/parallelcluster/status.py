@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dalsegno.errors import DalsegnoError
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.facts import JobInfo, NodeInfo
-from dalsegno.spec.facts import Cluster, Node
-from dalsegno.targets.base import ClusterPhase, ClusterStatus, NodeStatus, counted, job_status
+from dalsegno.spec.facts import Cluster
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, counted
 from dalsegno.targets.cloud.progress import OperationState
 from dalsegno.targets.parallelcluster.client import FleetStatus, PclusterInstance, PclusterView
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
+from dalsegno.targets.sides import ask_slurm, node_rows
 
 KIND = "parallelcluster"
 
@@ -32,8 +31,8 @@ def read_status(
     if state is None:
         gone = "its folder holds no state: `dalsegno down` removes the rest"
         return ClusterStatus(name, KIND, ClusterPhase.GONE, problems=(gone,))
-    nodes, jobs, unanswered = _ask(slurm)
-    problems = [silence] if silence else [*_problems(state, there, applied), *unanswered]
+    seen = ask_slurm(slurm)
+    problems = [silence] if silence else [*_problems(state, there, applied), *seen.problems]
     facts = {"region": state.region, "ParallelCluster": state.version, "connection": "ssh" if state.key else "SSM"}
     if there is not None:
         running = sum(each.running for each in machines if each.queue)
@@ -49,20 +48,11 @@ def read_status(
         name,
         KIND,
         _phase(state, there is not None or bool(silence), applied, problems),
-        nodes=_nodes(applied, nodes),
-        jobs=None if jobs is None else tuple(job_status(job) for job in jobs),
+        nodes=node_rows(applied, seen.nodes),
+        jobs=seen.jobs,
         problems=tuple(problems),
         facts=facts,
     )
-
-
-def _ask(slurm: SlurmClient | None) -> tuple[Sequence[NodeInfo], Sequence[JobInfo] | None, list[str]]:
-    if slurm is None:
-        return (), None, []
-    try:
-        return slurm.nodes(), slurm.queue().jobs, []
-    except DalsegnoError as error:
-        return (), None, [f"Slurm on the head node does not answer: {error.what.splitlines()[-1].strip()}"]
 
 
 def _problems(state: PclusterState, there: PclusterView | None, applied: Cluster | None) -> list[str]:
@@ -85,30 +75,21 @@ def _problems(state: PclusterState, there: PclusterView | None, applied: Cluster
     return found
 
 
-def _phase(state: PclusterState, exists: bool, applied: Cluster | None, problems: Sequence[str]) -> ClusterPhase:
+def phase_of(state: PclusterState | None, applied: Cluster | None) -> ClusterPhase:
+    """Return the phase that the state folder shows, without asking AWS."""
+    if state is None:
+        return ClusterPhase.GONE
     if state.phase is PclusterStage.REMOVING:
         return ClusterPhase.HALF_REMOVED
-    if state.phase is not PclusterStage.UP:
-        return ClusterPhase.CHANGING if applied else ClusterPhase.HALF_MADE
+    if state.phase is PclusterStage.UP:
+        return ClusterPhase.UP
+    return ClusterPhase.CHANGING if applied else ClusterPhase.HALF_MADE
+
+
+def _phase(state: PclusterState, exists: bool, applied: Cluster | None, problems: Sequence[str]) -> ClusterPhase:
+    phase = phase_of(state, applied)
+    if phase is not ClusterPhase.UP:
+        return phase
     if not exists:
         return ClusterPhase.STOPPED
     return ClusterPhase.DEGRADED if problems else ClusterPhase.UP
-
-
-def _nodes(applied: Cluster | None, seen: Sequence[NodeInfo]) -> tuple[NodeStatus, ...]:
-    known: dict[str, Node] = {node.name: node for node in applied.nodes} if applied else {}
-    info = {node.name: node for node in seen}
-    return tuple(_node(name, known.get(name), info.get(name), applied) for name in dict.fromkeys([*known, *info]))
-
-
-def _node(name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster | None) -> NodeStatus:
-    return NodeStatus(
-        name,
-        state=info.word if info else "unknown",
-        reason=info.reason if info else "",
-        reason_user=info.reason_user if info else "",
-        partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
-        gpus=info.gpus if info else fact.gpus if fact else 0,
-        gpus_used=info.gpus_used if info else None,
-        gpu_type=fact.gpu_type if fact else "",
-    )

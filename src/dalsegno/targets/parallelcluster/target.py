@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,32 +13,21 @@ from typing import Any
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import (
-    ClusterPhase,
-    ClusterStatus,
-    ClusterSummary,
-    DaemonLog,
-    NodeTimes,
-    Plan,
-    Removal,
-    RootUse,
-    Say,
-    ShellEntry,
-)
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.aws import AwsApi, BotoApi, caller_account
 from dalsegno.targets.cloud.consequences import Minutes
 from dalsegno.targets.cloud.cost import read_prices
+from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.progress import OperationState, follow
 from dalsegno.targets.folder import read_applied
 from dalsegno.targets.parallelcluster.apply import ApplyOnAws, next_state
 from dalsegno.targets.parallelcluster.changes import find_changes
 from dalsegno.targets.parallelcluster.client import FleetStatus, Pcluster, PclusterStatus, PclusterView, find_pcluster
 from dalsegno.targets.parallelcluster.config import render_config
-from dalsegno.targets.parallelcluster.connect import HeadOverSsh, ssh_argv, ssm_argv
+from dalsegno.targets.parallelcluster.connect import ssh_argv, ssm_argv
 from dalsegno.targets.parallelcluster.folder import (
     PclusterFolder,
     PclusterStage,
@@ -50,6 +37,7 @@ from dalsegno.targets.parallelcluster.folder import (
     read_state,
     write_state,
 )
+from dalsegno.targets.parallelcluster.head import TIMES
 from dalsegno.targets.parallelcluster.plan import (
     CREATION,
     FILE_SYSTEMS,
@@ -74,17 +62,20 @@ from dalsegno.targets.parallelcluster.prerequisites import (
 )
 from dalsegno.targets.parallelcluster.resources import AwsResources
 from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts, digest_of
-from dalsegno.targets.parallelcluster.status import read_status
+from dalsegno.targets.parallelcluster.status import phase_of, read_status
+from dalsegno.targets.sides import CommandsOnHead, OperatorSide, as_user, at_terminal, known
 
-TIMES = NodeTimes(boot_s=1800.0, gone_s=60.0)
-SLURM_PATH = "/opt/slurm/bin:/usr/local/bin:/usr/bin:/bin"
 _REMAINS = (PclusterStatus.CREATE_FAILED, PclusterStatus.DELETE_FAILED)  # of a cluster that cannot be used
 _LOST = (*_REMAINS, PclusterStatus.DELETE_IN_PROGRESS)
 Pause = Callable[[float], None]
 
 
-class PclusterTarget:
+class PclusterTarget(OperatorSide):
     """The cluster in one state folder of the operator's machine."""
+
+    kind = "parallelcluster"
+    times = TIMES
+    folder: PclusterFolder
 
     def __init__(
         self,
@@ -99,13 +90,6 @@ class PclusterTarget:
         self._connect, self._runner, self._env, self._pause = connect, runner or LocalRunner(), env, pause
         self._code = code
         self._found: dict[str, list[str]] = {}  # version -> the command that starts it
-
-    @property
-    def kind(self) -> str:
-        return "parallelcluster"
-
-    def root_use(self, cluster: Cluster) -> RootUse | None:
-        return None
 
     # Plan
     def plan(self, cluster: Cluster) -> PclusterPlan:
@@ -198,23 +182,17 @@ class PclusterTarget:
         refuse_impossible(plan, shlex.join(pcluster.command("update-compute-fleet", "--status", "STOP_REQUESTED")))
         ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._code(), self._pause).apply(plan)
 
-    def import_images(self, plan: Plan, say: Say) -> None:
-        """Nothing is imported: images are imported on the head node."""
-
     # Remove
     def removal(self) -> Removal:
         """Return the file systems of our stack, whose files would be deleted, and unfinished jobs if Slurm answers.
         Other file systems are not touched."""
         resources = read_sent_template(self.folder).get("Resources", {})
         state = read_state(self.folder)
-        jobs: tuple[JobInfo, ...] = ()
-        if state is not None and state.key:
-            with contextlib.suppress(DalsegnoError):
-                jobs = tuple(job for job in self.slurm.jobs() if not job.state.ended)
         return Removal(
-            jobs,
+            self.unfinished_jobs() if state is not None and state.key else (),
             storage=tuple(_data_of(each) for each in resources.values() if _data_of(each)),
             kept=(f"bucket {state.bucket}",) if state and state.bucket else (),
+            needs_yes=True,
         )
 
     def destroy(self, say: Say) -> bool:
@@ -249,21 +227,8 @@ class PclusterTarget:
         slurm = self._slurm(state, there) if there and there.head_address and state.key else None
         return read_status(self.folder.name, state, applied, there, machines, slurm)
 
-    def summary(self) -> ClusterSummary:
-        try:
-            state, applied = read_state(self.folder), read_applied(self.folder)
-        except DalsegnoError:
-            return ClusterSummary(self.kind, ClusterPhase.DAMAGED, 0)
-        return ClusterSummary(self.kind, phase_of(state, applied), len(applied.nodes) if applied else 0)
-
-    def daemon_logs(self) -> list[DaemonLog]:
-        return []  # the logs are on the machines
-
-    def owner(self) -> int | None:
-        try:
-            return self.folder.root.stat().st_uid
-        except OSError:
-            return None
+    def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
+        return phase_of(read_state(self.folder), applied)
 
     @property
     def slurm(self) -> SlurmClient:
@@ -279,16 +244,6 @@ class PclusterTarget:
     def slurm_runs(self) -> bool:
         return read_state(self.folder) is not None
 
-    @property
-    def controller_socket(self) -> Path:
-        return self.folder.controller_socket  # on the operator's machine, there is none
-
-    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
-        raise TargetError(
-            f"{self.folder.name} is on AWS; its Slurm cannot be used from this shell",
-            hint="`dalsegno shell` opens a shell on its head node",
-        )
-
     # Connect
     def shell(
         self,
@@ -299,32 +254,15 @@ class PclusterTarget:
         host: str | None = None,
         user: str | None = None,
     ) -> ShellEntry:
-        inner = ["sudo", "-iu", user, *command] if user else list(command)
-        return self._enter(inner, env, host, terminal=not command or sys.stdin.isatty())
-
-    def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
-        return self._enter(["sudo", *command], env, node, terminal=False)
-
-    def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
-        """Return how to run `dalsegno ARGUMENTS` on the head node."""
-        terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        sudo = ["sudo"] if root else []
-        return self._enter([*sudo, "/usr/local/bin/dalsegno", *arguments], dict(self._env), None, terminal=terminal)
-
-    def _enter(self, command: Sequence[str], env: Mapping[str, str], host: str | None, *, terminal: bool) -> ShellEntry:
         state = self._known()
-        there = self._there(state)
+        there, inner = self._there(state), as_user(command, user)
+        other = None if host == "head" else host
         if state.key:
-            return ShellEntry(ssh_argv(state, there.head_address, self.folder, command, host, terminal), dict(env))
-        inner = ["ssh", host, *([shlex.join(command)] if command else [])] if host else list(command)
+            terminal = not command or at_terminal()
+            return ShellEntry(ssh_argv(state, there.head_address, self.folder, inner, other, terminal), dict(env))
+        if other:
+            inner = ["ssh", other, *([shlex.join(inner)] if inner else [])]
         return ShellEntry(ssm_argv(state, there.head_instance, inner), dict(env))
-
-    def job_images(self) -> str:
-        return ""
-
-    @property
-    def node_times(self) -> NodeTimes:
-        return TIMES
 
     # Parts
     def _aws(self, region: str) -> AwsResources:
@@ -336,10 +274,7 @@ class PclusterTarget:
         return Pcluster(self._found[version], self._runner, self._env, name, region, self._pause)
 
     def _known(self) -> PclusterState:
-        state = read_state(self.folder)
-        if state is None:
-            raise NotThere(f"there is no cluster `{self.folder.name}`", hint="`dalsegno up` creates it")
-        return state
+        return known(read_state(self.folder), self.folder)
 
     def _there(self, state: PclusterState) -> PclusterView:
         there = self._pcluster(self.folder.name, state.region, state.version).describe()
@@ -350,19 +285,10 @@ class PclusterTarget:
         return there
 
     def _slurm(self, state: PclusterState, there: PclusterView) -> SlurmClient:
-        runner = HeadOverSsh(self._runner, self._env, state, there.head_address, self.folder)
-        return SlurmClient(runner, {"PATH": SLURM_PATH}, timeout_s=60)
+        def enter(command: Sequence[str]) -> list[str]:
+            return ssh_argv(state, there.head_address, self.folder, command, None, terminal=False)
 
-
-def phase_of(state: PclusterState | None, applied: Cluster | None) -> ClusterPhase:
-    """Return the phase as the state folder has it, without asking AWS."""
-    if state is None:
-        return ClusterPhase.GONE
-    if state.phase is PclusterStage.REMOVING:
-        return ClusterPhase.HALF_REMOVED
-    if state.phase is PclusterStage.UP:
-        return ClusterPhase.UP
-    return ClusterPhase.CHANGING if applied else ClusterPhase.HALF_MADE
+        return SlurmClient(CommandsOnHead(self._runner, enter, self._env), {"PATH": PATH}, timeout_s=60)
 
 
 def _data_of(resource: Mapping[str, Any]) -> str:

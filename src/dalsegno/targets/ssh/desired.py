@@ -27,22 +27,14 @@ from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.accounting import DATABASE_SQL
-from dalsegno.targets.folder import IDENTITY
+from dalsegno.targets.folder import IDENTITY, LOGS, ClusterRole
 from dalsegno.targets.ssh.containers import container_parts, container_plugin
-from dalsegno.targets.ssh.folder import ClusterSecrets, SshRole, SshStage, SshState, head_folder, state_text
+from dalsegno.targets.ssh.folder import ClusterSecrets, SshStage, SshState, head_folder, state_text
 from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
 from dalsegno.targets.ssh.releases import DEBIAN, packages_for, slurm_version
 from dalsegno.targets.ssh.repair import head_parts, node_parts
-from dalsegno.targets.ssh.services import (
-    LOGS,
-    ServiceSite,
-    compute_services,
-    head_commands,
-    head_services,
-    munge,
-    rest_parts,
-)
+from dalsegno.targets.ssh.services import ServiceSite, compute_services, head_commands, head_services, munge, rest_parts
 from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
 ETC = "/etc/slurm"
@@ -244,9 +236,8 @@ def _head(on: ClusterOnHosts) -> HostParts:
     cluster, host, folder = on.sized, on.cluster.head, head_folder(on.cluster.name)
     site, slurm = on.site(host), ("slurm", "slurm")
     dbd_conf = render_slurmdbd_conf(cluster, on.layout, on.slurm) if cluster.slurm.accounting else ""
-    state = SshState(
-        SshStage.UP, on.cluster_id, cluster.head, slurm_version=str(on.slurm), role=SshRole.HEAD, operator=on.operator
-    )
+    version, role = str(on.slurm), ClusterRole.HEAD
+    state = SshState(SshStage.UP, on.cluster_id, cluster.head, slurm_version=version, role=role, operator=on.operator)
     files = [
         PlannedFile(str(folder.state), state_text(state)),
         PlannedFile(str(folder.applied), json.dumps(facts_to_json(cluster), indent=1)),

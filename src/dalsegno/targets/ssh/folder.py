@@ -16,7 +16,7 @@ from dalsegno.spec.facts import SshAccess, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
 from dalsegno.system.passwords import bcrypt_hash, draw_password
 from dalsegno.system.ssh import make_key_pair
-from dalsegno.targets.folder import ClusterFolder, read_facts
+from dalsegno.targets.folder import ClusterFolder, ClusterRole, read_facts
 from dalsegno.targets.ssh.people import AssignedIds
 
 HEAD_HOME = Path("/var/lib/dalsegno")
@@ -80,13 +80,6 @@ class SshStage(Enum):
     REMOVING = "removing"
 
 
-class SshRole(Enum):
-    """The machine whose state folder this is."""
-
-    OPERATOR = "operator"
-    HEAD = "head"
-
-
 @dataclass(frozen=True)
 class SshState:
     """The state file. `ssh` has all machines that may hold something of the cluster; `failed` those that the last
@@ -98,7 +91,7 @@ class SshState:
     ssh: SshAccess = field(default_factory=SshAccess)
     failed: tuple[str, ...] = ()
     slurm_version: str = ""
-    role: SshRole = SshRole.OPERATOR
+    role: ClusterRole = ClusterRole.OPERATOR
     operator: str = ""  # user and machine that created the cluster
     target: str = "ssh"
 

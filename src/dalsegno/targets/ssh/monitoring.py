@@ -21,8 +21,9 @@ from dalsegno.observe.prometheus import ALERTMANAGER, CONFIG, TARGETS, monitor_f
 from dalsegno.setup.node_plan import HostParts, PlannedCommand, PlannedFile, PlannedFolder, PlannedService
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import revision
+from dalsegno.targets.folder import LOGS
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshFolder
-from dalsegno.targets.ssh.services import LOGS, OBSERVER_PORT, PATH
+from dalsegno.targets.ssh.services import OBSERVER_PORT, PATH
 
 USER = "prometheus"
 HEAD_PACKAGES = ("prometheus", "prometheus-alertmanager")

@@ -11,13 +11,13 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.children import MARK
 from dalsegno.system.hosts import revision
 from dalsegno.targets.accounting import mariadbd_options
+from dalsegno.targets.folder import LOGS
 from dalsegno.targets.ssh.folder import SshFolder
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENTS_PORT, OBSERVER_PORT = 6820, 6821
 HEAD_PORTS = (6817, 6819, AGENTS_PORT, OBSERVER_PORT)  # slurmctld, slurmdbd, controller, observer
 NODE_PORTS = (6818,)  # slurmd
-LOGS = "/var/log/dalsegno"
 MUNGE_ANSWERS = ("/bin/sh", "-c", "munge -n | unmunge")
 SLURMCTLD_ANSWERS = ("/bin/sh", "-c", "scontrol ping | grep -q 'is UP'")
 SLURMDBD_ANSWERS = ("sacctmgr", "-n", "list", "cluster")

@@ -24,19 +24,16 @@ from dalsegno.system.ssh import HostRunner, SshConnections, read_password_file
 from dalsegno.targets.base import (
     ClusterPhase,
     ClusterStatus,
-    ClusterSummary,
-    DaemonLog,
     DaemonStatus,
-    NodeTimes,
     PeopleView,
     Plan,
     Removal,
-    RootUse,
     Say,
     ShellEntry,
     named,
 )
 from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
+from dalsegno.targets.sides import COMMAND, OperatorSide, applied_cluster, at_terminal, known
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
 from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.folder import (
@@ -50,6 +47,7 @@ from dalsegno.targets.ssh.folder import (
     read_ssh_state,
     write_ssh_state,
 )
+from dalsegno.targets.ssh.head import TIMES
 from dalsegno.targets.ssh.monitoring import monitor_layout
 from dalsegno.targets.ssh.people import homes_of, refuse_privileges
 from dalsegno.targets.ssh.plan import SshPlan, check_releases, refuse_unbuilt
@@ -80,19 +78,16 @@ IMPORT_S = 3600.0
 _IMPORT_HINT = "the head must reach the registry; `dalsegno up` does not try again: `dalsegno image import` on the head"
 
 
-class SshTarget:
+class SshTarget(OperatorSide):
     """The cluster in one state folder of the operator's machine."""
+
+    kind = "ssh"
+    times = TIMES
+    folder: SshFolder
 
     def __init__(self, folder: Path, connect: Connect = connect) -> None:
         self.folder = SshFolder(folder)
         self._connect = connect
-
-    @property
-    def kind(self) -> str:
-        return "ssh"
-
-    def root_use(self, cluster: Cluster) -> RootUse | None:
-        return None
 
     def plan(self, cluster: Cluster) -> SshPlan:
         """Inspect every host, compute its plan, and let it report the differences."""
@@ -170,8 +165,8 @@ class SshTarget:
                 hint="`dalsegno up --upgrade` updates the hosts one after the other; runs and jobs continue",
             )
         old = self._state()
-        known = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
-        ssh = replace(plan.cluster.ssh, hosts=tuple(known.values()))
+        machines = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
+        ssh = replace(plan.cluster.ssh, hosts=tuple(machines.values()))
         head = plan.plans[plan.cluster.head]
         state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh)
         write_ssh_state(self.folder, state)  # first: from here on `down` and `status` find the cluster
@@ -183,10 +178,7 @@ class SshTarget:
             work.apply(plan)
 
     def people(self) -> PeopleView:
-        applied = read_applied(self.folder)
-        if applied is None:
-            raise TargetError(f"there is no complete cluster {self.folder.name}", hint="`dalsegno up` creates it")
-        ids = read_ids(self.folder)
+        applied, ids = applied_cluster(self.folder), read_ids(self.folder)
         return PeopleView(applied, ids.uids, ids.gids, Path(homes_of(applied)), elsewhere=True)
 
     def change_people(self, roster: Roster) -> SshPlan:
@@ -218,7 +210,7 @@ class SshTarget:
             for image in plan.import_images:
                 say(f"importing {image} on {state.head}")
                 store = f"DALSEGNO_IMAGES={applied.containers.folder}"
-                argv = ["env", store, "/usr/local/bin/dalsegno", "image", "import", "--or-kept", "--quiet", image]
+                argv = ["env", store, COMMAND, "image", "import", "--or-kept", "--quiet", image]
                 done = hosts.run(state.head, argv, root=True, timeout_s=IMPORT_S)
                 if done.exit_code != 0:
                     failed.append(f"{image}: {(done.stderr.strip() or 'no output').splitlines()[0]}")
@@ -227,13 +219,7 @@ class SshTarget:
             raise TargetError(f"{self.folder.name} is up, but images were not imported:{lines}", hint=_IMPORT_HINT)
 
     def removal(self) -> Removal:
-        state = self._state()
-        with contextlib.suppress(DalsegnoError):
-            if state is not None:
-                with self._connect(state.ssh) as hosts:
-                    jobs = self._slurm(hosts, state.head).jobs()
-                    return Removal(tuple(job for job in jobs if not job.state.ended))
-        return Removal()
+        return Removal(self.unfinished_jobs())
 
     def destroy(self, say: Say) -> bool:
         state = read_ssh_state(self.folder)
@@ -265,46 +251,22 @@ class SshTarget:
             slurm = self._slurm(hosts, state.head) if works else None
             return read_status(state, self.folder.name, read_applied(self.folder), slurm, daemons, silent)
 
-    def summary(self) -> ClusterSummary:
-        try:
-            state, applied = read_ssh_state(self.folder), read_applied(self.folder)
-        except DalsegnoError:
-            return ClusterSummary("ssh", ClusterPhase.DAMAGED, 0)
-        phase = phase_of(state, applied, state.failed) if state else ClusterPhase.GONE
-        return ClusterSummary("ssh", phase, len(applied.nodes) if applied else 0)
-
-    def daemon_logs(self) -> list[DaemonLog]:
-        return []  # the logs are on the hosts
-
-    def owner(self) -> int | None:
-        try:
-            return self.folder.root.stat().st_uid
-        except OSError:
-            return None
+    def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
+        state = read_ssh_state(self.folder)
+        return phase_of(state, applied, state.failed) if state else ClusterPhase.GONE
 
     @property
     def slurm(self) -> SlurmClient:
         """A client that runs Slurm's commands on the head. Each command opens a connection."""
-        state = self._known()
-        return SlurmClient(_OneCommand(self._connect, state), {"PATH": PATH}, timeout_s=60)
+        return SlurmClient(_OneCommand(self._connect, self._known()), self._slurm_env(), timeout_s=60)
 
     def slurm_as(self, user: str) -> SlurmClient:
-        state = self._known()
         prefix = ["setpriv", f"--reuid={user}", "--init-groups", f"--regid={user}", "--"]
-        return SlurmClient(_OneCommand(self._connect, state), {"PATH": PATH}, prefix=prefix, timeout_s=60)
+        runner = _OneCommand(self._connect, self._known())
+        return SlurmClient(runner, self._slurm_env(), prefix=prefix, timeout_s=60)
 
     def slurm_runs(self) -> bool:
         return self._state() is not None
-
-    @property
-    def controller_socket(self) -> Path:
-        return self.folder.controller_socket  # on the operator's machine, there is none
-
-    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
-        raise TargetError(
-            f"{self.folder.name} is on other machines; its Slurm cannot be used from this shell",
-            hint="`dalsegno shell` opens a shell on its login or head node",
-        )
 
     def shell(
         self,
@@ -332,39 +294,31 @@ class SshTarget:
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
         state = self._known()
-        host, argv = self._host(state, state.head), ["/usr/local/bin/dalsegno", *arguments]
+        host, argv = self._host(state, state.head), [COMMAND, *arguments]
         argv = as_root(host, argv) if root else argv
-        terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        return ShellEntry(ssh_argv(host, argv, terminal=terminal, known_hosts=state.ssh.known_hosts), dict(os.environ))
-
-    def job_images(self) -> str:
-        return ""
-
-    @property
-    def node_times(self) -> NodeTimes:
-        return NodeTimes(boot_s=900.0, gone_s=30.0)
+        known_hosts = state.ssh.known_hosts
+        return ShellEntry(ssh_argv(host, argv, terminal=at_terminal(), known_hosts=known_hosts), dict(os.environ))
 
     def _slurm(self, hosts: HostRunner, head: str) -> SlurmClient:
-        env = {"PATH": PATH, "SLURM_CONF": str(head_folder(self.folder.name).slurm_conf)}
-        return SlurmClient(HeadRunner(hosts, head), env, timeout_s=60)
+        return SlurmClient(HeadRunner(hosts, head), self._slurm_env(), timeout_s=60)
+
+    def _slurm_env(self) -> dict[str, str]:
+        return {"PATH": PATH, "SLURM_CONF": str(head_folder(self.folder.name).slurm_conf)}
 
     def _state(self) -> SshState | None:
         """Return the state to continue from; None after an interrupted `down`, whose hosts are clean or repaired."""
         return read_ssh_state(self.folder)
 
     def _known(self) -> SshState:
-        state = self._state()
-        if state is None:
-            raise NotThere(f"there is no cluster `{self.folder.name}`", hint="`dalsegno up` creates it")
-        return state
+        return known(self._state(), self.folder)
 
     def _host(self, state: SshState, name: str) -> SshHost:
-        known = {host.name: host for host in state.ssh.hosts}
-        if name not in known:
-            close = closest(name, known)
+        hosts = {host.name: host for host in state.ssh.hosts}
+        if name not in hosts:
+            close = closest(name, hosts)
             hint = f"did you mean `{close}`? " if close else ""
-            raise NotThere(f"there is no host `{name}`", hint=f"{hint}hosts: {', '.join(list(known)[:12])}")
-        return known[name]
+            raise NotThere(f"there is no host `{name}`", hint=f"{hint}hosts: {', '.join(list(hosts)[:12])}")
+        return hosts[name]
 
     @property
     def _identity(self) -> Path:

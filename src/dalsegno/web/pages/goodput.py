@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dalsegno.runs.coordinator.goodput import Goodput, TimeKind
+from dalsegno.runs.coordinator.reports.goodput import Goodput, TimeKind
 from dalsegno.web.charts import shares_bar
 from dalsegno.web.html import DASH, Markup, clock, link, number, plural, table, tag
 from dalsegno.web.pages.labels import run_chip, run_link

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from dalsegno.recovery.event import Event, EventKind, EventStage
+from dalsegno.recovery.journal.event import Event, EventKind, EventStage
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus
 from dalsegno.slurm.facts import JobState
 from dalsegno.web.html import Markup, link, tag

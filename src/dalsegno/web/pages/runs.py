@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dalsegno.runs.coordinator.goodput import Goodput, TimeKind
-from dalsegno.runs.coordinator.history import StepPoint
+from dalsegno.runs.coordinator.reports.goodput import Goodput, TimeKind
+from dalsegno.runs.coordinator.reports.history import StepPoint
 from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.runs.rates import RATES, rate_of_ranks
 from dalsegno.runs.status import NodeRole, RunStatus

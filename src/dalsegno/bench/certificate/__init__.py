@@ -1,0 +1,1 @@
+"""The certificate of a cluster: its parts, its verdict and its page."""

@@ -1,0 +1,1 @@
+"""Collectives between ranks, and all-reduces between every pair of nodes."""

@@ -1,0 +1,178 @@
+"""Measure groups of nodes with all-reduces, in one job: one process per node or GPU. Imports torch.
+
+`bench-pairs '{"size": 67108864, …}'` runs one rank. Rank 0 decides what is measured next and prints JSON lines: first
+the nodes, then a line for each measured group, and last the result of a bisection.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dalsegno.bench.collectives.collective_measure import choose_device, gather_json
+from dalsegno.bench.collectives.pairs import LOW, Group, GroupResult, judge_pairs, next_groups, rounds
+from dalsegno.bench.ladder.ladder import world_env
+from dalsegno.bench.nccl.table import NcclTest
+
+_TIMEOUT = timedelta(minutes=10)
+_PROBE_BYTES = 1 << 16
+_MAX_CALLS = 200
+_MAX_AGAIN = 16
+_PATIENCE = 4.0  # a link that would take this many times longer is measured with the probe only
+_GROUP_LOW = 0.6  # a larger group may be slower than a pair by this, without a fault
+
+
+@dataclass(frozen=True)
+class PairsAsk:
+    """The settings: size of the all-reduce, time per group, and whether to bisect instead of measuring every pair."""
+
+    size: int = 64 << 20  # bytes
+    seconds: float = 1.0
+    bisect: bool = False
+    low: float = LOW
+    device: str = "auto"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> PairsAsk:
+        return cls(**json.loads(text))
+
+
+class PairsRank:
+    """This rank. Orders and results travel over gloo; only the measured groups use NCCL."""
+
+    def __init__(self, ask: PairsAsk) -> None:
+        self.ask = ask
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.device = choose_device(ask.device, int(os.environ.get("LOCAL_RANK", 0)), local_size)
+        self.backend = "nccl" if self.device.type == "cuda" else "gloo"
+        if self.backend == "nccl":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group("gloo", rank=self.rank, world_size=self.size, timeout=_TIMEOUT)
+        self.hosts: list[str] = self._gather(socket.gethostname().partition(".")[0])
+        self.nodes = list(dict.fromkeys(self.hosts))
+
+    def measure(self, groups: Sequence[Group]) -> dict[Group, float]:
+        """Measure groups that have no node in common, at the same time. All ranks must call this."""
+        # All ranks create all groups, which gives each a name of its own: with `use_local_synchronization`, a second
+        # group of the same ranks has the name of the first, and finds its old addresses in the store.
+        ranks = {group: [rank for rank, host in enumerate(self.hosts) if host in group] for group in groups}
+        made = {group: dist.new_group(ranks[group], timeout=_TIMEOUT, backend=self.backend) for group in groups}
+        dist.barrier()
+        own = next((group for group in groups if self.hosts[self.rank] in group), None)
+        value = self._bus_bandwidth(made[own], len(ranks[own])) if own else 0.0
+        found = self._gather(value)
+        return {
+            group: min(value for host, value in zip(self.hosts, found, strict=True) if host in group)
+            for group in groups
+        }
+
+    def _bus_bandwidth(self, members: Any, ranks: int) -> float:
+        """Return the bus bandwidth of an all-reduce in GB/s, from the fastest call: other load makes calls slower."""
+        try:
+            tensor = torch.zeros(_PROBE_BYTES // 4, device=self.device)
+            self._call(tensor, members)  # connects
+            took_s = self._slowest(self._call(tensor, members), members)
+            if took_s * self.ask.size / _PROBE_BYTES < _PATIENCE * self.ask.seconds:
+                tensor = torch.zeros(self.ask.size // 4, device=self.device)
+                took_s = self._slowest(self._call(tensor, members), members)
+            calls = min(_MAX_CALLS, max(2, int(self.ask.seconds / took_s)))
+            best_s = min(self._call(tensor, members) for _ in range(calls))
+            return float(tensor.numel() * 4 / 1e9 / best_s) * NcclTest.ALL_REDUCE.bus_factor(ranks)
+        finally:
+            dist.destroy_process_group(members)
+
+    def _call(self, tensor: Any, members: Any) -> float:
+        """Return the time of one all-reduce in seconds."""
+        begin = time.perf_counter()
+        dist.all_reduce(tensor, group=members)
+        if self.backend == "nccl":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    def _slowest(self, took_s: float, members: Any) -> float:
+        """Return the longest time of the group's ranks, so that all of them decide alike."""
+        found = torch.tensor([took_s], device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=members)
+        return float(found.item())
+
+    def share(self, groups: Sequence[Group]) -> list[Group]:
+        """Return what rank 0 has decided to measure next."""
+        return [tuple(group) for group in self._gather(groups)[0]]
+
+    def _gather(self, value: Any) -> list[Any]:
+        return gather_json(value, self.size, "cpu")
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+
+def measure_all(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float]]:
+    """Yield the bandwidth of every pair. Pairs that look slow are measured again alone; the better result counts."""
+    found: dict[Group, float] = {}
+    for each in rounds(rank.nodes):
+        for pair, value in rank.measure(each).items():
+            found[pair] = value
+            yield pair, value
+    limit = judge_pairs({(one, other): value for (one, other), value in found.items()}, ask.low).limit
+    slow = sorted((pair for pair in found if found[pair] < limit), key=lambda pair: -found[pair])
+    for pair in slow[:_MAX_AGAIN]:  # those nearest to the limit
+        again = rank.measure([pair])[pair]
+        yield pair, max(again, found[pair])
+
+
+def bisect(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float] | dict[str, Any]]:
+    """Yield the bandwidth of each measured group, then the faults. The first round of pairs says what is usual."""
+    first = rank.measure(rounds(rank.nodes)[0])
+    yield from first.items()
+    usual = median(sorted(first.values())[len(first) // 2 :])
+    results = [GroupResult(pair, value < ask.low * usual) for pair, value in first.items()]
+    while True:
+        step = next_groups(rank.nodes, results)
+        groups = rank.share(step.groups)
+        if not groups:
+            break
+        for group, value in rank.measure(groups).items():
+            limit = (ask.low if len(group) == 2 else ask.low * _GROUP_LOW) * usual
+            if value < limit:
+                value = max(value, rank.measure([group])[group])
+            results.append(GroupResult(group, value < limit))
+            yield group, value
+    yield {"usual": usual, "faults": [list(each) for each in step.faults], "unsure": list(step.unsure)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure as the rank that the environment names; print as rank 0."""
+    from dalsegno.hostlist import expand
+
+    os.environ.update(world_env(os.environ, first_host=lambda hosts: expand(hosts)[0]) or {})
+    ask = PairsAsk.from_json(arguments[0])
+    rank = PairsRank(ask)
+
+    def write(value: object) -> None:
+        if rank.rank == 0:
+            sys.stdout.write(json.dumps(value) + "\n")
+            sys.stdout.flush()
+
+    write({"nodes": rank.nodes, "backend": rank.backend})
+    if len(rank.nodes) < 2:
+        sys.stderr.write("all processes run on one node\n")
+        return 2
+    for each in bisect(rank, ask) if ask.bisect else measure_all(rank, ask):
+        write(each if isinstance(each, dict) else {"group": list(each[0]), "gbytes_per_s": each[1]})
+    rank.leave()
+    return 0

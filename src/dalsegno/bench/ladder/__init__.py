@@ -1,0 +1,1 @@
+"""The ladder benchmark, which compares ways to average gradients."""

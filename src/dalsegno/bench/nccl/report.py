@@ -1,0 +1,123 @@
+"""Turn the text of a log into verdicts: find its tables and machines, judge them, and say what to check next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from dalsegno.bench.nccl.debug import NcclDebug, NcclFinding, find_problems, read_debug, separate_tables
+from dalsegno.bench.nccl.machines import BenchMachines, LogHints, count_ranks, find_machines, name_test, read_hints
+from dalsegno.bench.nccl.parse import read_tables
+from dalsegno.bench.nccl.table import NcclOutputUnreadable, NcclTable, NcclTest
+from dalsegno.bench.nccl.verdict import BenchLevel, BenchReason, BenchVerdict, find_plateau, judge
+from dalsegno.hardware import instances
+
+GROWS_BYTES = 8 << 30  # 2 x p5.48xlarge reach 437 GB/s at 1 GiB, and 479 at 8 GiB
+
+
+@dataclass(frozen=True)
+class MachineAsk:
+    """What the user says about the machines and the test; None: taken from the log."""
+
+    instance: str | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    test: NcclTest | None = None
+
+
+@dataclass(frozen=True)
+class NcclReport:
+    """One table of a file with its verdict and what the log shows beside it."""
+
+    source: str
+    table: NcclTable
+    verdict: BenchVerdict
+    findings: tuple[NcclFinding, ...] = ()
+    algorithm: str = ""  # at the size of the plateau, if NCCL logged it
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report for `--json`."""
+        return {
+            "file": self.source, "line": self.table.line, **self.verdict.to_dict(), "algorithm": self.algorithm or None,
+            "findings": [{**asdict(each), "problem": each.problem.value} for each in self.findings],
+            "hints": self.hints(), "rows": [asdict(row) for row in self.table.rows],
+        }  # fmt: skip
+
+    def hints(self) -> list[str]:
+        """Return what to do next."""
+        hints = [f"{each.text}: {each.hint}" if each.hint else each.text for each in self.findings]
+        reason, level = self.verdict.reason, self.verdict.level
+        if reason is BenchReason.NO_MACHINE:
+            hints.append(_ask_for_machine(self.verdict.machines))
+            if self.table.devices and self.verdict.machines.gpu is None:
+                hints.append("or compare with earlier results of this cluster: `--history FILE`, at least five")
+        elif reason is BenchReason.NO_TEST:
+            hints.append("name the test: `--test all_gather`")
+        elif reason is BenchReason.TOO_SMALL:
+            hints.append("run the test with larger messages: `-b 1G -e 16G -f 2`")
+        elif reason is BenchReason.NO_EXPECTATION:
+            hints.append("compare with earlier results of this cluster: `--history FILE`, at least five")
+        elif reason is BenchReason.WRONG_DATA:
+            hints.append("a GPU, a link or memory corrupts data: run the test on each node alone to find the node")
+        elif level is BenchLevel.IMPOSSIBLE:
+            hints.append("check --instance, --nodes and --gpus-per-node: the machines are not the assumed ones")
+        elif level in (BenchLevel.DEGRADED, BenchLevel.FAIL) and not self.findings:
+            hints.append(
+                "run it again with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,TUNING, and read that log; "
+                "`dalsegno bench pairs` finds a slow node"
+            )
+        if reason is BenchReason.BELOW and level is BenchLevel.DEGRADED and self.verdict.size < GROWS_BYTES:
+            hints.append("the bandwidth may still grow with the message: measure up to `-e 16G` too")
+        return hints
+
+
+def read_reports(
+    source: str, text: str, ask: MachineAsk = MachineAsk(), history: Sequence[NcclTable] = ()
+) -> list[NcclReport]:
+    """Return a report per table. Tables of processes that ran alone beside each other are reported once."""
+    hints = read_hints(text)
+    tables = [name_test(table, hints, ask.test) for table in read_tables(text)]
+    if not tables:
+        raise NcclOutputUnreadable(
+            f"no nccl-tests table in `{source}`",
+            hint="give the output of a program such as all_reduce_perf, or the file that its option -J wrote",
+        )
+    debug = read_debug(text)
+    separate = separate_tables(tables)
+    if separate > 1:
+        tables = [next((table for table in tables if table.rows), tables[0])]
+    return [_report(source, hints, table, debug, ask, history, separate) for table in tables]
+
+
+def _report(
+    source: str, hints: LogHints, table: NcclTable, debug: NcclDebug, ask: MachineAsk, history: Sequence[NcclTable],
+    separate: int,
+) -> NcclReport:  # fmt: skip
+    machines = find_machines(table, hints, ask.instance, ask.nodes, ask.gpus_per_node, debug.size)
+    verdict = judge(table, machines, earlier_results(history, table), separate)
+    findings = find_problems(debug, machines, separate) if _needs_causes(verdict) else ()
+    return NcclReport(source, table, verdict, findings, debug.algorithm(verdict.size))
+
+
+def _needs_causes(verdict: BenchVerdict) -> bool:
+    """Return whether to look for causes. What NCCL did not use does not matter where the bandwidth is right."""
+    return verdict.level is not BenchLevel.PASS
+
+
+def earlier_results(history: Sequence[NcclTable], table: NcclTable) -> list[float]:
+    """Return what earlier tables of the same test on as many ranks reached at the size that is judged."""
+    ranks, plateau = count_ranks(table), find_plateau(table)
+    same = [each for each in map(name_test, history) if each.test is table.test and count_ranks(each) == ranks]
+    found = ([row.busbw for row in each.rows if plateau and row.size == plateau.size] for each in same)
+    return [max(values) for values in found if values]
+
+
+def _ask_for_machine(machines: BenchMachines) -> str:
+    having = [
+        each.name
+        for each in instances().values()
+        if machines.gpu and each.gpu == machines.gpu.name and each.gpus >= machines.gpus_per_node
+    ]
+    if not having:
+        return "name the machines: `--instance TYPE`, such as p5.48xlarge, with --nodes and --gpus-per-node if needed"
+    return f"name the machines: `--instance TYPE`. With these GPUs there are {', '.join(having)}"

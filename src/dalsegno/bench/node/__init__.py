@@ -1,0 +1,1 @@
+"""Measurements of single nodes: devices, storage and software versions."""

@@ -1,0 +1,132 @@
+"""Matrix products and memory bandwidth of single devices: settings, results, and the verdict on them. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from statistics import median
+
+from dalsegno.bench.nccl.machines import find_gpu_of_product
+
+LOW = 0.85  # a device below this share of the median of its kind is slow
+LEAST = 3  # with fewer devices, none is called slow
+
+
+class DeviceTest(str, Enum):
+    """What is measured on each device."""
+
+    GEMM = "gemm"  # TFLOP/s of a matrix product
+    MEMORY = "memory"  # GB/s of a copy within the device's memory, reads and writes both counted
+    TO_DEVICE = "to device"  # GB/s of a copy from the host's pinned memory
+    FROM_DEVICE = "from device"
+
+
+UNITS = {
+    DeviceTest.GEMM: "TFLOP/s",
+    DeviceTest.MEMORY: "GB/s",
+    DeviceTest.TO_DEVICE: "GB/s",
+    DeviceTest.FROM_DEVICE: "GB/s",
+}
+
+
+@dataclass(frozen=True)
+class DeviceAsk:
+    """The settings of a device test. With 0, `side` and `size` are chosen to suit the device."""
+
+    test: DeviceTest
+    data_type: str = "auto"  # bfloat16 on GPUs, float on CPUs
+    side: int = 0  # rows and columns of the square matrices
+    size: int = 0  # bytes that are copied
+    seconds: float = 2.0
+    device: str = "auto"
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "test": self.test.value})
+
+    @classmethod
+    def from_json(cls, text: str) -> DeviceAsk:
+        found = json.loads(text)
+        return cls(**{**found, "test": DeviceTest(found["test"])})
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    """The result of one test on one device: the median and the best of several batches of calls."""
+
+    test: DeviceTest
+    host: str
+    device: str  # "GPU 3", "CPU 1"
+    product: str
+    value: float
+    best: float
+    data_type: str = ""
+    instance: str = ""  # the cloud's id of the machine
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "test": self.test.value})
+
+    @property
+    def peak(self) -> float | None:
+        """Return the catalog's peak for this device; None if it has none."""
+        gpu = find_gpu_of_product(self.product) if self.device.startswith("GPU") else None
+        if gpu is None:
+            return None
+        if self.test is DeviceTest.GEMM:
+            return gpu.bf16_tflops if self.data_type in ("bfloat16", "half") else None
+        return gpu.memory_gbytes_per_s if self.test is DeviceTest.MEMORY else None
+
+
+def read_results(text: str) -> list[DeviceResult]:
+    """Return the results in the output of all ranks, sorted by host and device."""
+    found = []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+            found.append(DeviceResult(**{**value, "test": DeviceTest(value["test"])}))
+        except (ValueError, TypeError, KeyError):
+            continue  # a warning of a library
+    return sorted(found, key=lambda each: (list(DeviceTest).index(each.test), each.host, each.device))
+
+
+@dataclass(frozen=True)
+class JudgedDevice:
+    """A result with its share of the median of devices of the same product, and of the catalog's peak."""
+
+    result: DeviceResult
+    of_median: float
+    of_peak: float | None
+    slow: bool
+
+
+def judge_devices(results: Iterable[DeviceResult], low: float = LOW) -> list[JudgedDevice]:
+    """Compare each device with the others of its product. Fewer than LEAST devices are not compared."""
+    known = list(results)
+    judged = []
+    for each in known:
+        same = [other.value for other in known if (other.test, other.product) == (each.test, each.product)]
+        share = each.value / median(same) if median(same) else 0.0
+        peak = each.value / each.peak if each.peak else None
+        judged.append(JudgedDevice(each, share, peak, len(same) >= LEAST and share < low))
+    return judged
+
+
+HEADERS = ("HOST", "DEVICE", "PRODUCT", "TEST", "MEDIAN", "BEST", "OF PEAK", "OF MEDIAN", "VERDICT")
+
+
+def table_rows(judged: Sequence[JudgedDevice]) -> list[list[str]]:
+    return [
+        [
+            each.result.host,
+            each.result.device,
+            each.result.product,
+            each.result.test.value,
+            f"{each.result.value:.4g} {UNITS[each.result.test]}",
+            f"{each.result.best:.4g}",
+            "-" if each.of_peak is None else f"{each.of_peak:.0%}",
+            f"{each.of_median:.0%}",
+            "slow" if each.slow else "ok",
+        ]
+        for each in judged
+    ]

@@ -1,0 +1,1 @@
+"""Commands that create, show, change and remove clusters."""

@@ -1,0 +1,1 @@
+"""Commands for container images and for `srun --container-image`."""

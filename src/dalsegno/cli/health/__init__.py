@@ -1,0 +1,1 @@
+"""Commands that check nodes, show their recovery and inject faults."""

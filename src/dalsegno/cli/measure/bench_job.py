@@ -1,0 +1,311 @@
+"""Start a benchmark: as a Slurm job, as processes on this machine, or as one rank of another launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.interrupts import stoppable
+from dalsegno.cli.measure.ranks import (
+    LineFollower,
+    Rank,
+    RankFailed,
+    errors_of,
+    local_ranks,
+    log_of,
+    run_ranks,
+    text_of,
+)
+from dalsegno.cli.training.run import ONE_WORD, click_option, read_fields
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.runs.submit.options import OPTIONS
+from dalsegno.runs.submit.values import NodeCount
+
+if TYPE_CHECKING:
+    from dalsegno.bench.job import BenchMeasurement
+    from dalsegno.cluster import SlurmHere
+    from dalsegno.runs.submit.plan import RunPlan
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+# The options of `dalsegno run` that a benchmark has too, without their short forms, which nccl-tests use.
+_WORDS = (
+    "nodes", "gpus_per_node", "nproc_per_node", "cpus_per_task", "mem", "partition", "time", "account", "qos",
+    "constraint", "exclude", "env", "venv", "conda", "container_image", "container_mounts", "sbatch_args",
+)  # fmt: skip
+_HELP = {
+    "nodes": "Nodes of a cluster. Without it, the benchmark runs on this machine.",
+    "time": "Time limit: 12h, 2:00:00. Default: the partition's.",
+}
+JOB_OPTIONS = tuple(
+    replace(each, also=(), help=_HELP.get(each.word, each.help), shows="N" if each.word == "nodes" else each.shows)
+    for each in OPTIONS
+    if each.word in _WORDS
+)
+
+
+_IN_IMAGE = "the image needs nccl-tests, or a python3 with torch; `--container-mounts SRC:DST` mounts what it lacks"
+
+
+def job_options(command: _Command) -> _Command:
+    """Add the options for where a benchmark runs to a command that takes them as `**given`."""
+    one_word = click.option(
+        "--sbatch-arg", ONE_WORD, multiple=True, metavar="OPTION",
+        help="Further option for Slurm, passed unchanged: --sbatch-arg=--reservation=bench. May be repeated.",
+    )  # fmt: skip
+    nproc = click.option(
+        "--nproc", type=click.IntRange(1, 64), metavar="N",
+        help="Processes on this machine, without Slurm. Default: one for each GPU.",
+    )  # fmt: skip
+    cluster = click.option("--cluster", "-M", metavar="NAME", help="Cluster to use, with --nodes.")
+    dry_run = click.option("--dry-run", is_flag=True, help="Print the Slurm command without running it.")
+    for add in [dry_run, cluster, one_word, *(click_option(each) for each in reversed(JOB_OPTIONS)), nproc]:
+        command = add(command)
+    return command
+
+
+@dataclass(frozen=True)
+class BenchPlace:
+    """Where a benchmark runs: on nodes of a cluster if `fields` has nodes, else in processes on this machine."""
+
+    fields: Mapping[str, object]
+    nproc: int | None = None
+    cluster: str | None = None
+    dry_run: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of nodes; 0 without Slurm."""
+        found = self.fields.get("nodes")
+        return found.max if isinstance(found, NodeCount) else 0
+
+    @property
+    def in_slurm(self) -> bool:
+        return "nodes" in self.fields
+
+
+def read_place(given: Mapping[str, Any]) -> BenchPlace:
+    """Return the place that the options of `job_options` name."""
+    missing = {each.word: None for each in OPTIONS if each.word not in _WORDS}
+    nproc, cluster, dry_run = given["nproc"], given["cluster"], given["dry_run"]
+    fields = read_fields({**missing, **given})
+    if "nodes" not in fields and (fields or cluster or dry_run):
+        raise UsageError("without `--nodes`, a benchmark runs on this machine", hint="add `--nodes N`")
+    if "nodes" in fields and nproc:
+        raise UsageError(
+            "`--nproc` is for this machine, `--nodes` for a cluster",
+            hint="remove one of them; `--nproc-per-node` sets the processes on each node",
+        )
+    nodes = fields.get("nodes")
+    if isinstance(nodes, NodeCount) and nodes.min != nodes.max:
+        raise UsageError(f"a benchmark cannot change its size: `--nodes {nodes}`", hint=f"use `--nodes {nodes.max}`")
+    return BenchPlace(fields, nproc, cluster, dry_run)
+
+
+def is_rank() -> bool:
+    """Return whether a launcher has started this process as one of several ranks."""
+    from dalsegno.bench.ladder.ladder import world_env
+
+    return world_env(os.environ, first_host=lambda hosts: "") is not None
+
+
+@dataclass(frozen=True)
+class WorkerProgram:
+    """What each process runs: a program of ours with arguments, or another program if a node has one.
+
+    `places` are paths of that program, `arguments` its own.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    label: str
+    places: Sequence[str] = ()
+    place_arguments: Sequence[str] = ()
+    module: str = ""
+    only_places: bool = False
+    needs_torch: bool = True
+    all_ranks: bool = False  # whether all ranks print, and not only rank 0
+    is_complete: Callable[[str], bool] = lambda text: False  # whether a failed program has printed all results
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The output of a benchmark that has ended."""
+
+    text: str
+    errors: str = ""
+    plan: RunPlan | None = None
+    history: Path | None = field(default=None)
+
+
+def run_worker(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None]) -> Finished | None:
+    """Run the program on all ranks, pass rank 0's lines to `show`, and return its output. None after a dry run."""
+    if place.in_slurm:
+        return _in_slurm(worker, place, show)
+    return _here(worker, place, show)
+
+
+def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None]) -> Finished:
+    import sys
+
+    from dalsegno.bench.ladder.ladder import check_torch
+    from dalsegno.cluster import home
+    from dalsegno.programs import user_argv
+
+    binary = next((found for each in worker.places if (found := shutil.which(each))), "")
+    if worker.only_places and not binary:
+        raise UsageError(f"`{worker.places[0]}` was not found here", where="--nccl-tests", hint=worker.hint)
+    processes = place.nproc or _gpus_here() or ((os.cpu_count() or 1) if worker.all_ranks else 2)
+    if binary:  # without MPI, one process uses all GPUs
+        commands = [Rank([binary, *worker.place_arguments, "-g", str(processes)], dict(os.environ))]
+    else:
+        if worker.needs_torch:
+            check_torch()
+        commands = local_ranks([*user_argv(sys.executable), worker.name, *worker.arguments], processes)
+        port = str(_free_port())
+        commands = [
+            replace(each, env={**each.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for each in commands
+        ]
+    return _run(worker, commands, show, home() / "bench" / "this-machine.jsonl")
+
+
+def _gpus_here() -> int:
+    """Return the number of GPUs, from the driver's folder: asking torch would take seconds."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") == "" or not folder.is_dir():
+        return 0
+    return len(list(folder.iterdir()))
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _in_slurm(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None]) -> Finished | None:
+    import shlex
+
+    from dalsegno.bench.job import choose_program, srun_argv
+    from dalsegno.cluster import find_slurm
+    from dalsegno.programs import launcher, user_argv
+    from dalsegno.runs.submit.container import launcher_inside
+    from dalsegno.runs.submit.program import find_python, python_of, run_environment
+
+    slurm = find_slurm(place.cluster)
+    plan = plan_job(worker, place, slurm)
+    request = plan.request
+    python = python_of(request, otherwise=find_python(slurm.env, "torch" if worker.needs_torch else ""))
+    start = list(launcher_inside(request, launcher())) if request.container_image else user_argv(python)
+    program = [*start, worker.name, *worker.arguments]
+    if worker.places:
+        program = choose_program(
+            worker.places, worker.place_arguments, () if worker.only_places else program, worker.module
+        )
+    if request.container_image and not worker.only_places:
+        worker = replace(worker, hint=_IN_IMAGE)
+    argv = srun_argv(plan, program)
+    added = {each.name: each.value for each in plan.variables}
+    if place.dry_run:
+        out.data(shlex.join([*(f"{name}={value}" for name, value in added.items()), *argv]))
+        return None
+    for each in plan.variables:
+        out.talk(f"{each.name}={each.value}  for {each.of}: {each.reason}")
+    env = {**added, **run_environment(request, slurm.env)}
+    return _run(worker, [Rank(argv, env)], show, history_file(slurm), plan)
+
+
+def plan_job(worker: WorkerProgram, place: BenchPlace, slurm: SlurmHere) -> RunPlan:
+    """Return the plan of the job, checked against the cluster. MPI is set up if another program may need it."""
+    from dalsegno.cli.training.submission import cluster_facts
+    from dalsegno.cluster import runs_home
+    from dalsegno.runs.submit.options import make_request
+    from dalsegno.runs.submit.plan import plan_run
+    from dalsegno.runs.submit.prepare import new_run_id
+
+    fields = {**place.fields, "chdir": os.getcwd(), "name": f"bench-{worker.label}"}
+    kinds = ("mpi", "plain") if worker.places else ("plain",)
+    for framework in kinds:
+        request = make_request(worker.label, (), {**fields, "framework": framework})
+        try:
+            facts = cluster_facts(request, slurm, runs_home())
+            return plan_run(request, facts, new_run_id(request.label, lambda name: False))
+        except UsageError:
+            if framework == kinds[-1] or worker.only_places:
+                raise
+    raise AssertionError
+
+
+def _run(
+    worker: WorkerProgram, commands: Sequence[Rank], show: Callable[[str], None], history: Path,
+    plan: RunPlan | None = None,
+) -> Finished:  # fmt: skip
+    cwd = plan.request.chdir if plan else "/"
+    with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as name, stoppable():
+        folder = Path(name)
+        follow = LineFollower(log_of(folder, 0), show)
+        try:
+            run_ranks(commands, folder, follow, hint=worker.hint, cwd=cwd or "/", errors_apart=True)
+        except RankFailed as fault:
+            follow()
+            if not worker.is_complete(text_of(log_of(folder, 0))):
+                raise fault
+        follow()
+        ranks = range(len(commands) if worker.all_ranks else 1)
+        texts = ["".join(text_of(each(folder, rank)) for rank in ranks) for each in (log_of, errors_of)]
+        return Finished(texts[0], texts[1], plan, history)
+
+
+# History
+
+
+def history_file(slurm: SlurmHere) -> Path:
+    """Return the file with this user's measurements of a cluster. Other users cannot write it."""
+    from dalsegno.cluster import folder_of, home
+
+    folder = folder_of(slurm.env)
+    name = folder.name if folder else "slurm"
+    base = home() if os.access(next(each for each in (home(), *home().parents) if each.exists()), os.W_OK) else None
+    return (base or Path("~/.local/state/dalsegno").expanduser()) / "bench" / f"{name}.jsonl"
+
+
+def record(history: Path | None, measured: BenchMeasurement) -> None:
+    """Append a measurement. A folder that cannot be written is reported, and the measurement still counts."""
+    if history is None:
+        return
+    try:
+        history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(history, flags, 0o600), "a") as file:
+            file.write(measured.to_json() + "\n")
+    except OSError as error:
+        out.warn(f"the result was not recorded: {error}")
+
+
+def earlier(history: Path | None, kind: str, detail: Mapping[str, Any]) -> list[float]:
+    """Return the values of earlier measurements of the same kind with these details."""
+    from dalsegno.bench.job import read_history
+
+    if history is None or not history.exists():
+        return []
+    known = read_history(history.read_text(errors="replace"))
+    return [
+        each.value for each in known
+        if each.kind == kind and all(each.detail.get(name) == value for name, value in detail.items())
+    ]  # fmt: skip
+
+
+def needs_data(text: str, what: str) -> str:
+    """Return the text, or raise if the program printed nothing."""
+    if not text.strip():
+        raise DalsegnoError(f"{what} printed nothing", hint="run it with `--nproc 2` on this machine to see why")
+    return text

@@ -1,0 +1,147 @@
+"""`dalsegno runs`: list your runs; `runs show`: the progress of one run and how its time was spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.out import json_option
+from dalsegno.cli.training.statusline import age, clock, elapsed_s, facts_of, live_text, members, state_of, status_of
+from dalsegno.errors import NotThere
+
+if TYPE_CHECKING:
+    from dalsegno.runs.coordinator.reports.goodput import Goodput, TrainingProgress
+    from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.status import RunStatus
+
+SHOWN = 20
+_HEADERS = ["RUN", "STATE", "NODES", "GEN", "RESTARTS", "AGE", "ELAPSED", "JOBIDS", "EXIT", "MESSAGE"]
+_MAX_MESSAGE = 70
+_OWN_FIGURES = ("step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s")
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@click.option("--all", "-a", "everything", is_flag=True, help=f"All runs, not only the last {SHOWN}.")
+@click.pass_context
+def command(context: click.Context, json_: bool, everything: bool) -> None:
+    """List your runs: active runs first, then the newest. `runs show RUN` shows one in detail.
+
+    \b
+    STATE  waiting, starting, running, restarting, ending; done, failed, cancelled, lost (with its cluster)
+    NODES  nodes in training, of the number requested
+    GEN    generation: how often the workers were started
+    """
+    if context.invoked_subcommand:
+        return
+    from dalsegno.cluster import runs_home
+    from dalsegno.runs.submit.prepare import list_runs
+
+    known = [(run, status) for run in list_runs(runs_home()) if (status := status_of(run))]
+    ordered = sorted(known, key=lambda each: (each[1].over, -each[1].created))
+    shown = ordered if everything else ordered[:SHOWN]
+    if json_:
+        out.as_json([facts_of(run, status) for run, status in shown])
+        return
+    if not known:
+        out.talk("no runs yet; start one: `dalsegno run train.py`")
+        return
+    out.table(_HEADERS, [row(run, status, time.time()) for run, status in shown])
+    if len(shown) < len(ordered):
+        out.talk(f"{len(ordered) - len(shown)} older runs are not shown; list all: `dalsegno runs --all`")
+
+
+def row(run: RunFolder, status: RunStatus, now: float) -> list[str]:
+    """Return one row of the table."""
+    from dalsegno.cli.training.watch import job_ids
+
+    line = " ".join(status.message.split())
+    return [
+        run.run,
+        state_of(status, now),
+        f"{len(members(status))}/{status.wanted_nodes}" if not status.over else str(status.wanted_nodes),
+        str(status.generation or "-"),
+        str(status.restarts),
+        age(now - status.created),
+        clock(elapsed_s(status, now)) if status.started else "-",
+        ",".join(map(str, job_ids(run, status))) or "-",
+        "-" if status.exit_code is None else str(status.exit_code),
+        line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}…",
+    ]
+
+
+@command.command()
+@json_option
+@click.argument("run", required=False, default="")
+def show(run: str, json_: bool) -> None:
+    """Show the progress of RUN and how its time was spent. Default: the newest run.
+
+    Steps are shown if the script reports them with the training library, `dalsegno.train`.
+    """
+    from dalsegno.cluster import runs_home
+    from dalsegno.runs.coordinator.reports.goodput import read_progress
+    from dalsegno.runs.submit.prepare import find_run
+    from dalsegno.spec.facts import facts_to_json
+
+    found = find_run(runs_home(), run)
+    status, progress = status_of(found), read_progress(found.progress)
+    if status is None:
+        raise NotThere(f"run {found.run} has no status yet", hint="`dalsegno runs` lists the runs that have one")
+    if json_:
+        known = facts_of(found, status)
+        out.as_json({**known, "progress": facts_to_json(progress) if progress else None})
+        return
+    now = time.time()
+    out.data(f"{found.run}  {state_of(status, now)}" if status.over else live_text(status, now))
+    if progress is None:
+        out.talk("the script reports no steps; use `dalsegno.train.Checkpointer` to report them")
+        return
+    for line in lines_of(progress, status):
+        out.data(line)
+
+
+def lines_of(progress: TrainingProgress, status: RunStatus) -> Iterator[str]:
+    """Yield the lines that show steps, time and snapshots. Rates are those of all ranks."""
+    from dalsegno.runs.rates import RATES, rate_of_ranks
+
+    figures, own = progress.figures, (*_OWN_FIGURES, *RATES)
+    reported = [f"{name} {value:.4g}" for name, value in sorted(figures.items()) if name not in own]
+    rates = [(label, rate_of_ranks(name, status, progress)) for name, label in RATES.items()]
+    reported += [f"{rate:,.4g} {label}" for label, rate in rates if rate is not None]
+    yield "  ".join([f"step {progress.step:,}", f"{figures.get('step_s', 0.0):.3g} s each", *reported])
+    yield _times(progress.account)
+    skipped = f", {figures['skipped']:.0f} skipped" if figures.get("skipped") else ""
+    stall = f", {figures['stall_s']:.3g} s each" if figures.get("stall_s") is not None else ""
+    save = f", {figures['save_s']:.3g} s each" if figures.get("save_s") else ""
+    yield (
+        f"snapshots  {figures.get('snapshots', 0):.0f} in memory in this generation{stall}{skipped};"
+        f" {figures.get('saves', 0):.0f} saved to disk{save}"
+    )
+    suggestion = _suggestion(progress)
+    if suggestion:
+        yield suggestion
+
+
+def _times(account: Goodput) -> str:
+    from dalsegno.runs.coordinator.reports.goodput import TimeKind
+
+    total = sum(account.spent.values()) or 1.0
+    shares = [f"{100 * account.spent.get(kind, 0.0) / total:.1f} % {kind.value}" for kind in TimeKind]
+    return f"time  {', '.join(shares)}  of {clock(total)}"
+
+
+def _suggestion(progress: TrainingProgress) -> str:
+    """Return the disk interval that Young and Daly's formula suggests, once there is enough data."""
+    from dalsegno.train.options import suggest_interval_s
+
+    account, total = progress.account, sum(progress.account.spent.values())
+    stall_s, save_s = (progress.figures.get(name) or 0.0 for name in ("stall_s", "save_s"))
+    best_s = suggest_interval_s(stall_s, account.failures, total, save_s)
+    if best_s is None:
+        return ""
+    times = f"{account.failures} failure{'s' if account.failures > 1 else ''} in {clock(total)}"
+    return f'with {times}, disk_every="{max(1, round(best_s))}s" would lose the least time'

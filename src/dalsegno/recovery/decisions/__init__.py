@@ -1,0 +1,1 @@
+"""The pure part of recovery: facts, records and policy in, actions out."""

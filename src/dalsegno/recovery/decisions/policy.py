@@ -1,0 +1,122 @@
+"""What recovery may do, how often, and how long it waits: settings from the cluster file and the target."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dalsegno.health import Remedy
+from dalsegno.health.settings import PHASE_S
+from dalsegno.recovery.act import SlurmActions
+from dalsegno.recovery.decisions.facts import NodeFault
+from dalsegno.recovery.decisions.reason import SLURM_USERS
+from dalsegno.spec.facts import Health
+from dalsegno.wire.cloud_notice import CHECK as CLOUD_NOTICE
+
+AUTO, OBSERVE, OFF = "auto", "observe", "off"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The recovery policy. Times are in seconds. `can` are the remedies that the target supports."""
+
+    mode: str = AUTO
+    max_out: float = 0.25
+    per_hour: int = 4
+    reboots_per_fault: int = 2
+    reboots_per_day: int = 5
+    reboots_apart_s: float = 7200.0
+    replaces_per_fault: int = 3
+    breaker: int = 10  # no more replacements in a partition after this many failed in a row
+    can: frozenset[Remedy] = frozenset({Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE})
+    caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
+    off: frozenset[str] = frozenset()  # disabled checks
+    spares: frozenset[str] = frozenset()
+    # node -> its machine in words, where only a person can replace it. A spare then takes the place of the node.
+    machines: Mapping[str, str] = field(default_factory=dict)
+    armed: frozenset[str] = frozenset()  # with mode observe: partitions in which recovery acts all the same
+    agents: bool = True  # false on a cluster without node agents: no node can be validated and returned
+    slurm_users: frozenset[str] = SLURM_USERS  # drains by these users are Slurm's own, not an administrator's
+    gone_remedy: Remedy = Remedy.REPLACE
+    gone_s: float = 0.0  # how long to wait for a lost node to come back, unless it is certainly off; clouds: 60
+    boot_s: float = 60.0  # time limit from the order to boot to the agent's first report; clouds: 1800
+    begin_s: float = 15.0  # a target that has not begun an order by then will not do so
+    validate_s: float = PHASE_S  # time limit for checks, load test and pair test
+    removal_s: float = 600.0  # time limit for Slurm to remove a node from its jobs
+    absent_s: float = 3600.0  # how long a machine that the cloud took may stay away
+    person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is `given up`
+    burn_in_s: float = 86400.0  # how often a spare is validated
+    steady_s: tuple[float, ...] = (
+        5.0,
+        20.0,
+        80.0,
+        300.0,
+    )  # time without faults that ends the first suspicion, the second …
+    relapse_s: float = 600.0  # a suspicion this soon after the return to service is a relapse
+    retry_s: float = 2.0  # delay after a failed action, doubled each time
+    capacity_s: float = 600.0  # delay after a failed replacement
+    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # faults with which no job can continue
+    # Faults that leave no damage: once the check passes again, runs that are still on the node can stay.
+    passing: frozenset[str] = frozenset(
+        {"file-systems", "host-names", "munge", "clock", "disk", "inodes", CLOUD_NOTICE}
+    )
+    quick_s: float = 10.0  # a job that fails within this time of its start is a quick failure
+    quick_failures: int = 3  # this many quick failures on one node are a fault …
+    quick_window_s: float = 300.0  # … within this time
+
+    @classmethod
+    def of(
+        cls,
+        health: Health,
+        can: frozenset[Remedy],
+        spares: frozenset[str],
+        slurm_users: frozenset[str] = SLURM_USERS,
+        machines: Mapping[str, str] | None = None,
+        **times: float,
+    ) -> Policy:
+        """Build the policy from the cluster file and what its target supports."""
+        caps = {name: Remedy(check.action) for name, check in health.checks.items() if check.action}
+        return cls(
+            health.mode, health.max_out, health.per_hour, health.reboots_per_fault, health.reboots_per_day,
+            float(health.reboots_apart_s), can=can, caps=caps, spares=spares, slurm_users=slurm_users,
+            machines=machines or {},
+            armed=frozenset(health.armed),
+            off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def observes(self, partitions: Collection[str]) -> bool:
+        """Return whether recovery only observes a node in these partitions. It acts if all of them are armed."""
+        armed = self.mode == OBSERVE and bool(partitions) and self.armed.issuperset(partitions)
+        return self.mode != AUTO and not armed
+
+    def remedy(self, fault: NodeFault) -> Remedy:
+        """Return the remedy for a fault, limited by the cluster file."""
+        cap = self.caps.get(fault.check, Remedy.REPLACE)
+        return cap if cap < fault.remedy else fault.remedy
+
+
+# What the controller needs to know about its cluster
+
+
+class ControllerSite(Protocol):
+    """One cluster. Its policy may change while the controller runs, so the controller reads it in every round."""
+
+    @property
+    def slurm(self) -> SlurmActions: ...
+
+    @property
+    def target(self) -> object:
+        """The target. Its type determines whether it can reset, reboot and replace nodes."""
+        ...
+
+    @property
+    def slurm_users(self) -> frozenset[str]:
+        """The users under which Slurm's daemons take nodes out of service."""
+        ...
+
+    def policy(self) -> Policy: ...
+
+    def is_being_changed(self) -> bool:
+        """Return whether `up` or `down` is running: what it does to nodes is not a fault."""
+        ...

@@ -1,0 +1,167 @@
+"""Drain reasons, written by the controller (`dalsegno:<action>:<check>[<code>] <text>`), by Slurm or by people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dalsegno.health import Remedy
+from dalsegno.health.result import MAX_REASON
+from dalsegno.recovery.decisions.facts import NodeFault
+from dalsegno.slurm.facts import NodeFlag, NodeInfo
+from dalsegno.slurm.parse.messages import SlurmReason, is_absence, parse_reason
+from dalsegno.slurm.render import SPARE_REASON
+
+# Nodes that Slurm itself took out of service
+
+
+CHECK = "slurm"
+DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to treat a node that Slurm took out of service for `reason`.
+
+    `remedies` lists the remedy for the first time in a day, for the second, and so on. After that, an administrator is
+    needed.
+    """
+
+    reason: SlurmReason
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def code(self) -> str:
+        return self.reason.value
+
+
+# A prolog that fails again although all checks pass is itself broken. A reboot may remove processes that cannot be
+# killed and bring back missing hardware.
+RULES = {
+    reason: Rule(reason, remedies)
+    for reason, remedies in {
+        SlurmReason.PROLOG: (DRAIN, DRAIN),
+        SlurmReason.EPILOG: (DRAIN, DRAIN),
+        SlurmReason.KILL_TASK: (DRAIN, REBOOT),
+        SlurmReason.BATCH: (DRAIN, REBOOT),
+        SlurmReason.REBOOTED: (DRAIN, DRAIN),
+        SlurmReason.NOT_RESPONDING: (DRAIN, REBOOT),
+        SlurmReason.HARDWARE: (DRAIN, REBOOT),
+    }.items()
+}
+
+
+def rule_of(node: NodeInfo, slurm_users: Collection[str]) -> Rule | None:
+    """Return the rule for a node that Slurm took out of service; None for any other node."""
+    out = node.draining or node.down or NodeFlag.INVALID_REG in node.flags
+    return RULES.get(parse_reason(node.reason)) if out and node.reason_user in slurm_users else None
+
+
+def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> NodeFault | None:
+    """Return the fault of a node that Slurm drained `times` times earlier today; None if it needs an administrator."""
+    return NodeFault(CHECK, rule.remedies[times], node.reason, rule.code) if times < len(rule.remedies) else None
+
+
+# Reasons that the controller writes
+
+
+_OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")
+# The users under which slurmctld, slurmd and slurmstepd write reasons.
+SLURM_USERS = frozenset({"root", "slurm"})
+
+
+class Owner(Enum):
+    """Who keeps a node out of service."""
+
+    NOBODY = "nobody"  # the node is in service, or down only because it does not respond
+    US = "us"
+    SPARE = "spare"
+    SLURM = "slurm"  # slurmctld or slurmd, for a fault it detected
+    SOMEONE = "someone else"
+
+
+def write_reason(fault: NodeFault) -> str:
+    code = f"[{fault.code}]" if fault.code else ""
+    return f"dalsegno:{fault.remedy.value}:{fault.check}{code} {fault.text}".strip()[:MAX_REASON]
+
+
+def read_reason(reason: str) -> NodeFault | None:
+    """Parse a reason written by the controller; None for any other."""
+    found = _OURS.fullmatch(reason)
+    if not found:
+        return None
+    return NodeFault(found[2], Remedy(found[1]), found[4] or "", found[3] or "")
+
+
+def describe_reason(reason: str) -> str:
+    """Return a reason as text for people. A reason that Dal Segno did not write is returned unchanged."""
+    if reason == SPARE_REASON:
+        return "kept as a spare"
+    fault = read_reason(reason)
+    if fault is None:
+        return reason
+    what = fault.text or f"{fault.check}{f' {fault.code}' if fault.code else ''}"
+    return what if fault.remedy is Remedy.DRAIN else f"{what} (remedy: {fault.remedy.value})"
+
+
+def slurm_users_of(answer: Mapping[str, Any]) -> frozenset[str]:
+    """Return the users of Slurm's daemons as the controller reports them."""
+    return frozenset(map(str, answer.get("slurm_users", SLURM_USERS)))
+
+
+def find_owner(node: NodeInfo, slurm_users: Collection[str]) -> Owner:
+    if read_reason(node.reason):
+        return Owner.US if node.draining or node.down else Owner.NOBODY
+    if node.reason == SPARE_REASON:
+        return Owner.SPARE if node.draining else Owner.NOBODY
+    if rule_of(node, slurm_users):
+        return Owner.SLURM
+    if node.down and not node.draining and is_absence(node.reason):
+        return Owner.NOBODY
+    return Owner.SOMEONE if node.draining or node.down or node.flags & _TAKEN else Owner.NOBODY
+
+
+_TAKEN = {
+    NodeFlag.FAIL,
+    NodeFlag.INVALID_REG,
+    NodeFlag.MAINTENANCE,
+    NodeFlag.POWER_DOWN,
+    NodeFlag.POWERED_DOWN,
+    NodeFlag.POWERING_DOWN,
+    NodeFlag.POWERING_UP,
+    NodeFlag.REBOOT_ISSUED,
+    NodeFlag.REBOOT_REQUESTED,
+}
+
+
+# Topics of remarks: code compares these, and never reads the text
+
+
+class Topic(Enum):
+    """The topics of remarks that code depends on."""
+
+    OTHER = ""
+    AGENT_SILENT = "agent-silent"
+    AGENT_DEAD = "agent-dead"
+    QUICK_FAILURES = "quick-failures"
+    SLURM_DRAIN = "slurm-drain"  # Slurm itself took the node out of service
+
+    @classmethod
+    def _missing_(cls, value: object) -> Topic:
+        return cls.OTHER
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The topic of a remark, and what distinguishes two remarks on the same topic."""
+
+    topic: Topic = Topic.OTHER
+    network: bool = False  # the last report has a network warning
+    count: int = 0  # number of failed jobs
+
+
+ANYTHING = Subject()
+SLURM_DRAIN = Subject(Topic.SLURM_DRAIN)

@@ -1,0 +1,416 @@
+"""Repair of a node that the controller took out of service, one step at a time, until it returns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from dalsegno.health import NodeReport, Remedy, Verdict
+from dalsegno.recovery.agents.view import NODE_LIMITS
+from dalsegno.recovery.decisions.actions import (
+    Action,
+    ChangePhase,
+    Drain,
+    Hold,
+    Repair,
+    Return,
+    SetDown,
+    TakeEvidence,
+    Validate,
+)
+from dalsegno.recovery.decisions.budget import find_restraint, find_tripped_breaker, reboot_refusal
+from dalsegno.recovery.decisions.facts import (
+    BOOT,
+    PASSPORT,
+    SLURMD,
+    VALIDATION,
+    Facts,
+    NodeFacts,
+    NodeFault,
+    failures,
+    fault_of,
+    heaviest,
+    is_plain,
+)
+from dalsegno.recovery.decisions.judge import find_fault, reported_faults
+from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.decisions.policy import OFF, Policy
+from dalsegno.recovery.decisions.records import DAY_S, MarkKind, NodeRecord, NodeRecords
+from dalsegno.runs.comment import nodes_left
+from dalsegno.wire.frames import Message
+from dalsegno.wire.liveness import Presence
+
+# Choice of the next repair: reset, reboot, replace. Each is tried if the previous one did not help.
+
+
+@dataclass(frozen=True)
+class RepairStep:
+    """The repair to try, and why no lighter one is possible."""
+
+    how: Remedy
+    why: str = ""
+
+
+def next_step(
+    node: NodeRecord, fault: NodeFault, partitions: Collection[str], records: NodeRecords, policy: Policy, now: float
+) -> RepairStep | str:
+    """Return the next repair to try, or why none is left."""
+    most = policy.caps.get(fault.check, Remedy.REPLACE)
+    steps = [Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE]
+    refusals = []
+    for step in steps:
+        if step < fault.remedy:
+            continue
+        if most < step:
+            refusals.append(f"the cluster file allows no more than {most.value} for {fault.check}")
+            break
+        why = _refusal(step, node, fault, partitions, records, policy, now)
+        if not why:
+            return RepairStep(step, "; ".join(refusals))
+        refusals.append(why)
+    if fault.remedy > Remedy.REBOOT and Remedy.REPLACE not in policy.can and Remedy.REBOOT in policy.can:
+        # The machine cannot be replaced, so a reboot is the strongest step left.
+        why = _refusal(Remedy.REBOOT, node, fault, partitions, records, policy, now)
+        if why and node.node in policy.machines:
+            return f"{why}; {refusals[-1]}"
+        return why or RepairStep(Remedy.REBOOT, "; ".join(refusals))
+    return refusals[-1]
+
+
+def _refusal(
+    step: Remedy,
+    node: NodeRecord,
+    fault: NodeFault,
+    partitions: Collection[str],
+    records: NodeRecords,
+    policy: Policy,
+    now: float,
+) -> str:
+    if step is Remedy.REPLACE and step not in policy.can and node.node in policy.machines:
+        return f"a person must replace {policy.machines[node.node]}"
+    if step not in policy.can:
+        return f"this cluster's machines cannot be {PAST[step]} automatically"
+    if step is Remedy.RESET:
+        return "its GPUs were reset already" if Remedy.RESET in node.steps else ""
+    if step is Remedy.REBOOT:
+        if Remedy.REPLACE in node.steps:
+            return "its replacement was faulty"
+        if policy.machines and node.steps.count(Remedy.REBOOT) >= policy.reboots_per_fault:
+            return "reboots did not help"  # or failed: a machine that is off cannot be rebooted over ssh
+        return reboot_refusal(records, node.node, fault.key, policy, now)
+    if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
+        return f"it was replaced {policy.replaces_per_fault} times, each time by a faulty machine"
+    tripped = find_tripped_breaker(records, partitions, policy)
+    return f"{policy.breaker} replacements in {tripped} failed in a row" if tripped else ""
+
+
+PAST = {Remedy.RESET: "reset", Remedy.REBOOT: "rebooted", Remedy.REPLACE: "replaced"}
+
+
+# Lifecycle of a node out of service
+
+
+AGAIN_S = 60.0  # shortest time between validations while a fault needs an administrator
+MAX_ASKS = 3  # maximum number of orders per validation: a restart of the agent or the controller loses an order
+
+
+@dataclass(frozen=True)
+class RepairCase:
+    """One node out of service, with everything that its repair depends on."""
+
+    node: NodeFacts
+    own: NodeRecord
+    facts: Facts
+    records: NodeRecords
+    policy: Policy
+    now: float
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def fault(self) -> NodeFault:
+        return self.own.fault or NodeFault(VALIDATION, Remedy.DRAIN, "not validated yet")
+
+    @property
+    def in_phase_s(self) -> float:
+        return self.now - max(self.own.entered, self.records.saw_at)
+
+
+_NO_AGENT = "no node agent can validate it: an administrator must return it to service"
+
+
+def repair(
+    node: NodeFacts, own: NodeRecord, facts: Facts, records: NodeRecords, policy: Policy, now: float
+) -> Action | None:
+    case = RepairCase(node, own, facts, records, policy, now)
+    if not policy.agents:
+        return None if own.phase is NodePhase.GIVEN_UP else _give_up(case, f"{case.fault.summary}; {_NO_AGENT}")
+    if own.phase is NodePhase.DRAINED:
+        return _decide_drained(case)
+    if own.phase is NodePhase.DOWN:
+        return _decide_down(case)
+    if own.phase is NodePhase.REPAIRING:
+        return _decide_repairing(case)
+    if own.phase is NodePhase.VALIDATING:
+        return _decide_validating(case)
+    return _decide_given_up(case)
+
+
+def _decide_drained(case: RepairCase) -> Action | None:
+    """Decide the next action for a drained node: wait until its jobs end, then repair it."""
+    if worse := _escalate(case):
+        return worse
+    if case.node.left or (case.node.ending and case.fault.check == SLURMD):
+        return SetDown(case.name, case.fault)  # runs survive this, and a dead slurmd never confirms that jobs ended
+    return _return_for_runs(case) if case.node.busy else _decide_free(case)
+
+
+def _return_for_runs(case: RepairCase) -> Action | None:
+    """Decide whether the node returns to service with the runs that are on it, which saves them a restart.
+
+    Its fault must be over and of a kind that leaves no damage, and no run may have left the node.
+    """
+    jobs, check = case.node.jobs, case.fault.check
+    stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
+    well = check in case.policy.passing and _is_over(case) and not reported_faults(case.node, case.policy)
+    regular = case.name not in case.policy.spares  # a lent spare goes back to the spares
+    return Return(case.name, f"{check} passes again", tried=False) if stay and well and regular else None
+
+
+def _decide_free(case: RepairCase) -> Action | None:
+    """Decide the next action for a node that has no more jobs."""
+    if _is_stale(case) or _is_over(case):
+        return _validate(case)
+    if case.fault.remedy is Remedy.DRAIN:
+        return _wait_for_administrator(case)
+    return _start_repair(case)
+
+
+def _escalate(case: RepairCase) -> Action | None:
+    """Escalate if the node now has a heavier fault than the one it was drained for."""
+    fault = find_fault(case.node, replace(case.own, excuses=()), case.policy)
+    if fault and fault.gone and not case.fault.gone:
+        jobs = tuple(job.id for job in case.node.jobs if is_plain(job))
+        remedy = case.fault.remedy if case.fault.notice else max(case.fault.remedy, fault.remedy)
+        return SetDown(case.name, replace(case.fault, gone=True, remedy=remedy), jobs, case.node.held)
+    if fault and (case.fault.remedy < fault.remedy or (fault.notice and fault.code != case.fault.code)):
+        return Drain(case.name, fault, case.node.held)
+    return None
+
+
+def _is_stale(case: RepairCase) -> bool:
+    """Return whether the node was rebooted since it was drained, but not by the controller. Its fault may be over."""
+    booted, drained = case.node.slurm.booted_at, case.node.slurm.reason_at
+    by_slurm = booted is not None and drained is not None and drained < booted
+    by_agent = bool(case.own.boot) and case.node.agent.boot != case.own.boot
+    return (by_slurm or by_agent) and case.node.connected and not case.own.steps and not case.own.asked
+
+
+def _is_over(case: RepairCase) -> bool:
+    """Return whether the fault ended without a repair. The second time in a day, the node is repaired anyway."""
+    untouched = not case.own.steps and not case.own.asked
+    times = case.records.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
+    return untouched and times <= 1 and case.node.connected and _passes_now(case)
+
+
+def _wait_for_administrator(case: RepairCase) -> Action | None:
+    if not case.node.connected:
+        return _give_up_after(case, case.policy.person_s, "its agent does not answer")
+    still = any(fault.check == case.fault.check for fault in reported_faults(case.node, case.policy))
+    if not still and not case.own.asked:
+        return _validate(case)
+    if case.in_phase_s >= AGAIN_S and _passes_now(case):  # the check that failed in the validation passes now
+        return _validate(case)
+    if (notice := case.fault.notice) and case.now < notice.deadline + case.policy.person_s:
+        return None  # nobody can do anything: the cloud takes it
+    return _give_up_after(case, case.policy.person_s, f"needs an administrator: {case.fault.summary}")
+
+
+def _give_up_after(case: RepairCase, limit_s: float, why: str) -> Action | None:
+    return _give_up(case, why) if case.in_phase_s >= limit_s else None
+
+
+def _give_up(case: RepairCase, why: str) -> ChangePhase:
+    return ChangePhase(case.name, NodePhase.GIVEN_UP, why, boot=case.node.agent.boot or case.own.last_boot)
+
+
+def _decide_down(case: RepairCase) -> Action | None:
+    """Decide the next action for a lost node. Slurm must first remove it from its jobs, which a repair would end."""
+    if case.node.busy:
+        return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
+    if case.node.connected and not case.fault.gone:
+        return _decide_free(case)  # it was set down only to remove it from runs that had left it
+    if case.node.connected and not case.own.steps and not case.own.asked:
+        return _validate(case)  # it came back by itself
+    if case.fault.notice:
+        return _give_up_after(case, case.policy.absent_s, f"the cloud has not given it back: {case.fault.summary}")
+    if case.in_phase_s < case.policy.gone_s and not case.node.off:
+        return None
+    return _start_repair(case)
+
+
+def _start_repair(case: RepairCase) -> Action | None:
+    if not case.own.evidence:
+        return None if _may_agent_return(case) else TakeEvidence(case.name, case.own.held)
+    step = next_step(case.own, case.fault, case.node.slurm.partitions, case.records, case.policy, case.now)
+    if isinstance(step, str):
+        return _give_up(case, f"{case.fault.summary}; {step}")
+    boot = case.node.agent.boot or case.own.last_boot
+    return Repair(case.name, step.how, case.fault, boot, _gpus(case.node.agent.report), step.why)
+
+
+def _may_agent_return(case: RepairCase) -> bool:
+    """Return whether the node's agent, which has the most evidence, may still connect after a restart or an outage."""
+    agent = case.node.agent
+    waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NODE_LIMITS.new_s
+    return waited_for and not case.node.off
+
+
+def _gpus(report: NodeReport | None) -> tuple[str, ...]:
+    return tuple(gpu.uuid for gpu in report.gpus if gpu.uuid) if report else ()
+
+
+def _decide_repairing(case: RepairCase) -> Action | None:
+    """Decide the next action for a node under repair. After a reboot or replacement it must return with a new boot."""
+    back = case.node.connected and (case.own.steps[-1] is Remedy.RESET or case.node.agent.boot != case.own.boot)
+    if not back and case.in_phase_s >= case.policy.boot_s:
+        return _fail_repair(case, NodeFault(BOOT, Remedy.REBOOT, f"did not come back within {case.policy.boot_s:g} s"))
+    if not back:
+        return None
+    return _reject_replaced_gpus(case) or _validate(case)
+
+
+def _reject_replaced_gpus(case: RepairCase) -> Action | None:
+    """Reject a new machine with a GPU that was replaced before."""
+    replaced_gpus = (
+        set(_gpus(case.node.agent.report)) & case.records.replaced_gpus if Remedy.REPLACE in case.own.steps else set()
+    )
+    if not replaced_gpus:
+        return None
+    text = f"GPU {min(replaced_gpus)} was replaced before and has come back"
+    return _fail_repair(case, NodeFault(PASSPORT, Remedy.REPLACE, text))
+
+
+def _fail_repair(case: RepairCase, fault: NodeFault) -> Action:
+    """Record that the last repair did not help. A faulty new machine is not repaired but replaced."""
+    replaced = Remedy.REPLACE in case.own.steps
+    remedy = Remedy.REPLACE if replaced else max(case.policy.remedy(fault), Remedy.DRAIN)
+    to = NodePhase.DOWN if case.node.gone else NodePhase.DRAINED
+    return ChangePhase(case.name, to, fault.summary, replace(fault, remedy=remedy), failed=True)
+
+
+def _validate(case: RepairCase) -> Validate:
+    return Validate(case.name, _choose_partner(case), case.node.agent.boot)
+
+
+def _choose_partner(case: RepairCase) -> str:
+    """Return an idle, healthy node of the same partition, or "". Nodes under repair usually get different partners."""
+    good = [other.name for other in (case.facts.nodes or {}).values() if _may_be_partner(case, other)]
+    return good[crc32(case.name.encode()) % len(good)] if good else ""
+
+
+def _may_be_partner(case: RepairCase, other: NodeFacts) -> bool:
+    shares = set(other.slurm.partitions) & set(case.node.slurm.partitions)
+    known = case.records.get(other.name).phase in (NodePhase.IN_SERVICE, NodePhase.SPARE)
+    idle = other.connected and not other.busy and not reported_faults(other, case.policy)
+    return other.name != case.name and bool(shares) and known and idle
+
+
+def _decide_validating(case: RepairCase) -> Action | None:
+    answer = case.node.validation
+    if answer is None or answer.ask != case.own.asked:
+        if case.node.gone or case.in_phase_s >= case.policy.validate_s:
+            return _fail_repair(case, NodeFault(VALIDATION, Remedy.REBOOT, "it did not finish its validation in time"))
+        lost = case.node.connected and case.node.validating != case.own.asked
+        return _validate(case) if lost and case.own.asks < MAX_ASKS else None
+    if not answer.passed:
+        bad = heaviest(fault_of(each) for each in failures(answer.findings))
+        return _fail_repair(case, bad or NodeFault(VALIDATION, Remedy.DRAIN, "no check could be run"))
+    if refused := _reject_replaced_gpus(case):  # the agent may have reported its GPUs only now
+        return refused
+    if _are_gpus_unknown(case) and case.in_phase_s < case.policy.validate_s:
+        return None
+    if not case.node.slurm.responding:
+        return _give_up_after(
+            case, case.policy.validate_s + case.policy.boot_s, "it is healthy, but slurmd does not register"
+        )
+    spare = case.name in case.policy.spares
+    return Hold(case.name, answer.proof) if spare else Return(case.name, answer.proof)
+
+
+def _are_gpus_unknown(case: RepairCase) -> bool:
+    new = Remedy.REPLACE in case.own.steps
+    return new and case.node.slurm.gpus > 0 and not _gpus(case.node.agent.report)
+
+
+def _decide_given_up(case: RepairCase) -> Action | None:
+    """Validate again if an administrator has worked on the node: it was rebooted, or the failed check passes."""
+    again = case.node.connected and not case.node.busy
+    rebooted = bool(case.own.boot) and case.node.agent.boot != case.own.boot
+    repaired = case.fault.remedy is Remedy.DRAIN and _passes_now(case)
+    if again and (rebooted or repaired or _is_forgiven(case) or _is_stale(case)):
+        return _validate(case)
+    return None
+
+
+def _is_forgiven(case: RepairCase) -> bool:
+    return case.fault.check == PASSPORT and not set(_gpus(case.node.agent.report)) & case.records.replaced_gpus
+
+
+def _passes_now(case: RepairCase) -> bool:
+    report = case.node.agent.report
+    findings = [each for each in report.findings if each.check == case.fault.check] if report else []
+    return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
+
+
+# Forecast of the next repair, made with the functions that decide it
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The expected next repair (`how`; None if there is none), and why it is not carried out yet (`held`)."""
+
+    how: Remedy | None
+    why: str = ""  # why a lighter repair, or any repair, is not possible
+    held: HeldAction = HeldAction.NO
+
+    def message(self) -> Message:
+        return {"how": self.how.value if self.how else "", "why": self.why, "held_back": self.held.value}
+
+    @classmethod
+    def read(cls, message: object) -> Forecast | None:
+        """Parse a forecast from a controller; return None if it is missing or malformed."""
+        if not isinstance(message, dict) or "how" not in message:
+            return None
+        how = next((each for each in Remedy if each.value == message["how"]), None)
+        return cls(how, str(message.get("why", "")), HeldAction.of(message.get("held_back")))
+
+
+def forecast(
+    own: NodeRecord, partitions: Collection[str], records: NodeRecords, policy: Policy, now: float
+) -> Forecast | None:
+    """Return what will be done for a node; None if it is in service, being repaired, or given up.
+
+    The limits on nodes out of service were checked when the node was taken out. Now only the limits on reboots and
+    replacements apply.
+    """
+    if own.fault is None or own.phase not in (NodePhase.DRAINED, NodePhase.DOWN):
+        return None
+    if policy.mode == OFF:
+        return Forecast(None, "automatic recovery is off in the cluster file")
+    if records.blind:
+        return Forecast(
+            None, "the controller has lost contact with nearly all nodes: no action until it hears them again"
+        )
+    if own.fault.notice:
+        return Forecast(None, "the cloud takes this machine: it is not repaired")
+    if own.fault.remedy is Remedy.DRAIN:
+        return Forecast(Remedy.DRAIN)
+    step = next_step(own, own.fault, partitions, records, policy, now)
+    if isinstance(step, str):
+        return Forecast(None, step)
+    held = find_restraint(records, policy, partitions)
+    return Forecast(step.how, step.why, held.held if held else HeldAction.NO)

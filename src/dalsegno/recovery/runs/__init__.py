@@ -1,0 +1,1 @@
+"""The runs that the controller keeps alive, and their coordinators."""

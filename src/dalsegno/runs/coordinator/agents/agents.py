@@ -1,0 +1,331 @@
+"""The agents of a run as its coordinator sees them: their connections, their liveness, their loss."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
+from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing, beat_interval_s
+from dalsegno.runs.coordinator.agents.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
+from dalsegno.runs.coordinator.generations.events import Event, SaveGeneration, SaveOverdue, Start
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.generations.group import Members
+from dalsegno.runs.coordinator.generations.standbys import StandbyPlan
+from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
+from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
+from dalsegno.wire.frames import BadFrame, Message
+from dalsegno.wire.handshake import ServerHandshake
+from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
+
+# Connections
+
+
+LIMITS = ServerLimits(stranger_s=5.0, read_bytes=256 << 10)
+
+
+@dataclass(eq=False)
+class Peer:
+    """The connection to one agent."""
+
+    name: str
+    hello: AgentHello
+    address: str
+    beat_key: bytes  # authenticates the agent's heartbeats during this connection
+    send: Callable[[Message], None]
+    close: Callable[[], None]  # closes the connection at once; `disconnected` is not called
+
+    @property
+    def host(self) -> str:
+        """The address at which other nodes reach the agent: from its hello, else from its connection."""
+        return self.hello.address or self.address
+
+    @property
+    def probe(self) -> tuple[str, int]:
+        """The address to probe to find out whether the agent's host is alive."""
+        return self.address, self.hello.probe
+
+
+class AgentServer:
+    """Listens for agents, and reports connections and messages through four callbacks."""
+
+    def __init__(
+        self,
+        run: str,
+        secret: bytes,
+        connected: Callable[[Peer], None],
+        received: Callable[[Peer, Message], None],
+        disconnected: Callable[[Peer], None],
+        too_long: Callable[[str, str], None],
+        limits: ServerLimits = LIMITS,
+    ) -> None:
+        self.run, self.secret = run, secret
+        self._connected, self._received, self._disconnected, self._too_long = (
+            connected,
+            received,
+            disconnected,
+            too_long,
+        )
+        self._limits = limits
+        self._greeting: Callable[[], Message] = dict
+        self._peers: dict[Connection[str], Peer] = {}
+        self._server: BoundedServer[str]
+
+    async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
+        """Listen on this port, or on a free one if it is 0; return the port. Peers receive the greeting first."""
+        self._greeting = greeting or dict
+        watcher = LoopWatcher(asyncio.get_running_loop())
+        self._server = BoundedServer(watcher, self, AGENT, COORDINATOR, self._limits)
+        return self._server.listen(host, port)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.close()
+
+    # Callbacks from the server
+
+    def greeting(self) -> Message:
+        return self._greeting()
+
+    def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[str]:
+        name = str(hello.get("agent"))
+        if hello.get("run") != self.run:
+            raise BadFrame("an agent of another run")
+        return Proved(name, handshake.check(hello, self.secret, self.run, name))
+
+    def admit(self, connection: Connection[str], name: str) -> str:
+        return ""
+
+    def on_connect(self, connection: Connection[str]) -> None:
+        """Do nothing: the first message after the handshake contains the agent's details."""
+
+    def on_message(self, connection: Connection[str], message: Message) -> None:
+        peer = self._peers.get(connection)
+        if peer is not None:
+            self._received(peer, message)
+            return
+        assert connection.who is not None and connection.session is not None
+        try:
+            hello = read_hello({**message, "agent": connection.who})
+        except UNREADABLE as error:
+            raise BadFrame(f"not the hello of an agent: {error!r}") from error
+        peer = self._peers[connection] = Peer(
+            connection.who,
+            hello,
+            connection.address,
+            beat_key(connection.session),
+            lambda message: self._send(connection, message),
+            lambda: self._drop(connection),
+        )
+        self._connected(peer)
+
+    def on_disconnect(self, connection: Connection[str]) -> None:
+        peer = self._peers.pop(connection, None)
+        if peer is not None:
+            self._disconnected(peer)
+
+    def on_refused(self, cause: str, detail: str) -> None:
+        """Do nothing, so that refused peers do not fill the run's log."""
+
+    def _send(self, connection: Connection[str], message: Message) -> None:
+        try:
+            self._server.send(connection, message)
+        except BadFrame as error:
+            assert connection.who is not None
+            self._too_long(connection.who, f"`{next(iter(message))}`: {error}")
+
+    def _drop(self, connection: Connection[str]) -> None:
+        self._peers.pop(connection, None)
+        self._server.drop(connection)
+
+
+TRIES = 20
+
+
+class AgentListener(Protocol):
+    """The receiver of events from agents."""
+
+    def agent_connected(self, peer: Peer) -> None: ...
+
+    def agent_message(self, peer: Peer, message: AgentMessage) -> None: ...
+
+    def agent_lost(self, agent: str, why: str, silent: bool) -> None:
+        """Handle the loss of an agent. `silent` means that its host does not answer either."""
+        ...
+
+    def message_too_long(self, agent: str, detail: str) -> None:
+        """Handle a message to this agent that exceeded the size limit and was not sent."""
+        ...
+
+
+class RunAgents:
+    """The agents of a run by node name. Each node has one agent; a new agent of the same node replaces the old one."""
+
+    def __init__(self, run: str, secret: bytes, timing: Timing, listener: AgentListener) -> None:
+        self.peers: dict[str, Peer] = {}
+        self._listener = listener
+        self._liveness = AgentLiveness(timing, self._probe_address)
+        self._server = AgentServer(
+            run, secret, self._connected, self._received, self._disconnected, listener.message_too_long
+        )
+
+    async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
+        """Listen for connections and heartbeats on the same port and return it. Raise OSError if it is in use."""
+        for attempt in range(TRIES if port == 0 else 1):
+            found = await self._server.open(port, greeting, host)
+            try:
+                self._liveness.open(found, host)
+                return found
+            except OSError:  # the UDP port with this number is in use
+                self._server.close()
+                if port or attempt == TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Stop listening. Connections stay open until the agents close them."""
+        self._server.close()
+        self._liveness.close()
+
+    async def watch(self) -> None:
+        await self._liveness.watch(lambda agent, why: self.lose(agent, why, silent=True))
+
+    def send(self, agent: str, message: Message) -> None:
+        if agent in self.peers:
+            self.peers[agent].send(message)
+
+    def send_all(self, message: Message) -> None:
+        for peer in self.peers.values():
+            peer.send(message)
+
+    def lose(self, agent: str, why: str, silent: bool) -> None:
+        peer = self.peers.pop(agent, None)
+        self._liveness.forget(agent)
+        self._listener.agent_lost(agent, why, silent)
+        if peer is not None:
+            peer.close()
+
+    def _connected(self, peer: Peer) -> None:
+        before = self.peers.get(peer.name)
+        if before is not None:
+            if before.hello.pid != peer.hello.pid:
+                # Without this the old agent would reconnect, and the two would replace each other in turn.
+                before.send({"replaced": True, "finish": 0})
+            self.lose(peer.name, "another agent replaced it", silent=False)
+        self.peers[peer.name] = peer
+        self._liveness.expect(peer.name, peer.beat_key)
+        self._listener.agent_connected(peer)
+
+    def _received(self, peer: Peer, message: Message) -> None:
+        if self.peers.get(peer.name) is not peer:
+            return
+        self._liveness.record_message(peer.name)
+        try:
+            parsed = read_message(message)
+        except UNREADABLE as error:  # perhaps from an agent of another version
+            raise BadFrame(f"unreadable message: {error!r}") from error
+        if parsed is not None:
+            self._listener.agent_message(peer, parsed)
+
+    def _disconnected(self, peer: Peer) -> None:
+        if self.peers.get(peer.name) is peer:
+            self.lose(peer.name, "its agent is gone", silent=False)
+
+    def _probe_address(self, agent: str) -> tuple[str, int] | None:
+        return self.peers[agent].probe if agent in self.peers else None
+
+
+# The order that starts a node's workers
+
+
+MAX_PROBED = 32  # other hosts that an agent probes to find out whether it is cut off
+
+
+def setup_message(site: RunTerms) -> Message:
+    """Return the first message to an agent. Agents of large runs send fewer heartbeats."""
+    return {"setup": {**site.setup(), "beat_s": beat_interval_s(site.shape.max_nodes, site.timing)}}
+
+
+class StartMessages:
+    """Makes the start messages of a run. What all nodes of a generation share is computed once."""
+
+    def __init__(self, site: RunTerms) -> None:
+        self._site = site
+        self._group: Members | None = None
+        self._peers: Mapping[str, Peer] = {}
+        self._layout: GenerationLayout
+        self._names: list[str] = []
+
+    def message(self, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None) -> Message | None:
+        """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
+        if self._group is not order.group:
+            if any(agent not in peers for agent in order.group.agents):
+                return None
+            self._group, self._layout = order.group, _layout(order, peers)
+            self._peers = dict(peers)  # a spare may leave while the messages are sent
+            self._names = list(peers)
+        return self._message(order.group, order.agent, in_memory)
+
+    def _message(self, group: Members, agent: str, in_memory: Message | None) -> Message:
+        first = group.place_of(agent).first_rank
+        ranks = range(first, first + group.nproc_per_node)
+        envs = _worker_envs(self._site, self._layout, self._peers[agent], ranks)
+        common = dict(set.intersection(*(set(env.items()) for env in envs)))
+        workers = [
+            {"rank": rank, "env": {name: value for name, value in env.items() if name not in common}}
+            for rank, env in zip(ranks, envs, strict=True)
+        ]
+        others = [list(self._peers[name].probe) for name in probed_peers(self._names, agent, group.generation)]
+        start = {"generation": group.generation, "env": common, "workers": workers, "peers": others}
+        return {"start": {**start, **(in_memory or {})}}
+
+
+def probed_peers(names: Sequence[str], agent: str, generation: int) -> list[str]:
+    """Return the other agents, or a random sample of them, so that a message has a limited size.
+
+    At equal distances, an agent of 64 whose neighbors are on two switches in turn would probe its own switch only, and
+    never find out that it is cut off from the other one.
+    """
+    if len(names) - 1 <= MAX_PROBED:
+        return [name for name in names if name != agent]
+    sample = random.Random(f"{generation} {agent}").sample(names, MAX_PROBED + 1)
+    return [name for name in sample if name != agent][:MAX_PROBED]
+
+
+def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:
+    """Tell the agents for which it is time to prepare standby workers. Their ranks are decided when they start."""
+    for agent in plan.due(run, age_s):
+        if run.group is not None and {agent, *run.group.agents} <= agents.peers.keys():
+            layout = _layout(Start(agent, run.group, 0, 0), agents.peers)
+            envs = _worker_envs(site, layout, agents.peers[agent], range(run.group.nproc_per_node))
+            agents.send(agent, plan.message(envs))
+
+
+def current_order(run: Run, group: Members, agent: str) -> Message | None:
+    """Return the order that an agent has to carry out now, for an agent that may have missed it; None if none."""
+    if run.phase is GenerationPhase.OPENING and group.store_agent == agent:
+        return {"open_store": run.generation}
+    if run.phase is GenerationPhase.STOPPING and agent in run.waiting_for:
+        return {"stop": run.generation}
+    return {"save": run.generation} if run.phase is GenerationPhase.RUNNING and run.taken else None
+
+
+def order_save(order: SaveGeneration, agents: RunAgents, apply: Callable[[Event], None]) -> None:
+    """Tell all workers of a generation to save and exit, and set the time limit for that."""
+    for agent in order.agents:
+        agents.send(agent, {"save": order.generation})
+    asyncio.get_running_loop().call_later(order.within_s, apply, SaveOverdue(order.generation))
+
+
+def _layout(order: Start, peers: Mapping[str, Peer]) -> GenerationLayout:
+    group = order.group
+    hosts = tuple(peers[each].host for each in group.agents)
+    return GenerationLayout(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
+
+
+def _worker_envs(site: RunTerms, layout: GenerationLayout, peer: Peer, ranks: Iterable[int]) -> list[dict[str, str]]:
+    own = {RUN: site.folder.run, GENERATION: str(layout.generation), WANTED_NODES: str(site.shape.max_nodes)}
+    return [{**site.worker_env(layout, rank, peer.hello.found), **own} for rank in ranks]

@@ -1,0 +1,1 @@
+"""The state machine of a run: generations, their members and their snapshots."""

@@ -1,0 +1,1 @@
+"""The nodes of a run: request, watch and release them."""
