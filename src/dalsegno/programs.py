@@ -18,6 +18,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
     "observer": "dalsegno.observer",
     "gpu-facts": "dalsegno.health.readers.nvml_process",
     "machine-room": "dalsegno.targets.local.machine_room",
+    "metadata-service": "dalsegno.targets.local.metadata_service",
     "break-worker": "dalsegno.inject.worker_program",
     "undo-fault": "dalsegno.targets.local.fault_access",
     "node-agent": "dalsegno.node_agent.agent",

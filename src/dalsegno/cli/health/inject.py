@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--count", type=click.IntRange(1, 1000), metavar="N", help="Number of errors, links, flaps or machines.")
 @click.option("--percent", type=float, metavar="P", help="net-loss: percentage of lost packets. Default: 30.")
 @click.option("--rate", metavar="RATE", help="net-slow: bandwidth, such as 500kbit or 10mbit. Default: 1mbit.")
-@click.option("--by", metavar="TIME", help="clock-skew: clock offset. Default: 5m.")
+@click.option("--by", metavar="TIME", help="clock-skew: offset (5m). cloud-notice: time left (2m).")
 @click.option(
     "--until", type=click.Choice(["reset", "reboot", "replace"]), help="Weakest action that repairs the fault."
 )

@@ -53,23 +53,24 @@ def cloud_text(ends: dict[str, float] | None = None, cloud: str = "ec2") -> str:
 def parse_cloud(text: str, node: str) -> CloudSite:
     """Parse the file for one node. Raise ValueError if it is not valid."""
     value = json.loads(text)
-    cloud, ends = (value.get("cloud"), value.get("ends", {})) if isinstance(value, dict) else (None, {})
-    end = ends.get(node) if isinstance(ends, dict) else ""
-    if cloud not in CLOUDS or not (end is None or (type(end) in (int, float) and 0 < end < 1e11)):
+    if not isinstance(value, dict) or value.get("cloud") not in CLOUDS or not isinstance(value.get("ends"), dict):
         raise ValueError("not a description of a cloud")
-    return CloudSite(str(cloud), end)
+    end = value["ends"].get(node)
+    if end is not None and not (type(end) in (int, float) and 0 < end < 1e11):
+        raise ValueError(f"not the end of a reservation: {end!r}")
+    return CloudSite(value["cloud"], end)
 
 
 def ask_notices(node: NodeReader) -> NoticeAnswers:
     """Read the notices. The end of a reservation is known even if the metadata service does not answer."""
     site = parse_cloud(node.read(node.expected.cloud_file), node.expected.node)
     try:
-        answers = [node.metadata(path) for path in (SPOT, REBALANCE, SCHEDULED)]
+        spot, rebalance, scheduled = (node.metadata(path) for path in (SPOT, REBALANCE, SCHEDULED))
     except NoAnswer:
         if site.ends_at is None:
             raise
-        answers = [None, None, None]
-    return NoticeAnswers(node.now(), *answers, ends_at=site.ends_at)
+        spot = rebalance = scheduled = None
+    return NoticeAnswers(node.now(), spot, rebalance, scheduled, site.ends_at)
 
 
 def judge_notices(answers: NoticeAnswers, *, maintenance_s: float = 3600.0, reservation_s: float = 600.0) -> Result:

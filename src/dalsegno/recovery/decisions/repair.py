@@ -182,6 +182,8 @@ def _return_for_runs(case: RepairCase) -> Action | None:
 
 def _decide_free(case: RepairCase) -> Action | None:
     """Decide the next action for a node that has no more jobs."""
+    if _is_announced(case):
+        return _wait_for_administrator(case)
     if _is_stale(case) or _is_over(case):
         return _validate(case)
     if case.fault.remedy is Remedy.DRAIN:
@@ -243,13 +245,18 @@ def _decide_down(case: RepairCase) -> Action | None:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
         return _decide_free(case)  # it was set down only to remove it from runs that had left it
-    if case.node.connected and not case.own.steps and not case.own.asked:
+    if case.node.connected and not case.own.steps and not case.own.asked and not _is_announced(case):
         return _validate(case)  # it came back by itself
     if case.fault.notice:
         return _give_up_after(case, case.policy.absent_s, f"the cloud has not given it back: {case.fault.summary}")
     if case.in_phase_s < case.policy.gone_s and not case.node.off:
         return None
     return _start_repair(case)
+
+
+def _is_announced(case: RepairCase) -> bool:
+    """Return whether the cloud takes the machine that the node has now."""
+    return case.node.connected and any(fault.notice for fault in reported_faults(case.node, case.policy))
 
 
 def _start_repair(case: RepairCase) -> Action | None:

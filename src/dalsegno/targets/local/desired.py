@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from dalsegno.containers.native import PLUGIN, build_key
+from dalsegno.health.checks.cloud import cloud_text
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import telemetry_text
@@ -29,7 +30,7 @@ from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import HostPlan, Service, revision
 from dalsegno.system.machine import MachineFacts
 from dalsegno.targets.accounting import DATABASE_SQL
-from dalsegno.targets.local.daemons import Services
+from dalsegno.targets.local.daemons import CLOUD, Services
 from dalsegno.targets.local.directory import directory_files
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.people import cluster_accounts, group_file, passwd_file
@@ -330,6 +331,8 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
+    if cluster.local.cloud != "none":
+        files[f"etc/{CLOUD}"] = File(cloud_text(cloud=cluster.local.cloud))
     if cluster.slurm.topology:
         files["etc/topology.conf"] = File(render_topology_conf(cluster, layout, version))
     if cluster.slurm.accounting:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dalsegno.health.checks.cloud import cloud_text
 from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.spec.facts import Cluster
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan
@@ -25,10 +26,12 @@ def archive_key(cluster: str, code: str) -> str:
     return f"{scripts_prefix(cluster)}dalsegno-{code}.tar.gz"
 
 
-def bootstrap_scripts(cluster: Cluster, state: PclusterState, code_key: str) -> dict[str, bytes]:
-    """Return the scripts of all machines, by their keys in the bucket."""
+def bootstrap_scripts(
+    cluster: Cluster, state: PclusterState, code_key: str, ends: Mapping[str, float] | None = None
+) -> dict[str, bytes]:
+    """Return the scripts of all machines, by their keys in the bucket. `ends`: when EC2 takes a queue's machines."""
     code = BootstrapCode(CodeSource.S3, uri=f"s3://{state.bucket}/{archive_key(cluster.name, code_key)}")
-    site = site_of(cluster, state, code_key)
+    site = site_of(cluster, state, code_key, ends or {})
     secret = f"{site.shared}/{site.nodes[0]}" if site.nodes else ""
     scripts = {
         "head": render_bootstrap(head_plan(site), code, _OWN_ADDRESS),
@@ -38,10 +41,11 @@ def bootstrap_scripts(cluster: Cluster, state: PclusterState, code_key: str) -> 
     return {f"{scripts_prefix(cluster.name)}{name}.sh": text.encode() for name, text in scripts.items()}
 
 
-def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
+def site_of(cluster: Cluster, state: PclusterState, code: str, ends: Mapping[str, float]) -> ManagedSlurm:
     """Return what the plans of the machines depend on."""
     there = as_named_there(cluster)
     scratch = next((each.mount for each in cluster.storage if each.type == "scratch"), "")
+    taken_at = {node: ends[each.name] for each in there.partitions if each.name in ends for node in each.nodes}
     on_head = replace(state, phase=PclusterStage.UP, role=ClusterRole.HEAD, key="", scripts="", stack="")
     return ManagedSlurm(
         there,
@@ -52,6 +56,7 @@ def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
         prolog=PROLOG if cluster.health.mode != "off" else "",
         scratch=scratch,
         pyxis=bool(cluster.containers.enabled),
+        cloud=cloud_text(taken_at),
     )
 
 
