@@ -1,6 +1,6 @@
 """Notices with which a cloud announces that it takes a machine: their values, and the parsers of EC2's answers. Pure.
 
-A notice travels as the code of a failed check and in a drain reason, `cloud-notice[spot@2026-11-18T12:02:00Z]`.
+A notice travels as the code of a failed check and in a drain reason, `cloud-notice[spot:2026-11-18T12:02:00Z]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHECK = "cloud-notice"  # name of the health check
 SPOT_S = 120.0  # EC2 announces the end of a spot instance two minutes before it
 MAX_EVENTS = 100
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_CODE = re.compile(r"([a-z-]{1,32})@(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)")
+_CODE = re.compile(r"([a-z-]{1,32}):(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)")
 _REASON = re.compile(rf"dalsegno:[a-z]+:{CHECK}\[([^\]]*)\]")
 
 
@@ -44,7 +44,7 @@ class CloudNotice:
 
     @property
     def code(self) -> str:
-        return f"{self.kind.value}@{format_time(self.deadline)}"
+        return f"{self.kind.value}:{format_time(self.deadline)}"
 
     @property
     def summary(self) -> str:

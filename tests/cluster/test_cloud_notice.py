@@ -1,0 +1,97 @@
+"""Tests of a cloud's notice that it takes a node. The virtual hosts have a metadata service like EC2's."""
+
+import json
+from pathlib import Path
+
+from dalsegno.wire.cloud_notice import find_notice
+from tests.cluster.conftest import NO_LOAD_TESTS, Cli
+from tests.cluster.runs import STEPPING, Run
+from tests.waiting import eventually
+
+CLUSTER = f"""
+name: one
+target: local
+local: {{hosts: virtual, cloud: ec2}}
+partitions:
+  - {{name: train, nodes: 3, cpus: 4, memory: 2G, default: true}}
+slurm: {{accounting: false}}
+health: {{checks: {NO_LOAD_TESTS}}}
+"""
+
+# Two ranks make steps together. A rank that is told to save tells the other, and both save after the same step.
+SAVES = f"""{STEPPING}
+import signal
+
+told = []
+signal.signal(signal.SIGUSR2, lambda number, frame: told.append(number))
+host, port = os.environ["JAX_COORDINATOR_ADDRESS"].rsplit(":", 1)
+saved = f"{{steps}}.saved.{{rank}}"
+
+def connected():
+    while True:
+        try:
+            return socket.create_connection((host, int(port)))
+        except OSError:  # rank 0 does not listen yet
+            time.sleep(0.02)
+
+if rank == 0:
+    with socket.create_server(("", int(port))) as server:
+        peer = server.accept()[0]
+else:
+    peer = connected()
+step, word = int(open(saved).read()) if os.path.exists(saved) else 0, b"."
+while word == b".":
+    mine = b"s" if told else b"e" if os.path.exists(stop) else b"."
+    if rank == 0:
+        theirs = peer.recv(1)
+        word = theirs if mine == b"." else mine
+        peer.sendall(word)
+    else:
+        peer.sendall(mine)
+        word = peer.recv(1)
+    if not word:
+        raise ConnectionError("Connection closed by peer")
+    step += 1
+    tell(step)
+    time.sleep(0.1)
+if word == b"s":
+    with open(saved, "w") as file:
+        file.write(str(step))
+    sys.exit(75)
+"""
+
+
+def reason(cli: Cli, node: str) -> str:
+    return cli.ok("shell", "--", "sinfo", "-h", "-n", node, "-o", "%E").strip()
+
+
+def test_run_saves_and_moves_to_its_spare_when_the_cloud_takes_a_node(cli: Cli, tmp_path: Path) -> None:
+    cli.ok("up", cli.file(CLUSTER))
+    words = ("-N", "2", "--spares", "1", "--framework", "jax", "--nproc-per-node", "1")
+    run = Run.start(cli, tmp_path / "work", *words, script=SAVES)
+    run.wait_for_step(1)
+    run.wait_for_spares(1)
+    taken, spare = run.nodes[1], run.spares[0]
+
+    cli.ok("inject", "cloud-notice", taken, "--by", "30s")
+    run.wait_for_step(2)
+
+    assert run.nodes == [run.nodes[0], spare]
+    for rank in (0, 1):
+        made = [step.step for step in run.steps(rank)]
+        assert made == list(range(1, len(made) + 1)), "a step was lost or made twice"
+    assert run.restarts == 0
+    notice = find_notice(reason(cli, taken))
+    assert notice is not None
+    (noticed,), (left,) = run.journal("notice"), run.journal("left")
+    assert (noticed["node"], noticed["kind"], noticed["deadline"]) == (taken, "spot", notice.deadline)
+    assert left["node"] == taken and left["at"] < notice.deadline
+    assert "the cloud takes this node" in cli.ok("why", run.id)
+    assert "it is not repaired" in cli.ok("why", taken)
+    assert taken in cli.ok("status") and "cloud" in cli.ok("nodes")
+    recorded = [json.loads(line) for line in cli.ok("events", "--json").splitlines()]
+    assert any(each["node"] == taken and "cloud-notice[spot:" in each["text"] for each in recorded)
+    assert run.finish() == 0
+
+    cli.ok("inject", "--clear", taken)  # another machine, which nobody takes
+    eventually(lambda: cli.ok("shell", "--", "sinfo", "-h", "-n", taken, "-o", "%T").strip() == "idle", 100)
