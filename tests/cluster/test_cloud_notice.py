@@ -1,10 +1,13 @@
 """Tests of a cloud's notice that it takes a node. The virtual hosts have a metadata service like EC2's."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from dalsegno.wire.cloud_notice import find_notice
-from tests.cluster.conftest import NO_LOAD_TESTS, Cli
+from tests.cluster.conftest import NO_LOAD_TESTS, PINGED_S, Cli, at_home, taken_down
 from tests.cluster.runs import STEPPING, Run
 from tests.waiting import eventually
 
@@ -61,14 +64,33 @@ if word == b"s":
 """
 
 
+WORDS = ("-N", "2", "--framework", "jax", "--nproc-per-node", "1")
+
+
+@pytest.fixture(scope="module")
+def on_ec2(cache: Path) -> Iterator[Cli]:
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(CLUSTER))
+        yield cli
+
+
+def assert_no_step_is_lost(run: Run) -> None:
+    for rank in (0, 1):
+        made = [step.step for step in run.steps(rank)]
+        assert made == list(range(1, len(made) + 1)), "a step was lost or made twice"
+
+
+def state(cli: Cli, node: str) -> str:
+    return cli.ok("shell", "--", "sinfo", "-h", "-n", node, "-o", "%T").strip()
+
+
 def reason(cli: Cli, node: str) -> str:
     return cli.ok("shell", "--", "sinfo", "-h", "-n", node, "-o", "%E").strip()
 
 
-def test_run_saves_and_moves_to_its_spare_when_the_cloud_takes_a_node(cli: Cli, tmp_path: Path) -> None:
-    cli.ok("up", cli.file(CLUSTER))
-    words = ("-N", "2", "--spares", "1", "--framework", "jax", "--nproc-per-node", "1")
-    run = Run.start(cli, tmp_path / "work", *words, script=SAVES)
+def test_run_saves_and_moves_to_its_spare_when_the_cloud_takes_a_node(on_ec2: Cli) -> None:
+    cli = on_ec2
+    run = Run.start(cli, cli.home / "moves", *WORDS, "--spares", "1", script=SAVES)
     run.wait_for_step(1)
     run.wait_for_spares(1)
     taken, spare = run.nodes[1], run.spares[0]
@@ -77,9 +99,7 @@ def test_run_saves_and_moves_to_its_spare_when_the_cloud_takes_a_node(cli: Cli, 
     run.wait_for_step(2)
 
     assert run.nodes == [run.nodes[0], spare]
-    for rank in (0, 1):
-        made = [step.step for step in run.steps(rank)]
-        assert made == list(range(1, len(made) + 1)), "a step was lost or made twice"
+    assert_no_step_is_lost(run)
     assert run.restarts == 0
     notice = find_notice(reason(cli, taken))
     assert notice is not None
@@ -94,4 +114,21 @@ def test_run_saves_and_moves_to_its_spare_when_the_cloud_takes_a_node(cli: Cli, 
     assert run.finish() == 0
 
     cli.ok("inject", "--clear", taken)  # another machine, which nobody takes
-    eventually(lambda: cli.ok("shell", "--", "sinfo", "-h", "-n", taken, "-o", "%T").strip() == "idle", 100)
+    eventually(lambda: state(cli, taken) == "idle", PINGED_S)
+
+
+def test_run_saves_and_waits_for_other_nodes_when_none_is_free(on_ec2: Cli) -> None:
+    cli = on_ec2
+    cli.ok("shell", "--", "scontrol", "update", "nodename=train-3", "state=drain", "reason=not for this test")
+    run = Run.start(cli, cli.home / "waits", *WORDS, script=SAVES)
+    run.wait_for_step(1)
+
+    cli.ok("inject", "cloud-notice", "train-2", "--by", "30s")
+    run.wait_for(lambda: len(list((cli.home / "waits").glob("steps.saved.*"))) == 2)
+    run.wait_for(lambda: state(cli, "train-1") == "idle")  # the run has released its nodes
+    assert run.generation == 1 and not run.status.over
+    cli.ok("inject", "--clear", "train-2")
+    run.wait_for_step(2)
+
+    assert_no_step_is_lost(run)
+    assert run.finish() == 0

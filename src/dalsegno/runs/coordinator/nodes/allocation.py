@@ -95,7 +95,8 @@ class NodeAllocation:
         own = self.terms.own_job
         if own is not None:
             return [LoadJob(self._add(role, own).number, own), SaveState()]
-        return [RequestJob(self._add(role).number, role, self._suspects), SaveState()]
+        # Slurm starts no job on a drained node, and the run may use it when it is back.
+        return [RequestJob(self._add(role).number, role, (*self.excluded, *self.lost_since)), SaveState()]
 
     def _add(self, role: JobRole, job_id: int | None = None) -> Job:
         self._last_job += 1
