@@ -18,7 +18,8 @@ from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeS
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
 
-NODE_DAEMONS = {"slurmd": "node", "node-agent": "node", "node-exporter": "host"}  # the head has a node-exporter, too
+# The head has a node-exporter, too.
+NODE_DAEMONS = {"slurmd": "node", "metadata-service": "node", "node-agent": "node", "node-exporter": "host"}
 NAME_COLUMNS = 40
 
 
