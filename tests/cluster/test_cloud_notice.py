@@ -1,6 +1,5 @@
 """Tests of a cloud's notice that it takes a node. The virtual hosts have a metadata service like EC2's."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,19 +100,37 @@ def test_run_saves_and_moves_to_its_spare_when_the_cloud_takes_a_node(on_ec2: Cl
     assert run.nodes == [run.nodes[0], spare]
     assert_no_step_is_lost(run)
     assert run.restarts == 0
+    eventually(lambda: find_notice(reason(cli, taken)))  # the agent of the run may have read the notice first
     notice = find_notice(reason(cli, taken))
     assert notice is not None
     (noticed,), (left,) = run.journal("notice"), run.journal("left")
     assert (noticed["node"], noticed["kind"], noticed["deadline"]) == (taken, "spot", notice.deadline)
     assert left["node"] == taken and left["at"] < notice.deadline
+    eventually(lambda: "cloud-notice[spot:" in cli.ok("events"))
     assert "the cloud takes this node" in cli.ok("why", run.id)
     assert "it is not repaired" in cli.ok("why", taken)
     assert taken in cli.ok("status") and "cloud" in cli.ok("nodes")
-    recorded = [json.loads(line) for line in cli.ok("events", "--json").splitlines()]
-    assert any(each["node"] == taken and "cloud-notice[spot:" in each["text"] for each in recorded)
     assert run.finish() == 0
 
     cli.ok("inject", "--clear", taken)  # another machine, which nobody takes
+    eventually(lambda: state(cli, taken) == "idle", PINGED_S)
+
+
+def test_run_moves_without_the_node_agent_because_its_own_agent_reads_the_notice(on_ec2: Cli) -> None:
+    cli = on_ec2
+    run = Run.start(cli, cli.home / "alone", *WORDS, "--spares", "1", script=SAVES)
+    run.wait_for_step(1)
+    run.wait_for_spares(1)
+    taken = run.nodes[1]
+
+    cli.ok("inject", "agent-dead", taken)
+    cli.ok("inject", "cloud-notice", taken)
+    run.wait_for_step(2)
+
+    assert taken not in run.nodes and find_notice(reason(cli, taken)) is None
+    assert_no_step_is_lost(run)
+    assert run.finish() == 0
+    cli.ok("inject", "--clear", taken)
     eventually(lambda: state(cli, taken) == "idle", PINGED_S)
 
 

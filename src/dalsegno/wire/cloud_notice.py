@@ -15,6 +15,7 @@ from time import gmtime, strftime, strptime
 from typing import Any
 
 CHECK = "cloud-notice"  # name of the health check
+CLOUD_FILE = "dalsegno-cloud.json"  # beside slurm.conf; tells the agents of nodes which cloud they are on
 SPOT_S = 120.0  # EC2 announces the end of a spot instance two minutes before it
 MAX_EVENTS = 100
 _TIME = "%Y-%m-%dT%H:%M:%SZ"

@@ -7,15 +7,24 @@ depend on that: an ordinary user may run on a cluster without Dal Segno's daemon
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
-from dalsegno.wire.cloud_notice import BadNotice
+from dalsegno.wire.cloud_notice import CLOUD_FILE, BadNotice
 from dalsegno.wire.instance_metadata import InstanceMetadata, NoMetadata, is_ec2, read_spot_notice
 
 log = logging.getLogger("run-agent")
 
 EVERY_S = 5.0  # EC2's own advice
+
+
+def is_said_to_be_on_a_cloud(env: Mapping[str, str]) -> bool:
+    """Return whether the cluster's administrator says so, as on virtual hosts, whose firmware is that of another
+    machine. A user who pretends it only makes this agent ask, at a fixed address."""
+    return Path(env.get("SLURM_CONF") or "/etc/slurm/slurm.conf").with_name(CLOUD_FILE).exists()
 
 
 class NoticeWatch:
@@ -28,7 +37,7 @@ class NoticeWatch:
 
     def start(self) -> None:
         """Start to watch, if this is an instance of EC2. No other cloud announces anything to its machines."""
-        if is_ec2():
+        if is_ec2() or is_said_to_be_on_a_cloud(os.environ):
             threading.Thread(target=self._watch, name="notices", daemon=True).start()
 
     def take(self) -> str:

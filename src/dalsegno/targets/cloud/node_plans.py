@@ -21,13 +21,13 @@ from dalsegno.system.hosts import revision
 from dalsegno.targets.folder import IDENTITY, LOGS, ClusterFolder
 from dalsegno.targets.sides import COMMAND
 from dalsegno.targets.sides import PATH as USUAL_PATH
+from dalsegno.wire.cloud_notice import CLOUD_FILE
 
 HEAD_HOME = Path("/var/lib/dalsegno")
 METRICS = "/var/lib/dalsegno/metrics"
 SLURM_BIN = "/opt/slurm/bin"
 PATH = f"{SLURM_BIN}:/opt/slurm/sbin:{USUAL_PATH}"
 AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # slurmctld of ParallelCluster listens on 6820 to 6829
-CLOUD = "dalsegno-cloud.json"  # beside slurm.conf, which all machines share
 _PACKAGES = ("click>=8.1", "pydantic>=2.10", "PyYAML>=6")
 
 
@@ -88,7 +88,7 @@ def head_plan(site: ManagedSlurm) -> NodePlan:
             PlannedFile(str(folder.applied), json.dumps(facts_to_json(cluster), indent=1)),
             PlannedFile(f"{site.etc}/{HEALTH}", settings_text(cluster.health)),
             PlannedFile(f"{site.etc}/{IDENTITY}", f"{site.cluster_id}\n"),
-            *([PlannedFile(f"{site.etc}/{CLOUD}", site.cloud)] if site.cloud else []),
+            *([PlannedFile(f"{site.etc}/{CLOUD_FILE}", site.cloud)] if site.cloud else []),
             *([PlannedFile(site.prolog, prolog_text(site), 0o755)] if site.prolog else []),
             *(_pyxis_files(site) if site.pyxis else []),
         ),
@@ -112,7 +112,7 @@ def compute_plan(site: ManagedSlurm) -> NodePlan:
     """Return the plan of every compute node. Its name is filled in on the machine."""
     watched = site.cluster.health.mode != "off"
     metrics = ["--metrics", METRICS] if site.cluster.monitoring.enabled else []
-    cloud = ["--cloud", f"{site.etc}/{CLOUD}"] if site.cloud else []
+    cloud = ["--cloud", f"{site.etc}/{CLOUD_FILE}"] if site.cloud else []
     arguments = ["--node", HOST, "--controller", f"{HEAD}:{AGENTS_PORT}", "--secret", f"{site.shared}/{HOST}",
                  "--boot-id", "/proc/sys/kernel/random/boot_id", *metrics, *cloud]  # fmt: skip
     return NodePlan(

@@ -26,11 +26,11 @@ from dalsegno.targets.local.directory import directory_files, slapd_command
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.monitoring import monitor_services
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, LOOPBACK, OBSERVER, OBSERVER_PORT, ROOM, Placement
+from dalsegno.wire.cloud_notice import CLOUD_FILE
 
 BOOT_ID = "DALSEGNO_BOOT_ID"  # variable with the path of a file that holds the boot id
 # Adds `-i` if slurmctld was killed before it first saved the usage of associations: otherwise it refuses to start.
 START = 'test -e "$0/clustername" && ! test -e "$0/assoc_usage" && set -- "$@" -i; exec "$@"'
-CLOUD = "cloud.json"  # tells the node agents which cloud they are on
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -159,7 +159,7 @@ class Services:
         if self.cluster.monitoring.enabled:
             arguments += ["--metrics", str(self.folder.node_metrics(node))]
         if self.on_cloud:
-            arguments += ["--cloud", str(self.folder.etc / CLOUD)]
+            arguments += ["--cloud", str(self.folder.etc / CLOUD_FILE)]
         env = {**daemon_env(self.folder), **node_env(self.folder, node)}
         service = self._own("node-agent", arguments, env, node)
         return service if node == host else replace(service, name=f"node-agent:{node}")

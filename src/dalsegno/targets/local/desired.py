@@ -30,7 +30,7 @@ from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import HostPlan, Service, revision
 from dalsegno.system.machine import MachineFacts
 from dalsegno.targets.accounting import DATABASE_SQL
-from dalsegno.targets.local.daemons import CLOUD, Services
+from dalsegno.targets.local.daemons import Services
 from dalsegno.targets.local.directory import directory_files
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.people import cluster_accounts, group_file, passwd_file
@@ -59,6 +59,7 @@ from dalsegno.targets.local.storage import (
 )
 from dalsegno.users.accounts import AccountSet
 from dalsegno.users.checks import People
+from dalsegno.wire.cloud_notice import CLOUD_FILE
 
 CREDENTIAL_S = 30  # Slurm delays a requeued job while its old credential is valid
 
@@ -332,7 +333,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
     if cluster.local.cloud != "none":
-        files[f"etc/{CLOUD}"] = File(cloud_text(cloud=cluster.local.cloud))
+        files[f"etc/{CLOUD_FILE}"] = File(cloud_text(cloud=cluster.local.cloud))
     if cluster.slurm.topology:
         files["etc/topology.conf"] = File(render_topology_conf(cluster, layout, version))
     if cluster.slurm.accounting:
