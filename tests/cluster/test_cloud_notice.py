@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.system.hanging_calls import slowness
 from dalsegno.wire.cloud_notice import find_notice
 from tests.cluster.conftest import NO_LOAD_TESTS, PINGED_S, Cli, at_home, taken_down
 from tests.cluster.runs import STEPPING, Run
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 CLUSTER = f"""
 name: one
@@ -94,7 +95,7 @@ def test_run_saves_and_moves_to_its_spare_when_the_cloud_takes_a_node(on_ec2: Cl
     run.wait_for_spares(1)
     taken, spare = run.nodes[1], run.spares[0]
 
-    cli.ok("inject", "cloud-notice", taken, "--by", "30s")
+    cli.ok("inject", "cloud-notice", taken, "--by", f"{30 * slowness() * PATIENCE:.0f}s")
     run.wait_for_step(2)
 
     assert run.nodes == [run.nodes[0], spare]

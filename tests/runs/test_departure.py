@@ -6,12 +6,19 @@ import pytest
 
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.generations.events import NodesReclaimed, NodesTaken
-from dalsegno.runs.coordinator.nodes.allocation_actions import ApplyEvent, CheckJobs, RequestJob, WriteJournal
+from dalsegno.runs.coordinator.nodes.allocation_actions import (
+    ApplyEvent,
+    CheckJobs,
+    ReleaseJob,
+    RequestJob,
+    WidenNext,
+    WriteJournal,
+)
 from dalsegno.runs.coordinator.nodes.departure import LAST_S, SAVE_S, Departure, plan_departure
 from dalsegno.runs.journal import RunEvent
 from dalsegno.slurm.facts import NodeFlag
 from dalsegno.wire.cloud_notice import SPOT_S, CloudNotice, NoticeKind
-from tests.runs.test_allocation import IDLE, VIEW, holding, of_kind, seen
+from tests.runs.test_allocation import IDLE, VIEW, granted, holding, of_kind, seen
 
 NOW = VIEW.now
 NOTICE = CloudNotice(NoticeKind.SPOT, NOW + 100)
@@ -106,6 +113,18 @@ def test_notice_that_an_agent_reads_counts_although_slurm_shows_the_node_in_serv
     assert "n2" in allocation.lost_since, "its machine is not used again"
     allocation.nodes_seen([replace(in_service, slurmd_started_at=int(NOW) + 300)], without)
     assert "n2" not in allocation.lost_since, "the cloud has given it another machine"
+
+
+def test_next_job_avoids_a_node_that_slurm_has_in_service_until_it_is_gone():
+    allocation = holding("n1", "n2")
+    allocation.notice_told("n2", NOTICE, seen("n1", "n2"))
+    leaving = replace(VIEW, closing=True)
+    asked, saved, widen = allocation.jobs_checked(leaving)
+    assert asked == RequestJob(2, JobRole.NEXT, ("n2",)) and widen == WidenNext(100.0)
+    gone = replace(leaving, now=NOW + 101)
+    assert allocation.widen_next(gone) == [ReleaseJob(2), RequestJob(3, JobRole.NEXT), saved]
+    assert of_kind(allocation.job_granted(3, granted(8, "n1", "n2"), gone), RequestJob) == []
+    assert allocation.widen_next(gone) == [], "the job has started"
 
 
 @pytest.mark.parametrize(("kind", "first_s"), [(NoticeKind.SPOT, SPOT_S), (NoticeKind.CAPACITY_BLOCK, 5000.0)])

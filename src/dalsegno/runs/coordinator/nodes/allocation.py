@@ -42,6 +42,7 @@ from dalsegno.runs.coordinator.nodes.allocation_actions import (
     StartAgents,
     StopRun,
     SuspendRun,
+    WidenNext,
     WriteJournal,
     WriteNote,
 )
@@ -91,12 +92,22 @@ class NodeAllocation:
 
     # Jobs
 
-    def begin(self, role: JobRole = JobRole.MAIN) -> list[Action]:
-        own = self.terms.own_job
+    def begin(self) -> list[Action]:
+        job, own = self._add(JobRole.MAIN, self.terms.own_job), self.terms.own_job
         if own is not None:
-            return [LoadJob(self._add(role, own).number, own), SaveState()]
-        # Slurm starts no job on a drained node, and the run may use it when it is back.
-        return [RequestJob(self._add(role).number, role, (*self.excluded, *self.lost_since)), SaveState()]
+            return [LoadJob(job.number, own), SaveState()]
+        return [RequestJob(job.number, job.role, (*self.excluded, *self.lost_since)), SaveState()]
+
+    def _request_next(self, view: RunView) -> list[Action]:
+        """Request the next job, without nodes that a cloud takes although Slurm has them in service."""
+        taken = self._departures.still_in_service(view.now)
+        request = RequestJob(self._add(JobRole.NEXT).number, JobRole.NEXT, (*self.excluded, *self.lost_since, *taken))
+        return [request, SaveState(), *([WidenNext(max(taken.values()) - view.now)] if taken else ())]
+
+    def widen_next(self, view: RunView) -> list[Action]:
+        """Request the next job again if it still waits, without excluding nodes that are gone by now."""
+        waiting = [job for job in self.jobs if job.role is JobRole.NEXT and not job.nodes]
+        return [*self._release(waiting), *self._request_next(view)] if waiting and not view.ending else []
 
     def _add(self, role: JobRole, job_id: int | None = None) -> Job:
         self._last_job += 1
@@ -148,7 +159,7 @@ class NodeAllocation:
         return [journal, note, RequestNext(ASK_AGAIN_S)]
 
     def next_due(self, view: RunView) -> list[Action]:
-        return [] if view.ending or self.jobs.has(JobRole.NEXT) else self.begin(JobRole.NEXT)
+        return [] if view.ending or self.jobs.has(JobRole.NEXT) else self._request_next(view)
 
     def job_over(self, number: int, job_id: int | None, state: JobState, view: RunView) -> list[Action]:
         job = self.jobs.find(number)
@@ -164,20 +175,12 @@ class NodeAllocation:
         actions: list[Action] = [WriteJournal(RunEvent.JOB_OVER, what)]
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
             actions.append(ApplyEvent(Cancelled()))
-        elif self.terms.own_job is not None or view.ending:
-            pass  # request no other job: the coordinator runs inside its job, or the run is ending
-        elif job.role is not JobRole.JOIN and not self._promote(view) and not self.jobs.has(JobRole.NEXT):
+        elif self.terms.own_job is not None or view.ending or job.role is JobRole.JOIN:
+            pass  # request no other job: the run has its own, or is ending, or the coordinator runs inside the job
+        elif (view.closing or not self.jobs.promote_join()) and not self.jobs.has(JobRole.NEXT):
             actions += self._release(self.jobs.waiting_joins)  # the next job starts only after all others are gone
-            actions += self.begin(JobRole.NEXT)
+            actions += self._request_next(view)
         return [*actions, SaveState()]
-
-    def _promote(self, view: RunView) -> bool:
-        """Replace the run's own job, which has ended, with the oldest one-node job. Return False if there is none."""
-        joined = [job for job in self.jobs if job.role is JobRole.JOIN and job.nodes]
-        if view.closing or not joined:
-            return False
-        joined[0].role = JobRole.MAIN
-        return True
 
     def _ask_for_missing(self, view: RunView) -> list[Action]:
         """Request a one-node job if a node is missing and the run's own job has been granted."""
@@ -409,7 +412,7 @@ class NodeAllocation:
         if self.terms.own_job is not None:
             return [RequeueOwnJob(self.terms.own_job)]
         released = self._release([job for job in self.jobs if job.role is not JobRole.NEXT], code=0)
-        return [*released, *(() if self.jobs else self.begin(JobRole.NEXT)), SaveState()]
+        return [*released, *(() if self.jobs else self._request_next(view)), SaveState()]
 
     def requeue_ended(self, done: bool) -> list[Action]:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]

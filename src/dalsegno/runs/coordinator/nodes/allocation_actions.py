@@ -84,6 +84,13 @@ class RunJobs(list[Job]):
     def steps(self) -> list[AgentStep]:
         return [step for job in self for step in job.steps]
 
+    def promote_join(self) -> bool:
+        """Replace the run's own job, which has ended, with the oldest one-node job. Return False if there is none."""
+        joined = next((job for job in self if job.role is JobRole.JOIN and job.nodes), None)
+        if joined is not None:
+            joined.role = JobRole.MAIN
+        return joined is not None
+
     def expected(self, view: RunView) -> set[str]:
         """Return the nodes whose agents are starting and not late."""
         due = {node for step in self.steps for node in step.nodes if step.will_bring(node, view.clock)}
@@ -288,6 +295,13 @@ class RequestNext:
 
 
 @dataclass(frozen=True)
+class WidenNext:
+    """Request the next job again, if it still waits, because it excludes nodes that have been replaced."""
+
+    after_s: float
+
+
+@dataclass(frozen=True)
 class MoveRun:
     """Move the run to its next job."""
 
@@ -307,5 +321,5 @@ SlurmAction = (
     | RequeueOwnJob
 )
 RunAction = ApplyEvent | LeaveNode | StopRun | SuspendRun | WriteNote | WriteJournal | SaveState
-OwnEvent = CheckAgents | ReleaseLostNodes | ReportLeftNodes | RequestNext | MoveRun
+OwnEvent = CheckAgents | ReleaseLostNodes | ReportLeftNodes | RequestNext | WidenNext | MoveRun
 Action = SlurmAction | RunAction | OwnEvent

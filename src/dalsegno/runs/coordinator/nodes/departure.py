@@ -73,6 +73,10 @@ class Departures:
         self._update(now)
         return self._report(node) if new else []
 
+    def still_in_service(self, now: float) -> dict[str, float]:
+        """Return the nodes that only agents know to be taken, and until when they are there. Slurm may use them."""
+        return {node: self._until[node] for node in self._told if self._until[node] > now}
+
     def forget(self, nodes: Collection[str]) -> None:
         """Forget what agents read on nodes that have been replaced since."""
         self._told = {node: notice for node, notice in self._told.items() if node not in nodes}

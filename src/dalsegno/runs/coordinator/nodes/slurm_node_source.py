@@ -41,6 +41,7 @@ from dalsegno.runs.coordinator.nodes.allocation_actions import (
     StartAgents,
     StopRun,
     SuspendRun,
+    WidenNext,
     WriteJournal,
     WriteNote,
 )
@@ -155,6 +156,8 @@ class SlurmNodeSource:
                 _later(after_s, self.check_agents)
             case RequestNext(after_s):
                 _later(after_s, lambda: self._execute(self.allocation.next_due(self._view)))
+            case WidenNext(after_s):
+                _later(after_s, lambda: self._execute(self.allocation.widen_next(self._view)))
             case MoveRun(after_s):
                 _later(after_s, lambda: self.run_in_background(self.move()))
             case ReleaseLostNodes():
