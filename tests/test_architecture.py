@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "targets": (*UP_TO_5, "inject", "observe"),
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
-    "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
+    "why": (*UP_TO_4, "train.contract", "recovery"),  # the timeline of a node, run or job, and its conclusion
     "doctor": (*UP_TO_4, "train.disk", "why"),  # what is wrong with a job, and the fix
     "overview": (*UP_TO_4, "targets.base", "recovery", "observe"),  # a whole cluster at one moment, and the verdict
     "drill": (
@@ -162,7 +162,7 @@ MAY_READ_SENTENCES = {
     "spec/document.py": "PyYAML",
     "inject/methods.py": "ip",
     "targets/parallelcluster/client.py": "pcluster, which gives no codes",
-    "targets/parallelcluster/resources.py": "CloudFormation, which has no code for a template without changes",
+    "targets/cloud/credentials.py": "Terraform, whose log has OCI's message and no code",
     "targets/local/sweep.py": "the command lines of processes",
     "train/disk/convert.py": "pickle",
     "users/homes.py": "authorized_keys, where two lines mark the cluster's keys",
@@ -560,7 +560,7 @@ def test_keywords_and_messages_to_users_are_allowed():
     fine = [
         "if name == 'power-off': pass", "if key.startswith('x-'): pass", "words = line.split(', ')",
         "SAYS = {Kind.A: 'it is gone'}\nif kind in SAYS: pass", "text = f'{node} is lost'",
-        "if state is State.GONE: say('it is gone')", "HINT = 'mend that'\nraise Error(what, hint=HINT)",
+        "if state is State.GONE: say('it is gone')", "HINT = 'fix that'\nraise Error(what, hint=HINT)",
     ]  # fmt: skip
     assert prose(module(f"recovery/x{number}.py", text) for number, text in enumerate(fine)) == []
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT_HOME = Path("/var/lib/dalsegno")
 ANSWER_S = 30.0  # how long to wait for an answer from Slurm
-NODE_LOCK_S = 30.0  # how long to wait for the node lock; a target's daemon holds it for less
+NODE_LOCK_S = 30.0  # how long to wait for the node lock, which a target's daemon holds for a shorter time
 
 
 def home(env: Mapping[str, str] = os.environ) -> Path:
@@ -101,7 +101,7 @@ def place_named(name: str, env: Mapping[str, str] = os.environ) -> ClusterPlace:
 
 
 def _ls_hint(known: Mapping[str, ClusterPlace]) -> str:
-    return f"`dalsegno ls` shows: {', '.join(known)}" if known else "there are none yet; `dalsegno up` makes one"
+    return f"`dalsegno ls` shows: {', '.join(known)}" if known else "there are none yet; `dalsegno up` creates one"
 
 
 def open_cluster(place: ClusterPlace) -> Target:
@@ -150,7 +150,7 @@ class SlurmHere:
 
     env: Mapping[str, str]
     controller: Path | None = None  # the socket of Dal Segno's controller, if the cluster may have one
-    watcher: Path | None = None  # the socket of `dalsegno adopt watch`, which answers about nodes and starts no runs
+    watcher: Path | None = None  # the socket of `dalsegno adopt watch`, which reports on nodes but starts no runs
 
     @property
     def client(self) -> SlurmClient:
@@ -206,7 +206,7 @@ def _find_watcher(env: Mapping[str, str]) -> Path | None:
 
 
 def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> SlurmHere:
-    """Return the Slurm of a run, from the environment saved with the run, whichever cluster this shell uses."""
+    """Return the Slurm of a run, from the environment saved with the run. The cluster of this shell does not matter."""
     kept = {key: value for key, value in env.items() if key not in _CLUSTER_VARIABLES}
     return _ambient({**kept, **{key: saved[key] for key in _CLUSTER_VARIABLES if key in saved}})
 
@@ -239,7 +239,7 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
 
 
 def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
-    """Return a function that turns a command into one that runs on a node without Slurm.
+    """Return a function that wraps a command so that it runs on a node, without using Slurm.
 
     Return None for a cluster that Dal Segno did not create.
     """
@@ -261,7 +261,7 @@ def target_of(slurm: SlurmHere) -> Target | None:
 
 
 def has_fabric(slurm: SlurmHere) -> bool:
-    """Return whether the nodes may have the network of their instance type, which virtual hosts have not."""
+    """Return whether the nodes may have the network of their instance type. Virtual hosts do not have it."""
     from dalsegno.targets.base import HasVirtualNodes
 
     return not inside_a_host() and not isinstance(target_of(slurm), HasVirtualNodes)

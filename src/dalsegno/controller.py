@@ -22,7 +22,7 @@ from dalsegno.targets.base import HasMachines, Target
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.registry import open_existing
 
-SLURM_S = 15.0  # longer than Slurm's commands take to report that slurmctld does not answer
+SLURM_S = 15.0  # time limit for Slurm's commands, which report sooner that slurmctld does not answer
 
 
 def main(arguments: list[str]) -> int:
@@ -79,7 +79,7 @@ class ClusterSite:
         if self._cluster is None or stamp != self._read_at:
             cluster = read_applied(self.folder)
             if cluster is None:
-                raise DalsegnoError(f"cluster {self.folder.name} is not there yet", hint="`dalsegno up` makes it")
+                raise DalsegnoError(f"cluster {self.folder.name} does not exist yet", hint="`dalsegno up` creates it")
             self._cluster, self._read_at = cluster, stamp
         return self._cluster
 

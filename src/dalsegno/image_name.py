@@ -51,10 +51,10 @@ class ImageName:
     kind: ImageKind
     path: str = ""  # path to the file or folder
     user: str = ""
-    registry: str = ""  # host[:port], also for Docker Hub
-    repository: str = ""  # "nvidia/pytorch"; "library/ubuntu" for Docker Hub's `ubuntu`
+    registry: str = ""  # host[:port] of the registry, also for Docker Hub
+    repository: str = ""  # for example "nvidia/pytorch"; "library/ubuntu" for Docker Hub's `ubuntu`
     tag: str = ""
-    digest: str = ""  # "sha256:…"; takes precedence over the tag
+    digest: str = ""  # "sha256:…"; it takes precedence over the tag
 
     @property
     def is_path(self) -> bool:

@@ -18,7 +18,7 @@ from dalsegno.printable import logged, one_line
 
 LEVEL = "DALSEGNO_LOG_LEVEL"
 LEVELS = ("debug", "info", "warning", "error")
-MAX_BYTES, OLD_FILES = 8 << 20, 2  # limits for log files that this process rotates itself
+MAX_BYTES, OLD_FILES = 8 << 20, 2  # maximum size and number of old parts of a log that this process rotates itself
 
 
 def start_logging(component: str, path: Path | None = None, level: int = logging.INFO) -> logging.Logger:

@@ -51,7 +51,7 @@ SESSIONS, TOKEN, LOCK = "secret/web-sessions.json", "secret/metrics-token", "sec
 
 @dataclass(frozen=True)
 class ObserverOptions:
-    """The command line. `open_metrics`: /metrics answers without a token."""
+    """The options of the command line. `open_metrics` says whether /metrics can be read without a token."""
 
     folder: ClusterFolder
     listen: ListenAddress
@@ -61,7 +61,7 @@ class ObserverOptions:
 
 
 def parse_options(arguments: Sequence[str]) -> ObserverOptions:
-    """Parse the command line: see USAGE."""
+    """Parse the command line, whose syntax is in USAGE."""
     folder, *words = arguments or [""]
     open_metrics = "--open-metrics" in words
     plain = [word for word in words if word != "--open-metrics"]
@@ -72,7 +72,7 @@ def parse_options(arguments: Sequence[str]) -> ObserverOptions:
     if not folder or len(plain) != 2 * len(given) or "--listen" not in given or unknown or not interval.isdecimal():
         raise UsageError("invalid arguments", hint=f"observer {USAGE}")
     if given.get("--compat", names[0]) not in names:
-        raise UsageError(f"unknown names of metrics `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
+        raise UsageError(f"unknown metric names `{given['--compat']}`", hint=f"use one of {', '.join(names)}")
     dialect = SlurmDialect(given.get("--compat", names[0]))
     listen = ListenAddress.parse(given["--listen"])
     return ObserverOptions(ClusterFolder(Path(folder)), listen, dialect, open_metrics, max(1.0, float(interval)))
@@ -81,7 +81,7 @@ def parse_options(arguments: Sequence[str]) -> ObserverOptions:
 def main(arguments: list[str]) -> int:
     """Run the observer until it is told to stop; return the exit code."""
     start_logging("observer")
-    gc.set_threshold(200_000)  # parsing a long queue makes many objects and no garbage
+    gc.set_threshold(200_000)  # parsing a long queue creates many objects that garbage collection would scan in vain
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
     try:
@@ -103,7 +103,7 @@ class AppliedCluster:
         self._cluster = Cluster(folder.name, "", (), (), slurm=Slurm(accounting=False))
 
     def __call__(self) -> Cluster:
-        with contextlib.suppress(OSError, DalsegnoError):  # not there yet, or being replaced
+        with contextlib.suppress(OSError, DalsegnoError):  # the file does not exist yet, or is being replaced
             stamp = self._folder.applied.stat().st_mtime_ns
             if stamp != self._read_at:
                 self._cluster, self._read_at = read_applied(self._folder) or self._cluster, stamp
@@ -113,7 +113,7 @@ class AppliedCluster:
 def recovery_scope(cluster: Cluster) -> RecoveryScope:
     """Return the limits of recovery, and the nodes of each partition."""
     spares = frozenset(node.name for node in cluster.nodes if node.spare)
-    policy = Policy.of(cluster.health, frozenset(), spares)  # what the target can do does not change the limits
+    policy = Policy.of(cluster.health, frozenset(), spares)  # the limits do not depend on the target's remedies
     return RecoveryScope(policy, {partition.name: partition.nodes for partition in cluster.partitions})
 
 
@@ -121,7 +121,7 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     """Serve until `stopped` is set."""
     folder, address = options.folder, options.listen
     slurm = SlurmClient(LocalRunner(), os.environ, timeout_s=SLURM_S)
-    target = cache(lambda: _open(folder))  # most pages need none, and its import takes long
+    target = cache(lambda: _open(folder))  # opened on first use: most pages need no target
     sessions = Sessions(folder.root / SESSIONS)
     live = LivePicture(ClusterReader(folder, slurm, target), folder.name)
     cluster = AppliedCluster(folder)
@@ -158,7 +158,7 @@ def _open(folder: ClusterFolder) -> Target:
 def _name_user(target: Callable[[], Target], uid: int) -> str:
     try:
         return name_user(target(), uid)
-    except DalsegnoError:  # nobody who could know answers
+    except DalsegnoError:  # the target cannot look up the name
         return user_of(uid)
 
 

@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PROGRAMS = {  # name -> the module whose `main(arguments)` is called
+PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)` is called
     "run-agent": "dalsegno.runs.agent.agent",
     "run-coordinator": "dalsegno.runs.coordinator.program",
     "step-again": "dalsegno.runs.auto_resume.program",
@@ -34,12 +34,12 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` is called
 }
 
 
-# The same on hosts that have our code installed.
+# The command that starts a program on hosts where our code is installed. The program's name follows it.
 HOST_LAUNCHER = ("python3", "-I", "/opt/dalsegno/current/dalsegno/programs.py")
 
 
 def launcher() -> tuple[str, ...]:
-    """Return the command to put before a program's name. It works wherever this file and Python can be read."""
+    """Return the command that starts a program, without the program's name. It works on all hosts with these files."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
 
 
@@ -47,8 +47,8 @@ _IMPORT = "import sys; sys.path.insert(0, {own!r}); from dalsegno.programs impor
 
 
 def user_argv(python: str) -> list[str]:
-    """Return the command that starts a program with a user's Python and everything that it can import, as torch is
-    among the user's packages. The caller appends the program's name."""
+    """Return the command that starts a program with a user's Python, which can import the user's packages, such as
+    torch. The caller appends the program's name."""
     return [python, "-c", _IMPORT.format(own=str(Path(__file__).resolve().parents[1]))]
 
 

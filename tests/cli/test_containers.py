@@ -100,7 +100,7 @@ def test_slurm_without_slurm_conf_is_reported(check: Command, tmp_path: Path, mo
 def test_bad_ssh_option_is_reported_once_for_all_hosts(check: Command, tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
     done = check(str(tmp_path / "far.yaml"), "-o", "Nonsense=1")
-    assert done.returncode == 1 and "head,n-[1-3]: could not be asked: ssh: " in done.stdout
+    assert done.returncode == 1 and "head,n-[1-3]: did not answer: ssh: " in done.stdout
     assert "Bad configuration option: nonsense" in done.stdout and "man ssh_config" in done.stdout
 
 

@@ -36,7 +36,7 @@ def on_terminal(code: str, columns: int, **env: str) -> str:
 
 
 def test_no_color_turns_colour_off():
-    code = "out.error('it failed', hint='mend it'); out.warn('hot'); out.heading('Now')"
+    code = "out.error('it failed', hint='fix it'); out.warn('hot'); out.heading('Now')"
     assert "\x1b[31m" in on_terminal(code, 80) and "\x1b[36m" in on_terminal(code, 80, NO_COLOR="")
     assert "\x1b" not in on_terminal(code, 80, NO_COLOR="1")
 

@@ -32,7 +32,7 @@ def test_run_smaller_than_requested_is_reported() -> None:
 
 def test_changes_are_reported_once() -> None:
     handed = status(phase=RunPhase.WAITING, message="handed over", cause=RunCause.HANDED_OVER)
-    assert describe_changes(None, handed) == ["run train-k3f9x is handed over"]
+    assert describe_changes(None, handed) == ["run train-k3f9x is submitted"]
     assert describe_changes(handed, WAITS) == ["run train-k3f9x waits in the queue: Priority"]
     assert describe_changes(WAITS, WAITS) == []
     starts = status(phase=RunPhase.STARTING, wanted_nodes=4)

@@ -259,9 +259,9 @@ def workers(cli: Cli, node: str) -> list[int]:
 
 COUNT = """
 import socket, sys
-mark = sys.argv[1].encode()  # what a slow network still holds of an earlier try bears another
+mark = sys.argv[1].encode()  # packets of an earlier test that arrive late have another mark
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-sock.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE: what arrives is not lost here, however busy we are
+sock.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE: a busy receiver drops no packets
 sock.bind(("0.0.0.0", 9998))
 print("ready", flush=True)
 count = 0
@@ -271,7 +271,7 @@ print(count, flush=True)
 """
 SEND = """
 import socket, sys, time
-for _ in range(10):  # until both know each other's hardware address
+for _ in range(10):  # until ARP has resolved both addresses
     try:
         socket.create_connection((sys.argv[1], 6818), 2).close()
         break
@@ -281,7 +281,7 @@ sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 for number in range(500):
     sock.sendto(sys.argv[2].encode().ljust(1000), (sys.argv[1], 9998))
     time.sleep(0.0003)
-while True:  # until it was heard
+while True:  # until the receiver has ended
     sock.sendto(sys.argv[2].encode() + b"end", (sys.argv[1], 9998))
     time.sleep(0.02)
 """

@@ -101,7 +101,7 @@ def test_run_of_removed_cluster_is_lost_and_cancel_affects_no_other_job(run: Run
 
 def test_run_and_cancel_fail_fast_without_head_and_record_the_request(run: Run):
     assert f"it is the job of run {run.id}" in run.cli.ok("why", str(run.status.jobs[0]))
-    assert "nothing is done about it" in run.cli.run("inject", "power-off", "head").err
+    assert "recovery does not repair it" in run.cli.run("inject", "power-off", "head").err
     began = time.monotonic()
     refused = run.cli.run("run", *TWO, "train.py", cwd=run.work)
     assert (refused.code, "slurmctld of one does not answer" in refused.err) == (1, True), refused.err

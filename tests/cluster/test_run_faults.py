@@ -18,13 +18,14 @@ import pytest
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import DDP, IN_STEP, LONG_S, QUICK, Run, comm, kill, now
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 # On an idle machine a dead host is detected after 1.5 s, and the next step follows after 2.5 s: benchmarks measure
-# that. Here other tests may run; Slurm alone would need minutes.
-DETECTED_S = 20.0
-STEPPED_S = 60.0
+# that. Here other tests may run, or the machine may be emulated; Slurm alone would need minutes.
+DETECTED_S = 20.0 * PATIENCE
+STEPPED_S = 60.0 * PATIENCE
 
 
 Start = Callable[..., Run]

@@ -184,7 +184,7 @@ def test_change_refused_by_slurm_is_rolled_back(cli: Cli):
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     cli.file(small(3).replace("accounting: false", "accounting: false, extra: {SelectType: select/nonsense}"))
     answer = cli.run("up")
-    assert answer.code == 1 and "select/nonsense" in answer.err and "put back as it was" in answer.err
+    assert answer.code == 1 and "select/nonsense" in answer.err and "The cluster was restored" in answer.err
     assert cli.status("one")["phase"] == "up"
     assert cli.ok("shell", "--", "squeue", "-h", "-o", "%T %D").split() == ["RUNNING", "2"]
     assert cli.ok("plan", cli.file(small(2))).strip() == "nothing to do: the cluster is as the file says"

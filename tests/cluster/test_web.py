@@ -89,15 +89,22 @@ def test_every_page_opens_without_errors_and_is_accessible(cluster: Cli, tab: Ta
             assert barriers(tab) == [], (path, scheme)
 
 
-def test_removed_user_is_logged_out(cluster: Cli):
-    cluster.ok("user", "add", "bea")
+@pytest.mark.parametrize("by", ["command", "file"])
+def test_removed_user_is_logged_out(cluster: Cli, by: str):
+    if by == "file":
+        cluster.ok("up", cluster.file(CLUSTER.replace("- {name: ada}", "- {name: ada}\n  - {name: bea}")))
+    else:
+        cluster.ok("user", "add", "bea")
     address = cluster.ok("shell", "--user", "bea", "--", "dalsegno", "web", "--no-open").split()[0]
     with urlopen(address, timeout=60) as page:
         cookie = page.headers["Set-Cookie"].partition(";")[0]
     queue = Request(address.partition("/login")[0] + "/queue", headers={"Cookie": cookie})
     with urlopen(queue, timeout=60) as page:
         assert page.status == 200
-    cluster.ok("user", "rm", "bea", "--remove-home")
+    if by == "file":
+        cluster.ok("up", cluster.file(CLUSTER))
+    else:
+        cluster.ok("user", "rm", "bea", "--remove-home")
     with pytest.raises(HTTPError, match="401"):
         urlopen(queue, timeout=60)
 

@@ -134,7 +134,7 @@ def test_hosts_that_may_share_the_file_and_lack_the_plugin_are_named_in_a_cautio
         host("login", plugins=()), host("n1", plugins=(), slurm="23.02.1"), PluginFacts("n2", silent="ssh: refused")
     ]  # fmt: skip
     *_, line = commands(*hosts, asleep=["n3"])
-    assert line.hosts == ("login",) and line.caution.startswith(f"n[1-3]: no {OURS}, or not asked. ")
+    assert line.hosts == ("login",) and line.caution.startswith(f"n[1-3]: no {OURS}, or not checked. ")
     assert "(23.02.1) to the version of the others: 22.05.8" in judge(hosts)[1].fix
 
 

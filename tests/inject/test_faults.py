@@ -138,7 +138,7 @@ def test_where_slurm_s_commands_belong_to_no_cluster_there_is_none(args: list[st
 
 def test_of_a_head_that_is_off_it_is_said_that_nobody_mends_it():
     off = FAULTS["power-off"]
-    assert "nothing is done about it; `dalsegno up`" in describe_injection(
+    assert "recovery does not repair it, because it is not a node; `dalsegno up`" in describe_injection(
         off, "head", FaultOptions(), {"is_node": False}
     )
     assert "`dalsegno events -f` shows" in describe_injection(off, "train-1", FaultOptions(), {"is_node": True})

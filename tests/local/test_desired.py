@@ -219,10 +219,8 @@ def test_removed_node_without_a_host_is_cleaned_up():
 
 def test_jobs_are_unknown_while_slurmctld_does_not_answer():
     silent = replace(running(cluster(3)), jobs=None)
-    assert plan(cluster(2), silent).sentences()[-1] == (
-        "slurmctld does not answer: which jobs this would hurt is not known"
-    )
-    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding hurts none, whoever runs
+    assert plan(cluster(2), silent).sentences()[-1] == "slurmctld does not answer, so the affected jobs are unknown"
+    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding a node ends no job
 
 
 def test_long_name_lists_are_shortened():
@@ -339,7 +337,7 @@ def test_slurmrestd_is_added_without_a_restart():
 
 def test_health_policy_change_is_reported_and_restarts_nothing():
     made = plan(replace(BASE, health=replace(BASE.health, mode="observe")), running(BASE))
-    assert made.sentences() == ["changes how nodes are looked after (`health:`)", "restarts nothing", "ends no job"]
+    assert made.sentences() == ["changes the recovery of nodes (`health:`)", "restarts nothing", "ends no job"]
 
 
 def test_users_change_without_a_restart():
@@ -591,36 +589,36 @@ def test_jobs_are_constrained_as_far_as_the_kernel_allows():
     layout = slurm_layout(one, FOLDER, put(one, BIG), BIG)
     assert layout.cgroups.constrain == ("cores", "memory", "devices")
     assert layout.task_plugin == "task/cgroup"
-    assert told_limits(one, BIG) == "jobs are held to their cores, to their memory, to their devices"
+    assert told_limits(one, BIG) == "jobs are limited to their cores, to their memory, to their devices"
 
 
 @pytest.mark.parametrize(
     ("there", "machine", "sentence"),
     [
-        (cluster(1), ROOT, "jobs are not held to cores, memory or devices: that takes virtual hosts and cgroup v2"),
-        (cluster(1), USER, "jobs are not held to cores, memory or devices: that takes virtual hosts and cgroup v2"),
+        (cluster(1), ROOT, "jobs are not limited to cores, memory or devices: this needs virtual hosts and cgroup v2"),
+        (cluster(1), USER, "jobs are not limited to cores, memory or devices: this needs virtual hosts and cgroup v2"),
         (
             cluster(2, shape={"gpus": 1}),
             BIG,
-            "jobs are held to their memory, to their devices, not to cores (the nodes share this machine's cores)",
+            "jobs are limited to their memory, to their devices, not to cores (the nodes share this machine's cores)",
         ),
         (
             cluster(1, shape={"cpus": 192}),
             replace(BIG, gpu_files=()),
-            "jobs are held to their memory, not to cores (the nodes have 192 CPUs together, this machine has 16), "
+            "jobs are limited to their memory, not to cores (the nodes have 192 CPUs together, this machine has 16), "
             "not to devices (there are no real GPUs)",
         ),
         (
             cluster(1, shape={"memory_mib": UNSIZED_MIB}),
             BIG,
-            "jobs are held to their devices, not to cores (the file does not name the nodes' `memory`), "
+            "jobs are limited to their devices, not to cores (the file does not name the nodes' `memory`), "
             "not to memory (the file does not name the nodes' `memory`)",
         ),
         (
             cluster(1),
             replace(BIG, cgroups=replace(V2, controllers=frozenset({"cpuset"}))),
-            "jobs are held to their cores, to their devices, "
-            "not to memory (cgroups here can have no controller `memory`)",
+            "jobs are limited to their cores, to their devices, "
+            "not to memory (cgroups on this machine have no controller `memory`)",
         ),
     ],
 )

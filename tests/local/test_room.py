@@ -1,4 +1,4 @@
-"""The machine room's manners: whom it answers, what it refuses. What it does to real hosts is seen on a cluster."""
+"""The requests that the machine room accepts and refuses. Cluster tests show its effect on real hosts."""
 
 import contextlib
 import json
@@ -134,7 +134,7 @@ def test_client_implements_the_protocol_of_recovery(room: HostControlServer, fol
 
 @contextlib.contextmanager
 def served(room: HostControlServer) -> Iterator[None]:
-    """Until then; whoever still waited on its socket when that is closed would wait on another's of the same number."""
+    """Serve requests during the block. Join the thread before the socket is closed: its descriptor may be reused."""
 
     def serve() -> None:
         with contextlib.suppress(OSError):

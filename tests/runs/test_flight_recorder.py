@@ -94,7 +94,7 @@ def test_damaged_entries_are_skipped():
     assert [each.operation for each in dump.calls] == ["barrier"]
 
 
-# Who waits for whom
+# Ranks that wait for other ranks
 
 
 def test_rank_that_did_not_call_is_missing():

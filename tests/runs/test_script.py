@@ -68,7 +68,7 @@ def without_addresses(text: str) -> str:
 
 
 def test_open_files_are_flushed_at_exit(agent: Agent, tmp_path: Path):
-    """Python flushes buffered files when it destroys them, whoever holds them."""
+    """Python flushes buffered files when it destroys them, even if another object still refers to them."""
     text = """
         import sys
         class Log:

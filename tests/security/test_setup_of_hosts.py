@@ -141,7 +141,7 @@ def test_link_in_place_of_a_file_is_neither_read_nor_written_through(root: Path)
     ],
 )
 def test_answer_that_makes_no_sense_is_an_error_of_that_host_only(result: object):
-    with pytest.raises(TargetError, match="gpu-1: the set-up gave an answer that makes no sense"):
+    with pytest.raises(TargetError, match="gpu-1: the setup program gave an invalid answer"):
         read_answer("gpu-1", json.dumps({"result": result}))
 
 

@@ -31,7 +31,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostRack]:
 
 @pytest.fixture(autouse=True)
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Keep the settings and keys of whoever runs the tests out, and return the folder for others."""
+    """Replace the ssh folder of the user who runs the tests by an empty one, and return it."""
     (tmp_path / ".ssh").mkdir(mode=0o700)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)

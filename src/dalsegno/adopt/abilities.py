@@ -11,14 +11,14 @@ from dalsegno.adopt.found import FoundCluster, PlatformKind
 class Reach(Enum):
     """Who can use a command on a cluster that Dal Segno did not create."""
 
-    USER = "works"  # any user who may submit jobs
+    USER = "works"  # for any user who may submit jobs
     ADMINISTRATOR = "needs an administrator"
     NOBODY = "not on this cluster"
 
 
 @dataclass(frozen=True)
 class Ability:
-    """One command, or a part of one, with what it does or needs here."""
+    """A command or a part of a command, and what it does or needs on this cluster."""
 
     command: str
     reach: Reach
@@ -58,7 +58,7 @@ def _for_users(found: FoundCluster) -> list[Ability]:
 
 
 def _has_no_account(found: FoundCluster) -> bool:
-    """Return whether Slurm refuses every job of this user. Unknown if the accounts could not be read."""
+    """Return whether Slurm refuses every job of this user. If the accounts could not be read, return False."""
     enforced = {"associations", "limits", "qos", "safe"} & set(found.enforced)
     members = {user for user, _ in found.accounts.members}
     return bool(enforced and found.accounts.accounts and found.user) and found.user not in members

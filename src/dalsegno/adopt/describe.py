@@ -18,8 +18,8 @@ from dalsegno.slurm.parse.text import duration_s, integer, known, optional_integ
 from dalsegno.spec.values import is_node_name
 
 Content = dict[str, Any]
-_SHOWN = 8  # names in one remark
-# Settings of slurm.conf that the file cannot express and that matter to training, health or recovery
+_SHOWN = 8  # a remark lists at most this many names
+# Settings of slurm.conf that matter to training, health or recovery, but that the file cannot express.
 _NOTED = (
     *("SelectType", "SelectTypeParameters", "ProctrackType", "TaskPlugin", "PrologFlags", "LaunchParameters"),
     *("HealthCheckProgram", "Prolog", "Epilog", "TaskProlog", "TaskEpilog", "SrunProlog", "SrunEpilog"),
@@ -181,7 +181,7 @@ def _left_over_nodes(found: FoundCluster) -> list[str]:
 
 
 def _host_list(names: Sequence[str]) -> str | list[str]:
-    """Return names in Slurm's short form; as a list if that form does not exist."""
+    """Return names in Slurm's short form, or as a list if they have no short form."""
     try:
         return compress(names)
     except HostlistError:
@@ -254,7 +254,7 @@ def _preempt_action(mode: str) -> Content:
 
 
 def _qos(row: Mapping[str, str]) -> Content:
-    """Return a QOS; an empty one for Slurm's own `normal` QOS without any settings."""
+    """Return the content of a QOS; empty for Slurm's default QOS `normal` if it has no settings."""
     qos: Content = {}
     if integer(row["Priority"]):
         qos["priority"] = integer(row["Priority"])

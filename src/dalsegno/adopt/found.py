@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class PlatformKind(Enum):
-    """What created a cluster. The values are those of `existing.platform` in the cluster file."""
+    """The platform that created a cluster. The values are those of `existing.platform` in the cluster file."""
 
     PLAIN = "plain"
     PARALLELCLUSTER = "parallelcluster"
@@ -44,7 +44,7 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class Platform:
-    """The platform of a cluster, and what shows it."""
+    """The platform of a cluster, and the evidence for it."""
 
     kind: PlatformKind
     evidence: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class _Signs:
-    """What a platform leaves on a head or login node: paths, and the folder of programs that slurm.conf names."""
+    """The signs of a platform on a head or login node: paths, and the program folder that slurm.conf names."""
 
     paths: tuple[str, ...]
     programs: str
@@ -92,14 +92,14 @@ def _evidence(
 class FoundCluster:
     """A cluster as Slurm's commands and the files of this machine show it."""
 
-    settings: Mapping[str, str]  # of `scontrol show config`
+    settings: Mapping[str, str]  # the output of `scontrol show config`
     partitions: tuple[PartitionSettings, ...]
     nodes: tuple[NodeInfo, ...]
     platform: Platform = Platform(PlatformKind.PLAIN)
     accounts: AccountsInfo = field(default_factory=AccountsInfo)
     reservations: tuple[ReservationInfo, ...] = ()
     switches: tuple[SwitchInfo, ...] = ()
-    container_options: bool = False  # plugstack.conf loads Pyxis or our own plugin
+    container_options: bool = False  # whether plugstack.conf loads Pyxis or our own plugin
     user: str = ""
     is_root: bool = False
     unread: tuple[str, ...] = ()  # what could not be read, and why
@@ -112,7 +112,7 @@ class FoundCluster:
             return "unknown"
 
     def setting(self, name: str) -> str:
-        """Return a setting; "" if it is not set. Slurm's releases differ in the case of names."""
+        """Return a setting; "" if it is not set. Case is ignored, because it differs between Slurm's releases."""
         value = self.settings.get(name)
         if value is None:
             value = next((each for key, each in self.settings.items() if key.lower() == name.lower()), "")
@@ -136,7 +136,7 @@ class FoundCluster:
 def look(
     slurm: SlurmClient, has_path: HasPath, read_text: Callable[[str], str], user: str, is_root: bool
 ) -> FoundCluster:
-    """Ask slurmctld and slurmdbd, and look at files. Only partitions, nodes and settings must be readable."""
+    """Ask slurmctld and slurmdbd, and read files. Fail only if partitions, nodes or settings cannot be read."""
     settings, partitions, nodes = slurm.config(), tuple(slurm.partition_settings()), tuple(slurm.nodes())
     paths = frozenset(path for path in PATHS if has_path(path))
     found = FoundCluster(
@@ -172,7 +172,7 @@ def _has_container_options(found: FoundCluster, read_text: Callable[[str], str])
 
 
 def _try(ask: Callable[[], _T], what: str, unread: list[str]) -> _T | None:
-    """Return the answer; None if there is none, for example because slurmdbd does not answer."""
+    """Return the answer; None if the question failed, for example because slurmdbd does not answer."""
     try:
         return ask()
     except DalsegnoError as error:

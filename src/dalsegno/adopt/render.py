@@ -14,14 +14,14 @@ from dalsegno.printable import one_line
 from dalsegno.spec.load import MAX_BYTES, parse_spec
 
 ContentPath = tuple[str | int, ...]
-# An item of a list without one of these is not worth having, or is wrong: the whole item is left out.
+# If one of these values of a list item is invalid, the whole item is left out.
 _ESSENTIAL = ("name", "nodes", "node_count", "switches")
-_KEPT = ("name", "target", "existing", "partitions")  # a file without them is no cluster file
+_KEPT = ("name", "target", "existing", "partitions")  # required in every cluster file
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./\[\]-]*")
-_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})  # YAML reads them as other types
-_LONG = ("users", "accounts")  # lists that are left out of a file that would be too long
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})  # YAML reads these as other types
+_LONG = ("users", "accounts")  # these lists are left out if the file would be too long
 _ROUNDS = 50
-_WIDTH = 1 << 30  # one line for each value
+_WIDTH = 1 << 30  # so wide that each value stays on one line
 
 
 class _Dumper(yaml.SafeDumper):
@@ -81,7 +81,7 @@ def _without(content: Content, lines: list[tuple[str, ContentPath]], error: Spec
 
 
 def _removable(path: ContentPath) -> ContentPath:
-    """Return the path to remove for a value: the item of a list if the value is essential to it."""
+    """Return the path to remove for an invalid value: its whole list item if the value is essential to the item."""
     items = [at for at, step in enumerate(path) if isinstance(step, int)]
     if items and (len(path) == items[-1] + 1 or path[items[-1] + 1] in _ESSENTIAL):
         return path[: items[-1] + 1]

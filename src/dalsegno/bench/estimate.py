@@ -23,12 +23,13 @@ DAY_S = 86400.0
 
 # Without Dal Segno: Slurm declares a silent node down (SlurmdTimeout), requeues the job, and the script starts.
 SLURM_TIMEOUT_S, REQUEUE_S, SCRIPT_START_S = 300.0, 121.0, 600.0
-STORAGE_MOST, STORAGE_PER_NODE = 20.0, 2.0  # GB/s that checkpoints are written with
-# With Dal Segno: measured from a power cut to the next step, on virtual hosts (docs/performance.md), and an allowance.
+STORAGE_MOST, STORAGE_PER_NODE = 20.0, 2.0  # GB/s at which checkpoints are written: in total, and per node
+# With Dal Segno: the time from a power cut to the next step, measured on virtual hosts (docs/performance.md), and an
+# assumed time to start the script, CUDA and NCCL on real machines.
 RESUME_S, START_ALLOWANCE_S = 1.83, 60.0
-SNAPSHOT_INTERVAL_S = 60.0  # or longer, if snapshots would take more than this share of the time:
-SNAPSHOT_SHARE = 0.01  # as `memory_every="auto"`
-SNAPSHOT_S_PER_BYTE = 0.081 / (4 << 30)  # of the state of one GPU; measured on an H200
+SNAPSHOT_INTERVAL_S = 60.0  # longer if snapshots would take more than SNAPSHOT_SHARE of the time
+SNAPSHOT_SHARE = 0.01  # the same limit as `memory_every="auto"`
+SNAPSHOT_S_PER_BYTE = 0.081 / (4 << 30)  # per byte of one GPU's state, measured on an H200
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
 
@@ -68,7 +69,7 @@ class TrainingAsk:
     instance: Instance
     nodes: int
     mfu: float = MFU
-    per_1000_node_days: float | None = None  # of failures; None: the first published rate
+    per_1000_node_days: float | None = None  # number of failures; None means the first published rate
     storage_gbytes_per_s: float | None = None
 
 
@@ -76,10 +77,10 @@ class TrainingAsk:
 class GoodputEstimate:
     """How failures and checkpoints slow a run down. `share` of the time makes progress."""
 
-    interval_s: float  # between checkpoints or snapshots
-    stall_share: float  # of the time that saving them takes
+    interval_s: float  # the time between two checkpoints or snapshots
+    stall_share: float  # the share of the time that saving takes
     recovery_s: float
-    lost_s: float  # work that is done again after a failure
+    lost_s: float  # the work that is repeated after a failure
     share: float
     elapsed_s: float
 
@@ -91,12 +92,12 @@ class TrainingEstimate:
     ask: TrainingAsk
     gpu: Gpu
     flop: float
-    flop_per_s: float  # of all GPUs, with the MFU
+    flop_per_s: float  # the sum of all GPUs, at the given MFU
     ideal_s: float
     price: ListPrice | None
     memory: tuple[MemoryChoice, ...]
     rate: float  # failures per 1000 node-days
-    mtbf_s: float  # of the whole run
+    mtbf_s: float  # the mean time between failures on all nodes of the run
     plain_slurm: GoodputEstimate
     with_dalsegno: GoodputEstimate
 
@@ -105,7 +106,7 @@ class TrainingEstimate:
         return self.ask.nodes * self.ask.instance.gpus
 
     def cost_usd(self, seconds: float) -> float | None:
-        """Return the list price of all GPUs for this time; None if it is not known."""
+        """Return the list price of all GPUs for this time; None if the price is unknown."""
         return self.price.usd_per_gpu_hour * self.gpus * seconds / 3600 if self.price else None
 
     def failures(self, per_1000_node_days: float | None = None) -> float:
@@ -158,7 +159,7 @@ def find_training_instance(name: str) -> tuple[Instance, Gpu]:
 
 
 def estimate(ask: TrainingAsk) -> TrainingEstimate:
-    """Return the estimate: time = 6 x parameters x tokens / (GPUs x peak x MFU), and what follows from it."""
+    """Return the estimate. The time without failures is 6 x parameters x tokens / (GPUs x peak x MFU)."""
     _, gpu = find_training_instance(ask.instance.name)
     gpus = ask.nodes * ask.instance.gpus
     flop = 6 * ask.shape.params * ask.tokens
@@ -174,7 +175,7 @@ def estimate(ask: TrainingAsk) -> TrainingEstimate:
 
 
 def _plain_slurm(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate:
-    """Return the goodput with checkpoints on shared storage, written while training waits, and a requeued job."""
+    """Return the goodput with a requeued job and checkpoints on shared storage, which training waits for."""
     storage = ask.storage_gbytes_per_s or min(STORAGE_MOST, STORAGE_PER_NODE * ask.nodes)
     save_s = STATE * ask.shape.params / (storage * 1e9)
     interval_s = checkpoint_interval(save_s, mtbf_s)
@@ -196,7 +197,7 @@ def _with_dalsegno(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEs
 def make_goodput(
     ideal_s: float, mtbf_s: float, interval_s: float, stall_share: float, recovery_s: float
 ) -> GoodputEstimate:
-    """Return (1 - share that saving takes) x MTBF / (MTBF + recovery + half an interval), and the time that follows."""
+    """Return the goodput (1 - stall share) x MTBF / (MTBF + recovery + half an interval), and the resulting time."""
     lost_s = interval_s / 2
     alive = 1.0 if mtbf_s == float("inf") else mtbf_s / (mtbf_s + recovery_s + lost_s)
     share = max(1e-12, (1 - stall_share) * alive)
@@ -209,20 +210,20 @@ def checkpoint_interval(save_s: float, mtbf_s: float) -> float:
     d is the time that a checkpoint takes, M the mean time between failures. The first factor is Young's formula.
     """
     if mtbf_s == float("inf"):
-        return 3600.0  # without failures, any interval does; an hour limits what a mistake costs
+        return 3600.0  # without failures any interval works; with an hour, a mistake in the script costs little
     if save_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = save_s / (2 * mtbf_s)
     return max(1.0, sqrt(2 * save_s * mtbf_s) * (1 + sqrt(ratio) / 3 + ratio / 9) - save_s)
 
 
-# For people
+# Text and tables for people
 
 MEMORY_HEADERS = ("CHOICE", "STATE", "ACTIVATIONS", "RECOMPUTED", "FITS")
 
 
 def memory_rows(choices: Sequence[MemoryChoice]) -> list[list[str]]:
-    """Return the table of what a GPU holds; RECOMPUTED is the size of the activations then."""
+    """Return the table of what a GPU holds. RECOMPUTED is the size of the activations with recomputation."""
     return [[each.name, _gib(each.state), _gib(each.kept), _gib(each.recomputed), each.fit.value] for each in choices]
 
 
@@ -256,7 +257,7 @@ GOODPUT_HEADERS = ("", "PLAIN SLURM", "DAL SEGNO")
 
 
 def goodput_rows(found: TrainingEstimate) -> list[list[str]]:
-    """Return the comparison of a requeued job with checkpoints on disk, and of a run of Dal Segno."""
+    """Return rows that compare a requeued job with checkpoints on disk to a run of Dal Segno."""
     sides = (found.plain_slurm, found.with_dalsegno)
     rows = [
         ["checkpoint or snapshot every", *(time_text(each.interval_s) for each in sides)],

@@ -12,15 +12,15 @@ from typing import Any
 from dalsegno.runs.submit.container import container_options, wrap_guard
 from dalsegno.runs.submit.plan import RunPlan, slurm_options
 
-# Folders in which images and clouds keep the programs: AWS samples, NVIDIA's images, the OCI HPC stack.
+# Folders where the AWS samples, NVIDIA's images and the OCI HPC stack keep the programs of nccl-tests.
 NCCL_TESTS_FOLDERS = ("/opt/nccl-tests/build", "/workspace/nccl-tests/build", "/opt/oci-hpc/nccl-test/build")
 
 
-_INSTANCE_ID = "/sys/devices/virtual/dmi/id/board_asset_tag"  # on AWS
+_INSTANCE_ID = "/sys/devices/virtual/dmi/id/board_asset_tag"  # on AWS, this file contains the instance id
 
 
 def nccl_tests_places(given: str, program: str, environ: Mapping[str, str]) -> list[str]:
-    """Return where the program of nccl-tests may be, the likeliest first. A name without a folder is looked up in PATH.
+    """Return where a program of nccl-tests may be, the most likely place first. A bare name is looked up in PATH.
 
     `given` is the program, its folder, or the folder of the source in which it was built.
     """
@@ -34,9 +34,9 @@ def nccl_tests_places(given: str, program: str, environ: Mapping[str, str]) -> l
 def choose_program(
     places: Sequence[str], arguments: Sequence[str], otherwise: Sequence[str], module: str = ""
 ) -> list[str]:
-    """Return a command that runs the first of these programs that exists on the node, else another command.
+    """Return a command that runs the first of these programs that exists on the node, or else `otherwise`.
 
-    Without another command, it fails with a message.
+    Without `otherwise`, the command fails with a message.
     """
     lines = [
         f"for program in {shlex.join(places)}; do",
@@ -49,7 +49,7 @@ def choose_program(
         lines.append(f"exec {shlex.join(otherwise)}")
     else:
         lines.append(f'echo "$(hostname): {basename(places[0])} was not found" >&2; exit 127')
-    if module:  # the function `module` is defined by the shell's profile only
+    if module:  # only the shell's profile defines the function `module`
         return ["bash", "-lc", "\n".join([f"module load {shlex.quote(module)} || exit 1", *lines])]
     return ["sh", "-c", "\n".join(lines)]
 
@@ -90,7 +90,7 @@ class BenchMeasurement:
     """One measurement: what was measured on which nodes, and the figure that is compared with later ones."""
 
     at: float
-    kind: str  # such as all_reduce, pairs, gemm
+    kind: str  # for example all_reduce, pairs or gemm
     value: float
     unit: str
     nodes: tuple[str, ...] = ()

@@ -40,12 +40,12 @@ def launch_times(asked: float, entries: Sequence[Entry], scripts: Sequence[float
     at: dict[str, float] = {}
     for entry in entries:
         event = str(entry.get("event"))
-        if event == RunEvent.READY or event not in at:  # the last agent, but the first of all others
+        if event == RunEvent.READY or event not in at:  # keep the last READY, but the first of every other event
             at[event] = float(entry["at"])
     marks = [at.get(each) for each in (RunEvent.BEGAN, RunEvent.GRANTED, RunEvent.READY, RunEvent.GENERATION)]
     if None in marks or not scripts:
         return None
-    # A clock of a node may be a little ahead or behind: no phase is negative.
+    # The clocks of nodes differ a little, so a negative phase counts as zero.
     moments = [asked, *(mark for mark in marks if mark is not None), max(scripts), over]
     return LaunchTimes(tuple(max(0.0, after - before) for before, after in pairwise(moments)))
 

@@ -43,7 +43,7 @@ class Stroke:
 
 @dataclass(frozen=True)
 class Label:
-    """A text on one line; `x` is its left end, its middle or its right end, `y` its baseline."""
+    """A text on one line. `x` is its left end, middle or right end, as `align` says; `y` is its baseline."""
 
     x: float
     y: float
@@ -105,7 +105,7 @@ def _rgb(colour: str) -> bytes:
 
 
 class _Raster:
-    """Pixels in rows of red, green and blue. What lies outside is not drawn."""
+    """Pixels in rows of red, green and blue. Shapes are clipped at the edges."""
 
     def __init__(self, width: int, height: int) -> None:
         self._width, self._height = width, height
@@ -119,7 +119,7 @@ class _Raster:
             row[3 * left : 3 * right] = rgb * (right - left)
 
     def stroke(self, points: list[tuple[float, float]], rgb: bytes, width: int, dashed: bool) -> None:
-        done = 0  # along all points, so that dashes do not start again at each of them
+        done = 0  # counted along the whole line, so that dashes do not start again at each point
         for (x1, y1), (x2, y2) in pairwise(points):
             steps = max(1, round(max(abs(x2 - x1), abs(y2 - y1))))
             for step in range(steps + 1):

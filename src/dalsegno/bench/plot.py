@@ -26,7 +26,7 @@ class Curve:
 
 
 def make_curve(table: NcclTable, verdict: BenchVerdict) -> Curve:
-    """Return the curve of a table: for each size the highest result, of the lower of both placements."""
+    """Return the curve of a table. A row counts with its slower placement, and a size with its best row."""
     best: dict[int, float] = {}
     for row in table.rows:
         if row.size > 0:
@@ -36,7 +36,7 @@ def make_curve(table: NcclTable, verdict: BenchVerdict) -> Curve:
 
 
 def draw_text(curves: Sequence[Curve], width: int = 64, height: int = 11) -> str:
-    """Return the plot as lines of ASCII; "" if there are not two sizes to plot."""
+    """Return the plot as lines of ASCII; "" if no curve has two sizes."""
     curves = _plotted(curves)
     if not curves:
         return ""
@@ -93,12 +93,12 @@ def draw(curves: Sequence[Curve]) -> Picture:
 
 
 def _plotted(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the curves that have at least two sizes, as many as there are marks."""
+    """Return the curves that have at least two sizes, at most one per mark."""
     return [each for each in curves if len(each.points) > 1][:_MOST_CURVES]
 
 
 def _scales(curves: Sequence[Curve]) -> tuple[float, float, float]:
-    """Return the powers of two at both ends of the axis of sizes, and a round number above all bandwidths."""
+    """Return the scales: the powers of two at both ends of the size axis, and a round number above all bandwidths."""
     sizes = [size for curve in curves for size, _ in curve.points]
     low, high = log2(min(sizes)), log2(max(sizes))
     highest = max([busbw for curve in curves for _, busbw in curve.points] + [each.expected or 0.0 for each in curves])

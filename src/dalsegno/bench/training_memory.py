@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 WEIGHTS, GRADIENTS, OPTIMIZER = 2, 2, 12  # bytes per parameter
-STATE = WEIGHTS + OPTIMIZER  # what a checkpoint holds
+STATE = WEIGHTS + OPTIMIZER  # bytes per parameter in a checkpoint
 KEPT, RECOMPUTED = 34, 2  # bytes of activations per layer, token and hidden unit
-USABLE_SHARE = 0.92  # of a GPU's memory: CUDA, NCCL's buffers and fragments take the rest
+USABLE_SHARE = 0.92  # usable share of a GPU's memory; CUDA, NCCL's buffers and fragmentation take the rest
 GIB = 1 << 30
 
 
@@ -28,7 +28,7 @@ class MemoryFit(str, Enum):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A transformer: its parameters, layers and hidden size, and how much of a text a GPU sees at once."""
+    """A transformer: its parameters, layers and hidden size, and the sequence length and micro-batch of a GPU."""
 
     params: float
     layers: int
@@ -44,7 +44,7 @@ class ModelShape:
 def shape_of(params: float, layers: int | None, hidden: int | None, sequence: int, micro_batch: int) -> ModelShape:
     """Return the shape of a model.
 
-    Missing values are those of common models: 12 x layers x hidden^2 parameters, with a hidden size of 128 per layer.
+    Missing values are those of a common model: 12 x layers x hidden^2 parameters, with a hidden size of 128 per layer.
     """
     if layers is None:
         layers = round(params / 12 / hidden**2) if hidden else round((params / 12 / 128**2) ** (1 / 3))
@@ -55,7 +55,7 @@ def shape_of(params: float, layers: int | None, hidden: int | None, sequence: in
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """One way to spread the model, and the bytes that each GPU holds then."""
+    """One way to spread the model over GPUs, and the bytes that each GPU then holds."""
 
     name: str
     state: float  # weights, gradients and optimizer state
@@ -91,7 +91,7 @@ def _choices(shape: ModelShape, gpus: int, gpus_per_node: int, limit: float) -> 
     if gpus > 1:
         yield MemoryChoice("ZeRO-1", fixed * p + OPTIMIZER * p / gpus, kept, again, limit)
         yield MemoryChoice("ZeRO-2", WEIGHTS * p + (GRADIENTS + OPTIMIZER) * p / gpus, kept, again, limit)
-        gathered = 2 * WEIGHTS * layer  # the layer at work, and the next one
+        gathered = 2 * WEIGHTS * layer  # the current layer and the next one
         yield MemoryChoice("FSDP (ZeRO-3)", (fixed + OPTIMIZER) * p / gpus + gathered, kept, again, limit)
     if gpus_per_node > 1:
         yield from _tensor_and_pipeline(shape, gpus, gpus_per_node, limit)

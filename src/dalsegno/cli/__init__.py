@@ -1,1 +1,1 @@
-"""The command line: a folder per group of commands, one printer, one place that catches errors."""
+"""The command line: one folder per group of commands, one module that prints, one place for errors."""

@@ -81,7 +81,7 @@ def _show_survival(drill: Drill) -> None:
     out.data("")
     for line in sentences(drill):
         out.data(line)
-    out.heading("Beside it")
+    out.heading("Compared with other tools")
     compared = compare(drill)
     out.table(compared.head, compared.lines)
     for note in compared.notes:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 STOPS = tuple(each for each in (signal.SIGINT, signal.SIGTERM, _HANGUP) if each is not None)
 _WORDS = {signal.SIGINT: "interrupted", _HANGUP: "the terminal was closed"}
 
@@ -58,7 +58,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
     if _HANGUP is not None:
-        signal.signal(_HANGUP, lambda number, frame: None)  # kernel and shell each send SIGHUP
+        signal.signal(_HANGUP, lambda number, frame: None)  # the kernel and the shell each send a SIGHUP
         _detach_lost_terminal()
     raise Interrupted(number)
 

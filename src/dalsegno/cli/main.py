@@ -17,7 +17,7 @@ from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
-GROUPS = {  # group -> command -> what it does, in the order of `--help`
+GROUPS = {  # maps each group to its commands and their help texts, in the order of `--help`
     "Cluster": {
         "init": "Write a commented starter cluster file.",
         "compare": "Compare the places to train, Kubernetes-based ones included.",
@@ -74,19 +74,21 @@ GROUPS = {  # group -> command -> what it does, in the order of `--help`
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-FOLDERS = {"Other": ""}  # group -> its folder in `cli/`; by default the group's name in lower case
-SHARED_MODULES = {  # commands that share a module: command -> module, which defines a function of that name
+FOLDERS = {"Other": ""}  # maps a group to its folder in `cli/`; the default is the group's name in lower case
+SHARED_MODULES = {  # maps a command to the module that it shares with others; its function there has the same name
     "init": "cluster_file", "validate": "cluster_file", "plan": "up", "ls": "status", "env": "shell", "events": "nodes",
     "automation": "nodes", "dashboards": "monitor", "group": "user", "schema": "cluster.cluster_file",
 }  # fmt: skip
-# The other commands work here: they create, change and show clusters, or need none.
+# These commands run on the cluster's head node. All others run on this machine: they create, change and show clusters,
+# or need none.
 FORWARDED = frozenset({
     "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
     "inject", "drill", "monitor", "web", "doctor",
 })  # fmt: skip
-# These read secrets of the cluster, or are for its administrators, whose login may be another than root.
+# These commands run as root there: they read the cluster's secrets, or are meant for administrators, who may log in
+# under another name.
 AS_ROOT = frozenset({"monitor", "web", "automation", "inject"})
-CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # and so works from here, as `up` does
+CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # these change hosts, as `up` does, and run on this machine
 TAKES_A_COMMAND = ("run", "torchrun", "submit")
 
 
@@ -177,7 +179,7 @@ def _open_streams() -> None:
 
 
 def _explain(error: DalsegnoError | click.ClickException) -> int:
-    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later
+    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":  # from click 8.2 on
         out.talk(error.format_message())
         return error.exit_code
     if isinstance(error, click.ClickException):
@@ -198,13 +200,13 @@ def _describe_os_error(error: OSError) -> str:
 
 
 def forward(arguments: Sequence[str]) -> None:
-    """Become the same command on the head, if the command's cluster is on other machines; otherwise return."""
+    """Replace this process with the same command on the head node if the cluster is on other machines; else return."""
     if not arguments or arguments[0] not in FORWARDED or os.environ.get("SLURM_CONF"):
         return
     if tuple(arguments[:2]) in CHANGES_HOSTS:
         return
     if arguments[0] == "doctor" and any(os.path.isfile(word) for word in arguments[1:]):
-        return  # a script or a log of this machine is examined here
+        return  # the script or log is a file of this machine
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.targets.base import CanForward
     from dalsegno.targets.registry import is_elsewhere
@@ -212,7 +214,7 @@ def forward(arguments: Sequence[str]) -> None:
     try:
         place = find_place(cluster_named(arguments))
     except DalsegnoError:
-        return  # the command itself reports it, or needs no cluster
+        return  # the command reports the error itself, or needs no cluster
     if not is_elsewhere(place.folder):
         return
     target = open_cluster(place)
@@ -225,7 +227,7 @@ def forward(arguments: Sequence[str]) -> None:
 
 
 def cluster_named(arguments: Sequence[str]) -> str | None:
-    """Return the value of --cluster. What follows `--`, or the script of a run, belongs to that script."""
+    """Return the value of --cluster. Arguments after `--`, or after the script of a run, are the script's own."""
     for at, word in enumerate(arguments[1:], start=1):
         if word == "--" or (word.endswith(".py") and arguments[0] in TAKES_A_COMMAND):
             return None

@@ -49,7 +49,7 @@ def columns() -> int:
 
 def message(text: str, *, nl: bool = True) -> None:
     """Print to standard error. If its reader has gone, as in `dalsegno up 2>&1 | head -1`, discard this and all later
-    messages: a change must not stop in the middle because nobody reads how it proceeds."""
+    messages: a change of the cluster must not stop halfway because nobody reads its progress."""
     try:
         click.echo(text, nl=nl, err=True)
     except BrokenPipeError:
@@ -145,7 +145,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-# ---- Times as people write them.
+# ---- Times as text.
 
 
 UNITS_S = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
@@ -171,7 +171,7 @@ json_option = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
 
 def finite(_: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Return the value of an option; an error for `nan`, which click accepts in every range."""
+    """Return the value of an option; raise an error for `nan`, which click accepts in every range."""
     if value is not None and not isfinite(value):
         raise click.BadParameter("must be a number", param=option)
     return value

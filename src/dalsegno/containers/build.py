@@ -51,7 +51,7 @@ class BuiltLayer:
     """A layer made from files on this machine. An entry's `offset` is a position in the concatenated contents of all
     files."""
 
-    keep_owners: bool  # keep the files' owners; otherwise root owns everything
+    keep_owners: bool  # whether the files keep their owners; otherwise root owns all of them
     entries: list[TarEntry] = field(default_factory=list)
     sources: list[SourceFile] = field(default_factory=list)
     _offset: int = 0
@@ -233,7 +233,7 @@ PROGRAMS = (
 )  # fmt: skip
 _FILES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ssl/certs/ca-certificates.crt")
 _FOLDERS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "mnt": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
-_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # glibc dlopens these
+_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # glibc loads them later
 _TOP_LINKS = ("/bin", "/sbin", "/lib", "/lib64")  # links into /usr on most distributions
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ASK = (
@@ -368,7 +368,7 @@ def _libraries(files: list[Path], runner: Runner) -> Iterator[Path]:
     binaries = [str(path) for path in files if _is_elf(path)]
     found: dict[str, None] = {}
     for at in range(0, len(binaries), _AT_ONCE):
-        done = runner.run([tool, *binaries[at : at + _AT_ONCE]])  # a nonzero exit code means only that some are static
+        done = runner.run([tool, *binaries[at : at + _AT_ONCE]])  # a failure only means that some files are static
         found.update(dict.fromkeys(_LDD.findall(done.stdout)))
     return (Path(path) for path in found)
 

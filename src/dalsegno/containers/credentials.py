@@ -48,7 +48,7 @@ class RegistryServer:
     """The scheme, host and port of a server."""
 
     scheme: str
-    host: str  # in lower case; an IPv6 address without its brackets
+    host: str  # host name in lower case; an IPv6 address without its brackets
     port: int
 
     @property

@@ -124,7 +124,7 @@ class Http:
         if not named or urllib.request.proxy_bypass(host):
             return ""
         address = urlsplit(named if "//" in named else f"//{named}").netloc
-        return f"{scheme}_proxy={address.rpartition('@')[2]}"  # without user and password
+        return f"{scheme}_proxy={address.rpartition('@')[2]}"  # the address without user and password
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

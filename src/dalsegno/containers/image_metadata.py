@@ -121,7 +121,7 @@ class ImageRecord:
     compression: str
     size: int
     sha256: str  # the SHA-256 of the .sqsh file
-    imported: float  # seconds since 1970
+    imported: float  # time of the import, in seconds since 1970
     arch: str = ""
     created: str = ""
     layers: tuple[str, ...] = ()  # digests of the layers

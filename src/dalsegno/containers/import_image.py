@@ -52,7 +52,7 @@ def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runn
         raise DalsegnoError(
             f"{aside} is a symbolic link, which is not followed", hint="remove it, or name another file"
         )
-    remove_tree(aside)  # a call that was killed may have left it
+    remove_tree(aside)  # a call that was killed may have left this folder behind
     try:
         aside.mkdir(0o700)  # fails if another user has put a link there
         made = aside / "image.sqsh"

@@ -17,7 +17,7 @@ from dalsegno.containers.tar import FileSlice, Stream, TarEntry, read_entries, u
 
 AT_ONCE = 4
 _DAMAGED_HINT = "remove the stored layers with `dalsegno image gc --layers`, then try again"
-_ENTRY_COST = 500  # bytes of memory for one entry without its strings
+_ENTRY_COST = 500  # memory of one entry in bytes, without its strings
 _Task = TypeVar("_Task")
 _Value = TypeVar("_Value")
 
@@ -59,8 +59,8 @@ class ImageLimits:
     Several threads count at once, so the limits are not exact.
     """
 
-    unpacked: int = 1 << 40  # bytes
-    headers: int = 2 << 30  # bytes of memory for the list of files: about four million files
+    unpacked: int = 1 << 40  # maximum size of all files in bytes
+    headers: int = 2 << 30  # maximum memory of the list of files in bytes: about four million files
 
     def take_bytes(self, count: int) -> None:
         self.unpacked -= count

@@ -70,7 +70,7 @@ class Config:
     """The settings of an image, and the digests of its unpacked layers."""
 
     arch: str = ""
-    env: tuple[str, ...] = ()  # NAME=VALUE
+    env: tuple[str, ...] = ()  # entries of the form NAME=VALUE
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     workdir: str = ""

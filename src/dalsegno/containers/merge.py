@@ -9,7 +9,7 @@ The rules are those of the OCI image specification:
 - A hard link refers to the file that its target's path names at that moment, even if that path is removed later.
 - Symbolic links among the parents of a path are followed, but never out of the root.
 
-Left out: device nodes, set-user-ID and set-group-ID bits of files, and extended attributes that grant rights.
+Device nodes, set-user-ID and set-group-ID bits of files, and extended attributes that grant rights are left out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dalsegno.containers.tar import TarEntry, TarType
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
-_AUFS = ".wh..wh."  # metadata of aufs, in old images
+_AUFS = ".wh..wh."  # prefix of aufs metadata in old images
 _SET_USER_ID = 0o4000
-_SET_IDS = 0o6000  # removed from files only: a folder's set-group-ID bit grants no rights
-_MAX_PATH = 4096  # the kernel's limit
-_MAX_LINKS = 40  # the kernel's limit
+_SET_IDS = 0o6000  # these bits are removed from files only: a folder's set-group-ID bit grants no rights
+_MAX_PATH = 4096  # the kernel's limit for the length of a path
+_MAX_LINKS = 40  # the kernel's limit for symbolic links on one path
 _PLAIN_XATTR = "user."
 
 
@@ -55,7 +55,7 @@ class _Folder:
 
 @dataclass
 class _Leaf:
-    """Anything but a folder: one inode with one or more names."""
+    """A file, link or other entry that is not a folder: one inode with one or more names."""
 
     entry: TarEntry
     layer: int
@@ -131,14 +131,14 @@ def _split(path: str) -> tuple[list[str], str]:
 
 def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
     """Return the folder at this path, resolving symbolic links. With `make`, create missing folders; otherwise return
-    None for them."""
+    None if one is missing."""
     way, todo, followed = [root], parts[::-1], 0
     while todo:
         part = todo.pop()
         there = way[-1].names.get(part)
         if part in ("", "."):
             continue
-        if part == "..":  # comes from a symbolic link; the parent of the root is the root
+        if part == "..":  # this part comes from a symbolic link; the parent of the root is the root
             del way[max(1, len(way) - 1) :]
         elif isinstance(there, _Folder):
             way.append(there)

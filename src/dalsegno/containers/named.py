@@ -15,7 +15,7 @@ from dalsegno.containers.store import RemovedFiles
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import Completed, Runner
 
-PREFIX = "dalsegno: "  # the plugin starts each message with it
+PREFIX = "dalsegno: "  # the plugin starts each message with this text
 
 
 @dataclass(frozen=True)

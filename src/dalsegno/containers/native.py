@@ -23,7 +23,7 @@ NO_CONTAINER = 125  # exit code of a task that cannot enter its container; defin
 # -U comes first because the compilers of some distributions define the macro and warn about a second definition.
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
-BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a newer compiler may warn about more
+BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a newer compiler may print new warnings
 PARTS = {
     PLUGIN: (
         "-fPIC",
@@ -68,7 +68,7 @@ FAULT_HINT = (
     "this Slurm or this compiler is not known to the plugin yet: report it with the lines above. Until then, "
     "`containers: {enabled: false}` in the cluster file starts the cluster without containers"
 )
-COMPILE_S = 120.0  # an idle machine takes about 1 s
+COMPILE_S = 120.0  # time limit for compiling, which takes about 1 s on an idle machine
 _LINES = 10
 _NO_HEADER = re.compile(r"fatal error: .*: No such file or directory")
 

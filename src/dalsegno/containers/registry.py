@@ -25,7 +25,7 @@ _LOGIN_HINT = (
 
 @dataclass(frozen=True)
 class Challenge:
-    """The authentication that a registry asks for."""
+    """The authentication that a registry requires."""
 
     scheme: str  # "bearer" or "basic"
     realm: str = ""

@@ -35,7 +35,7 @@ from dalsegno.image_name import ImageKind, ImageName
 from dalsegno.system.files import explain
 from dalsegno.system.processes import Runner
 
-_MAX_DEPTH = 4  # levels of indexes within indexes
+_MAX_DEPTH = 4  # maximum number of nested indexes
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FoundImage:
     digest: str
     layers: tuple[Descriptor, ...]
     config: Config
-    listed: bool = False  # an index lists the image for the requested architecture
+    listed: bool = False  # whether an index lists the image for the requested architecture
 
 
 class ImageSource(Protocol):

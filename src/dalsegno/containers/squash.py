@@ -71,7 +71,7 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
 
 
 def memory_options(env: Mapping[str, str]) -> list[str]:
-    """Return options that limit sqfstar's queues to a quarter of the job's memory, for an import that is part of a job.
+    """Return options that limit sqfstar's queues to a quarter of the job's memory, if the import runs in a job.
 
     sqfstar's default is a quarter of the machine's memory.
     """
@@ -134,7 +134,7 @@ class VerifiedReread(Iterator[bytes]):
         if not self._blob.digest:
             return
         if isinstance(self._chunks, Generator):
-            self._chunks.close()  # so that the decompressor reads no more
+            self._chunks.close()  # stops the decompressor
         for _ in self._raw:
             pass
         if f"sha256:{self._digest.hexdigest()}" != self._blob.digest:

@@ -24,8 +24,8 @@ from dalsegno.system.processes import through
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
-_MAX_HEADER = 1 << 20  # bytes of pax records and long names; more is an attack
-_MAX_NAME = 4096  # the kernel's limit
+_MAX_HEADER = 1 << 20  # maximum bytes of pax records and long names; a longer header is an attack
+_MAX_NAME = 4096  # the kernel's limit for the length of a path
 _MAX_EVERYWHERE = 1000
 _MAX_ID = 0xFFFFFFFF
 _FIELDS = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
@@ -117,7 +117,7 @@ class Stream:
 def read_entries(stream: Stream) -> Iterator[TarEntry]:
     """Yield all entries of a layer, in order. The zero blocks at the end, and even the last file's padding, may be
     missing, as in layers that umoci 0.4 writes."""
-    everywhere: dict[str, bytes] = {}  # pax records for all following entries
+    everywhere: dict[str, bytes] = {}  # pax records that apply to all following entries
     records: dict[str, bytes] = {}
     while True:
         header = stream.read(BLOCK)
@@ -142,7 +142,7 @@ def read_entries(stream: Stream) -> Iterator[TarEntry]:
             records.update(_pax(_content(stream, size)))
         elif kind in (b"L", b"K"):
             records["path" if kind == b"L" else "linkpath"] = _content(stream, size).rstrip(b"\0")
-        elif kind == b"V":  # a volume's label
+        elif kind == b"V":  # the entry is a volume label
             stream.skip(_padded(size))
         else:
             raise DamagedImage(f"a layer has an entry of unknown type {kind!r}")
@@ -316,9 +316,9 @@ class FileSlice:
 
     path: Path
     offset: int = 0
-    size: int = -1  # -1: to the end of the file
+    size: int = -1  # number of bytes; -1 means up to the end of the file
     digest: str = ""  # expected digest; "" if it was checked or is unknown
-    private: bool = False  # only this user can change the bytes between two reads
+    private: bool = False  # whether only this user can change the bytes between two reads
 
     def raw(self) -> Iterator[bytes]:
         """Yield all bytes in chunks. Only a regular file is read: opening a pipe could block forever."""

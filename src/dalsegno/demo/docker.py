@@ -24,7 +24,7 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, LocalRunner, Runner
 
 PROGRAM = "sleep 1000"
-TOPS = ("slurmstepd", "slurmd", "dockerd", "containerd")  # services of the node, at which the list of ancestors ends
+TOPS = ("slurmstepd", "slurmd", "dockerd", "containerd")  # the list of ancestors ends at one of these services
 WAIT_S = 90.0
 Notify = Callable[[str], None]
 
@@ -46,10 +46,10 @@ class ObservedProgram:
 
     pid: int
     user: str
-    ancestors: tuple[str, ...]  # names, the direct parent last
+    ancestors: tuple[str, ...]  # the names of the ancestors, the direct parent last
     cgroup: str
     gpu: str
-    counted: bool  # whether Slurm lists it as a process of the job
+    counted: bool  # whether Slurm lists the program as a process of the job
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _started(stage: DockerStage, job: int, before: set[int]) -> int:
 
 
 def _is_idle(stage: DockerStage) -> bool:
-    """Return whether the node is idle and not COMPLETING: then Slurm has killed every process that it knows."""
+    """Return whether the node is idle and not COMPLETING. Slurm has then killed every process that it knows."""
     node = stage.slurm.node(stage.node)
     return node.state is NodeState.IDLE and not node.flags
 
@@ -150,7 +150,7 @@ def ancestors(known: dict[int, NodeProcess], pid: int) -> tuple[str, ...]:
 
 
 def parse_cgroup(text: str) -> str:
-    """Return the cgroup by which Slurm finds a job's processes: the freezer's with v1, the only one with v2."""
+    """Return the cgroup in which Slurm finds a job's processes: the freezer's in cgroup v1, the only one in v2."""
     groups = {kind: path for line in text.splitlines() for _, kind, path in [line.split(":", 2)]}
     return groups.get("freezer") or groups.get("", "")
 
@@ -159,18 +159,18 @@ def parse_variable(environ: str, name: str) -> str:
     return dict(each.partition("=")[::2] for each in environ.split("\0")).get(name, "")
 
 
-# Docker's daemon, on one node for the duration of the scene, with its files in a mount namespace of its own
+# Docker's daemon runs on one node during the scene, with its files in its own mount namespace.
 
 
 START_S = 60.0
 END_S = 20.0
-# The daemon's images, sockets, PID files and its key in /etc are in memory. Only the daemon sees them, and they vanish
-# with it.
+# The daemon's images, sockets, PID files and its key in /etc are in memory. Only the daemon sees them, and they are
+# gone when it ends.
 PRIVATE = """mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/etc /run/work &&
     mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work overlay /etc && exec "$@"
 """
 ALONE = ("unshare", "--mount", "--", "/bin/sh", "-c", PRIVATE, "sh")
-# Without a bridge or firewall rules: the daemon changes nothing on the machine.
+# The daemon gets no bridge and no firewall rules, so that it changes nothing on the machine.
 PLAIN = (
     "--data-root=/run/data", "--exec-root=/run/docker", "--pidfile=/run/docker.pid", "--storage-driver=vfs",
     "--exec-opt=native.cgroupdriver=cgroupfs", "--default-cgroupns-mode=private", "--bridge=none",
@@ -224,7 +224,7 @@ class Docker:
 
 @contextlib.contextmanager
 def daemon(on_node: OnNode, folder: Path, group: str, cgroup: str) -> Iterator[Docker]:
-    """Run the daemon on the node during the block. Members of `group` may use it, which gives them root's rights."""
+    """Run the daemon on the node during the `with` block. Members of `group` may use it, which makes them root."""
     dockerd, client = find_programs()
     docker = Docker(client, folder / "docker.sock", LocalRunner())
     log = folder / "dockerd.log"
@@ -264,7 +264,7 @@ def _end_all(mark: str) -> None:
             raise TargetError("Docker's daemon does not exit", hint="`dalsegno down dalsegno-demo` stops its host")
 
 
-# The smallest image that can sleep: this machine's `sleep` and its libraries
+# The image contains only this machine's `sleep` and its libraries.
 
 
 NAME = "dalsegno-demo:sleep"

@@ -30,7 +30,7 @@ def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
 Notify = Callable[[str], None]
 PARTITION = "lab"
 BIG_PARTITION = "train"
-POLL_S = 0.3  # each look at the queue starts a process
+POLL_S = 0.3  # not shorter, because each look at the queue starts a process
 FAIR_SHARE_WAIT_S = 150.0  # Slurm updates fair share once a minute at best
 
 
@@ -67,7 +67,7 @@ class Lab:
 
 
 def play(lab: Lab, notify: Notify) -> ScenarioOutcome:
-    """Play the whole scene. At its end no job is left, and the partition is open."""
+    """Play the whole scene. At its end there is no job left, and the partition is up."""
     notify("the partition is closed; ada, bob and cem submit their jobs, in this order")
     lab.slurm.update(PartitionName=PARTITION, State="DOWN")
     try:
@@ -150,7 +150,7 @@ def _compare_next(lab: Lab, notify: Notify) -> dict[str, int]:
         lab.slurm.cancel(*ids.values(), big_job)
 
 
-# Jobs as bars over time, in plain characters
+# Jobs drawn as bars over time, in ASCII
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ __all__ = ["SYMPTOMS", "Case", "DoctorFinding", "Evidence", "Severity", "Symptom
 
 
 def examine(case: Case) -> list[tuple[Symptom, DoctorFinding]]:
-    """Return all findings, errors first. The order of the symptoms decides among equals."""
+    """Return all findings, errors first. Findings of equal severity are in the order of the symptoms."""
     found = [(symptom, finding) for symptom in SYMPTOMS for finding in symptom.judge(case)]
     order = list(Severity)
     return sorted(found, key=lambda pair: order.index(pair[1].severity))

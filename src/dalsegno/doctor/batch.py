@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# Short options of sbatch that have a long form
+# Short options of sbatch and their long names.
 _SHORT = {
     "N": "nodes", "n": "ntasks", "p": "partition", "t": "time", "c": "cpus-per-task", "J": "job-name", "o": "output",
     "e": "error", "A": "account", "q": "qos", "C": "constraint", "w": "nodelist", "G": "gpus", "D": "chdir",
@@ -40,7 +40,7 @@ class BatchFacts:
     late: tuple[BatchLine, ...] = ()  # #SBATCH lines after the first command, which Slurm ignores
     commands: tuple[BatchLine, ...] = ()
     broken: tuple[BatchLine, ...] = ()  # lines that end with a backslash and spaces, so that the command ends there
-    takes_arguments: bool = False  # it uses `$@` or `$1`
+    takes_arguments: bool = False  # whether the script uses `$@` or `$1`
 
     @property
     def scripts(self) -> list[tuple[BatchLine, str]]:
@@ -52,12 +52,12 @@ class BatchFacts:
         return [each for each in self.commands if _launcher_at(each.words) is not None]
 
     def launcher_paths(self) -> list[tuple[BatchLine, str]]:
-        """Return the calls of torchrun by a path, with that path."""
+        """Return the calls of torchrun that name it by a path, with that path."""
         words = [(each, word) for each in self.launchers for word in each.words if word.endswith("/torchrun")]
         return [(each, word) for each, word in words if "$" not in word and not word.startswith("-")]
 
     def without_script(self) -> list[BatchLine]:
-        """Return calls of torchrun that name no script. Calls with variables are left out."""
+        """Return calls of torchrun without a script. Calls that use shell variables are left out."""
         return [each for each in self.launchers if not _names_script(each)]
 
     def container_lines(self) -> list[BatchLine]:
@@ -86,7 +86,7 @@ class BatchFacts:
         return 0, ""
 
     def conda_lines(self) -> list[BatchLine]:
-        """Return commands that create environments from Anaconda's channels, unless the script accepts their terms."""
+        """Return commands that create environments from Anaconda's channels without accepting the terms of use."""
         accepts = any("tos" in each.words and "accept" in each.words for each in self.commands)
         creates = [each for each in self.commands if _creates_conda(each.words)]
         return [] if accepts else creates
@@ -126,7 +126,7 @@ def read_batch(text: str, path: str) -> BatchFacts:
 
 
 def parse_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options in a command line of sbatch by their long names, up to the first word that is not one."""
+    """Yield the options of an sbatch command line by their long names, up to the first word that is not an option."""
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] != "--":
         word, index = words[index], index + 1
@@ -139,7 +139,7 @@ def parse_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def misplaced_options(words: Sequence[str]) -> list[str]:
-    """Return the long options of Slurm among words that a script gets as its arguments."""
+    """Return those of a script's arguments that are long options of Slurm."""
     return [word for word in words if word.startswith("--") and word[2:].partition("=")[0] in SLURM_OPTIONS]
 
 
@@ -176,7 +176,7 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=line[:1] != "#")
-    except ValueError:  # a quote that ends in another line
+    except ValueError:  # the quoted text ends on another line
         return line.split()
 
 

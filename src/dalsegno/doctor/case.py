@@ -20,14 +20,14 @@ from dalsegno.slurm.facts import JobInfo
 class Severity(Enum):
     """How bad a finding is."""
 
-    ERROR = "error"  # the job fails, or has failed, because of it
-    WARNING = "warning"  # the job may fail, or be slow
-    NOTE = "note"  # good to know; the exit code stays 0
+    ERROR = "error"  # the job fails or has failed because of the finding
+    WARNING = "warning"  # the job may fail or be slow
+    NOTE = "note"  # information only; the exit code stays 0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Where something was seen: `train.py:12`, `slurm-7.out:230` or `partition gpu`, with the text that is there."""
+    """A place where something was seen (`train.py:12`, `slurm-7.out:230`, `partition gpu`), and the text there."""
 
     where: str
     text: str = ""
@@ -45,12 +45,12 @@ class DoctorFinding:
 
 @dataclass(frozen=True)
 class PathPlace:
-    """A path and the file system that it is on. `shared`: whether the nodes see the same file; None if not known."""
+    """A path and its file system. `shared` says whether all nodes see the same file; None if unknown."""
 
     path: str
     fstype: str = ""
     shared: bool | None = None
-    mode: str = ""  # what this user may do with it: some of `rwx`; "" if it does not exist
+    mode: str = ""  # this user's permissions, some of `rwx`; "" if the path does not exist
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ class PythonFound:
     place: PathPlace
     torch: str | None = None
     cuda: bool | None = None  # whether torch was built for CUDA; None if that is not known
-    active: bool = True  # whether the job is known to use it
+    active: bool = True  # whether the job certainly uses this environment
 
 
 @dataclass(frozen=True)
 class NodeProbe:
-    """What a job step saw on one node. None: not looked at."""
+    """What a job step saw on one node. None means that this was not examined."""
 
     node: str
-    script: str | None = None  # some of `rwx`; "" if the script is not there
+    script: str | None = None  # permissions, some of `rwx`; "" if the script does not exist there
     python: bool | None = None
     torch: bool | None = None
     port_in_use: bool | None = None
@@ -81,16 +81,16 @@ class NodeProbe:
 class CaseCluster:
     """The nodes that the job runs on, or would run on. `gpus_per_node` is 0 if none of them has a GPU."""
 
-    where: str  # such as `partition gpu`
+    where: str  # for example `partition gpu`
     nodes: int = 0
     gpus_per_node: int = 0
     containers: bool | None = None  # whether srun knows `--container-image`
-    same_files: bool = False  # the nodes are virtual hosts of this machine
+    same_files: bool = False  # true if the nodes are virtual hosts of this machine, which see its files
 
 
 @dataclass(frozen=True)
 class FoundSnapshot:
-    """A checkpoint and the number of ranks that wrote it. `needs_same_size`: it loads on that number only."""
+    """A checkpoint and the number of ranks that wrote it. With `needs_same_size`, only as many ranks can load it."""
 
     path: str
     world_size: int
@@ -100,7 +100,7 @@ class FoundSnapshot:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """The step times of a run: each rank's ratio to the median, the median step, and how long it waits for data."""
+    """The step times of a run: each slow rank's ratio to the median, the median step time, and the wait for data."""
 
     slow: Mapping[str, float] = field(default_factory=dict)  # rank -> ratio
     places: Mapping[int, str] = field(default_factory=dict)
@@ -110,13 +110,13 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that is known of one job, before it starts or after it ended."""
+    """Everything that is known about one job, before it starts or after it ended."""
 
     subject: str
     script: ScriptFacts | None = None
-    place: PathPlace | None = None  # of the script
+    place: PathPlace | None = None  # where the script is
     batch: BatchFacts | None = None
-    words: tuple[str, ...] = ()  # what follows the script's name on the command line
+    words: tuple[str, ...] = ()  # the arguments after the script's name on the command line
     python: PythonFound | None = None
     cluster: CaseCluster | None = None
     job: JobInfo | None = None
@@ -128,9 +128,9 @@ class Case:
     snapshots: tuple[FoundSnapshot, ...] = ()
     left_snapshot: str = ""  # a snapshot that the script would load
     world_size: int = 0  # number of ranks that the job has or requests; 0 if not known
-    port: int = 0  # a fixed MASTER_PORT
+    port: int = 0  # the MASTER_PORT, if it is fixed
     port_where: str = ""
-    port_in_use: bool | None = None  # on this machine
+    port_in_use: bool | None = None  # whether the port is in use on this machine
     missing_launcher: Evidence | None = None  # a torchrun that the batch script starts by its path
     missing_folders: tuple[Evidence, ...] = ()  # folders for output that do not exist
     probes: tuple[NodeProbe, ...] = ()
@@ -142,7 +142,7 @@ class Case:
 
     @property
     def started(self) -> bool:
-        """Return whether there is a log or a record of the job. Evidence from the job counts more than its files."""
+        """Return whether there is a log or a record of the job. These count more than the files of the job."""
         return bool(self.signs or self.job or self.run)
 
 
@@ -151,7 +151,7 @@ Judge = Callable[[Case], Iterable[DoctorFinding]]
 
 @dataclass(frozen=True)
 class Symptom:
-    """One thing that goes wrong. The judge decides from the case alone."""
+    """A known fault. Its judge finds it from the case alone."""
 
     name: str
     question: str

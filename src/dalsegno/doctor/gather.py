@@ -35,8 +35,8 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.system.processes import Runner
 from dalsegno.why.run import generation_to_explain
 
-MAX_LOGS = 256  # ranks whose logs are searched
-_SIBLINGS = 20  # modules beside the script that are read too
+MAX_LOGS = 256  # at most this many ranks' logs are searched
+_SIBLINGS = 20  # at most this many modules in the script's folder are read too
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class DoctorOrder:
     slurm: SlurmAccess | None
     runner: Runner
     env: Mapping[str, str]
-    words: tuple[str, ...] = ()  # what follows the script
+    words: tuple[str, ...] = ()  # the arguments of the script
     python: str = ""
     partition: str = ""
-    dumps: str = ""  # a folder
-    checkpoint: str = ""  # a folder
+    dumps: str = ""  # a folder with dumps of the flight recorder
+    checkpoint: str = ""  # a folder with checkpoints
     ranks: int = 0
     probe: bool = False
     same_files: bool = False
-    no_cluster: str = ""  # why there is none
+    no_cluster: str = ""  # why `slurm` is None
     owners: tuple[int, ...] = ()  # uids whose files may be read; () if all files may be read
     mountinfo: str = field(default_factory=lambda: read_start(Path("/proc/self/mountinfo"), 1 << 20) or "")
 
@@ -137,7 +137,7 @@ def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
 
 
 def _owner_of(job: JobInfo) -> int:
-    """Return the uid of a job's user; -1 if unknown here. The accounting database has only the user's name."""
+    """Return the uid of a job's user; -1 if this machine does not know the user name in the accounting database."""
     if job.uid is not None:
         return job.uid
     try:
@@ -155,7 +155,7 @@ def _owners(owner: int) -> tuple[int, ...]:
 
 
 def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners: Sequence[int]) -> list[SignSeen]:
-    """Return the signs in the logs of a run. Signs in the log of a rank name the rank before the line number."""
+    """Return the signs in the logs of a run. The place of a sign names the rank before the line number."""
     logs = [(run.log(generation, rank), f"rank {rank}, line ") for rank in ranks[:MAX_LOGS]]
     logs += [
         (run.agents_log, "agents.log"),
@@ -173,7 +173,7 @@ def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners:
 
 
 def _script(text: str, path: Path, owners: Sequence[int] = ()) -> ScriptFacts:
-    """Return the script's facts. If a module beside it starts the process group, it counts as the script's own."""
+    """Return the script's facts. A process group that a module in its folder starts counts as the script's own."""
     facts = read_script(text, str(path))
     if facts.starts or not facts.distributed:
         return facts
@@ -191,7 +191,7 @@ def _batch_case(case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path 
     """Return the case with a batch script, and the Python script that it starts if there is one."""
     folder = folder or Path.cwd()
     case = replace(case, batch=batch)
-    # Where a variable is part of the path, as in `$(dirname "$PWD")/ddp.py`, the name alone is looked for.
+    # If the path contains a variable, as in `$(dirname "$PWD")/ddp.py`, only the file name is searched.
     named = [word.rpartition("/")[2] if "$" in word else word for _, word in batch.scripts]
     tried = [
         place / name for name in named for place in (folder, Path(batch.path).parent, Path(batch.path).parent.parent)
@@ -286,14 +286,14 @@ def _with_cluster(case: Case, order: DoctorOrder, script: str, python: str, unch
     case = replace(case, cluster=cluster)
     if not order.probe:
         if not case.started:
-            unchecked.append("files and ports on the nodes: `--probe` starts a job step of a second there")
+            unchecked.append("files and ports on the nodes: `--probe` runs a job step of one second there")
         return case
     probes = probe_nodes(order.slurm, order.runner, script, python, case.port, order.partition, cluster.nodes)
     return replace(case, probes=tuple(probes))
 
 
 def _port(case: Case, order: DoctorOrder) -> tuple[int, str]:
-    """Return a MASTER_PORT that is fixed in the batch script, the script or the environment, and where."""
+    """Return a MASTER_PORT that the batch script, the script or the environment fixes, and where it is set."""
     if case.batch:
         line, value = case.batch.variable("MASTER_PORT")
         if value.isdecimal() and len(value) < 6:
@@ -318,7 +318,7 @@ def _left_snapshot(case: Case) -> str:
 
 
 def _with_dumps(case: Case, order: DoctorOrder, owner: int) -> Case:
-    """Return the case with the dumps of the flight recorder that the log names, or that lie in a given folder."""
+    """Return the case with the dumps of the flight recorder, from the paths in the log or from a given folder."""
     named = [Path(each.values["path"]) for each in case.seen(LogSign.DUMP_WRITTEN) if "path" in each.values]
     paths = sorted(Path(order.dumps).iterdir()) if order.dumps else named
     found = read_dump_files(paths, os.geteuid() if order.dumps else owner)

@@ -13,14 +13,14 @@ from itertools import islice
 
 from dalsegno.printable import one_line
 
-MAX_LINE = 2000  # characters of a line that are searched
-MAX_SEARCHED = 8 << 20  # characters of the lines that may contain a sign; a longer log is hostile, or all errors
-SHOWN = 240  # characters of a line that are shown
-_KEPT = 16  # lines of each sign in one file
+MAX_LINE = 2000  # only this many characters of a line are searched
+MAX_SEARCHED = 8 << 20  # at most this many characters are searched, in lines that may contain a sign
+SHOWN = 240  # only this many characters of a line are shown
+_KEPT = 16  # at most this many lines of each sign are kept per file
 
 
 class LogSign(Enum):
-    """What a line of a log tells."""
+    """The kinds of faults that a line of a log can show."""
 
     TORCH_MISSING = "torch-missing"
     LAUNCHER_MISSING = "launcher-missing"
@@ -125,13 +125,13 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     (LogSign.NO_NUMPY, r"Failed to initialize NumPy: No module named 'numpy'"),
 )
 _COMPILED = tuple((sign, re.compile(pattern)) for sign, pattern in _PATTERNS)
-# Every pattern needs one of these words, so that most lines need not be searched for patterns.
+# Every pattern contains one of these words, so lines without such a word are skipped.
 _WORDS = (
     "torch", "can't open", "denied", "Error", "NCCL", "NVIDIA", "CUDA", "backend type", "initialized", "ddress already",
     "EADDR", "container-", "Terms of", "arguments", "orld", "saved with", "OutOf", "CUBLAS", "memory", "oom",
     "illed", "Watchdog", "Timed out", "Flight Rec", "Duplicate GPU", "device ordinal", "DataLoader", "NumPy",
 )  # fmt: skip
-_BATCH = 1000  # lines that are looked through for these words at once
+_BATCH = 1000  # this many lines at a time are searched for these words
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class SignSeen:
 
 
 def find_signs(lines: Iterable[tuple[int, str]], name: str) -> Iterator[SignSeen]:
-    """Yield the signs in the lines of a log, given with their numbers. Each sign is yielded a few times at most."""
+    """Yield the signs in numbered lines of a log. Each kind of sign is yielded a few times at most."""
     counts: dict[LogSign, int] = {}
     searched = 0
     for number, line in _candidates(lines):

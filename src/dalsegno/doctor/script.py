@@ -14,7 +14,7 @@ _COLLECTIVES = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "reduce_scatter", "barrier",
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather", "scatter",
 )  # fmt: skip
-# Libraries that start the process group themselves
+# These libraries start the process group themselves.
 FRAMEWORKS = frozenset(
     {"accelerate", "lightning", "pytorch_lightning", "deepspeed", "transformers", "horovod", "composer", "torchtitan",
      "megatron", "colossalai", "ray"}
@@ -36,22 +36,22 @@ class ScriptFacts:
     """What a script does, as far as its text shows it."""
 
     path: str
-    fault: str = ""  # why it is not Python; "" if it is
+    fault: str = ""  # why the text is not valid Python; "" if it is valid
     fault_line: int = 0
-    imports: frozenset[str] = frozenset()  # packages
+    imports: frozenset[str] = frozenset()  # the names of imported packages
     starts: tuple[ScriptCall, ...] = ()  # calls that start a process group
-    backend: str = ""  # the backend that is named there; "" if it is chosen at run time, or is the default
+    backend: str = ""  # the backend in that call; "" if it is the default or chosen at run time
     backend_line: int = 0
-    wrappers: tuple[ScriptCall, ...] = ()  # DDP, FSDP
+    wrappers: tuple[ScriptCall, ...] = ()  # calls of DDP and FSDP
     collectives: tuple[ScriptCall, ...] = ()
-    open_saves: tuple[ScriptCall, ...] = ()  # calls of torch.save that all ranks reach, with the same file
-    cuda_line: int = 0  # first use of a GPU; 0 if there is none
+    open_saves: tuple[ScriptCall, ...] = ()  # calls of torch.save in which all ranks write the same file
+    cuda_line: int = 0  # the line that first uses a GPU; 0 if there is none
     port: int = 0  # a MASTER_PORT that the script sets
     port_line: int = 0
-    options: frozenset[str] = frozenset()  # of its command line
+    options: frozenset[str] = frozenset()  # the options that its command line takes
     parses_options: bool = False
-    files: tuple[str, ...] = ()  # names of snapshots in its text
-    is_program: bool = True  # it does something when it is run; otherwise it is a module that others import
+    files: tuple[str, ...] = ()  # file names of snapshots that the text contains
+    is_program: bool = True  # false if the file only defines things that other modules import
 
     @property
     def distributed(self) -> bool:
@@ -64,14 +64,14 @@ def read_script(text: str, path: str) -> ScriptFacts:
         return ScriptReader(ast.parse(text), text.splitlines()).facts(path)
     except SyntaxError as error:
         return ScriptFacts(path, fault=error.msg, fault_line=error.lineno or 0)
-    except RecursionError:  # a sum of a thousand terms is Python, but too deep to be looked at
+    except RecursionError:  # valid Python may be nested too deeply, for example a sum of a thousand terms
         return ScriptFacts(path)
     except (ValueError, MemoryError) as error:
         return ScriptFacts(path, fault=f"{type(error).__name__}: it cannot be parsed")
 
 
 class ScriptReader:
-    """Walks the tree once and keeps, for each call, the functions and conditions around it."""
+    """The reader of a syntax tree. It records each call with the functions and conditions around it."""
 
     def __init__(self, tree: ast.Module, lines: list[str]) -> None:
         self._lines = lines
@@ -121,7 +121,7 @@ class ScriptReader:
         for child in ast.iter_child_nodes(node):
             self._walk(child, function, by_rank)
             if isinstance(child, ast.If) and _names_rank(child.test) and _leaves(child):
-                by_rank = True  # `if rank != 0: return`: what follows is for the others
+                by_rank = True  # after `if rank != 0: return`, the rest runs on some ranks only
 
     def _full_name(self, node: ast.expr) -> str:
         parts = []
@@ -169,7 +169,7 @@ class ScriptReader:
         return ScriptCall(line, call[1].rpartition(".")[2], call[2], text)
 
     def _open_saves(self) -> Iterator[ScriptCall]:
-        """Yield the saves that no condition on the rank guards, neither there nor where their function is called."""
+        """Yield the calls of save without a condition on the rank, both there and where their function is called."""
         for each in self._calls:
             node, name, function, by_rank = each
             if name != "torch.save" or by_rank or any(_names_rank(argument) for argument in node.args[1:]):

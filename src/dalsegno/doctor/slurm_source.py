@@ -19,7 +19,7 @@ from dalsegno.system.processes import Runner
 PROBE_S = 60
 MAX_NODES = 32
 _MARK = "dalsegno-probe"
-# $1 script, $2 python, $3 port in hexadecimal. A letter or digit for each answer; `-` where nothing was asked.
+# Arguments: $1 script, $2 python, $3 port in hexadecimal. Each answer is a letter or digit; `-` without an argument.
 PROBE = f"""
 s=-; p=-; t=-; u=-; c=-
 if [ -n "$1" ]; then s=0; [ -e "$1" ] && s=; [ -r "$1" ] && s=r; [ -x "$1" ] && s="${{s}}x"; s="${{s:-n}}"; fi

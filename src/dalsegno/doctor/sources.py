@@ -20,26 +20,26 @@ from dalsegno.doctor.logs import SignSeen, find_signs
 from dalsegno.runs.flight_recorder import MAX_ALL_CALLS, MAX_DUMP_BYTES, BadDump, FlightDump, read_dump
 from dalsegno.storage.probe import find_mount
 
-HEAD_BYTES, TAIL_BYTES = 4 << 20, 28 << 20  # of a log; the part between them is not searched
+HEAD_BYTES, TAIL_BYTES = 4 << 20, 28 << 20  # a longer log is searched only at its start and its end
 _BLOCK = 1 << 20
 _MANIFEST_BYTES = 64 << 20
 _NETWORK = (
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cephfs", "wekafs", "panfs", "pvfs2", "9p",
     "virtiofs", "cifs", "smb3", "afs", "glusterfs",
 )  # fmt: skip
-_OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/scratch")  # folders that every machine has for itself
+_OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/scratch")  # folders that are local to each machine
 _RANK_OF_DUMP = re.compile(r".*?(?<!\d)(\d{1,9})(?:\.json)?")
 
 
 def open_text(path: Path, owners: Collection[int] = ()) -> int | None:
-    """Open a regular file for reading; None if it is not one, may not be read, or belongs to none of these users.
+    """Open a file for reading; None if it is not a regular file, cannot be read, or does not belong to these users.
 
-    A device is not even opened, because some act on that: a watchdog restarts the machine.
+    A device is not opened, because opening can have effects: a watchdog device then restarts the machine.
     """
     on_linux = hasattr(os, "O_PATH")
     try:
         seen = os.open(path, (os.O_PATH if on_linux else os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC)
-    except (OSError, ValueError):  # ValueError: a NUL in the path
+    except (OSError, ValueError):  # ValueError if the path contains a NUL character
         return None
     try:
         about = os.fstat(seen)
@@ -64,7 +64,7 @@ def read_start(path: Path, most_bytes: int, owners: Collection[int] = ()) -> str
 def numbered_lines(
     path: Path, head: int = HEAD_BYTES, tail: int = TAIL_BYTES, owners: Collection[int] = ()
 ) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a log with their numbers: all of them or, if it is long, those at its start and its end."""
+    """Yield the lines of a log with their numbers. Of a long log, yield only the lines at its start and its end."""
     handle = open_text(path, owners)
     if handle is None:
         return
@@ -77,11 +77,11 @@ def numbered_lines(
             for line in file.read(part).decode(errors="replace").split("\n"):
                 number += 1
                 yield number, line
-            number -= 1  # the last line of a part goes on in the next one
+            number -= 1  # the last line of this part continues in the next part
 
 
 def _skip(file: IO[bytes], count: int) -> int:
-    """Skip bytes, and return how many lines end in them."""
+    """Skip bytes and return how many lines end in the skipped part."""
     lines = 0
     while count > 0:
         data = file.read(min(count, _BLOCK))
@@ -99,14 +99,14 @@ def signs_in(path: Path, name: str = "", owners: Collection[int] = ()) -> list[S
 
 
 def place_of(path: str, mountinfo: str) -> PathPlace:
-    """Return on which file system a path is, and what this user may do with it."""
+    """Return the file system of a path and this user's permissions on it."""
     if "\0" in path:
         return PathPlace(path)
     real = os.path.realpath(path)
     _, fstype, _, _ = find_mount(mountinfo, real)
     shared: bool | None = fstype in _NETWORK or fstype.startswith("fuse.")
     if fstype in ("", "overlay"):
-        shared = None  # inside a container, this is unknown
+        shared = None  # unknown inside a container
     if real.startswith(tuple(f"{own}/" for own in _OWN)) and fstype not in _NETWORK:
         shared = False
     modes = (("r", os.R_OK), ("w", os.W_OK), ("x", os.X_OK))
@@ -129,9 +129,9 @@ def port_is_taken(port: int) -> bool:
 
 
 def look_at_python(python: str, env: Mapping[str, str], mountinfo: str, active: bool = True) -> PythonFound:
-    """Return what an environment has. Its Python is not started: another user may own it."""
+    """Return the facts about a Python environment. Its Python is not started, because another user may own it."""
     place = place_of(python, mountinfo)
-    if (read_start(Path(python), 2) or "#!") == "#!":  # it does not exist, or is a wrapper such as those of pyenv
+    if (read_start(Path(python), 2) or "#!") == "#!":  # the file does not exist, or is a wrapper script of pyenv
         return PythonFound(python, place, None, None, active)
     for folder in _package_folders(python, env):
         version = read_start(folder / "torch/version.py", 1 << 16)

@@ -24,9 +24,9 @@ class FaultImpact:
     fault: str
     node: str
     at: float  # seconds since 1970, like all times in this module
-    stops: bool = True  # training stops
-    needs_repair: bool = True  # the controller should repair the node
-    without_spare: bool = False  # the fault took a node from the run while no spare was ready
+    stops: bool = True  # whether training stops
+    needs_repair: bool = True  # whether the controller should repair the node
+    without_spare: bool = False  # whether the run lost a node while no spare was ready
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TrainedStep:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The recovery from a fault, with times in seconds after it. None: the event was not seen."""
+    """The recovery from a fault, with times in seconds after the fault. None means that the event was not seen."""
 
     impact: FaultImpact
     known_s: float | None = None
@@ -74,7 +74,7 @@ class TrainingStop:
 
 @dataclass(frozen=True)
 class Drill:
-    """A whole drill. `exact`: whether the weights equal those of an undisturbed run bit for bit; None: not tested."""
+    """A whole drill. `exact` says whether the weights equal those of an undisturbed run; None if not tested."""
 
     seed: int
     nodes: tuple[str, ...]
@@ -88,7 +88,7 @@ class Drill:
     orphans: int = 0
     exact: bool | None = None
     held_back: Mapping[str, str] = field(default_factory=dict)  # nodes that the controller may not repair, and why
-    troubles: str = ""  # faults that occurred in the undisturbed run by themselves
+    troubles: str = ""  # failures of the undisturbed run, which the drill did not inject
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -155,7 +155,7 @@ def recovery(
 
 
 def _was_drained(impact: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
-    """Return whether the node was drained when the fault hit: a run may train there for a moment after the drain."""
+    """Return whether the node was drained when the fault hit. A run may train there for a moment after the drain."""
     before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < impact.at]
     return bool(before) and before[-1] == DRAINED
 
@@ -214,7 +214,7 @@ def count_lost_steps(impact: FaultImpact, impacts: Sequence[FaultImpact], steps:
 
 
 def mark_repeated(steps: Sequence[TrainedStep]) -> list[int]:
-    """Return for each step 1 if it was completed before, else 0."""
+    """Return a 1 for each step that was completed before, and a 0 for the others."""
     furthest, found = -1, []
     for step in steps:
         found.append(int(step.step <= furthest))
@@ -264,7 +264,7 @@ _LABELS = {
 def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[DrillMark]:
     """Yield the controller's events as marks. An action that has begun or failed is labelled with its kind.
 
-    What people requested is left out: the drill has its own marks of the faults that it injects.
+    Requests of people are left out, because the drill has its own marks of the faults that it injects.
     """
     for event in map(read_event, events):
         if event.kind is not EventKind.REQUEST:

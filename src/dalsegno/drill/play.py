@@ -10,7 +10,7 @@ from dalsegno.drill.impacts import IN_PROGRESS_S, FaultImpact, TrainedStep
 from dalsegno.drill.schedule import FaultKind, ScheduledFault
 
 POLL_S = 0.05
-START_TIMEOUT_S = 300.0  # a run that has not trained by then gets no faults: all nodes import torch at once
+START_TIMEOUT_S = 300.0  # a run that does not train by then gets no faults; starting is slow if all import torch
 RESUME_TIMEOUT_S = 60.0  # a run that does not train again within this time gets no more faults
 
 
@@ -98,7 +98,7 @@ def _wait_until_ready(
 
 
 def _choose_nodes(kind: FaultKind, members: Sequence[str], impacts: Sequence[FaultImpact]) -> Sequence[str]:
-    """Return the nodes where the fault can be detected. An agent that the drill has killed is not restarted."""
+    """Return the nodes where the fault can be detected. Nodes whose agent this drill has killed may be left out."""
     without_agent = {impact.node for impact in impacts if impact.fault == "agent-dead"} if kind.by_agent else ()
     return [node for node in members if node not in without_agent]
 

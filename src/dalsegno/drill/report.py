@@ -126,7 +126,7 @@ def _figures(each: Recovery) -> dict[str, float | int | None]:
 
 
 WIDTH, LEFT, RIGHT = 1000, 90, 10
-CURVE, LANE, GAP, AXIS = 150, 18, 8, 26  # heights
+CURVE, LANE, GAP, AXIS = 150, 18, 8, 26  # heights in pixels
 MAX_POINTS = 800
 
 

@@ -20,10 +20,10 @@ class FaultKind:
 
     fault: str
     options: FaultOptions = field(default_factory=FaultOptions)
-    stops: bool = True  # training stops
-    needs_repair: bool = True  # the controller has something to repair
+    stops: bool = True  # whether training stops
+    needs_repair: bool = True  # whether the controller has to repair the node
     weight: int = 1
-    by_agent: bool = False  # only the node's agent detects the fault, or the agent is its target
+    by_agent: bool = False  # whether the fault hits the node's agent, or only the agent can detect it
 
     @property
     def label(self) -> str:
@@ -61,7 +61,7 @@ def select_kinds(names: Sequence[str]) -> Sequence[FaultKind]:
 
 
 def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[ScheduledFault]:
-    """Draw `count` faults in random order: each kind once, as far as `count` allows, the rest by weight."""
+    """Draw `count` faults in random order. Each kind occurs once if `count` allows; the rest is drawn by weight."""
     generator = random.Random(seed)
     chosen = generator.sample(list(kinds), min(count, len(kinds)))
     chosen += generator.choices(list(kinds), [kind.weight for kind in kinds], k=count - len(chosen))
@@ -72,13 +72,13 @@ def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[Sche
 # Number of nodes that train, and of spares
 
 
-NODES, SPARES = 4, 1  # defaults, if the cluster has that many
+NODES, SPARES = 4, 1  # defaults, fewer if the cluster does not have that many
 
 
 def choose_size(in_service: int, nodes: int | None, spares: int | None) -> tuple[int, int]:
-    """Return the number of nodes and of spares, chosen by availability where not requested.
+    """Return the number of nodes and of spares. Numbers that were not requested follow from the available nodes.
 
-    Raise UsageError if more are requested than are in service: the run would wait in Slurm's queue forever.
+    Raise UsageError if more are requested than are in service, because the run would wait in Slurm's queue forever.
     """
     if nodes is None:
         nodes = max(1, min(NODES, in_service - (spares or 0)))
@@ -152,7 +152,7 @@ def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mappin
 # Repairs that are not finished when the run ends
 
 
-NOTICED_S = 20.0  # if the controller has not noticed a fault within this time, it is not expected to
+NOTICED_S = 20.0  # if the controller has not noticed a fault after this time, the drill does not wait for its repair
 
 
 def find_unreturned(impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> list[FaultImpact]:
@@ -166,8 +166,8 @@ def find_repairable(
 ) -> list[FaultImpact]:
     """Return the faults whose node may still be repaired. `nodes` is the controller's answer.
 
-    A node that is still in service after NOTICED_S is not expected to be repaired. A node that was given up needs an
-    administrator.
+    A node that is still in service after NOTICED_S is not expected to be repaired. A node that recovery has given up
+    needs an administrator.
     """
     return [
         impact

@@ -1,4 +1,4 @@
-"""The catalog's tables, read once from the CSV files beside this module. An empty cell means unknown."""
+"""The catalog's tables, read once from the CSV files in this folder. An empty cell means unknown."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Gpu:
     product: str
     memory_gib: float
     memory_gbytes_per_s: float
-    bf16_tflops: float | None  # without sparsity
-    link: str  # "NVLink 4", "NeuronLink-v2", or "" without one
+    bf16_tflops: float | None  # the peak without sparsity
+    link: str  # "NVLink 4" or "NeuronLink-v2"; "" without a link
     link_gbytes_per_s: float | None  # bandwidth in one direction, per accelerator
 
 
@@ -42,7 +42,7 @@ class Instance:
     gpu_memory_gib: float | None  # memory of each GPU
     nvlink_gbytes_per_s: float  # bandwidth in one direction, per GPU, as wired in this machine
     network_gbps: float | None
-    nics: int | None  # RDMA network cards
+    nics: int | None  # number of RDMA network cards
     fabric: str
     cpus: int | None
     memory_gib: float | None
@@ -62,9 +62,9 @@ class Fabric:
 
 @dataclass(frozen=True)
 class ListPrice:
-    """The on-demand list price of a GPU hour: of an instance type, or of a GPU type, as part of the instance `source`.
+    """The on-demand list price of a GPU hour, for an instance type or for a GPU type (from the instance `source`).
 
-    Providers change their prices: `date` is the day on which this one was read.
+    Providers change their prices. `date` is the day on which this price was read.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ListPrice:
 
 
 class PriceBasis(Enum):
-    """Where a price comes from: a published price that was read, or a figure that nobody has checked yet."""
+    """The source of a price: it was read from a published list, or it has not been checked yet."""
 
     LISTED = "listed"
     ESTIMATE = "estimate"
@@ -120,7 +120,7 @@ def prices() -> Mapping[str, ListPrice]:
 
 @cache
 def cloud_prices() -> Mapping[str, CloudPrice]:
-    """Return the list prices of machines without GPUs, storage and network parts of clouds."""
+    """Return the list prices of clouds for machines without GPUs, for storage and for networks."""
     return MappingProxyType({price.name: price for price in parse_cloud_prices(_text("cloud_prices.csv"))})
 
 
@@ -180,7 +180,7 @@ def _text(file: str) -> str:
 
 
 def read_rows(file: str) -> list[_Row]:
-    """Return the rows of a table beside this module."""
+    """Return the rows of a table in this folder."""
     return _parse_rows(_text(file))
 
 
@@ -194,7 +194,7 @@ def _parse_rows(text: str) -> list[_Row]:
 # Suggestions
 
 _SURE = 0.7
-_MAX_COMPARED = 2000  # names: comparing is slow, and a cluster may have 65,000 nodes
+_MAX_COMPARED = 2000  # at most this many names are compared: it is slow, and a cluster may have 65,000 nodes
 
 
 def closest(name: str, names: Iterable[str]) -> str:
@@ -238,7 +238,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def find_price(instance: str, gpu_type: str) -> ListPrice | None:
-    """Return the list price of an instance type, else of a GPU type; None if neither is known."""
+    """Return the list price of an instance type, or else of its GPU type; None if neither is known."""
     found = prices().get(instance.removeprefix("ml."))
     if found is None and gpu_type:
         lower = gpu_type.lower()

@@ -8,12 +8,12 @@ from functools import cache
 
 from dalsegno.hardware.catalog import instances, read_rows
 
-INSTANCE = "DALSEGNO_INSTANCE"  # names the instance type of the nodes where Slurm does not tell it
+INSTANCE = "DALSEGNO_INSTANCE"  # users set this to the nodes' instance type if Slurm does not report it
 
 
 @dataclass(frozen=True)
 class JobVariable:
-    """A variable of jobs. `of` is the fabric or the instance type that needs it."""
+    """An environment variable of jobs. `of` is the fabric or the instance type that needs it."""
 
     name: str
     value: str
@@ -24,7 +24,7 @@ class JobVariable:
 
 @cache
 def job_variables() -> tuple[JobVariable, ...]:
-    """Return the whole table. A cell has no commas, so that spaces in a value stand for commas."""
+    """Return the whole table. Cells cannot contain commas, so spaces in a value stand for commas."""
     return tuple(
         JobVariable(row["variable"], row["value"].replace(" ", ","), row["for"], row["reason"], row["source"])
         for row in read_rows("job_variables.csv")
@@ -32,7 +32,7 @@ def job_variables() -> tuple[JobVariable, ...]:
 
 
 def variables_for(instance: str) -> tuple[JobVariable, ...]:
-    """Return the variables for jobs on this instance type. A row of the instance type overrides one of its fabric."""
+    """Return the variables for jobs on this instance type. A row for the type overrides a row for its fabric."""
     known = instances().get(instance.removeprefix("ml."))
     if known is None:
         return ()
@@ -42,10 +42,10 @@ def variables_for(instance: str) -> tuple[JobVariable, ...]:
 
 
 def missing_variables(instance: str, *given: Mapping[str, str]) -> tuple[JobVariable, ...]:
-    """Return the variables for jobs on this instance type that nobody has set, not even to an empty text."""
+    """Return the variables for jobs on this instance type that are not set. A variable with an empty value is set."""
     return tuple(each for each in variables_for(instance) if not any(each.name in env for env in given))
 
 
 def find_instance_type(features: Iterable[str]) -> str:
-    """Return the instance type among the features of a Slurm node, where ParallelCluster puts it; "" if none is."""
+    """Return the instance type from the features of a Slurm node, where ParallelCluster puts it; "" without one."""
     return next((each for each in features if each.removeprefix("ml.") in instances()), "")

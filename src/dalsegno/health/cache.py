@@ -24,14 +24,14 @@ _MAX_BYTES = 1 << 20
 
 
 def cache_file(node: str, env: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of a node's cache. It depends on slurm.conf: nodes of several clusters may share a name."""
+    """Return the path of a node's cache. It depends on SLURM_CONF, because clusters may share node names."""
     mark = hashlib.blake2b(f"{node} {env.get('SLURM_CONF', '')}".encode(), digest_size=8).hexdigest()
     return _folder(env) / f"{mark}.json"
 
 
 def _folder(env: Mapping[str, str]) -> Path:
     if telemetry := telemetry_path(env):
-        return telemetry.parent / "health"  # a simulated node's folder, which is removed with its cluster
+        return telemetry.parent / "health"  # the folder of a simulated node is removed with its cluster
     if os.geteuid() == 0:
         return Path("/run/dalsegno-health")
     return Path(env.get("XDG_RUNTIME_DIR") or f"/tmp/dalsegno-{os.geteuid()}") / "health"
@@ -58,7 +58,7 @@ def keep(path: Path, node: str, findings: Iterable[Finding]) -> None:
     with contextlib.suppress(OSError), trusted_folder(path.parent, make=True) as folder:
         temp = f".{path.name}.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temp, dir_fd=folder)  # a killed process with the same PID may have left it
+            os.unlink(temp, dir_fd=folder)  # a killed process with the same PID may have left the file behind
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temp, flags, 0o600, dir_fd=folder), "w") as file:
             json.dump(report_message(NodeReport(node, "", passed)), file)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from dalsegno.health.result import Result
 
-if TYPE_CHECKING:  # not imported at run time: commands that only name findings also run on Windows
+if TYPE_CHECKING:  # not imported at run time, because commands that only show findings also run on Windows
     from dalsegno.health.node_reader import NodeReader
 
 
 class Context(Enum):
     """The situation in which a node is checked."""
 
-    CONTINUOUS = "continuous"  # all the time, also while jobs run; the checks must be cheap
-    IDLE = "idle"  # when the node has no job
-    PROLOG = "prolog"  # before a job, which waits for the checks
-    VALIDATION = "validation"  # before a new or repaired node enters service
+    CONTINUOUS = "continuous"  # the checks run all the time, also while jobs run, so they must be cheap
+    IDLE = "idle"  # the node has no job
+    PROLOG = "prolog"  # a job is about to start and waits for the checks
+    VALIDATION = "validation"  # a new or repaired node is about to enter service
 
 
 ALWAYS = frozenset(Context)
@@ -50,7 +50,7 @@ class Check:
     every_s: float = 30.0
     applies: Callable[[NodeReader], bool] = always
     settle_s: float = 0.0  # in continuous checks, a failure counts only after it has lasted this long
-    lasts: bool = True  # True: if it has just passed, it is not repeated before the next job
+    lasts: bool = True  # whether the prolog may reuse a recent pass instead of running the check again
 
     @cached_property
     def thresholds(self) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from dalsegno.hostlist import HostlistError, expand
 
 _PAIR = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S+)')
 _GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z0-9][\w.-]*))??:(\d+)(?=$|,|\()")
-_SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # MIG slices: their number is not the number of GPUs
+_SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # matches types of MIG slices, whose number is not the number of GPUs
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Expected:
     """The expected hardware and services of a node; None where nothing is specified."""
 
     node: str
-    named: bool = False  # slurm.conf has a line for this node
+    named: bool = False  # whether slurm.conf has a line for this node
     gpus: int | None = None
     gpu_type: str = ""
     memory_mib: int | None = None

@@ -35,7 +35,7 @@ class GpuFacts:
     uuid: str = ""
     serial: str = ""
     model: str = ""
-    lost: bool = False  # known to the bus or the driver, but not answering
+    lost: bool = False  # whether the bus or the driver lists the GPU, but it does not answer
     temperature_c: float | None = None
     slowdown_c: float | None = None  # temperature at which the hardware slows down
     clock_mhz: float | None = None
@@ -47,14 +47,14 @@ class GpuFacts:
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     remapped_rows: int | None = None  # rows remapped for uncorrectable errors
-    nvlinks: int | None = None  # NVLinks that are up
-    nvlink_errors: int | None = None  # recoveries and uncorrectable errors; not replays, of which some are normal
+    nvlinks: int | None = None  # number of NVLinks that are up
+    nvlink_errors: int | None = None  # recoveries and uncorrectable errors, without replays, which are normal
     pcie_width: int | None = None
-    pcie_max_width: int | None = None  # the limit of card and slot
+    pcie_max_width: int | None = None  # the largest width that both card and slot support
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    divided: bool | None = None  # divided into parts (MIG), which reserve some memory
+    divided: bool | None = None  # whether the GPU is divided into MIG instances, which reserve some memory
     # The values below are only for metrics; no check judges them.
     bus_id: str = ""  # PCI address, as NVML writes it: 00000000:41:00.0
     memory_clock_mhz: float | None = None
@@ -70,7 +70,7 @@ class GpuFacts:
     rows_corrected: int | None = None  # rows remapped for correctable errors
     power_violation_ns: int | None = None  # time with clocks reduced by the power limit
     thermal_violation_ns: int | None = None
-    # Means since the last reading, from the GPU's performance counters: shares of 1, and bytes per second.
+    # Means of the GPU's performance counters since the last reading: fractions from 0 to 1, or bytes per second.
     graphics_active: float | None = None
     sm_active: float | None = None
     sm_occupancy: float | None = None
@@ -98,9 +98,9 @@ class LogLine:
 class Port:
     """A fabric port. `flaps` are the times when it went down, seconds since 1970."""
 
-    name: str  # "mlx5_0/1", "rdmap16s27/1"
-    state: str = "ACTIVE"  # INIT, DOWN, …: as in sysfs, without the number
-    kind: str = "ib"  # ib, efa, roce
+    name: str  # for example "mlx5_0/1" or "rdmap16s27/1"
+    state: str = "ACTIVE"  # the word in sysfs, such as INIT or DOWN
+    kind: str = "ib"  # one of ib, efa, roce
     flaps: tuple[float, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)  # counters by sysfs's name
 
@@ -151,9 +151,9 @@ class WaitingProcess:
 
     pid: int
     name: str
-    state: str  # D or Z
+    state: str  # the state as in /proc: D or Z
     since: float
-    switches: str = ""  # context switches: the number changes when the process runs
+    switches: str = ""  # number of context switches, which changes when the process runs
 
 
 @dataclass
@@ -161,7 +161,7 @@ class SeenBefore:
     since: float = 0.0  # when the GPUs were reset; older log lines do not count
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     heat: dict[str, deque[Sample]] = field(default_factory=dict)  # temperatures by GPU uuid
-    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by PID and start time
+    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # processes by PID and start time
     downs: dict[str, int] = field(default_factory=dict)  # the last value of link_downed, by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))

@@ -51,7 +51,7 @@ PLACES = (
     "/etc/slurm/slurm.conf",
     "/etc/slurm-llnl/slurm.conf",
     "/opt/slurm/etc/slurm.conf",
-    "/run/slurm/conf/slurm.conf",  # for a slurmd that gets its files from slurmctld
+    "/run/slurm/conf/slurm.conf",  # the path on a host that gets its files from slurmctld
 )
 
 

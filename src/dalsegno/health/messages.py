@@ -16,7 +16,7 @@ from dalsegno.wire.frames import Message
 
 MAX_FINDINGS = 256
 MAX_GPUS = 64
-MAX_TEXT = 500  # longest string, in characters; the sender truncates longer ones, the reader refuses them
+MAX_TEXT = 500  # maximum characters of a string; the sender truncates longer strings, the reader refuses them
 
 _E = TypeVar("_E", Verdict, Remedy)
 
@@ -132,8 +132,8 @@ def _member(kind: type[_E], entry: Mapping[str, Any], key: str) -> _E:
 # Heartbeats, reports and answers
 
 
-MAX_PART = 32 << 10  # characters of a file that one message carries
-MAX_PART_BYTES = 96 << 10  # limit as JSON, where a character may take twelve bytes; below the controller's limit
+MAX_PART = 32 << 10  # maximum characters of a file in one message
+MAX_PART_BYTES = 96 << 10  # maximum size of these characters as JSON, in which one may take twelve bytes
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BEAT: Message = {"beat": True}
 
@@ -161,12 +161,12 @@ class Reply:
     report: NodeReport | None = None
     port: int = 0  # the port on which the node listens, for a pair test
     file: str = ""
-    part: str = ""  # the next characters of that file
+    part: str = ""  # the next characters of the file
 
 
 @dataclass(frozen=True)
 class GpuReadings:
-    """The readings of all GPUs of a node. They are shown to people; nothing is decided on them."""
+    """The readings of all GPUs of a node. They are only shown to people; no decision depends on them."""
 
     gpus: tuple[GpuReading, ...]
 

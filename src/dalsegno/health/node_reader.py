@@ -27,10 +27,10 @@ from dalsegno.wire.instance_metadata import InstanceMetadata, NoMetadata
 NVML_TIMEOUT_S = 6.0
 MAX_PACE_S = 1.0
 SAME_ROUND_S = 0.3
-NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # share of the time that queries may take; longest reuse of an answer
-DETAILS_MAX_AGE_S = 20.0  # DCGM's own exporter queries every 30 s
-OPENED_S = 2.0  # longest reuse of the first answer, which is slow because the library is opened
-Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
+NVML_SHARE, NVML_MAX_AGE_S = 0.005, 10.0  # maximum share of time spent on queries, and maximum age of a reused answer
+DETAILS_MAX_AGE_S = 20.0  # maximum age of values for metrics; dcgm-exporter queries them every 30 s
+OPENED_S = 2.0  # maximum age of the first answer, which is slow only because the library is opened
+Gpus = tuple[GpuFacts, ...] | None  # None if there is no library or no driver
 
 
 class NodeReader(Protocol):
@@ -93,7 +93,7 @@ class LocalNode:
     ) -> None:
         self.expected, self.env, self.seen = expected, env, SeenBefore()
         self._log, self._nvml = KernelLog(), Nvml()
-        # Apart from each other: details take twice as long, and must not make the checks' values older.
+        # Checks and metrics query NVML separately: metrics need more values, which take twice as long to read.
         self._patient = {
             detailed: AbandonableCall("NVML", gpus or partial(self._nvml.read, detailed)) for detailed in (False, True)
         }
@@ -123,7 +123,7 @@ class LocalNode:
         try:
             return hanging_calls.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=left_s)
         except hanging_calls.TooLate as error:
-            if left_s < timeout_s:  # `until` ended the command, so the command is not to blame
+            if left_s < timeout_s:  # the deadline `until` ended the command, so a timeout is not the command's fault
                 raise NoAnswer("not run: out of time") from error
             raise
 

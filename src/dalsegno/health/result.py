@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-MAX_REASON = 200  # characters of a drain reason; longer ones make `sinfo -R` unreadable
+MAX_REASON = 200  # maximum characters of a drain reason; longer ones make `sinfo -R` unreadable
 
 
 class Verdict(Enum):
     PASSED = "passed"
-    WARNED = "warned"  # shown to people; no action follows
+    WARNED = "warned"  # the result is shown to people; no action follows
     FAILED = "failed"
     UNKNOWN = "unknown"  # the check itself failed: its tool is missing, hangs, or has no valid output
 

@@ -132,7 +132,7 @@ def _applies(check: Check, node: NodeReader) -> bool:
     try:
         return check.applies(node)
     except NoAnswer:
-        return True  # the check itself reports the error
+        return True  # the check then runs and reports the error
 
 
 def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
@@ -140,7 +140,7 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
         return _make_printable(check.judge(answers.to(check.ask), **thresholds(check, settings)))
     except NoAnswer as error:
         return unknown(_line(str(error)))
-    except ValueError as error:  # raised by the judge
+    except ValueError as error:  # the judge raises it for unexpected output
         return unknown(_line(f"not understood: {error}"))
     except Exception as error:  # a broken check must not stop the others
         return unknown(_line(f"not understood: {type(error).__name__}: {error}"))

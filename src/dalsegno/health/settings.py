@@ -12,7 +12,7 @@ from dalsegno.health.result import Remedy, Result, Verdict
 from dalsegno.spec.facts import CheckSetting, Health, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, read_text
 
-FILE = "health.json"  # beside slurm.conf
+FILE = "health.json"  # name of the file in the folder of slurm.conf
 Settings = Mapping[str, CheckSetting]
 _DEFAULT = CheckSetting()
 
@@ -61,10 +61,10 @@ def cap_remedy(check: Check, settings: Settings, result: Result) -> Result:
 # Time limits of a validation: the side that waits has a longer limit than the side that works
 
 
-MARGIN_S = 10.0  # time for a message to arrive from a busy machine
-PORT_S = 30.0  # time for the partner to open its port; otherwise the node is tested alone
-VALIDATE_S = 160.0  # time for the node's own tests; after that, its agent ends them and reports a timeout
+MARGIN_S = 10.0  # time that a message from a busy machine may take
+PORT_S = 30.0  # time limit for the partner to open its port; after that, the node is tested alone
+VALIDATE_S = 160.0  # time limit for the node's own tests; after that, its agent ends them and reports a timeout
 ANSWER_S = VALIDATE_S + MARGIN_S  # the controller waits this long for the node, and the partner for its first message
-LISTEN_S = PORT_S + ANSWER_S + MARGIN_S  # time for everything that the partner does
+LISTEN_S = PORT_S + ANSWER_S + MARGIN_S  # time limit for all work of the partner
 PARTNER_S = LISTEN_S + MARGIN_S  # the controller waits this long for the partner's answer
 PHASE_S = PARTNER_S + MARGIN_S  # after this time, the validation has failed

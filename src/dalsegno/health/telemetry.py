@@ -24,7 +24,7 @@ from dalsegno.system.files import write_atomic
 
 
 _T = TypeVar("_T")
-_KEYS = {"model": "name"}  # nvidia-smi's term, which the nvidia-smi of simulated nodes expects
+_KEYS = {"model": "name"}  # maps a field to its key in the file: the simulated nvidia-smi reads `name`
 
 
 def plain(value: object) -> Any:
@@ -102,7 +102,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 # The telemetry file
 
 
-VARIABLE = "DALSEGNO_TELEMETRY"  # path of the node's file; set for everything that runs on a simulated node
+VARIABLE = "DALSEGNO_TELEMETRY"  # holds the path of the node's file; set for all processes of a simulated node
 XID = "NVRM: Xid (PCI:{bus}): {code}, pid={pid}, {text}"
 FIRST_BUS = 0x41  # PCI bus of the first simulated GPU
 
@@ -139,7 +139,7 @@ def read_telemetry(path: Path) -> Telemetry:
         raise BadTelemetry(f"{path}: {error}") from error
 
 
-@lru_cache(maxsize=2)  # several checks read it in one round
+@lru_cache(maxsize=2)  # several checks read the same file in one round
 def parse_telemetry(text: str) -> Telemetry:
     """Parse telemetry leniently: missing values and wrong types are not available, unknown keys are ignored."""
     try:

@@ -24,7 +24,7 @@ from dalsegno.wire.frames import BadFrame, Message
 BEAT_S = 0.4
 STRANGER_BYTES = 2048  # longest message before authentication
 MAX_MESSAGE_BYTES = 128 << 10  # longest message after authentication
-MIN_SECRET = 32  # characters
+MIN_SECRET = 32  # minimum number of characters
 AGENT, CONTROLLER = "node-agent/2", "controller/2"  # role and protocol version
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -33,7 +33,7 @@ _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True)
 class NodeHello:
-    """The identity of an agent. `started`: seconds from the boot to its start. Of two agents for one node, the one that
+    """The identity of an agent. `started`: seconds from the boot to its start. If a node has two agents, the one that
     started later counts."""
 
     node: str

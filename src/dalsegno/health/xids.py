@@ -95,8 +95,8 @@ def meaning(xid: int) -> str:
 # Time of the last GPU reset: older log lines do not count. A reboot clears the log anyway.
 
 
-MARK = "/run/dalsegno-health/repaired"  # written by root, gone after a boot
-FORMER_MARK = "/run/dalsegno-health/mended"  # of earlier releases
+MARK = "/run/dalsegno-health/repaired"  # root writes this file, and a reboot removes it
+FORMER_MARK = "/run/dalsegno-health/mended"  # the name of the file in earlier releases
 
 
 def record_repair(now: float, uid: int, mark: str = MARK) -> None:

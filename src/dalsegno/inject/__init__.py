@@ -1,4 +1,4 @@
-"""Fault injection: deliberate faults like those of real nodes, through the access that a target gives.
+"""Fault injection: cause faults like those of real nodes, through the interface `NodeAccess` of a target.
 
 A fault that lasts is recorded before it begins, so that it can be undone. `dalsegno up` imports this package only if it
 finds such a record.

@@ -59,11 +59,11 @@ class NodeAccess(Protocol):
         ...
 
     def switch(self) -> Process:
-        """Return the first process of the host in which the nodes' links end."""
+        """Return the first process of the virtual switch that connects all nodes."""
         ...
 
     def port(self, node: str) -> str:
-        """Return the name of the switch's end of the node's link."""
+        """Return the name of the switch's network interface for this node."""
         ...
 
     def disk(self, node: str) -> Path:

@@ -70,17 +70,17 @@ FAULTS = {
             "xid", "A GPU reports an Xid in the kernel's log: `inject xid 79 NODE`.", (*_GPU, "code"), Remedy.RESET
         ),
         InjectableFault("ecc", "A GPU counts uncorrected memory errors (--count).", (*_GPU, "count"), Remedy.RESET),
-        InjectableFault("gpu-lost", "A GPU is no longer there.", _GPU, Remedy.REBOOT),
+        InjectableFault("gpu-lost", "A GPU has disappeared from the PCI bus.", _GPU, Remedy.REBOOT),
         InjectableFault("gpu-hot", "A GPU is at its temperature limit and slows down.", _GPU, Remedy.REPLACE),
         InjectableFault("nvlink", "NVLinks of a GPU (--count) are down, with errors.", (*_GPU, "count"), Remedy.RESET),
         InjectableFault(
-            "slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE, safe=True
+            "slow-gpu", "A GPU's power brake limits its clock to a third.", _GPU, Remedy.REPLACE, safe=True
         ),
-        InjectableFault("link-down", "The node's network cable is out: no carrier.", ("for_s",)),
-        InjectableFault("link-flap", "The cable is out and in again, --count times.", ("count",)),
-        InjectableFault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),
-        InjectableFault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
-        InjectableFault("net-loss", "--percent (30) of its packets are lost, both ways.", ("for_s", "percent")),
+        InjectableFault("link-down", "The node's network cable is unplugged: no carrier.", ("for_s",)),
+        InjectableFault("link-flap", "The cable is unplugged and plugged in again, --count times.", ("count",)),
+        InjectableFault("net-cut", "All packets of the node are dropped while its link stays up.", ("for_s",)),
+        InjectableFault("net-slow", "The node's network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
+        InjectableFault("net-loss", "--percent (30) of the node's packets are lost, both ways.", ("for_s", "percent")),
         InjectableFault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
         InjectableFault("fs-hang", "The shared home folders hang: processes that access them wait.", ("for_s",)),
         InjectableFault(

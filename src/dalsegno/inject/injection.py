@@ -86,7 +86,7 @@ def _recorded_options(fault: InjectableFault, options: FaultOptions) -> dict[str
 
 
 def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-    """Return what undoing the fault needs, read before the fault begins."""
+    """Return the data that is needed to undo the fault. It is read before the fault begins."""
     if fault.name == "worker-hang":
         worker, process = find_worker(nodes, node, options.run, options.rank)
         return {**asdict(worker), "start": process.start}

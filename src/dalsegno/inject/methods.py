@@ -22,8 +22,8 @@ from dalsegno.system.processes import Completed
 
 DAEMONS = {"slurmd-dead": "slurmd", "agent-dead": "node-agent"}
 DISABLED, FORWARDING = "0", "3"  # port states for `bridge link set`; `ip link … bridge_slave state 0` has no effect
-# Ends a network cut when its time is over, unless another cut has replaced it. A shell script, because a cut may be
-# shorter than the start of Python.
+# This script ends a network cut when its time is over, unless another cut has replaced it. It is a shell script,
+# because Python starts too slowly for a short cut.
 RESTORE_LATER = 'sleep "$1"; exec 9>>"$5"; flock 9; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
 RATE = re.compile(r"\d{1,6}[kmg]bit")
 FLAPS, FLAP_S = 3, 0.3
@@ -34,7 +34,7 @@ HANGING_FS = Path(__file__).with_name("hanging_fs.py")
 
 
 def kill_daemon(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Kill a daemon. Its host is told first not to restart it."""
+    """Kill a daemon. First, stop its host from restarting it."""
     nodes.hold(fault.node, DAEMONS[fault.fault], True)
     end(nodes.daemons(fault.node, DAEMONS[fault.fault]))
 
@@ -240,7 +240,7 @@ Step = Callable[[NodeAccess, FaultRecord], None]
 
 @dataclass(frozen=True)
 class FaultMethod:
-    """How a fault is injected and undone. `apart`: why it is refused on nodes that share one host."""
+    """How a fault is injected and undone. `apart` is the reason for refusing it on nodes that share one host."""
 
     do: Step
     undo: Step
@@ -254,7 +254,7 @@ def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
 NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"
 HARDWARE = FaultMethod(_nothing, _nothing)
 
-METHODS = {  # other faults change only the telemetry; `injection` carries out power-off and worker-kill
+METHODS = {  # faults that are not listed change only the telemetry; `injection` carries out power-off and worker-kill
     "slurmd-dead": FaultMethod(kill_daemon, start_daemon),
     "agent-dead": FaultMethod(kill_daemon, start_daemon),
     "worker-hang": FaultMethod(stop_worker, resume_worker),

@@ -25,7 +25,7 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import job_id, node_list
 from dalsegno.system.children import Child, start
 
-ANSWER_S = 60.0  # a step starts in 0.1 s, on a busy cluster in seconds
+ANSWER_S = 60.0  # time limit; a job step starts in 0.1 s, or in a few seconds on a busy cluster
 
 Message = dict[str, Any]
 Enter = Callable[[str, str, WantedWorker], Message]  # job, node, request -> answer
@@ -58,7 +58,7 @@ class OwnJobs:
         what = CLEAR if fault is None else LOOK
         found = [found_fault for job in self._jobs(node, None) for found_fault in self._ask(job, node, what)]
         if fault is not None and any(found_fault.fault == fault for found_fault in found):
-            return self.clear(node)  # clears all: a worker is either stopped or slow
+            return self.clear(node)  # this clears all faults, because a worker is either stopped or slow
         return found if fault is None else []
 
     def _ask(self, job: str, node: str, what: str) -> list[InjectedFault]:
@@ -91,7 +91,7 @@ def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
 
 
 def _gpu(fault: InjectableFault, options: FaultOptions) -> int | None:
-    """Return the index of the worker to slow down, which is also its GPU's; None if the fault has no GPU option."""
+    """Return the index of the GPU, which is also that of its worker; None if the fault has no option `--gpu`."""
     return (options.gpu or 0) if "gpu" in fault.options else None
 
 

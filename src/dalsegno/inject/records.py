@@ -45,7 +45,7 @@ class FaultRecord:
     @property
     def ended_by(self) -> Remedy:
         """The lightest remedy that ends the fault."""
-        former = self.options.get("mended_by", Remedy.REBOOT.value)  # in records of earlier releases
+        former = self.options.get("mended_by", Remedy.REBOOT.value)  # this is the name in records of earlier releases
         return Remedy(self.options.get("repaired_by", former))
 
 

@@ -21,7 +21,7 @@ from dalsegno.system.children import PROC, Process, arguments, environment, find
 
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
-SLOW_S, FAST_S = 0.2, 0.1  # stopped for two thirds of the time, as with a clock at a third
+SLOW_S, FAST_S = 0.2, 0.1  # a slow worker is stopped for two thirds of the time, which imitates a third of the clock
 
 
 @dataclass(frozen=True)

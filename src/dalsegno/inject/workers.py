@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from dalsegno.errors import NotThere
 from dalsegno.system.children import PROC, Process, arguments, environment, start_ticks
 
-RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # a worker's variables that name its run or its torchrun
-FORKED = re.compile(rb"ds:w(\d+)\n?")  # process name of a worker that a run agent has forked
+RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # environment variables of a worker that hold the id of its run
+FORKED = re.compile(rb"ds:w(\d+)\n?")  # matches the process name of a worker that a run agent has forked
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class NodeWorker:
 
     rank: int
     pid: int
-    run: str = ""  # "" if unknown
+    run: str = ""  # id of the run; "" if unknown
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ struct request {
     const char *remove;                   /* named containers to remove, instead of building one */
     bool list;                            /* list the named containers, instead of building one */
     const char *requested_image;          /* the image as the user named it */
-    const char *cgroups;                  /* the step's cgroups, as reported by a task; NULL: not reported yet */
+    const char *cgroups;                  /* the step's cgroups; NULL until a task has reported them */
     const char *import;                   /* the program that imports an image by its name */
     const char *note;                     /* a warning from that program, for the user */
     const char *variables[VARIABLES_MAX]; /* the environment of that program: NAME=VALUE */
@@ -33,7 +33,7 @@ struct request {
     size_t group_count;
     int in_use; /* a lock on the unpacked image, or a pipe that shows the end of a FUSE server, or -1 */
     bool readonly, remap_root, as_user; /* as_user: the image is never accessed with root's rights */
-    unsigned long long memory_mib;      /* memory of the step; 0: unknown */
+    unsigned long long memory_mib;      /* memory of the step; 0 if unknown */
 };
 
 extern struct request request;
@@ -92,7 +92,7 @@ bool set_propagation(void);
 /* gpu.c: the driver's libraries and programs */
 int gpu_tree(const char *scratch);
 
-/* A container's namespaces. -1: the container uses the node's. */
+/* A container's namespaces. A descriptor of -1 means that the container uses the node's namespace. */
 struct namespaces {
     int mounts, user, own[NAMESPACE_KINDS]; /* own: created by --container-unshare */
 };

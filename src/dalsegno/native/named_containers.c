@@ -72,7 +72,7 @@ static bool belongs_to_user(int namespace, int user) {
     return same && (user < 0 || (ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
 }
 
-enum { NAMESPACE_NUMBERS = 4 + NAMESPACE_KINDS }; /* numbers in a holder file; 0: the container has no such namespace */
+enum { NAMESPACE_NUMBERS = 4 + NAMESPACE_KINDS }; /* of a holder file; 0 stands for a missing namespace */
 
 static void close_namespaces(struct named_container *container) {
     int *const fds[] = {&container->namespaces.mounts, &container->namespaces.user,   &container->rootfs,

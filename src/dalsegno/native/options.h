@@ -33,7 +33,7 @@ enum option {
 };
 
 struct option_word {
-    const char *name, *argument, *usage; /* argument NULL: a plain switch */
+    const char *name, *argument, *usage; /* argument is NULL for an option without a value */
 };
 
 extern const struct option_word option_words[OPTION_COUNT];
@@ -79,11 +79,11 @@ void mounts_free(struct mounts *mounts);
 int parse_names(const char *text, struct names *names, char why[WHY_LENGTH]);
 void names_free(struct names *names);
 bool names_hold(const struct names *names, const char *name, size_t length);
-int parse_container_names(const char *text, struct names *names, char why[WHY_LENGTH]); /* separated by commas, without modes */
+int parse_container_names(const char *text, struct names *names, char why[WHY_LENGTH]); /* names separated by commas, without modes */
 int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]);
 int parse_unshare(const char *text, bool wanted[NAMESPACE_KINDS], char why[WHY_LENGTH]);
 int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]); /* reads a variable such as PYXIS_CONTAINER_READONLY */
-enum option opposite(enum option option); /* OPTION_COUNT if there is none */
+enum option opposite(enum option option); /* the option that reverses this one, or OPTION_COUNT */
 bool image_is_path(const char *image);
 void make_printable(char *text); /* for a log or a terminal: control characters become '?' */
 

@@ -24,7 +24,7 @@ struct container {
     bool wanted, folder;
     int output; /* a file that a task prints instead of running its command, or -1 */
     int mounts, user, lock, unpacked, rootfs, owner; /* kept open as long as the step runs */
-    int own[NAMESPACE_KINDS]; /* namespaces of --container-unshare; -1: the container uses the node's */
+    int own[NAMESPACE_KINDS]; /* namespaces of --container-unshare; -1 means the node's */
     char *script;
     char error[WHY_LENGTH * 2]; /* printed by the tasks */
     char note[WHY_LENGTH];      /* printed by the first task */
@@ -37,7 +37,7 @@ struct helper {
 };
 
 struct helper start_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);
-int receive_answer(int from, char *text, size_t size, int *fds, int count); /* returns the number of fds; -1: closed */
+int receive_answer(int from, char *text, size_t size, int *fds, int count); /* returns the number of fds; -1 if closed */
 void end_helper(struct helper *helper);
 void send_cgroups(int helper);
 bool read_cgroups(char text[CGROUPS_LENGTH]);

@@ -63,7 +63,7 @@ static void fill_folder(const struct image *image) {
     fcntl(image->fd, F_SETFD, FD_CLOEXEC);
     if (rc == 127)
         fail("image %s: this node has neither squashfuse with a usable /dev/fuse nor unsquashfs", request.image);
-    if (rc != 0 && rc != 2) { /* 2: it could not create devices or set owners, which the container does not need */
+    if (rc != 0 && rc != 2) { /* 2 means that devices or owners could not be set, which does not matter */
         remove_folder(partial);
         fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(rc, errors_fd, why));
     }

@@ -60,10 +60,10 @@ log = logging.getLogger("node-agent")
 
 
 HANDSHAKE_S = 4.0
-UNHEARD_MS = 10_000  # data that the controller's kernel does not acknowledge for this long breaks the connection
+UNHEARD_MS = 10_000  # the connection is closed if sent data is not acknowledged for this long
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 3.0
 SETTLED_S = 5.0  # a connection that lasted this long was stable: the next attempt starts without a long pause
-ROOM = 64 << 10  # bytes that may wait to be sent
+ROOM = 64 << 10  # maximum number of bytes that wait to be sent
 
 
 class LinkState(Enum):
@@ -300,7 +300,7 @@ def parse_options(arguments: Sequence[str]) -> NodeAgentOptions:
 
 
 def _boot(value: str, hint: str) -> str:
-    """Return the boot id, given directly or in a file: it changes with every boot, the command line does not."""
+    """Return the boot id: the value of the option, or the content of the file that it names."""
     text = value
     if value.startswith("/"):
         text = (read_text(Path(value)) or "").strip()
@@ -315,7 +315,7 @@ class NodeAgent:
     def __init__(self, options: NodeAgentOptions, secret: bytes, make: Make, do: Do, check_s: float = CHECK_S) -> None:
         self.selector = selectors.DefaultSelector()
         self.findings = Findings(options.node, options.boot)
-        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # independent of the wall clock
+        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # changes of the wall clock do not affect it
         address = AgentAddress(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
         self.link = ControllerLink(address, self.selector, self._on_message, self._on_link_change)
         self.watch = CheckWatch(
@@ -328,7 +328,7 @@ class NodeAgent:
         self._textfile = Textfile(options.metrics) if options.metrics else None
         self._textfile_at = 0.0
         if self._textfile:
-            self._textfile.remove()  # an agent that was killed may have left it
+            self._textfile.remove()  # an agent that was killed may have left the file behind
 
     def serve(self) -> None:
         while True:

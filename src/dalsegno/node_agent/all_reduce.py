@@ -85,16 +85,16 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
 GLOO, NCCL = "gloo", "nccl"
 BYTES = {GLOO: 16 << 20, NCCL: 256 << 20}
 ROUNDS = 3
-_SMALL = 0x03FFFFFF  # largest number: the sum of 32 such numbers still fits
+_SMALL = 0x03FFFFFF  # largest number to add; the sum of 32 such numbers still fits into 32 bits
 
-_kept = list[object]()  # never released: destroying an NCCL group may take long, and this process is killed anyway
+_kept = list[object]()  # groups that are never destroyed: NCCL may need long for it, and the process is killed anyway
 
-Numbers = Callable[[bytes, int], torch.Tensor]  # secret, rank -> one MiB of the rank's numbers
+Numbers = Callable[[bytes, int], torch.Tensor]  # returns one MiB of numbers for a secret and a rank
 
 
 @dataclass(frozen=True)
 class ReducedSums:
-    """The result: how many sums were wrong here, whether the peer's were all right, and the time of one round."""
+    """The result: the number of wrong sums here, whether the peer's sums are correct, and the time of one round."""
 
     kind: str
     ranks: int
@@ -135,7 +135,7 @@ def on_this_node(kind: str, within_s: float) -> ReducedSums:
 def with_other(
     channel: socket.socket, rank: int, kind: str, secret: bytes, within_s: float, numbers: Numbers = numbers
 ) -> ReducedSums:
-    """Reduce between two nodes that are connected by `channel`; each learns the other's verdict on the sum."""
+    """Reduce between two nodes that are connected by `channel`. Each learns whether the other's sums are correct."""
     store = ChannelStore(channel)
     if kind == NCCL and _same_gpu(store, rank):
         kind = GLOO

@@ -23,10 +23,10 @@ from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 from dalsegno.system.hanging_calls import fork
 from dalsegno.wire.frames import BadFrame, FileReader, Message, Reader, send
 
-LOAD_S = 80.0  # time to load torch on a very busy machine
-REDUCE_S = 30.0  # time for all rounds, when both sides have loaded torch
-LATER_S = 5.0  # extra time, so that the process itself can report what was too slow
-DIED, DIED_TEXT = "died", "the process that runs torch has died"  # a fault of this node, not of the other
+LOAD_S = 80.0  # time limit for loading torch on a very busy machine
+REDUCE_S = 30.0  # time limit for all rounds, after both sides have loaded torch
+LATER_S = 5.0  # extra time in which the process itself can report a timeout
+DIED, DIED_TEXT = "died", "the process that runs torch has died"  # this is a fault of this node, not of its partner
 
 if TYPE_CHECKING:
     from dalsegno.node_agent.all_reduce import Numbers
@@ -125,9 +125,9 @@ def _judge(answer: Message) -> Result:
 
 def serve(sock: socket.socket, numbers: Numbers | None = None) -> None:
     """Load torch, report its backend, and carry out orders until the other side is gone."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # the network is tested, not the processors
+    os.environ["OMP_NUM_THREADS"] = "1"  # one thread is enough, because only the network is tested
     os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # the parent process watches this one
-    gc.disable()  # loading creates many objects and no garbage
+    gc.disable()  # loading torch creates many objects that stay in use
     with contextlib.suppress(OSError):
         _volunteer_for_oom_kill()
     try:

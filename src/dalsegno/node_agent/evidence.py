@@ -17,7 +17,7 @@ from dalsegno.system.hanging_calls import NoAnswer, ask
 from dalsegno.train.contract import RUN
 from dalsegno.train.memory.files import ALONE, SHM, last_written, list_user_folders, run_of, sweep_all
 
-MAX_BYTES = 256 << 10  # limit for one file; its end matters most
+MAX_BYTES = 256 << 10  # maximum size of one file; only the end of a longer one is kept
 COMMAND_S = 5.0
 COMMANDS: Mapping[str, Sequence[str]] = {
     "dmesg.txt": ("dmesg", "--time-format=iso"),
@@ -86,8 +86,8 @@ def _tail(path: Path) -> str:
 
 
 EVERY_S = 10.0
-FRESH_S = 10.0  # memory written this recently is in use, so processes need not be searched
-UNUSED_S = 30.0  # longer than a run needs to start another agent
+FRESH_S = 10.0  # shared memory that was written within this time is in use, so processes are not searched
+UNUSED_S = 30.0  # memory without a process is freed after this time; a run restarts its agent sooner
 
 Run = tuple[int, str]  # uid and run id
 _FILES = re.compile(rb"/dalsegno\.[0-9.]+/([^/\n]+)")

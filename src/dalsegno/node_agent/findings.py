@@ -20,7 +20,7 @@ from dalsegno.health.result import Result
 from dalsegno.wire.frames import Message
 
 WHOLE_S = 30.0  # interval between full reports, which refresh the times and correct errors
-MAX_MESSAGE = 40 << 10  # characters; well below the controller's limit
+MAX_MESSAGE = 40 << 10  # maximum characters of a message, well below the controller's limit
 MAX_NAME = 64
 
 

@@ -26,7 +26,7 @@ def run_load(load: Callable[[], Result]) -> Result:
     """Return the result of a load test; unknown if it could not be run."""
     try:
         return load()
-    except Exception as error:  # a library that is installed but does not work
+    except Exception as error:  # for example, a library is installed but does not work
         return unknown(f"could not be run: {type(error).__name__}: {error}"[:200])
 
 
@@ -34,7 +34,7 @@ def run_load(load: Callable[[], Result]) -> Result:
 
 
 def product_formula(i: int, j: int, n: int) -> int:
-    first, second = n * (n - 1) // 2, (n - 1) * n * (2 * n - 1) // 6  # sums of k, and of its squares
+    first, second = n * (n - 1) // 2, (n - 1) * n * (2 * n - 1) // 6  # the sum of k, and the sum of its squares
     return i * first - i * j * n + second - j * first
 
 
@@ -134,7 +134,7 @@ def available_bytes(meminfo: str) -> int:
 
 
 def pattern(seed: bytes) -> bytes:
-    """Return one MiB that cannot be made without the seed."""
+    """Return one MiB of data that cannot be computed without the seed."""
     return hashlib.shake_128(seed).digest(1 << 20)
 
 

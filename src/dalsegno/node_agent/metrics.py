@@ -67,7 +67,7 @@ GPU_METRICS = (
     ),
     GpuMetric("THERMAL_VIOLATION", "Time slowed down by heat (in ns).", lambda gpu: gpu.thermal_violation_ns, _COUNTER),
 )
-# Under the prefix of profiling metrics. DCGM reads the same counters: GPUs have them since Hopper.
+# Metrics with DCGM's prefix for profiling. GPUs have these counters since Hopper.
 PROFILING_METRICS = (
     GpuMetric("GR_ENGINE_ACTIVE", "Share of time in which any part computed.", lambda gpu: gpu.graphics_active),
     GpuMetric("SM_ACTIVE", "Share of time in which an SM had work, mean of all SMs.", lambda gpu: gpu.sm_active),
@@ -118,8 +118,8 @@ def gpu_families(gpus: Sequence[GpuFacts], host: str) -> list[MetricFamily]:
 class XidCounts:
     """The Xids of each GPU so far. The log may lose old lines, but the counts never decrease."""
 
-    counts: dict[tuple[str, int], int] = field(default_factory=dict)  # by GPU (`bus_key`) and Xid
-    last: dict[str, XidEvent] = field(default_factory=dict)  # by GPU
+    counts: dict[tuple[str, int], int] = field(default_factory=dict)  # number of events by GPU (`bus_key`) and Xid
+    last: dict[str, XidEvent] = field(default_factory=dict)  # the last Xid by GPU
     # By GPU and Xid: the time of the newest counted event, and how many counted events have that time.
     _newest: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
 

@@ -33,7 +33,7 @@ from dalsegno.system.hanging_calls import NoAnswer
 log = logging.getLogger("node-agent.metrics")
 
 WRITE_S = 5.0
-FABRIC_SHARE, FABRIC_MAX_S = 0.005, 30.0  # share of a processor's time, and the greatest age of the counters
+FABRIC_SHARE, FABRIC_MAX_S = 0.005, 30.0  # maximum share of one processor's time, and maximum age of the counters
 DCGM_PORT, DCGM_EVERY_S = 9400, 60.0
 FIRST_USER = 1000  # lower uids belong to the system
 
@@ -48,7 +48,7 @@ class NodeMetrics:
         self._due = 0.0
         self._xids = XidCounts()
         self._known: dict[str, GpuLabels] = {}
-        self._ports: tuple[float, tuple[PortCounters, ...]] = (0.0, ())  # when they expire, and the counters
+        self._ports: tuple[float, tuple[PortCounters, ...]] = (0.0, ())  # expiry time, and the counters
         self._dcgm: tuple[float, bool] = (0.0, False)
         self._logged = ""
 

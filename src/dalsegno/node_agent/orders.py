@@ -1,4 +1,4 @@
-"""What an agent does in separate processes: run its checks and carry out the controller's orders."""
+"""Work that an agent does in separate processes: run its checks and carry out the controller's orders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 # Orders. Each runs in a separate process with a time limit, so that none delays the heartbeat.
 
 
-MAX_ORDERS = 4  # orders at a time
+MAX_ORDERS = 4  # maximum number of orders at a time
 TIMEOUT_S = {"check": 40.0, "validate": VALIDATE_S, "evidence": 40.0, "pair-listen": LISTEN_S}
 
 Send = Callable[[Reply], None]
@@ -205,7 +205,7 @@ class ContinuousChecks:
 
 
 def read_gpu(gpu: GpuFacts) -> GpuReading:
-    """Return what is shown of a GPU, in steps that a person would notice, so that few messages are sent."""
+    """Return the values of a GPU that people see, rounded so that small changes cause no messages."""
     used, total = gpu.memory_used_mib, gpu.memory_total_mib
     step = max(total // 200, 1) if total else 1
     return GpuReading(

@@ -17,7 +17,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, send
 from dalsegno.wire.handshake import ClientHandshake, ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
-BYTES = 32 << 20  # bytes to send in each direction
+BYTES = 32 << 20  # number of bytes to send in each direction
 TALK_S = 20.0
 PINGS = 20
 _ONE = b"!"
@@ -107,7 +107,7 @@ def _next(sock: socket.socket) -> Message:
 # controller made for this test. Nobody else can use the connection, but an attacker in the network can change its data.
 
 
-CONNECT_S = 30.0  # time for the other node to connect and authenticate: both machines may be busy
+CONNECT_S = 30.0  # time limit for the other node to connect and authenticate; both machines may be busy
 MAX_CALLERS = 64
 LISTENER, DIALLER = "pair that listens/2", "pair that calls/2"
 

@@ -29,10 +29,10 @@ class Textfile:
             make_folder(self.folder)
         with trusted_folder(self.folder) as folder:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(TEMPORARY, dir_fd=folder)  # a killed process may have left it
+                os.unlink(TEMPORARY, dir_fd=folder)  # a killed process may have left the file behind
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(TEMPORARY, flags, 0o644, dir_fd=folder), "wb") as file:
-                os.fchmod(file.fileno(), 0o644)  # whatever the umask: node_exporter may be another user
+                os.fchmod(file.fileno(), 0o644)  # set explicitly, because node_exporter may run as another user
                 file.write(data)
             os.replace(TEMPORARY, NAME, src_dir_fd=folder, dst_dir_fd=folder)
 

@@ -30,9 +30,9 @@ from dalsegno.system.hanging_calls import Forked, fork
 from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
 ROUND_S = 1.0  # pause between two rounds; each check also has its own interval
-CHECK_S = 8.0  # how long one check may take; its own timeouts are shorter
-FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check that hung is skipped
-GPUS = "gpu-list"  # name of the query for GPUs, in case it hangs
+CHECK_S = 8.0  # time limit for one check; the timeouts inside a check are shorter
+FIRST_LEAVE_S, MAX_LEAVE_S = 60.0, 900.0  # how long a check is skipped after it hung: the first time, and at most
+GPUS = "gpu-list"  # the query for GPUs has this name if it hangs
 CLOSE_S = 1.0  # longest wait for a killed process, which may hang in the kernel
 MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones are started
 
@@ -50,7 +50,7 @@ class CheckRounds(Protocol):
         """Return the GPUs of the node; None if unknown."""
 
     def readings(self) -> Iterable[GpuReading] | None:
-        """Return what the GPUs show now, for people; None if that has not changed, or is not due."""
+        """Return the current GPU readings for people; None if they have not changed, or are not due."""
 
 
 Make = Callable[[Message], CheckRounds]  # creates the checks from the controller's settings
@@ -143,7 +143,7 @@ class CheckWatch:
             self._start()
         assert self._forked is not None
         without = [name for name, leave in self._leaves.items() if leave.until > now]
-        with contextlib.suppress(OSError):  # the process has died: its socket reports that
+        with contextlib.suppress(OSError):  # if the process has died, its socket reports that
             self._forked.sock.send(pack({"without": without}))
         self._busy, self._since, self._now_asked = True, now, ""
 
@@ -169,7 +169,7 @@ class CheckWatch:
 
     def _take(self, message: Message, now: float) -> None:
         self._since = now
-        self._leaves.pop(self._now_asked, None)  # that check did not hang
+        self._leaves.pop(self._now_asked, None)  # the current check did not hang
         if "begin" in message:
             self._now_asked = str(message["begin"])
         elif "found" in message:
@@ -191,13 +191,13 @@ class CheckWatch:
             text = f"the check {what} after {now - self._since:.0f} s; next attempt in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))
         self._end()
-        self._due = now + (0.0 if name else ROUND_S)  # a process that dies by itself must not keep the machine busy
+        self._due = now + (0.0 if name else ROUND_S)  # a process that dies at once is restarted only after a pause
 
     def _end(self) -> None:
         if self._forked is not None:
             self._selector.unregister(self._forked.sock)
             self._forked.kill()
-            self._stuck.append(self._forked)  # counts as stuck until it is reaped
+            self._stuck.append(self._forked)  # the process counts as stuck until it has ended
         self._forked, self._busy, self._now_asked = None, False, ""
 
 

@@ -1,8 +1,8 @@
-"""The alert rules, as data. Each has a test that it fires on bad data and stays quiet on good data.
+"""The alert rules, as data. A test for each rule shows that it fires on bad data and not on good data.
 
-An expression must work with every node count, so it compares series of one node, GPU, partition or run with each other
-or with a limit. Waits (`for_s`) are longer than a repair by the controller, except for faults of nodes: their alerts
-are sent even if the node was repaired at once. They last for `REMEMBERED`, longer than Alertmanager waits for a group.
+An expression must work with every node count, so it compares series of one node, GPU, partition or run, or compares
+them with a limit. Most alerts wait (`for_s`) longer than the controller needs for a repair. Alerts about node faults
+do not wait: they are sent even if the node was repaired at once, and fire for the time `REMEMBERED`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dalsegno.health.result import Remedy
 from dalsegno.health.xids import table as xid_table
 
 HOT_C = 90
-SLOW_RANK = 1.3  # own step time / median of the run
+SLOW_RANK = 1.3  # ratio of a rank's step time to the median of its run
 LOW_GOODPUT = 0.8
-FULL = 0.05  # share of a file system that is left
+FULL = 0.05  # a file system is full if less than this share is free
 STALLED_STEPS, STALLED_S = 20, 300
 REMEMBERED, REMEMBERED_S = "15m", 900
 _UNREAL = "tmpfs|ramfs|devtmpfs|overlay|squashfs|iso9660|proc|sysfs|cgroup2?|nsfs|autofs|fuse.*"
@@ -25,16 +25,16 @@ _UNREAL = "tmpfs|ramfs|devtmpfs|overlay|squashfs|iso9660|proc|sysfs|cgroup2?|nsf
 class AlertSeverity(Enum):
     """How urgent an alert is."""
 
-    CRITICAL = "critical"  # work is lost now
+    CRITICAL = "critical"  # jobs are losing work now
     WARNING = "warning"
 
 
 @dataclass(frozen=True)
 class AlertRule:
-    """An alert: when it fires, and what to tell people."""
+    """An alert: the condition under which it fires, and its texts for people."""
 
     name: str
-    subject: str  # the group of rules it belongs to
+    subject: str  # name of the group that the rule belongs to
     expr: str
     summary: str
     action: str
@@ -49,13 +49,13 @@ def harmful_xids() -> str:
 
 
 def _faults(checks: str) -> str:
-    """Return the expression of the recent faults, from the controller's journal. A repair between two scrapes, or a
-    new machine whose counts start at zero, does not hide them."""
+    """Return an expression for recent faults, from the controller's journal. It also finds a fault that was repaired
+    between two scrapes, and one of a machine that was replaced."""
     return f"time() - dalsegno_recovery_last_fault_timestamp_seconds{{{checks}}} < {REMEMBERED_S}"
 
 
 def _gpu_faults(checks: str) -> str:
-    """Return the same with the label `instance`, as metrics of nodes have it."""
+    """Return the expression of `_faults` with the label `instance`, which the metrics of nodes have."""
     return f'label_replace({_faults(checks)}, "instance", "$1", "node", "(.*)")'
 
 
@@ -75,7 +75,7 @@ NODES = (
     AlertRule(
         "NodeFault",
         "nodes",
-        _faults('check!~"gone|xid|gpu-ecc|gpu-rows"'),  # the others have alerts of their own
+        _faults('check!~"gone|xid|gpu-ecc|gpu-rows"'),  # the excluded checks have their own alerts
         "{{ $labels.node }} was taken out of service: {{ $labels.check }}{{ with $labels.code }} ({{ . }}){{ end }}",
         "`dalsegno why {{ $labels.node }}` shows the fault and what was done",
     ),

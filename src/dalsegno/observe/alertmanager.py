@@ -19,8 +19,8 @@ _TITLE = "{{ .Status | toUpper }} {{ .CommonLabels.alertname }} ({{ .CommonLabel
 def render_alertmanager(settings: Monitoring) -> dict[str, Any]:
     """Return alertmanager.yml as a value. Without receivers, alerts are only shown by `dalsegno monitor status`.
 
-    The file holds the addresses of webhooks, so it needs mode 0600: Alertmanager before 0.26 cannot read them from a
-    file of their own.
+    The file holds the addresses of webhooks, so it needs mode 0600. Alertmanager before 0.26 cannot read them from
+    separate files.
     """
     receiver: dict[str, Any] = {"name": RECEIVER}
     if settings.email:
@@ -34,7 +34,7 @@ def render_alertmanager(settings: Monitoring) -> dict[str, Any]:
         "route": {
             "receiver": RECEIVER,
             "group_by": ["cluster", "alertname"],
-            "group_wait": f"{2 * settings.interval_s}s",  # for the other alerts of the same fault
+            "group_wait": f"{2 * settings.interval_s}s",  # time for other alerts of the same fault to arrive
             "group_interval": "5m",
             "repeat_interval": "4h",
         },

@@ -1,10 +1,10 @@
-"""Collects metrics in the background and keeps their text, so that a scrape only copies bytes.
+"""Collect metrics in the background and keep their text, so that a scrape only copies bytes.
 
 Each source has a thread of its own: a slurmctld that does not answer must not delay the metrics of recovery, which
-matter most at that time. Sources in a `SourceGroup` share a thread and are asked in order.
+matter most at that time. Sources in a `SourceGroup` share a thread and are queried in order.
 
-A source that fails loses its series until it succeeds again. Its success gauge is 0. The same holds for a source
-that has not answered for two cycles and 30 s: old values are never served as fresh ones.
+The series of a source that fails are removed until it succeeds again, and its success gauge is 0. The same applies to
+a source that has not answered for two cycles and 30 s: old values are never served as current ones.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dalsegno.observe.exposition import Family, labelled, render
 log = logging.getLogger("collector")
 
 INTERVAL_S = 15.0
-_GRACE_S = 30.0  # a command of Slurm may take as long
-_CLOSE_S = 2.0  # how long to wait for a source that is being asked; its thread is a daemon
+_GRACE_S = 30.0  # a Slurm command may take this long
+_CLOSE_S = 2.0  # how long `close` waits for a query in progress
 
 
 class MetricSource(Protocol):
-    """A source of metrics. It may also have an int `skipped_rows`: what it could not parse in the last cycle, and a
-    float `answered_at`: the time of an answer that it returns again."""
+    """A source of metrics. It may have two more attributes: `skipped_rows`, the number of rows that it could not parse
+    in the last cycle, and `answered_at`, the time of its last real answer if it returns a cached one."""
 
     @property
     def name(self) -> str:
         """The label of the source in the collector's own metrics."""
 
     def collect(self) -> Sequence[Family]:
-        """Return the families of this source. A DalsegnoError means that there are none this time."""
+        """Return the families of this source. Raise DalsegnoError if they are not available in this cycle."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class SourceGroup:
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """How the last collection of a source went."""
+    """The result of the last collection from a source."""
 
     name: str
     success: bool = False
     duration_s: float = 0.0
     last_success_at: float = 0.0  # seconds since 1970; 0: never
     skipped_rows: int = 0
-    fault: DalsegnoError | None = None  # why it failed
+    fault: DalsegnoError | None = None  # why the last collection failed
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Snapshot:
 
     status: SourceStatus
     text: bytes = b""
-    late_s: float = 0.0  # when the next one is late
+    late_s: float = 0.0  # after this time, the text is too old to be served
 
 
 StatusFamilies = Callable[[Sequence[SourceStatus]], Sequence[Family]]
@@ -137,7 +137,7 @@ class Collector:
         return b"".join([*(one.text for one in fresh), render(self._status([one.status for one in fresh]))])
 
     def statuses(self) -> list[SourceStatus]:
-        """Return how the last collection of each source went."""
+        """Return the result of the last collection from each source."""
         with self._lock:
             return [one.status for one in self._last.values()]
 
@@ -147,7 +147,7 @@ class Collector:
             began_s = self._clock()
             self._collect_group(group, took_s)
             took_s = self._clock() - began_s
-            self._closed.wait(max(self._interval_s - took_s, took_s))  # ask a slow controller less often
+            self._closed.wait(max(self._interval_s - took_s, took_s))  # query a slow source less often
 
     def _collect_group(self, group: Sequence[MetricSource], last_took_s: float = 0.0) -> None:
         late_after_s = _GRACE_S + 2 * max(self._interval_s, 2 * last_took_s)
@@ -171,7 +171,7 @@ class Collector:
         except DalsegnoError as error:
             fault = error
             log.log(logging.DEBUG if before.fault else logging.WARNING, "%s: %s", source.name, error.what)
-        except Exception as bug:  # a bug in one source must not end the others
+        except Exception as bug:  # a bug in one source must not stop the collection of others
             fault = DalsegnoError(f"internal error: {bug!r}", hint="the log has the traceback; please report it")
             log.exception("%s failed", source.name)
         status = SourceStatus(
@@ -185,7 +185,7 @@ class Collector:
         return status, text
 
     def _claim(self, source: str, families: Sequence[Family]) -> None:
-        """Note which source a name belongs to. Prometheus refuses a scrape in which a name occurs twice."""
+        """Record which source provides each metric. Prometheus refuses a scrape in which a name occurs twice."""
         names = [family.name for family in families]
         with self._lock:
             owners = {name: self._owners.setdefault(name, source) for name in names}

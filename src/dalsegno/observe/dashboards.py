@@ -86,7 +86,7 @@ NODES = Dashboard(
         ),
         graph("GPU temperature", (f"DCGM_FI_DEV_GPU_TEMP{{{NODE}}}", _GPU), unit="celsius"),
         graph("GPU power", (f"DCGM_FI_DEV_POWER_USAGE{{{NODE}}}", _GPU), unit="watt"),
-        graph("GPU memory", (f"DCGM_FI_DEV_FB_USED{{{NODE}}}", _GPU), unit="mbytes"),  # Grafana's id for MiB
+        graph("GPU memory", (f"DCGM_FI_DEV_FB_USED{{{NODE}}}", _GPU), unit="mbytes"),  # Grafana calls MiB "mbytes"
         graph("SM clock", (f"DCGM_FI_DEV_SM_CLOCK{{{NODE}}} * 1000000", _GPU), unit="hertz"),
         graph(
             "GPU utilization by job",

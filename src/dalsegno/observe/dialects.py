@@ -1,8 +1,8 @@
 """Recording rules that provide the metric names of other Slurm exporters and of the OpenTelemetry collector.
 
-The observer serves the names of one exporter. Dashboards that were made for others find theirs in these rules. A rule
-never records a name that the observer serves itself: sums over that name would count twice. Where both dialects of the
-observer have a name, but only one has labels, the rule sums over them.
+The observer serves the metric names of one exporter, its dialect. These rules provide the names that dashboards for
+other exporters query. A rule never records a name that the observer serves itself, because sums would then count twice.
+If both dialects of the observer have a name, but only one has labels, the rule sums over the labels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RecordingRule:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-# Slurm's own word for a state of jobs -> the label `state` of dalsegno_jobs, and the end of slurm_queue_*.
+# Maps Slurm's name of a job state to the label `state` of dalsegno_jobs, which is also the suffix of slurm_queue_*.
 _JOB_STATES = {
     "cancelled": "cancelled", "completed": "completed", "completing": "completing", "configuring": "configuring",
     "failed": "failed", "node_fail": "node_fail", "pending": "pending", "preempted": "preempted",
@@ -36,7 +36,7 @@ def _sum(name: str) -> str:
 
 
 def _renamed(expr: str, old: str, new: str, kept: str) -> str:
-    """Return an expression whose label `old` becomes `new`; of other labels only `kept` remain."""
+    """Return an expression that renames the label `old` to `new` and drops all other labels except `kept`."""
     by = ", ".join(filter(None, (new, kept)))
     return f'sum by ({by}) (label_replace({expr}, "{new}", "$1", "{old}", "(.*)"))'
 
@@ -91,7 +91,7 @@ def _slinky() -> Iterator[RecordingRule]:
     yield RecordingRule("slurm_account_jobs_cpus_alloc_total", "sum by (account) (slurm_account_cpus_running)")
     cpus = _renamed("slurm_user_cpus_running", "user", "username", "")
     yield RecordingRule("slurm_user_jobs_cpus_alloc_total", cpus)
-    # The dialect sckyzo serves a metric of this name.
+    # The dialect sckyzo already serves this metric; the rule must not record it twice.
     yield RecordingRule("slurm_nodes_total", f'{_NODE_COUNT} unless on () slurm_nodes_total{{job="dalsegno"}}')
     for word, state in _SLINKY_NODES.items():
         yield RecordingRule(f"slurm_nodes_{word}_total", _sum(f"slurm_nodes_{state}"))
@@ -101,7 +101,7 @@ def _slinky() -> Iterator[RecordingRule]:
         yield RecordingRule(f"slurm_node_memory_{word}", f"{_ONE_PER_NODE.format(own)} * {_MIB}")
 
 
-_NATIVE_NODES = {"completing": "comp", "mixed": "mix"}  # Slurm's other words are also vpenso's
+_NATIVE_NODES = {"completing": "comp", "mixed": "mix"}  # other states have the same names in vpenso's exporter
 _NATIVE_SCHEDULER = {
     "server_thread_cnt": "threads", "agent_queue_size": "queue_size", "slurmdbd_queue_size": "dbd_queue_size",
     "schedule_cycle_last": "last_cycle", "sched_mean_cycle": "mean_cycle", "bf_cycle_last": "backfill_last_cycle",
@@ -117,7 +117,7 @@ def _native() -> Iterator[RecordingRule]:
     for word, state in _JOB_STATES.items():
         name = "node_failed" if word == "node_fail" else word
         yield RecordingRule(f"slurm_jobs_{name}", _sum(f"slurm_queue_{state}"))
-        if state != "pending":  # served under this name
+        if state != "pending":  # the observer itself serves slurm_partition_jobs_pending
             jobs = f'sum by (partition) (dalsegno_jobs{{state="{state}"}})'
             yield RecordingRule(f"slurm_partition_jobs_{name}", jobs)
     yield RecordingRule("slurm_partition_jobs", "sum by (partition) (dalsegno_jobs)")

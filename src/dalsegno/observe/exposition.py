@@ -15,7 +15,7 @@ from enum import Enum
 from functools import lru_cache
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_LABEL = 200  # characters: names and reasons from Slurm may be longer
+MAX_LABEL = 200  # maximum characters of a label value; names and reasons from Slurm may be longer
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _UNSAFE = re.compile(r'[\\"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
@@ -46,7 +46,7 @@ class MetricFamily:
         if not self.labels:
             yield from (f"{self.name} {number(value)}" for value in self.values.values())
             return
-        # Two long labels may be shown as the same one; a series must not occur twice.
+        # Two long label values may be equal after truncation, but a series must not occur twice.
         unique = {_label_set(self.labels, key): value for key, value in self.values.items()}
         yield from (f"{self.name}{shown} {number(value)}" for shown, value in unique.items())
 
@@ -86,7 +86,7 @@ class Histogram:
     """Counts of observations by upper bound, their sum and number. It is immutable: `observe` returns a new one."""
 
     bounds: tuple[float, ...]
-    counts: tuple[int, ...] = ()  # one per bound, and one for larger values; not cumulative
+    counts: tuple[int, ...] = ()  # one count per bound, and one for larger values; not cumulative
     sum: float = 0.0
 
     def observe(self, value: float) -> Histogram:
@@ -135,7 +135,7 @@ def render(families: Iterable[Family]) -> bytes:
     return ("\n".join(line for family in families for line in family.lines()) + "\n").encode()
 
 
-@lru_cache(1 << 15)  # a node's labels are in many families
+@lru_cache(1 << 15)  # the same labels of a node occur in many families
 def _label_set(labels: tuple[str, ...], key: tuple[str, ...]) -> str:
     return "{" + ",".join([f'{label}="{label_text(text)}"' for label, text in zip(labels, key, strict=True)]) + "}"
 

@@ -11,13 +11,13 @@ from dalsegno.observe.panels import DATASOURCE_UID, dashboard_json
 from dalsegno.observe.prometheus import yaml_text
 
 IMAGE = "grafana/grafana:11.4.0"
-PASSWORD = "prometheus-password"  # the file beside the compose file, and the name of its secret
+PASSWORD = "prometheus-password"  # name of the file with the password, and of the secret in the compose file
 WRITER = "dalsegno dashboards export"
 DASHBOARD_FOLDER = "/var/lib/grafana/dashboards"
 
 
 def grafana_files(cluster: str, prometheus: str, *, login: bool) -> dict[str, str]:
-    """Return the text of each file by its path. `prometheus` is its address; with `login`, it asks for the password."""
+    """Return the text of each file by its path. `login` says whether the Prometheus at this address has a password."""
     files = {
         f"dashboards/{each.uid}.json": json.dumps(dashboard_json(each), indent=2, ensure_ascii=False) + "\n"
         for each in DASHBOARDS
@@ -39,7 +39,7 @@ def _datasource(prometheus: str, login: bool) -> dict[str, Any]:
         "jsonData": {"httpMethod": "POST", "timeInterval": "15s"},
     }
     if login:
-        # Grafana reads the password from the file when it starts: no file of the configuration holds it.
+        # Grafana reads the password from its file at start, so the configuration does not contain it.
         found |= {"basicAuth": True, "basicAuthUser": USER}
         found["secureJsonData"] = {"basicAuthPassword": f"$__file{{/run/secrets/{PASSWORD}}}"}
     return {"apiVersion": 1, "datasources": [found]}
@@ -58,8 +58,8 @@ def _provider() -> dict[str, Any]:
 
 
 def _compose(login: bool) -> dict[str, Any]:
-    """Return the compose file. Grafana uses the network of this machine, on which the cluster's head can be reached,
-    and listens on loopback only."""
+    """Return the compose file. Grafana uses the host's network, so that it can reach the cluster's head, and listens on
+    loopback only."""
     service: dict[str, Any] = {
         "image": IMAGE,
         "network_mode": "host",
@@ -73,6 +73,6 @@ def _compose(login: bool) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"services": {"grafana": service}, "volumes": {"grafana": None}}
     if login:
-        service |= {"user": "0", "secrets": [PASSWORD]}  # the file is readable by its owner only
+        service |= {"user": "0", "secrets": [PASSWORD]}  # only root can read the password file
         found["secrets"] = {PASSWORD: {"file": f"./{PASSWORD}"}}
     return found

@@ -2,7 +2,7 @@
 
 It runs in threads of its own. Peers are unknown until a handler has checked their token, so connections, bytes and
 times are bounded, for all peers together and for each address. When the limit is reached, the address with the most
-connections loses the oldest one that is not being answered: peers that send nothing cannot keep others out.
+connections loses its oldest one that is not being answered. So peers that send nothing cannot block others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_CONNECTIONS = 128
 MAX_PER_ADDRESS = 96
 MAX_HEAD_BYTES = 16 << 10
 MAX_BODY_BYTES = 64 << 10
-MAX_FIELDS = 32  # of a query
-REQUEST_S = 10.0  # for a whole request; also how long an idle connection is kept
+MAX_FIELDS = 32  # maximum number of fields in a query string
+REQUEST_S = 10.0  # time limit for receiving a request, and for an idle connection
 WRITE_S = 20.0  # a peer that reads nothing for this long is disconnected
 REASONS = {
     200: "OK", 204: "No Content", 303: "See Other", 304: "Not Modified", 400: "Bad Request", 401: "Unauthorized",
@@ -69,7 +69,7 @@ class BadRequest(Exception):
 
 @dataclass
 class _Peer:
-    """An open connection. It can be closed for another one unless it is being answered."""
+    """An open connection. It may be closed to make room for another one, unless it is being answered."""
 
     address: str
     answered: bool = False
@@ -80,7 +80,7 @@ class HttpServer:
 
     def __init__(self, listener: socket.socket, handler: Handler, max_connections: int = MAX_CONNECTIONS) -> None:
         self._listener, self._handler, self._max = listener, handler, max_connections
-        self._open: dict[socket.socket, _Peer] = {}  # the oldest first
+        self._open: dict[socket.socket, _Peer] = {}  # ordered by age, the oldest first
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self.serve, name="http", daemon=True)
@@ -95,7 +95,7 @@ class HttpServer:
             try:
                 sock, address = self._listener.accept()
             except OSError:
-                if self._closed.wait(0.05):  # out of descriptors: wait until connections have ended
+                if self._closed.wait(0.05):  # no file descriptor is free: wait until connections have ended
                     return
                 continue
             self._admit(sock, str(address[0]) if isinstance(address, tuple) else "")
@@ -138,7 +138,7 @@ class HttpServer:
             if oldest is not None:
                 del self._open[oldest]
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+                    oldest.shutdown(socket.SHUT_RDWR)  # this wakes the thread of the connection, which closes it
                 return True
         return False
 
@@ -164,13 +164,13 @@ class HttpServer:
                 if request is None or not self._set_answered(sock, True):
                     return
                 response = self._answer(request)
-                # A peer that does not read a short answer is not protected; a stream is, until it ends.
+                # While a short answer is sent, the connection may be closed for another; a stream may not.
                 self._set_answered(sock, not isinstance(response.body, bytes))
                 if not self._send(sock, response, keep=keep, head=request.method == "HEAD"):
                     return
         except OSError:
             pass  # the peer has left
-        except Exception:  # the page failed after its start was sent
+        except Exception:  # the handler failed after the head of the response was sent
             log.exception("a streamed answer failed")
         finally:
             with self._lock:
@@ -180,7 +180,7 @@ class HttpServer:
     def _answer(self, request: HttpRequest) -> HttpResponse:
         try:
             return self._handler(request)
-        except Exception:  # one failing page must not end the server
+        except Exception:  # an error in one page must not stop the server
             log.exception("%s %s failed", request.method, request.path)
             return HttpResponse(500, b"internal error; see the log of the server\n")
 

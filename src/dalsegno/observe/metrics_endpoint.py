@@ -16,12 +16,12 @@ from dalsegno.observe.collector import Collector
 from dalsegno.observe.exposition import CONTENT_TYPE
 from dalsegno.observe.http_server import HttpRequest, HttpResponse
 
-MIN_TOKEN, MAX_TOKEN = 16, 4096  # characters
+MIN_TOKEN, MAX_TOKEN = 16, 4096  # minimum and maximum number of characters
 _HOME = b"Dal Segno's metrics are at /metrics.\n"
 
 
 class MetricsEndpoint:
-    """Answers requests with the collector's text. Without a token, anybody who can connect gets it."""
+    """Answers requests with the collector's text. Without a token, everybody who can connect gets the text."""
 
     def __init__(self, collector: Collector, token: str | None) -> None:
         self._collector, self._token = collector, token
@@ -91,7 +91,7 @@ def _read_own(path: Path) -> str:
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """Where a server listens."""
+    """The address and port on which a server listens."""
 
     host: str
     port: int
@@ -114,7 +114,7 @@ class ListenAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def open(self) -> socket.socket:
-        """Return a listening socket. A port that is taken is an error with a hint."""
+        """Return a listening socket. If that fails, raise an error with a hint, for example if the port is in use."""
         try:
             family, _, _, _, address = socket.getaddrinfo(
                 self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -15,7 +15,7 @@ _METRIC = re.compile(r"\b(?:slurm|dalsegno|training|node|DCGM)_\w+")
 
 
 class MetricOrigin(Enum):
-    """Who provides a metric."""
+    """The program that provides a metric."""
 
     NODE_EXPORTER = "node_exporter"
     NODE_AGENT = "node agent, through node_exporter"
@@ -29,10 +29,10 @@ class OriginState(Enum):
     """Whether a provider of metrics works."""
 
     FAILING = "failing"  # it does not answer, or reports a failure
-    QUIET = "nothing to report"  # it works, and has no such data
+    QUIET = "nothing to report"  # it works, but has no data for this metric
 
 
-_ORIGINS = (  # the first matching prefix decides
+_ORIGINS = (  # a metric comes from the origin of the first prefix that matches
     ("DCGM_", MetricOrigin.NODE_AGENT),
     ("node_amazonefa_", MetricOrigin.NODE_AGENT),
     ("dalsegno_fabric_", MetricOrigin.NODE_AGENT),
@@ -73,7 +73,7 @@ class MissingMetric:
 
 
 def origin_of(metric: str) -> MetricOrigin:
-    """Return who provides a metric."""
+    """Return the program that provides a metric."""
     return next(origin for prefix, origin in _ORIGINS if metric.startswith(prefix))
 
 
@@ -104,8 +104,8 @@ def explain_missing(
 ) -> list[MissingMetric]:
     """Return the metrics without data and why.
 
-    `present` are the metrics that Prometheus has, `collected` the sources of the observer and their success, `agents`
-    the nodes whose agent writes metrics.
+    `present` are the metrics that Prometheus has, `collected` tells for each source of the observer whether it
+    succeeded, and `agents` are the nodes whose agent writes metrics.
     """
     missing = []
     for metric, panels in panels_by_metric(dashboards).items():

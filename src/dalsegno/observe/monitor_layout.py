@@ -17,7 +17,7 @@ class NodeTarget:
     """The node_exporter of one host. The head has neither partition nor rack."""
 
     node: str
-    address: str  # host:port
+    address: str  # host:port of node_exporter
     partition: str = ""
     rack: str = ""
     spare: bool = False
@@ -25,14 +25,14 @@ class NodeTarget:
 
 @dataclass(frozen=True)
 class MonitorLayout:
-    """Everything that the configuration of Prometheus and Alertmanager is rendered from."""
+    """The values from which the configuration of Prometheus and Alertmanager is rendered."""
 
     cluster: str
     head: str
     nodes: tuple[NodeTarget, ...]
     observer: str  # host:port of the observer, which serves /metrics
-    prometheus: str  # host:port
-    alertmanager: str  # host:port
+    prometheus: str  # host:port of Prometheus
+    alertmanager: str  # host:port of Alertmanager
     token_file: str  # the file with the bearer token for the observer
     password_file: str  # the file with the password of `USER` at Prometheus and Alertmanager
     exporter_password_file: str  # the file with the password of `USER` at node_exporters

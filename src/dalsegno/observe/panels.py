@@ -14,7 +14,7 @@ SCHEMA_VERSION = 39
 COLUMNS = 24
 CLUSTER = "cluster"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SELECTOR = re.compile(r"\b((?:slurm|dalsegno|training|node|DCGM)_\w+|up|ALERTS)\b(\{)?")  # no label looks like these
+_SELECTOR = re.compile(r"\b((?:slurm|dalsegno|training|node|DCGM)_\w+|up|ALERTS)\b(\{)?")  # matches no label
 
 
 class PanelKind(Enum):
@@ -46,7 +46,7 @@ class GrafanaPanel:
     width: int = 12
     height: int = 8
     stacked: bool = False
-    largest: float | None = None  # upper end of the axis
+    largest: float | None = None  # maximum of the axis
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def number(
 
 
 def of_cluster(expr: str) -> str:
-    """Return an expression in which every metric is of the chosen cluster."""
+    """Return the expression with a selector added to each metric, for the cluster that is chosen in the dashboard."""
     parts, end = [], 0
     for quoted in _QUOTED.finditer(expr):
         parts += [_selected(expr[end : quoted.start()]), quoted[0]]
@@ -132,7 +132,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
         "datasource": dict(DATASOURCE),
         "query": {"query": query, "refId": variable.name},
         "definition": query,
-        "refresh": 2,  # when the time range changes: new runs and nodes appear
+        "refresh": 2,  # Grafana updates the list when the time range changes, so that new runs and nodes appear
         "sort": 7,
         "multi": True,
         "includeAll": True,

@@ -111,8 +111,8 @@ def iam_policy(to: RemoteWrite) -> str:
 
 
 def recording_group(dialect: str, rules: Sequence[RecordingRule], cluster: str) -> dict[str, Any]:
-    """Return the rule file that provides the metric names of a dialect. Sums drop the label `cluster`, so it
-    is set again."""
+    """Return the rule file that provides the metric names of a dialect. Sums drop the label `cluster`, so each
+    rule adds it again."""
     found = [
         {"record": rule.record, "expr": rule.expr, "labels": {"cluster": cluster, **rule.labels}} for rule in rules
     ]
@@ -142,7 +142,7 @@ def _alert(rule: AlertRule, cluster: str) -> dict[str, Any]:
 
 def yaml_text(value: Mapping[str, Any], cluster: str, writer: str = WRITER) -> str:
     """Return a value as YAML, with a heading that says which command wrote it."""
-    import yaml  # not needed by most commands
+    import yaml  # imported late: most commands do not need it
 
     heading = f"# Written by Dal Segno for cluster {cluster}. `{writer}` writes it again.\n"
     return heading + str(yaml.safe_dump(dict(value), sort_keys=False, width=200, allow_unicode=True))

@@ -31,7 +31,7 @@ class ScrapeState(Enum):
 
     UP = "up"
     DOWN = "down"
-    UNKNOWN = "unknown"  # not scraped yet
+    UNKNOWN = "unknown"  # the target was not scraped yet
 
     @classmethod
     def _missing_(cls, value: object) -> ScrapeState:
@@ -62,7 +62,7 @@ class FiringAlert:
 
 
 class PrometheusClient:
-    """Asks one Prometheus. It connects directly: a proxy of the environment does not know the cluster's network."""
+    """Queries one Prometheus. It ignores proxy settings, because a proxy cannot reach the cluster's network."""
 
     def __init__(self, address: str, password: str, timeout_s: float = TIMEOUT_S) -> None:
         self.address, self._timeout_s = address, timeout_s

@@ -1,7 +1,7 @@
 """Slurm metrics that both dialects have, under the same names and labels.
 
 vpenso's prometheus-slurm-exporter (dashboard 4323) and SckyzO's slurm_exporter (Amazon SageMaker HyperPod) share most
-names. Where they differ, `slurm_vpenso.py` and `slurm_sckyzo.py` have one each.
+names. Metrics that differ are in `slurm_vpenso.py` and `slurm_sckyzo.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = dict[tuple[str, ...], float]
 
 
 class SlurmDialect(Enum):
-    """Whose names the slurm_* metrics have. Some names are the same with other labels, so it is one or the other."""
+    """The exporter whose names the slurm_* metrics use. Only one is served: some metrics differ only in labels."""
 
     VPENSO = "vpenso"
     SCKYZO = "sckyzo"
@@ -57,7 +57,7 @@ def _count_cpus(rows: Sequence[NodeLoad]) -> tuple[int, int, int, int]:
 
 
 def gpu_families(rows: Sequence[NodeLoad], *, other: bool) -> list[Family]:
-    """Return the GPUs of the cluster by use. Without `other`, unavailable GPUs are idle."""
+    """Return the GPUs of the cluster by use. Without `other`, unavailable GPUs count as idle."""
     counts = count_gpus(each_node(rows))
     total = sum(counts)
     families: list[Family] = [
@@ -121,7 +121,7 @@ def pending_family(groups: JobGroups, partitions: Sequence[str]) -> Family:
 
 
 def scheduler_families(diag: Diagnostics) -> list[Family]:
-    """Return what sdiag says about the schedulers. Times are microseconds, and counts restart at midnight."""
+    """Return sdiag's figures about the schedulers. Times are microseconds, and counts restart at midnight."""
     found = {
         "threads": ("Threads of slurmctld.", diag.server_threads),
         "queue_size": ("Length of slurmctld's agent queue.", diag.agent_queue),

@@ -1,7 +1,7 @@
-"""Our own metrics of the queue, and the groups of jobs that all metrics of the queue are made from.
+"""Our own metrics of the queue, and the groups of jobs from which all metrics of the queue are computed.
 
-100,000 jobs are read once, into groups with the same user, account, partitions, state and reason. The families are
-made from the groups, of which there are a few thousand.
+A queue of 100,000 jobs is read once, into groups with the same user, account, partitions, state and reason. The metrics
+are computed from these groups, of which there are a few thousand.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dalsegno.slurm.facts import JobState
 from dalsegno.slurm.parse.load import QueuedJob, nodes_of_job
 from dalsegno.slurm.parse.text import ParseError
 
-MAX_ACCOUNTS = 1000  # label values: where nothing enforces accounts, a user can invent one for every job
+MAX_ACCOUNTS = 1000  # maximum number of label values: unless Slurm enforces accounts, users can invent them
 OTHER_ACCOUNTS = "(other)"
-MAX_IDLE, MAX_IDLE_PER_USER = 2000, 16  # owners without a job that are remembered
+MAX_IDLE, MAX_IDLE_PER_USER = 2000, 16  # maximum number of remembered owners without a job, in all and per user
 ON_NODES = frozenset({JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING, JobState.SUSPENDED})
 USUAL_REASONS = ("BeginTime", "Dependency", "JobHeldAdmin", "JobHeldUser", "Priority", "Resources")
 OTHER_REASON = "other"
@@ -28,7 +28,7 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 class JobCategory(Enum):
-    """The states of jobs in our own metrics. Slurm adds states from time to time: these are OTHER."""
+    """The states of jobs in our own metrics. OTHER covers states that newer versions of Slurm add."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -46,7 +46,7 @@ class JobCategory(Enum):
 
 
 class JobKey(NamedTuple):
-    """What the jobs of a group have in common. Only pending jobs have a reason."""
+    """The properties that all jobs of a group share. Only pending jobs have a reason."""
 
     user: str
     account: str
@@ -56,7 +56,7 @@ class JobKey(NamedTuple):
 
 
 class JobTally(NamedTuple):
-    """The number of jobs in a group, and what they use or ask for."""
+    """The number of jobs in a group, and the resources that they use or request."""
 
     jobs: int
     cpus: int
@@ -67,7 +67,7 @@ JobGroups = Mapping[JobKey, JobTally]
 
 
 def group_jobs(jobs: Iterable[QueuedJob]) -> JobGroups:
-    """Return the groups of the jobs. Accounts after the first MAX_ACCOUNTS, by number of jobs, are one account."""
+    """Return the groups of the jobs. Only the MAX_ACCOUNTS accounts with the most jobs keep their names."""
     counts: dict[tuple[str, str, tuple[str, ...], JobState, str], list[int]] = {}
     pending = JobState.PENDING
     for job in jobs:
@@ -99,7 +99,7 @@ def _with_few_accounts(groups: JobGroups) -> JobGroups:
 
 
 class IdleOwners:
-    """Remembers who has had jobs since this process began: their series are 0 when their last job is gone."""
+    """Remembers the owners of jobs since this process started, so that their series become 0 after their last job."""
 
     def __init__(self) -> None:
         self._known: dict[JobKey, None] = {}

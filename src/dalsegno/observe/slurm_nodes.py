@@ -28,10 +28,10 @@ class NodeCategory(Enum):
     RESV = "resv"
     OTHER = "other"
 
-    __hash__ = object.__hash__  # Enum's own is ten times slower, and there may be many nodes
+    __hash__ = object.__hash__  # Enum's own hash is ten times slower, which matters with many nodes
 
 
-# sinfo's words. In a compound such as `mixed+drain`, the first match from the top counts.
+# Maps sinfo's state names to categories. For a compound such as `mixed+drain`, the first match in this order counts.
 _WORDS = {
     "drained": NodeCategory.DRAIN,
     "draining": NodeCategory.DRAIN,
@@ -53,14 +53,14 @@ _WORDS = {
 
 @lru_cache(1024)
 def node_category(word: str) -> NodeCategory:
-    """Return the category of sinfo's word for a state. A word that is not known is OTHER."""
+    """Return the category of a state name from sinfo; OTHER if the name is unknown."""
     parts = {part.rstrip("*~#!%$@^-") for part in word.split("+")}
     return next((category for known, category in _WORDS.items() if known in parts), NodeCategory.OTHER)
 
 
 @lru_cache(1024)
 def state_label(word: str) -> str:
-    """Return the label of sinfo's word for a state."""
+    """Return the label for a state name from sinfo."""
     return node_category(word).value
 
 
@@ -70,7 +70,7 @@ def each_node(rows: Iterable[NodeLoad]) -> list[NodeLoad]:
 
 
 class GpuCounts(NamedTuple):
-    """GPUs by what they do, as Slurm sees it. The unavailable ones are free, on nodes on which no job starts."""
+    """The number of GPUs by use, as Slurm reports it. Unavailable GPUs are free GPUs on nodes that accept no jobs."""
 
     alloc: int
     idle: int
@@ -78,7 +78,7 @@ class GpuCounts(NamedTuple):
 
 
 def count_gpus(rows: Iterable[NodeLoad]) -> GpuCounts:
-    """Return the GPUs of some nodes."""
+    """Return the number of GPUs of these nodes, by use."""
     alloc = idle = unavailable = 0
     for row in rows:
         used = min(row.gpus_used, row.gpus)

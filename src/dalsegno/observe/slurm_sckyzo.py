@@ -13,7 +13,7 @@ from dalsegno.slurm.facts import JobState
 from dalsegno.slurm.parse.controller import Diagnostics, RpcLoad
 from dalsegno.slurm.parse.load import NodeLoad, ReservationInfo
 
-NO_FEATURES = "null"  # the exporter's word
+NO_FEATURES = "null"  # slurm_exporter writes this for a node without features
 _OTHER_STATES = (
     JobState.RUNNING,
     JobState.SUSPENDED,
@@ -78,7 +78,7 @@ def _node_families(rows: Sequence[NodeLoad]) -> list[Family]:
 def sckyzo_job_families(groups: JobGroups, partitions: Sequence[str]) -> list[Family]:
     """Return the metrics of the queue, by user, partition and, for pending jobs, reason.
 
-    Each partition also has a 0 without a user, so that a sum returns data when no job is in that state.
+    Each partition also has a series with value 0 and no user, so that a sum returns data if no job is in that state.
     """
     return [
         *_queue_families(groups, partitions, (JobState.PENDING,), ["user", "partition", "reason"]),
@@ -150,7 +150,7 @@ def reservation_families(reservations: Sequence[ReservationInfo]) -> list[Family
 
 
 def info_family(version: str) -> Family:
-    """Return Slurm's version. All commands come from one package, so they are not asked one by one."""
+    """Return Slurm's version. All commands come from one package, so their versions are not queried separately."""
     values: Values = {("general", "", version): 1, **{("binary", name, version): 1 for name in _COMMANDS}}
     return labelled("slurm_info", "Version of Slurm; always 1.", ["type", "binary", "version"], values)
 

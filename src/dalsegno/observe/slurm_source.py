@@ -1,4 +1,4 @@
-"""The sources of Slurm metrics: one sinfo, one squeue and one sdiag per cycle; sshare and reservations now and then."""
+"""The sources of Slurm metrics: one sinfo, one squeue and one sdiag per cycle; sshare and reservations less often."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dalsegno.observe.slurm_usage import GpuSeconds, QueueWaits, has_started
 from dalsegno.observe.slurm_vpenso import vpenso_job_families, vpenso_node_families
 from dalsegno.slurm.client import SlurmClient
 
-SELDOM = 10  # cycles between two questions about what changes slowly
+SELDOM = 10  # number of cycles between two queries for values that change slowly
 
 
 def slurm_sources(client: SlurmClient, dialect: SlurmDialect) -> SourceGroup:
-    """Return all sources of Slurm metrics. They share a thread, and ask slurmctld one question after the other."""
+    """Return all sources of Slurm metrics. They share a thread, and query slurmctld one after the other."""
     nodes = SinfoSource(client, dialect)
     always: list[MetricSource] = [nodes, SqueueSource(client, dialect, nodes), SdiagSource(client, dialect)]
     seldom: list[MetricSource] = [SeldomSource("sshare", lambda: _fair_shares(client))]
@@ -42,7 +42,7 @@ def slurm_status(dialect: SlurmDialect) -> StatusFamilies:
 
 
 class SinfoSource:
-    """Metrics of the nodes. It also knows the partitions, for which the queue has zeros."""
+    """Metrics of the nodes. It also lists all partitions, so that the queue's metrics include empty ones."""
 
     name = "sinfo"
 
@@ -76,7 +76,7 @@ class SqueueSource:
         self.skipped_rows = 0
 
     def collect(self) -> Sequence[Family]:
-        now_s = self._now()  # before the question: a job that starts meanwhile counts from the next cycle on
+        now_s = self._now()  # read before the query: a job that starts during it counts from the next cycle on
         load = self._client.queue_load()
         self.skipped_rows = load.unreadable
         partitions = self._nodes.partitions
@@ -108,8 +108,8 @@ class SdiagSource:
 
 
 class SeldomSource:
-    """A source that is asked in every tenth cycle, and returns its last answer in between. After a failure, it is
-    asked again in the next cycle."""
+    """A source that is queried in every tenth cycle, and returns its last answer in between. After a failure, it is
+    queried again in the next cycle."""
 
     def __init__(self, name: str, ask: Callable[[], Sequence[Family]], every: int = SELDOM) -> None:
         self.name, self._ask, self._every = name, ask, every

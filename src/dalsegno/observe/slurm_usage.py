@@ -15,18 +15,18 @@ from dalsegno.slurm.parse.load import QueuedJob
 WAIT_BOUNDS_S = (
     1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0, 28_800.0, 86_400.0, 259_200.0, 604_800.0,
 )  # fmt: skip
-MAX_COUNTERS = 10_000  # pairs of user and account
+MAX_COUNTERS = 10_000  # maximum number of pairs of user and account
 
 
 class QueueWaits:
-    """The time between submission and start, of the jobs that started since this process began."""
+    """The queue waits (from submission to start) of all jobs that started since this process began."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[int, int]] | None = None
         self._waits: dict[tuple[str, ...], Histogram] = {}
 
     def observe(self, started_jobs: Iterable[QueuedJob], partitions: Sequence[str]) -> None:
-        """Add the jobs that started since the last cycle. A requeued job counts again, from its requeue."""
+        """Add the jobs that started since the last cycle. A requeued job counts again, since its requeue."""
         started = {(job.id, job.started_at): job for job in started_jobs}
         for name in partitions:
             self._waits.setdefault((name,), Histogram(WAIT_BOUNDS_S))
@@ -45,7 +45,7 @@ class QueueWaits:
 
 
 def has_started(job: QueuedJob) -> bool:
-    """Return whether a job has started. One cancelled in the queue has a start time too, but no nodes."""
+    """Return whether a job has started. A job that was cancelled in the queue has a start time, but no nodes."""
     if job.state is JobState.PENDING or not job.partitions or not job.submitted_at:
         return False
     return bool(job.started_at and job.nodes and job.nodes != "(null)")
@@ -79,7 +79,7 @@ class GpuSeconds:
 
 
 def _held_s(job: QueuedJob, since_s: float, now_s: float) -> float:
-    """Return for how long a started job held its GPUs in the time since the last cycle."""
+    """Return how long a started job held its GPUs since the last cycle."""
     running = job.state in ON_NODES and job.state is not JobState.COMPLETING
     until_s = now_s if running or not job.ends_at else min(now_s, job.ends_at)
     return max(0.0, until_s - max(since_s, job.started_at))

@@ -12,7 +12,7 @@ from dalsegno.observe.slurm_nodes import NodeCategory, each_node, node_category
 from dalsegno.slurm.facts import JobState
 from dalsegno.slurm.parse.load import NodeLoad
 
-DEPENDENCY = "Dependency"  # Slurm's word for the reason
+DEPENDENCY = "Dependency"  # Slurm's name of the pending reason
 
 _NODES = tuple(one for one in NodeCategory if one not in (NodeCategory.OTHER, NodeCategory.PLANNED))
 _QUEUE = (

@@ -15,15 +15,15 @@ from dalsegno.wire.cloud_notice import find_notice
 
 
 class NodeCondition(Enum):
-    """What a user needs to know about a node, the most urgent first."""
+    """The condition of a node. The most urgent condition is first."""
 
-    GIVEN_UP = "given-up"  # an administrator must repair it
-    HELD_BACK = "held-back"  # it has a fault, but recovery is paused, only observing, or at a limit
-    OFF = "off"  # its host is off, and the controller has not acted yet
-    OUT = "out"  # down or drained in Slurm, and the controller has not acted yet
-    NOT_RESPONDING = "not-responding"  # slurmctld gets no answer from its slurmd
-    UNKNOWN = "unknown"  # slurmctld does not know it
-    TAKEN = "taken"  # its cloud takes its machine
+    GIVEN_UP = "given-up"  # an administrator must repair the node
+    HELD_BACK = "held-back"  # the node has a fault, but recovery is paused, only observing, or at a limit
+    OFF = "off"  # the host is off, and the controller has not acted yet
+    OUT = "out"  # the node is down or drained in Slurm, and the controller has not acted yet
+    NOT_RESPONDING = "not-responding"  # slurmctld gets no answer from the node's slurmd
+    UNKNOWN = "unknown"  # slurmctld does not know the node
+    TAKEN = "taken"  # the cloud takes the machine of the node
     DOWN = "down"
     DRAINED = "drained"
     REPAIRING = "repairing"
@@ -31,8 +31,8 @@ class NodeCondition(Enum):
     REBOOTING = "rebooting"
     REPLACING = "replacing"
     VALIDATING = "validating"
-    LEFT_ALONE = "left-alone"  # an administrator took it out of service
-    SUSPECTED = "suspected"  # it may have a fault, but is still in service
+    LEFT_ALONE = "left-alone"  # an administrator took the node out of service
+    SUSPECTED = "suspected"  # the node may have a fault, but is still in service
     IN_SERVICE = "in-service"
     LENT = "lent"
     SPARE = "spare"
@@ -43,13 +43,13 @@ class NodeCondition(Enum):
 
 
 class RunImpact(Enum):
-    """How a run is doing, the most urgent first."""
+    """The condition of a run. The most urgent condition is first."""
 
     NO_COORDINATOR = "no-coordinator"  # the coordinator is dead, or has been silent for too long
     RESTARTING = "restarting"
-    WAITING = "waiting"  # it has trained, and waits for nodes
-    SMALLER = "smaller"  # it trains on fewer nodes than requested
-    QUEUED = "queued"  # it has not started yet
+    WAITING = "waiting"  # the run has trained before, and waits for nodes
+    SMALLER = "smaller"  # the run trains on fewer nodes than requested
+    QUEUED = "queued"  # the run has not started yet
     UNAFFECTED = "unaffected"
 
 
@@ -85,14 +85,14 @@ def node_condition(
     if record and record.phase in _SPARES:
         return _SPARES[record.phase]
     if node.spare and record and record.phase is NodePhase.VALIDATING:
-        return NodeCondition.SPARE  # it has no fault: spares are validated at intervals
+        return NodeCondition.SPARE  # the node has no fault: spares are validated at intervals
     found = _slurm_condition(node, slurm_users) if slurm_answers else NodeCondition.IN_SERVICE
     suspected = record is not None and record.phase is NodePhase.SUSPECTED
     return NodeCondition.SUSPECTED if suspected and found is NodeCondition.IN_SERVICE else found
 
 
 def _out_condition(record: NodeRecovery) -> NodeCondition | None:
-    """Return the condition of a node that the controller keeps out of service, or would if it were allowed to."""
+    """Return the condition of a node that the controller keeps out of service, or would if it could act."""
     if record.phase is NodePhase.GIVEN_UP:
         return NodeCondition.GIVEN_UP
     if is_held_back(record):
@@ -125,7 +125,7 @@ def _slurm_condition(node: NodeStatus, slurm_users: frozenset[str]) -> NodeCondi
 
 
 def run_impact(run: ObservedRun) -> RunImpact | None:
-    """Return how a run is doing; None if it is over."""
+    """Return the condition of a run; None if it is over."""
     status = run.status
     if status.phase in (RunPhase.ENDING, RunPhase.ENDED):
         return None

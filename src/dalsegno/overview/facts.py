@@ -29,7 +29,7 @@ class NodeRecovery:
     since: float | None = None
     reason: str = ""  # why the node is out of service or suspected; "" if it has no fault
     note: str = ""
-    tried: tuple[Remedy, ...] = ()  # the last one is under way while the node is in the phase REPAIRING
+    tried: tuple[Remedy, ...] = ()  # remedies that were tried; in the phase REPAIRING, the last one is under way
     held_back: HeldAction = HeldAction.NO
 
 
@@ -68,8 +68,8 @@ class Overview:
     has_controller: bool = True  # False for a cluster that Dal Segno did not create
     runs: tuple[ObservedRun, ...] = ()
     all_runs: bool = True  # False if only the runs of this user are known
-    events: tuple[Event, ...] = ()  # oldest first
-    gpus: Mapping[str, tuple[GpuReading, ...]] = field(default_factory=dict)  # by node, from connected agents
+    events: tuple[Event, ...] = ()  # the last events, oldest first
+    gpus: Mapping[str, tuple[GpuReading, ...]] = field(default_factory=dict)  # readings by node, of connected agents
     failing_scrapes: tuple[FailingScrape, ...] = ()  # empty without Prometheus
 
     @property

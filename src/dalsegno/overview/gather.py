@@ -71,8 +71,8 @@ def ask_run_folders(controller: Path) -> list[RunFolder]:
 
 
 def ask_failing_scrapes(target: Target) -> tuple[FailingScrape, ...]:
-    """Return what the cluster's Prometheus cannot read; empty if it does not run, or if this user may not ask it."""
-    from dalsegno.observe.prometheus_client import (  # imported late, as few clusters need it
+    """Return the exporters that Prometheus cannot read; empty if it does not run, or if this user has no access."""
+    from dalsegno.observe.prometheus_client import (  # imported late, because few clusters need it
         PrometheusClient,
         ScrapeState,
     )
@@ -80,7 +80,7 @@ def ask_failing_scrapes(target: Target) -> tuple[FailingScrape, ...]:
     if not isinstance(target, CanMonitor) or not target.has_monitor():
         return ()
     layout = target.monitor_layout()
-    with contextlib.suppress(DalsegnoError, OSError):  # a Prometheus that is dead is one of the dead daemons
+    with contextlib.suppress(DalsegnoError, OSError):  # a dead Prometheus is reported as a dead daemon
         client = PrometheusClient(layout.prometheus, Path(layout.password_file).read_text().strip(), PROMETHEUS_S)
         down = [each for each in client.targets() if each.state is ScrapeState.DOWN]
         return tuple(FailingScrape(each.job, each.host) for each in down)
@@ -96,7 +96,7 @@ def read_runs(
     for folder in folders:
         with contextlib.suppress(DalsegnoError, OSError):
             status = read_status(folder.status)
-            if status is not None and status.run == folder.run:  # the file of a run cannot stand for another run
+            if status is not None and status.run == folder.run:  # ignore a status file copied from another run
                 status = replace(status, user=name_of(folder.root.stat().st_uid))
                 found[status.run] = _view(folder, status, progress)
     return sorted(found.values(), key=lambda run: -run.status.created)

@@ -13,15 +13,15 @@ from dalsegno.targets.base import ClusterPhase, DaemonStatus, counted
 
 
 class VerdictCode(Enum):
-    """What is wrong with a cluster, the most urgent first."""
+    """The kinds of problems of a cluster. The most urgent kind is first."""
 
-    INCOMPLETE = "incomplete"  # partly created or removed, or a change is not finished
+    INCOMPLETE = "incomplete"  # the cluster is partly created or removed, or a change is not finished
     STOPPED = "stopped"  # no daemon runs
     SLURM_SILENT = "slurm-silent"
     CONTROLLER_SILENT = "controller-silent"
     DAEMONS_DEAD = "daemons-dead"
-    NODES_FAULTY = "nodes-faulty"  # no repair is in progress
-    NODES_REPAIRED = "nodes-repaired"  # the controller is repairing them, or will
+    NODES_FAULTY = "nodes-faulty"  # nodes have faults, and no repair is in progress
+    NODES_REPAIRED = "nodes-repaired"  # the controller is repairing nodes, or will
     TRAINING_AFFECTED = "training-affected"
     NODES_LEFT_ALONE = "nodes-left-alone"
     NODES_SUSPECTED = "nodes-suspected"
@@ -96,7 +96,7 @@ class ClusterVerdict:
     all_runs: bool = True
     dead: tuple[DaemonStatus, ...] = ()  # daemons that do not run, except those of nodes that are out of service
     problems: int = 0
-    failing_scrapes: tuple[FailingScrape, ...] = ()  # except those of dead daemons and of nodes out of service
+    failing_scrapes: tuple[FailingScrape, ...] = ()  # without those of dead daemons and of nodes out of service
 
     @property
     def code(self) -> VerdictCode:
@@ -192,7 +192,7 @@ def _should_run(host: str, conditions: dict[str, NodeCondition]) -> bool:
 
 
 def _failing_scrapes(overview: Overview, conditions: dict[str, NodeCondition]) -> Iterator[FailingScrape]:
-    """Yield what Prometheus cannot read, except on hosts where a dead daemon or the node's condition explains it."""
+    """Yield the exporters that Prometheus cannot read, unless a dead daemon or the node's condition explains it."""
     dead = {daemon.host for daemon in overview.status.daemons if not daemon.running}
     for scrape in overview.failing_scrapes:
         if scrape.host not in dead and _should_run(scrape.host, conditions):
@@ -235,7 +235,7 @@ _RUNS = {
     RunImpact.WAITING: ("waits for nodes", "wait for nodes"),
     RunImpact.SMALLER: ("continues on {size} of {wanted} nodes", "continue on fewer nodes"),
 }
-_EXPORTERS = {"node": "node_exporter", "dalsegno": "the observer"}  # by Prometheus' names of jobs
+_EXPORTERS = {"node": "node_exporter", "dalsegno": "the observer"}  # maps a Prometheus job to its exporter
 _MOST_GROUPS = 3  # maximum number of node groups that the line names
 
 

@@ -74,7 +74,7 @@ class NodeAgents(Protocol):
         ...
 
     def see(self, nodes: Iterable[NodeInfo]) -> None:
-        """Take Slurm's latest answer about all nodes, in every round. Only a stand-in for agents depends on it."""
+        """Receive Slurm's latest answer about all nodes, in every round. Only `SlurmWitness` uses it."""
         ...
 
     def views(self) -> Mapping[str, AgentView]: ...
@@ -258,18 +258,18 @@ def _reset(node: str, context: ActionContext) -> None:
 def _release(action: Release, context: ActionContext) -> str:
     """Release a spare for a job, and give the job the highest priority: otherwise another job could take the node.
 
-    If the job already runs there, only resume the node, closed to other jobs.
+    If the job already runs there, only resume the node, and keep it closed to other jobs.
     """
     _check_not_taken(context, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in context.slurm.jobs()):
-        reserve(context.slurm, action.node, 0)  # a slurmctld that was killed may have lost the reservation
+        reserve(context.slurm, action.node, 0)  # slurmctld loses a recent reservation if it is killed
         context.slurm.resume(action.node)
         return f"given back to job {action.job}: Slurm had drained it again"
     reserved = reserve(context.slurm, action.node, action.uid)
     loan = {"ReservationName": loan_name(action.node)} if reserved else {}
     context.slurm.update(JobId=str(action.job), ReqNodeList=action.node, Priority=HIGHEST, **loan)
     context.slurm.resume(action.node)
-    return f"released for job {action.job}" + ("" if reserved else "; Slurm refused to reserve it for its user")
+    return f"released for job {action.job}" + ("" if reserved else "; Slurm refused to reserve it for the job's user")
 
 
 def _recall(action: Recall, context: ActionContext) -> str:

@@ -19,9 +19,9 @@ from dalsegno.recovery.decisions.repair import forecast
 from dalsegno.recovery.journal.store import Journal
 from dalsegno.wire.frames import Message
 
-MAX_EVENTS = 500  # per answer, which must fit into one message
+MAX_EVENTS = 500  # maximum number of events per answer, which must fit into one message
 MAX_NAME = 100
-LAST = 50  # events shown with a node
+LAST = 50  # number of events shown with a node
 _HINT = "use `events`, `automation`, `nodes` or `forgive`"
 
 
@@ -76,7 +76,7 @@ class Answers:
         return {"events": [event.message() for event in self.store.events(first, most=MAX_EVENTS)]}
 
     def _automation(self, uid: int, word: object, by: object = None) -> Message:
-        """Answer a request about automation. `by` is the person who asks through the web page."""
+        """Answer a request about automation. `by` is the person who sent the request through the web page."""
         if word in ("pause", "resume"):
             _check_owner(uid, f"{word} automatic recovery")
             who = by[:MAX_NAME] if isinstance(by, str) and by.isprintable() else _name(uid)

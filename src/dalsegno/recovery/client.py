@@ -11,11 +11,11 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
-START_S = 10.0  # enough time for the controller to write two files and start a process
+START_S = 10.0  # time limit, in which the controller writes two files and starts a process
 ANSWERS_S = 2.0
 # The state folder of `dalsegno adopt watch` has its socket, and the path of the slurm.conf that it uses.
 WATCHER_SOCKET, WATCHER_CONF = "run/controller.sock", "slurm-conf"
-MAX_ANSWER = 16 << 20  # bytes: enough for thousands of nodes, each with its reason
+MAX_ANSWER = 16 << 20  # maximum bytes of an answer: enough for thousands of nodes, each with its reason
 
 
 def start_run(path: Path, folder: Path) -> None:
@@ -51,7 +51,7 @@ def ask(path: Path, request: Message, timeout_s: float) -> Message:
 
 
 def start_hint(path: Path, uid: int) -> str:
-    """Return how this user gets a daemon started that has its socket here: not everybody may run `dalsegno up`."""
+    """Return a hint that tells this user how to get the daemon of this socket started. Only the owner may run `up`."""
     try:
         operates = uid in (0, path.parent.stat().st_uid)
     except OSError:

@@ -54,7 +54,7 @@ def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
 
 
 class Controller:
-    """Serves requests and supervises coordinators. `launcher` is the command before a program's name."""
+    """Serves requests and supervises coordinators. `launcher` is the command that starts our programs."""
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
@@ -98,7 +98,7 @@ class Controller:
     def close(self) -> None:
         """Release everything. The coordinators keep running."""
         while self.watch and not self.watch.close():
-            self.turn(0.01)  # the watch may be waiting for this thread
+            self.turn(0.01)  # the recovery thread may be waiting for a call in this thread
         self.answers.close()
         self.requests.close()
         self.nodes.close()

@@ -31,7 +31,7 @@ class FakeMachine:
     code: str = "79"
     check: str = "xid"  # the check that fails
     also: tuple[str, ...] = ()  # other checks that fail with it
-    silent: bool = False  # its checks return unknown
+    silent: bool = False  # whether all checks return unknown
 
 
 @dataclass
@@ -46,15 +46,15 @@ class FakeNode:
     booted_at: int | None = None
     validation: Validation | None = None
     agent: bool = True
-    was_connected: bool = False  # its agent was connected once
+    was_connected: bool = False  # whether the agent was ever connected
     asked: str = ""  # id of the validation in progress; "": none
-    resting: bool = False  # its agent holds no GPU
+    resting: bool = False  # whether the agent has released the GPUs
     missed_at: float | None = None  # when slurmctld lost contact with the node
-    late: bool = False  # the machine is up, but the controller does not hear it
+    late: bool = False  # whether the machine is up, but the controller does not hear it
     lost_at: float | None = None  # when the controller lost contact with the node
     heard_at: float | None = None  # when the controller first heard the node, or heard it again
-    quiet: bool = False  # its agent sends nothing for now
-    effects: list[str] = field(default_factory=list)  # what was done to the node
+    quiet: bool = False  # whether the agent sends nothing
+    effects: list[str] = field(default_factory=list)  # actions on the node
 
 
 @dataclass
@@ -69,13 +69,13 @@ class FakeCluster:
     bad_replacements: int = 0  # how many of the next replacements are broken
     same_gpus_again: int = 0  # how many of the next replacements have the old machine's GPUs
     boots: int = 0
-    validations: bool = True  # nodes answer validation orders
-    tell_gpus: bool = True  # agents have reported their GPUs
-    blind: bool = False  # the controller's own network has failed
+    validations: bool = True  # whether nodes answer validation orders
+    tell_gpus: bool = True  # whether agents have reported their GPUs
+    blind: bool = False  # whether the controller's own network has failed
     see_again_at: float | None = None  # when the controller's network works again
-    slow: bool = False  # Slurm does not remove a node from its jobs at once
+    slow: bool = False  # whether Slurm takes time to remove a node from its jobs
     updates: list[Mapping[str, str]] = field(default_factory=list)  # arguments of each `update`
-    reservations: dict[str, str] = field(default_factory=dict)  # name -> its users
+    reservations: dict[str, str] = field(default_factory=dict)  # name of a reservation -> its users
     forbidden: list[str] = field(default_factory=list)  # forbidden actions that were carried out
 
     @classmethod

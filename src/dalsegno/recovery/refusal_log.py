@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 AGAIN_S = 60.0
-MAX_CAUSES = 256  # causes remembered at a time
+MAX_CAUSES = 256  # maximum number of remembered causes
 
 
 class RefusalLog:
@@ -14,7 +14,7 @@ class RefusalLog:
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock
-        self._logged: dict[str, tuple[float, int]] = {}  # cause -> when it was logged, how often it occurred since
+        self._logged: dict[str, tuple[float, int]] = {}  # cause -> when it was logged, and its count since then
 
     def log(self, cause: str, detail: str = "") -> None:
         """Log a refusal, unless the same cause was logged within the last minute."""

@@ -1,4 +1,4 @@
-"""Tell lost nodes from Slurm's answers alone, on a cluster without node agents.
+"""Detect lost nodes on a cluster without node agents, from Slurm's answers and probes of slurmd.
 
 A node counts as lost if Slurm does not hear it and its slurmd does not accept a connection either. Nothing else can be
 known about it: there are no health checks, and no node can be validated.
@@ -20,7 +20,7 @@ from dalsegno.wire.liveness import Presence
 
 CONFIRM_S = 5.0  # a node is lost if its slurmd has not answered for this long
 PROBE_S = 1.0
-MAX_PROBES = 16  # per round: many nodes that fall silent at once are most likely a fault of the network
+MAX_PROBES = 16  # maximum number per round: if many nodes fall silent at once, the network is most likely at fault
 _NOT_EXPECTED = {
     NodeFlag.POWER_DOWN,
     NodeFlag.POWERED_DOWN,
@@ -45,7 +45,7 @@ def slurmd_answers(node: NodeInfo) -> bool:
 
 @dataclass
 class SlurmWitness:
-    """Stands in for the link to the node agents. `see` takes Slurm's latest answer; `views` says what follows."""
+    """Replaces the link to the node agents. `see` takes Slurm's latest answer; `views` returns the resulting states."""
 
     probe: ProbeSlurmd = slurmd_answers
     clock: Callable[[], float] = time.time
@@ -79,7 +79,7 @@ class SlurmWitness:
         since = earlier.since if earlier.presence is Presence.GONE else now
         return AgentView(node.name, Presence.GONE, since, earlier.last_seen, host_answers=False, slurmd_answers=False)
 
-    # The rest of the link: there is nobody to order.
+    # The other methods of the link: no agent can carry out an order.
 
     def remember(self, nodes: Iterable[str]) -> None:
         """Do nothing: Slurm reports every node at once."""

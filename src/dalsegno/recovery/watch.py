@@ -53,7 +53,7 @@ class RecoveryLoop:
     policy: Policy
     clock: Callable[[], float]
     background: Callable[[Work], None]
-    underway: dict[str, str] = field(default_factory=dict)  # id -> node
+    underway: dict[str, str] = field(default_factory=dict)  # action id -> node
     outcomes: queue.SimpleQueue[ActionOutcome] = field(default_factory=queue.SimpleQueue)
     partitions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     gpus: dict[str, tuple[GpuIdentity, ...]] = field(default_factory=dict)
@@ -137,23 +137,23 @@ def _outcome(id: str, action: Action, at: float, context: ActionContext) -> Acti
     try:
         return ActionOutcome(id, action, do(action, id, at, context), "")
     except DalsegnoError as error:
-        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the command's own message
+        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # the last line is the cause
     except Exception as error:  # a bug in a target must not stop the recovery of other nodes
         return ActionOutcome(id, action, "", f"{type(error).__name__}: {error}")
 
 
-JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
-LARGE = 64  # nodes; in a larger cluster, a query for all nodes takes 0.1 s or more
+JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # paths relative to the cluster's state folder
+LARGE = 64  # number of nodes; in a larger cluster, a query for all nodes takes 0.1 s or more
 # Time between rounds, in small and in large clusters
-QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is being repaired
-MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # while a node that was just lost is not out of service yet
-CALM_S, LARGE_CALM_S = 3.0, 10.0  # otherwise: agents report changes at once
-AFTER_SILENCE_S = 2.0  # when Slurm did not answer
+QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # pause while a node is being repaired
+MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # pause while a node that was just lost is not out of service yet
+CALM_S, LARGE_CALM_S = 3.0, 10.0  # pause if nothing happens; agents report changes at once
+AFTER_SILENCE_S = 2.0  # pause if Slurm did not answer
 AT_ONCE = 20  # maximum number of rounds without a pause
-MAX_SLOW = 8  # slow actions at a time
+MAX_SLOW = 8  # maximum number of slow actions at a time
 
-Runs = Callable[[], Mapping[str, RunRecord]]  # the runs that the controller supervises
-TIDY_S = 24 * 3600.0  # how often old rows are deleted, in addition to the start of a controller
+Runs = Callable[[], Mapping[str, RunRecord]]  # returns the runs that the controller supervises
+TIDY_S = 24 * 3600.0  # old rows are deleted at this interval, and when a controller starts
 
 
 class NodeWatch:
@@ -165,7 +165,7 @@ class NodeWatch:
         self._pool = ThreadPoolExecutor(MAX_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint, self._is_new = "", True
-        self.policy = Policy(mode=OFF)  # until the policy has been read
+        self.policy = Policy(mode=OFF)  # recovery is off until the policy has been read
         self.partitions: Mapping[str, tuple[str, ...]] = {}  # node -> its partitions, from Slurm's last answer
 
     def start(self) -> None:
@@ -294,8 +294,8 @@ def pause_s(records: NodeRecords, facts: Facts) -> float:
 # Nodes that are certainly off need no grace period
 
 
-JUST_S = 10.0  # the target is asked only about nodes that were heard this recently
-MAX_POWER_CHECK_S = 2.0  # per round, for all nodes: recovery of other nodes waits meanwhile
+JUST_S = 10.0  # the target is queried only about nodes that were heard within this time
+MAX_POWER_CHECK_S = 2.0  # time limit for all queries in a round, because the recovery of other nodes waits for them
 
 
 def mark_powered_off(facts: Facts, target: object) -> Facts:

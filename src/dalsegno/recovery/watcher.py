@@ -33,14 +33,14 @@ from dalsegno.wire.requests import RequestServer
 
 log = logging.getLogger("watcher")
 
-LOCK = "controller/lock"  # below the state folder
+LOCK = "controller/lock"  # path relative to the state folder
 RUNS_REFUSED = "this cluster has a watcher, which starts no runs"
 
 
 class ExistingSite:
     """The cluster of a file with `target: existing`. The file is read again when it has changed."""
 
-    target = object()  # nothing can be reset, rebooted or replaced
+    target = object()  # this target cannot reset, reboot or replace nodes
 
     def __init__(self, file: Path, slurm: SlurmClient) -> None:
         self.file, self.slurm = file, slurm
@@ -63,7 +63,7 @@ class ExistingSite:
         stamp = self.file.stat().st_mtime_ns
         if stamp == self._read_at:
             return
-        self._read_at = stamp  # before it is read: a faulty file is reported once
+        self._read_at = stamp  # set before the file is read, so that a faulty file is reported only once
         cluster = resolve(load_spec(self.file))
         if cluster.target != "existing":
             raise DalsegnoError(
@@ -89,7 +89,7 @@ class NodeWatcher:
         )
         listener = listen_at(folder / WATCHER_SOCKET, 0o666)
         self.requests = RequestServer(listener, self.selector, self.answer, RefusalLog(log.warning).log, MAX_ANSWER)
-        write_atomic(folder / WATCHER_CONF, slurm_conf)  # by which other commands find this watcher
+        write_atomic(folder / WATCHER_CONF, slurm_conf)  # other commands find this watcher by this file
         self._folder, self._shown = folder, self.answers.store.last_event()
         self.watch.start()
 

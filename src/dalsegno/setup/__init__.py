@@ -1,2 +1,2 @@
-"""Set machines up: what each must hold (`node_plan.py`), the program that makes it so (`applier.py`), and how that
-program is sent (`delivery.py`)."""
+"""Set up machines: the plan of a machine (`node_plan.py`), the program that carries it out (`applier.py`), and the way
+this program is sent (`delivery.py`)."""

@@ -1,10 +1,10 @@
 """Make this machine match a `NodePlan`, compare it with one, report its services, or undo everything.
 
-This program is sent to machines that hold nothing of Dal Segno (see `delivery.py`). It uses the standard library only,
+This program is sent to machines without Dal Segno (see `delivery.py`). It uses the standard library only,
 and Python 3.9. It reads a request from stdin: a line with the length of a JSON object, the object, and then, where the
 request says so, an archive of code. It prints one JSON object per line: a step of the work, the result, or an error.
 
-What was there before is kept below /var/lib/dalsegno/setup, with a record of every change. The record is written before
+Replaced files are kept below /var/lib/dalsegno/setup, with a record of every change. The record is written before
 each change, so that a repeated request continues after an interruption, and a removal finds everything.
 """
 
@@ -88,7 +88,7 @@ class Applier:
         return [{"kind": kind, "name": name, "what": what} for kind, name, what in found]
 
     def apply(self) -> list[Json]:
-        """Make every change; return what was changed."""
+        """Make all changes and return them."""
         changes = self.changes()
         self.record.data.update(cluster=self.plan["cluster"], id=self.plan["cluster_id"], host=self.plan["host"])
         self.record.save()
@@ -120,7 +120,7 @@ class Applier:
         return changes
 
     def stale(self, kind: str) -> list[str]:
-        """Return the paths that an earlier plan wrote and this one does not name."""
+        """Return the paths that an earlier plan wrote and that are not in this plan."""
         wanted = {self.place(item["path"]) for item in self.plan["files"]}
         return [path[len(self.root) :] for path in self.record.part(kind) if path not in wanted]
 
@@ -138,7 +138,7 @@ class Applier:
         return [name for name in wanted if run(["rpm", "-q", name])[0] != 0]
 
     def install(self, names: list[str]) -> None:
-        """Install packages without letting them start their daemons: those start when their files are there."""
+        """Install packages but do not let them start their daemons. The daemons start later, when their files exist."""
         if not names:
             return
         emit(step=f"installing {', '.join(names)}")
@@ -151,7 +151,7 @@ class Applier:
             hint = "fix what the package manager complains about on that machine, then run `dalsegno up` again"
             if shutil.which("apt-get", path=PATH):
                 install = ["apt-get", "-y", "--no-install-recommends", "install", *names]
-                if run(install, PACKAGES_TIMEOUT_S)[0] != 0:  # the lists may be missing or old
+                if run(install, PACKAGES_TIMEOUT_S)[0] != 0:  # the package lists may be missing or old
                     checked(["apt-get", "update"], hint, PACKAGES_TIMEOUT_S)
                     checked(install, hint, PACKAGES_TIMEOUT_S)
             else:
@@ -172,7 +172,7 @@ class Applier:
         try:
             return bool(self.root) or (found.st_uid, found.st_gid) == ids(item)
         except Refused:
-            return False  # a package that is not installed yet creates the account
+            return False  # the account will be created by a package that is not installed yet
 
     def make_folder(self, item: Json) -> None:
         path = self.place(item["path"])
@@ -237,7 +237,7 @@ class Applier:
         return bool(key) and not os.path.exists(self.place(f"{CODE}/{key}/complete"))
 
     def unpack(self) -> None:
-        """Unpack our code, and switch to it. Older code stays: processes may still run from it."""
+        """Unpack our code and switch to it. Older code is kept, because processes may still use it."""
         if self.bundle is None:
             raise Refused("the code of Dal Segno was not sent along", "run `dalsegno up` again")
         emit(step="installing Dal Segno")
@@ -264,7 +264,7 @@ class Applier:
                 checked(item["argv"])
 
     def remove(self) -> list[str]:
-        """Undo everything that the record names; return sentences about what is left."""
+        """Undo everything in the record, and return sentences about what was not undone."""
         left = []
         self.services.stop_all()
         self.mounts.unmount_all()  # before any folder is deleted
@@ -285,7 +285,7 @@ class Applier:
         return left
 
     def remove_block(self, path: str) -> None:
-        """Remove our part of a file that others write too."""
+        """Remove our part of a file that other programs or people also edit."""
         found, created = read(path), self.record.part("blocks").pop(path)["created"]
         rest = split_block((found or b"").decode(errors="surrogateescape"))[1]
         if found is not None and created and not rest:
@@ -321,14 +321,14 @@ def answer(request: Json, rest: BinaryIO) -> Json:
 def lock(root: str, wait_s: float) -> Iterator[None]:
     """Hold the lock of the machine while a request changes it.
 
-    After a connection breaks, its program may need some time to notice and to release the lock.
+    If a connection breaks, the program at its end may take some time to notice it and to release the lock.
     """
     folder = root.rstrip("/") + os.path.dirname(SETUP)
     os.makedirs(folder, exist_ok=True)
-    # Mode 0600: a user who can open the file could hold the lock, and so prevent every later request.
+    # The mode is 0600, because a user who can open the file could hold the lock and block all requests.
     handle = os.open(f"{folder}/setup.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(handle, "r+") as file:
-        os.fchmod(handle, 0o600)  # an earlier release created it readable for all users
+        os.fchmod(handle, 0o600)  # an earlier release created a lock file that all users can read
         until = time.monotonic() + wait_s
         while not taken(file):
             if time.monotonic() >= until:

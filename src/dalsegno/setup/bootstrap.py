@@ -1,8 +1,8 @@
 """A `NodePlan` as one script that a platform runs as root while a machine boots.
 
 ParallelCluster runs it as OnNodeConfigured, HyperPod as a lifecycle script, others through cloud-init. The script needs
-nothing but a shell and a Python of version 3.10 or later. Running it again changes nothing, and a run that was cut off
-is continued. It holds no secret, because everyone with access to the bucket or to the user data can read it.
+nothing but a shell and Python 3.10 or later. Running it again changes nothing, and continues a run that was
+interrupted. It contains no secret, because everyone with access to the bucket or to the user data can read it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dalsegno.setup.delivery import applier_argv, apply_request
 from dalsegno.setup.node_plan import NodePlan
 
 PYTHON = "/opt/dalsegno/python"  # a link to the interpreter that the script has chosen
-HOST = "@dalsegno-host@"  # stands for the machine's name, which nobody knows before the machine runs
-HEAD = "@dalsegno-head@"  # stands for the head's address
+HOST = "@dalsegno-host@"  # a placeholder for the machine's name, which is known only when the machine runs
+HEAD = "@dalsegno-head@"  # a placeholder for the head's address
 LOG = "/var/log/dalsegno/bootstrap.log"
-_LINE = 90  # bytes in a line of 120 letters
-# ParallelCluster's own interpreters come first: the systems' are often older than 3.10.
+_LINE = 90  # this many bytes make a base64 line of 120 characters
+# ParallelCluster's own interpreters come first, because those of the operating system are often older than 3.10.
 _PYTHONS = ("/opt/parallelcluster/pyenv/versions/3.*/bin/python3", "/usr/bin/python3.1[0-9]", "/usr/bin/python3",
             "/usr/local/bin/python3")  # fmt: skip
 
@@ -29,9 +29,9 @@ _PYTHONS = ("/opt/parallelcluster/pyenv/versions/3.*/bin/python3", "/usr/bin/pyt
 class CodeSource(Enum):
     """Where the machine gets our code from."""
 
-    INSIDE = "inside"  # the script holds it
-    BESIDE = "beside"  # a file `dalsegno.tar.gz` in the folder of the script
-    S3 = "s3"  # an object that the machine's role may read
+    INSIDE = "inside"  # the script contains the code
+    BESIDE = "beside"  # the file `dalsegno.tar.gz` in the folder of the script contains it
+    S3 = "s3"  # an S3 object that the machine's role may read contains it
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BootstrapCode:
 
 
 def refuse_secrets(plan: NodePlan) -> None:
-    """Raise if a plan holds a secret: others can read a bootstrap script."""
+    """Raise if a plan contains a secret, because other people can read a bootstrap script."""
     if found := next((file for file in plan.files if file.secret), None):
         raise DalsegnoError(
             f"{found.path} is a secret, and a bootstrap script can be read by others",
@@ -55,8 +55,8 @@ def refuse_secrets(plan: NodePlan) -> None:
 def render_bootstrap(plan: NodePlan, code: BootstrapCode, head: str = "", wait_for: str = "") -> str:
     """Return the script that makes a machine match the plan.
 
-    In the plan, HOST and HEAD stand for values that are known only on the machine. `head` is a shell command that
-    prints the head's address, `wait_for` a path that must exist first, such as a file on a shared file system.
+    HOST and HEAD in the plan are placeholders for values that are known only on the machine. `head` is a shell command
+    that prints the head's address, `wait_for` a path that must exist first, such as a file on a shared file system.
     """
     refuse_secrets(plan)
     request = _encoded(apply_request(plan, wait_s=600.0))
@@ -98,7 +98,7 @@ until [ -e {path} ]; do
 done
 """
 
-# Puts the machine's name and the head's address into the request, and our code behind it.
+# This program replaces HOST and HEAD in the request and appends our code to it.
 _FILL = f"""\
 import json, sys
 host, head, work = sys.argv[1:4]

@@ -1,6 +1,6 @@
-"""Send the applier to a machine: the command that starts it, what its stdin gets, and what its answers mean.
+"""Send the applier to a machine: the command that starts it, its standard input, and the meaning of its answers.
 
-Any way to run a command as root on a machine will do. Secrets are in stdin only.
+Any way to run a command as root on a machine is sufficient. Secrets are passed on standard input only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from importlib import resources
+from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ import dalsegno
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.node_plan import NodePlan, outline, plan_to_json
 
-LOCK_WAIT_S = 20.0  # for another request on the same machine
-# In the order in which they import each other. All of them use the standard library only.
+LOCK_WAIT_S = 20.0  # how long to wait for another request on the same machine
+# A module comes after the modules that it imports. All of them use the standard library only.
 MODULES = (
     "errors", "users.homes", "setup.machine_record", "setup.machine_services", "setup.machine_accounts",
     "setup.machine_mounts", "setup.applier",
 )  # fmt: skip
-# Reads the modules from stdin and starts the applier. The names are those of the package, so that its imports work.
+# This program reads the modules from stdin and starts the applier. Modules have their names in the package, so that
+# imports work.
 _BOOT = (
     "import json, sys, types\n"
     "stream = sys.stdin.buffer\n"
@@ -58,12 +59,12 @@ def _program() -> bytes:
 
 
 def compare_request(plan: NodePlan, root: str = "/") -> bytes:
-    """Return the stdin that makes the applier compare a machine with a plan. It holds no secrets."""
+    """Return the standard input that makes the applier compare a machine with a plan. It contains no secrets."""
     return _request({"mode": "compare", "plan": outline(plan), "root": root})
 
 
 def apply_request(plan: NodePlan, bundle: bytes = b"", root: str = "/", wait_s: float = LOCK_WAIT_S) -> bytes:
-    """Return the stdin that makes a machine match a plan. `bundle` is our code, for a machine that lacks it."""
+    """Return the standard input that makes a machine match a plan. `bundle` is our code, for a machine without it."""
     request = {"mode": "apply", "plan": plan_to_json(plan), "root": root, "bundle": len(bundle), "wait_s": wait_s}
     return _request(request) + bundle
 
@@ -73,7 +74,7 @@ def status_request() -> bytes:
 
 
 def remove_request(cluster_id: str, root: str = "/") -> bytes:
-    """Return the stdin that undoes everything, if the machine belongs to this cluster."""
+    """Return the standard input that undoes everything on a machine of this cluster."""
     return _request({"mode": "remove", "cluster_id": cluster_id, "root": root, "wait_s": LOCK_WAIT_S})
 
 
@@ -83,7 +84,7 @@ def _request(request: Mapping[str, Any]) -> bytes:
 
 
 class ChangeKind(Enum):
-    """What a change of a machine is about."""
+    """What a change affects on a machine."""
 
     PACKAGE = "package"
     USER = "user"
@@ -98,7 +99,7 @@ class ChangeKind(Enum):
 
 
 class ChangeAction(Enum):
-    """What is done to it. REPLACE: a file of others, which is kept and comes back with the removal."""
+    """The action of a change. REPLACE keeps a copy of the administrator's file, which `remove` restores."""
 
     INSTALL = "install"
     CREATE = "create"
@@ -127,20 +128,20 @@ class Answer:
     """The applier's answer to a request."""
 
     changes: tuple[MachineChange, ...] = ()
-    cluster_id: str = ""  # the cluster that the machine belonged to before
-    services: Mapping[str, bool] = field(default_factory=dict)  # name -> whether it runs
-    left: tuple[str, ...] = ()  # sentences about what a removal left
+    cluster_id: str = ""  # the id of the cluster to which the machine belonged before
+    services: Mapping[str, bool] = field(default_factory=dict)  # name -> whether the service runs
+    left: tuple[str, ...] = ()  # sentences about what a removal did not remove
     found: bool = True
 
 
 def read_step(line: str) -> str:
-    """Return the step that a line of the applier's output reports; "" if it is another line."""
+    """Return the step that a line of the applier's output reports; "" for other lines."""
     message = _read_line(line)
     return str(message.get("step", "")) if isinstance(message, dict) else ""
 
 
 def read_answer(host: str, output: str) -> Answer:
-    """Parse the applier's output. Raise TargetError if it refused, or if it was cut off before its answer."""
+    """Parse the applier's output. Raise TargetError if the applier refused, or if the output has no answer."""
     for line in reversed(output.splitlines()):
         message = _read_line(line)
         if isinstance(message, dict) and "error" in message:
@@ -148,11 +149,11 @@ def read_answer(host: str, output: str) -> Answer:
         if isinstance(message, dict) and isinstance(message.get("result"), dict):
             try:
                 return _answer(message["result"])
-            except (KeyError, TypeError, ValueError, AttributeError):  # a hostile host must not stop the others
-                raise TargetError(f"{host}: the set-up gave an answer that makes no sense", hint=_DISTRUST) from None
+            except (KeyError, TypeError, ValueError, AttributeError):  # one bad host must not stop the others
+                raise TargetError(f"{host}: the setup program gave an invalid answer", hint=_DISTRUST) from None
     last = output.strip().splitlines()[-3:]
     shown = "".join(f"\n  {line}" for line in last)
-    raise TargetError(f"{host}: the set-up ended without an answer{shown}", hint=_AGAIN)
+    raise TargetError(f"{host}: the setup program ended without an answer{shown}", hint=_AGAIN)
 
 
 def _read_line(line: str) -> object:
@@ -183,7 +184,7 @@ def _answer(result: Mapping[str, Any]) -> Answer:
 
 @dataclass(frozen=True)
 class CodeFit:
-    """The Python and the processor that code and its packages are made for."""
+    """The Python version and the processor for which a bundle is built."""
 
     python: tuple[int, ...]
     machine: str
@@ -200,8 +201,8 @@ _PACKAGES = ("click", "pydantic", "pydantic_core", "yaml", "_yaml", "annotated_t
 
 @dataclass(frozen=True)
 class CodeBundle:
-    """Our package, with the packages it needs. `key` names its folder on the machines; the same files give the same
-    key."""
+    """Our package and the packages that it needs. `key` is the name of its folder on the machines, a hash of the
+    files."""
 
     key: str
     files: tuple[tuple[Path, str], ...]  # each file, and its name in the archive
@@ -220,8 +221,8 @@ class CodeBundle:
 def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None) -> CodeBundle:
     """Return this installation of Dal Segno, with the packages it needs.
 
-    For machines with another Python, `wheels` has the compiled packages (`setup/wheels.py`). The others are plain
-    Python, or can do without their compiled part.
+    For machines with another Python, `wheels` has the compiled packages (`setup/wheels.py`). All other packages are
+    pure Python, or work without their compiled part.
     """
     files = tuple(found for name in ("dalsegno", *names) for found in _files_of(name))
     if wheels is not None:
@@ -237,6 +238,14 @@ def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None) ->
     for path, inside in files:
         contents.update(inside.encode() + b"\0" + path.read_bytes() + b"\0")
     return CodeBundle(f"{dalsegno.__version__}-{contents.hexdigest()[:12]}", files)
+
+
+@cache
+def pinned_requirements() -> tuple[str, ...]:
+    """Return the packages that our code needs, for pip, each in the version that is installed here."""
+    distributions = metadata.packages_distributions()
+    names = dict.fromkeys(name for module in _PACKAGES for name in distributions.get(module, ()))
+    return tuple(f"{name}=={metadata.version(name)}" for name in names)
 
 
 def _files_of(name: str) -> list[tuple[Path, str]]:

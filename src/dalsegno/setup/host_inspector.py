@@ -21,13 +21,13 @@ from collections.abc import Callable
 from typing import Any
 
 TIMEOUT_S = 20
-MOST = 5000  # entries of one list
+MOST = 5000  # the largest number of entries in one list
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd", "munged", "mariadbd", "mysqld", "nfsd", "sshd")
 SLURM_CONF = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf")
 MUNGE_KEY = "/etc/munge/munge.key"
 RECORD = "/var/lib/dalsegno/setup"
 ACCOUNTS = "/var/lib/dalsegno/accounts.json"  # the accounts that Dal Segno has created
-# A server that is gone makes every call about these hang.
+# Calls on these file systems hang if their server is unreachable.
 REMOTE = ("nfs", "lustre", "fuse", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p", "afs", "weka")
 DISKS = ("ext", "xfs", "btrfs", "zfs", "vfat", "overlay", "tmpfs", "f2fs", "bcachefs")
 
@@ -192,7 +192,7 @@ def slurm() -> dict[str, Any]:
         name = try_read(path).strip()
         if name in DAEMONS:
             try:
-                same = os.readlink(os.path.join(os.path.dirname(path), "ns/pid")) == own  # not inside a container
+                same = os.readlink(os.path.join(os.path.dirname(path), "ns/pid")) == own  # false inside a container
             except OSError:
                 same = True
             if same:

@@ -1,4 +1,4 @@
-"""Inspect hosts before anything is changed on them, and parse what they answer into frozen facts.
+"""Inspect hosts before anything is changed on them, and parse their answers into frozen facts.
 
 A host may be broken or hostile. Every value is checked for its type and bounded in length, and text is made safe to
 print.
@@ -43,7 +43,7 @@ class InspectedGpu:
 
 @dataclass(frozen=True)
 class InspectedDisk:
-    """A mounted file system. Size and free space of one on another machine are unknown, because asking may hang."""
+    """A mounted file system. For network file systems, size and free space are unknown, because asking may hang."""
 
     mount: str
     type: str
@@ -59,13 +59,13 @@ class FabricDevice:
     device: str
     driver: str = ""
     layer: str = ""
-    port_state: str = ""  # as the kernel prints it, such as `4: ACTIVE`
+    port_state: str = ""  # the kernel's text, for example `4: ACTIVE`
     rate: str = ""
 
 
 @dataclass(frozen=True)
 class ListeningPort:
-    """A TCP port with a listener. The program is known only if root asked."""
+    """A TCP port with a listener. The program is known only if root inspected the host."""
 
     port: int
     program: str = ""
@@ -78,7 +78,7 @@ class HostUser:
     name: str
     uid: int
     gid: int
-    ours: bool = False  # Dal Segno has created it
+    ours: bool = False  # whether Dal Segno has created the account
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class HostFacts:
     os_like: tuple[str, ...] = ()
     os_name: str = ""
     kernel: str = ""
-    machine: str = ""  # x86_64, aarch64
+    machine: str = ""  # for example x86_64 or aarch64
     python: tuple[int, ...] = ()
     python_path: str = "/usr/bin/python3"
     hostname: str = ""
@@ -109,9 +109,9 @@ class HostFacts:
     boot_id: str = ""
     is_root: bool = False
     systemd: bool = False
-    selinux: bool = False  # enforcing
+    selinux: bool = False  # whether SELinux is enforcing
     package_manager: str = ""
-    cpus: int = 0  # threads
+    cpus: int = 0  # number of hardware threads
     sockets: int = 0
     cores: int = 0
     memory_mib: int = 0
@@ -119,17 +119,17 @@ class HostFacts:
     driver: str = ""
     disks: tuple[InspectedDisk, ...] = ()
     fabric: tuple[FabricDevice, ...] = ()
-    packages: tuple[tuple[str, str], ...] = ()  # name and version
+    packages: tuple[tuple[str, str], ...] = ()  # name and version of each
     listening: tuple[ListeningPort, ...] = ()
     cgroup_version: int = 0
-    slurm_conf: str = ""  # its path
-    slurm_conf_head: str = ""  # its first line
+    slurm_conf: str = ""  # the path of slurm.conf
+    slurm_conf_head: str = ""  # the first line of slurm.conf
     munge_key: bool = False
-    record: bool = False  # whether Dal Segno's setup left its record here
+    record: bool = False  # whether the host has a record of Dal Segno's setup
     daemons: tuple[str, ...] = ()  # running daemons of Slurm, munge and MariaDB
     users: tuple[HostUser, ...] = ()
     groups: tuple[HostGroup, ...] = ()
-    host_keys: tuple[str, ...] = ()  # of its sshd: type and key
+    host_keys: tuple[str, ...] = ()  # type and key of each host key of its sshd
     addresses: tuple[str, ...] = ()
     clock_offset_s: float = 0.0  # the host's clock minus ours
     problems: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class HostFacts:
         return dict(self.packages).get(package, "")
 
     def free_mib(self, folder: str) -> int | None:
-        """Return the free space of the file system that holds a folder; None if that is unknown."""
+        """Return the free space of the file system that contains a folder; None if it is unknown."""
         holders = [disk for disk in self.disks if f"{folder}/".startswith(f"{disk.mount.rstrip('/')}/")]
         return max(holders, key=lambda disk: len(disk.mount)).free_mib if holders else None
 
@@ -219,7 +219,7 @@ _FABRIC = ("device", "driver", "layer", "port_state", "rate")
 
 
 class _AnswerReader:
-    """Reads values of the expected type from an answer. A missing or wrong one is empty."""
+    """A reader of values with the expected types. A missing value or a value of another type is read as empty."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self._answer = answer
@@ -279,7 +279,7 @@ def _number(value: object) -> int:
 
 
 def _find_answer(stdout: str) -> dict[str, Any] | None:
-    """Return the last line that is our answer. The start files of a shell may print lines of their own before it."""
+    """Return the last line that is our program's answer. The start files of a shell may print other lines before it."""
     for line in reversed(stdout.splitlines()[-50:]):
         try:
             found = json.loads(line)

@@ -1,7 +1,7 @@
 """The accounts of one machine: users with their homes and keys, and groups with their members.
 
 Like `applier.py`, this uses the standard library only, and Python 3.9. An account that the machine had before is never
-changed. /var/lib/dalsegno/accounts.json names those that were created here. It outlives the cluster, as the accounts
+changed. /var/lib/dalsegno/accounts.json names the accounts created here. It outlives the cluster, as these accounts
 do, so that their uids are not given to other people.
 """
 
@@ -21,7 +21,7 @@ from dalsegno.users.homes import install_keys, make_home
 
 ACCOUNTS = os.path.join(os.path.dirname(SETUP), "accounts.json")
 PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
-# Both run as the user: only that user's own files are touched, whatever links are in the home.
+# Both commands run as the user, so that links in the home cannot lead to files of others.
 COPY_SKELETON = 'cp -rnT /etc/skel "$1" 2>/dev/null || true'
 MAKE_KEY = (
     'umask 077; mkdir -p "$1/.ssh" && key="$1/.ssh/id_ed25519" && '
@@ -30,7 +30,7 @@ MAKE_KEY = (
 
 
 class MachineAccounts:
-    """The accounts of a plan, compared with those of the machine. Below another root folder there are none."""
+    """The accounts of a plan, compared with those of the machine. With another root folder, accounts are left alone."""
 
     def __init__(self, plan: Json, record: Record, root: str) -> None:
         self.plan, self.record = plan, record
@@ -62,7 +62,7 @@ class MachineAccounts:
             self.remove_group(name)
 
     def stale(self, kind: str) -> list[str]:
-        """Return the accounts that an earlier plan of this cluster created and this one does not name."""
+        """Return the accounts that an earlier plan of this cluster created and that are not in this plan."""
         wanted = {each["name"] for each in (self.users if kind == "users" else self.groups)}
         return [name for name in self.record.part(f"cluster_{kind}") if name not in wanted]
 
@@ -162,7 +162,7 @@ class MachineAccounts:
             self.prepare_home(user)
 
     def prepare_home(self, user: Json) -> None:
-        """Create the home, and install the keys that may log in. Root touches nothing below it by a path."""
+        """Create the home, and install the keys that may log in. Root opens nothing below the home by its path."""
         found, home = pwd.getpwnam(user["name"]), Path(home_of(user))
         ids = (found.pw_uid, found.pw_gid)
         os.makedirs(home.parent, exist_ok=True)
@@ -184,7 +184,7 @@ class MachineAccounts:
         self.record.save()
 
     def cluster_key(self, ids: tuple[int, int], name: str, home: str) -> list[str]:
-        """Return the public key with which a user reaches the other machines; it is created if there is none."""
+        """Return the user's public key for the other machines of the cluster; create the key pair if there is none."""
         printed = as_user(ids, MAKE_KEY, home, f"{name}@{self.plan['cluster']}")
         key = PUBLIC_KEY.match(printed)  # the user can write anything to this file
         return [f"{key.group()} {name}@{self.plan['cluster']}"] if key else []
@@ -196,14 +196,14 @@ class MachineAccounts:
         if found is not None and name in self.made["users"]:
             run(["pkill", "-KILL", "-U", str(found.pw_uid)])
             checked(["userdel", "--force", name])
-            with contextlib.suppress(Refused):  # userdel removes it, unless others are in it
+            with contextlib.suppress(Refused):  # userdel has already removed the group, unless it has other members
                 if find_group(name) is not None:
                     checked(["groupdel", name])
         self.forget("users", name)
 
 
 def refuse_open(homes: Path) -> None:
-    """Raise if others than root can put something at the place of a home."""
+    """Raise if users other than root could create or replace the home folder."""
     about = homes.stat()
     if about.st_uid != 0 or about.st_mode & 0o022:
         raise Refused(

@@ -1,7 +1,7 @@
 """The mounts of one machine: lines of /etc/fstab that are mounted, and unmounted when the plan no longer has them.
 
 Like `applier.py`, this uses the standard library only, and Python 3.9. The applier writes the lines, as a marked part
-of /etc/fstab; the other lines are the administrator's.
+of /etc/fstab; the other lines belong to the administrator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOUNT_TIMEOUT_S = 90.0
 
 
 class MachineMounts:
-    """The mounts of a plan, compared with those of the machine. Below another root folder there are none."""
+    """The mounts of a plan, compared with those of the machine. With another root folder, mounts are left alone."""
 
     def __init__(self, plan: Json, record: Record, root: str) -> None:
         self.record = record
@@ -55,15 +55,15 @@ class MachineMounts:
         return "" if self.kept[path]["line"] == item["line"] else "change"
 
     def remove_stale(self) -> None:
-        """Unmount what the plan no longer has. Call it before /etc/fstab changes."""
+        """Unmount the file systems that are no longer in the plan. Call it before /etc/fstab changes."""
         for path in self.stale():
             self.unmount(path)
 
     def apply(self) -> None:
-        """Mount what is missing. /etc/fstab has the lines already."""
+        """Mount the missing file systems. /etc/fstab must already have their lines."""
         todo = [(item, what) for item in self.wanted if (what := self.differs(item, mount_points()))]
         if todo and os.path.isdir("/run/systemd/system"):
-            checked(["systemctl", "daemon-reload"])  # its mount units are made from /etc/fstab
+            checked(["systemctl", "daemon-reload"])  # systemd generates mount units from /etc/fstab
         for item, what in todo:
             path = item["path"]
             emit(step=f"mounting {path}")
@@ -77,12 +77,12 @@ class MachineMounts:
             checked(["mount", path], hint, MOUNT_TIMEOUT_S)
 
     def unmount(self, path: str) -> None:
-        """Unmount a file system, also one that processes still use: they lose it when they end."""
+        """Unmount a file system, even if processes use it. They can use open files until they end."""
         emit(step=f"unmounting {path}")
         if path in mount_points() and run(["umount", path], MOUNT_TIMEOUT_S)[0] != 0:
             checked(["umount", "--lazy", path])
         if self.kept.pop(path)["created"]:
-            with contextlib.suppress(OSError):  # never its content: the file system may still be there
+            with contextlib.suppress(OSError):  # only if empty, because the file system may still be mounted
                 os.rmdir(path)
         self.record.save()
 
@@ -104,6 +104,6 @@ def refuse_taken(wanted: list[Json], fstab: str) -> None:
 
 
 def mount_points() -> set[str]:
-    """Return what is mounted here. In the kernel's list, a space in a path is written as a number."""
+    """Return the mount points of this machine. The kernel's list writes a space in a path as `\\040`."""
     lines = (read("/proc/self/mounts") or b"").decode(errors="surrogateescape").splitlines()
     return {line.split()[1].replace("\\040", " ") for line in lines if len(line.split()) > 1}

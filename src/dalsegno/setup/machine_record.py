@@ -1,4 +1,4 @@
-"""The tools of the programs that run on a cluster's machines: commands, whole files, and a record of every change.
+"""Shared code of the programs that run on a cluster's machines: commands, atomic files, and a record of changes.
 
 Like `applier.py`, this uses the standard library only, and Python 3.9.
 """
@@ -25,7 +25,7 @@ BEGIN, END = "# begin of Dal Segno", "# end of Dal Segno"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENV = {"PATH": PATH, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 Json = dict[str, Any]
-Change = tuple[str, str, str]  # kind, name, what
+Change = tuple[str, str, str]  # the kind, the name and the action
 
 
 class Refused(Exception):
@@ -42,7 +42,7 @@ def emit(**message: object) -> None:
 
 
 def run(argv: list[str], timeout_s: float = 120.0) -> tuple[int, str]:
-    """Run a command; return its exit code and its output, with stderr in it."""
+    """Run a command; return its exit code and its output, including stderr."""
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -67,7 +67,7 @@ def checked(argv: list[str], hint: str = "", timeout_s: float = 120.0) -> str:
 
 
 def write(path: str, data: bytes, mode: int = 0o600, owner: tuple[int, int] = (0, 0)) -> None:
-    """Write a file so that it appears at once, with its owner and mode."""
+    """Write a file atomically, with its owner and mode."""
     handle, temp = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".dalsegno-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -119,8 +119,8 @@ MAX_LINKS = 40  # the kernel's own limit
 def make_folder(path: str) -> int:
     """Create a folder and those above it, and return it opened.
 
-    Every folder is opened from the one above it. A link is followed only if nobody but root can have put it there: a
-    daemon's user, who owns one of these folders, could otherwise choose which folder root changes.
+    Every folder is opened relative to its parent. A link is followed only if root alone can have created it. Otherwise
+    a daemon's user, who owns one of these folders, could choose which folder root changes.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     folder, links = os.open("/", flags), 0
@@ -133,7 +133,9 @@ def make_folder(path: str) -> int:
             if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
                 about, links = os.fstat(folder), links + 1
                 if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022 or links > MAX_LINKS:
-                    raise Refused(f"a link leads to {path}, and others than root can change it", "remove that link")
+                    raise Refused(
+                        f"a link leads to {path}, and users other than root can change it", "remove that link"
+                    )
                 target = os.readlink(part, dir_fd=folder)
                 todo += [each for each in reversed(target.split("/")) if each]
                 part = "/" if target.startswith("/") else "."
@@ -155,7 +157,7 @@ def ids(item: Json) -> tuple[int, int]:
 
 
 class Record:
-    """What this program has changed on the machine, in a file that is written before each change."""
+    """The record of all changes to the machine, in a file that is written before each change."""
 
     def __init__(self, root: str) -> None:
         self.folder = root.rstrip("/") + SETUP
@@ -175,7 +177,7 @@ class Record:
         self.kept = json.dumps(self.data)
 
     def back_up(self, path: str, kind: str) -> None:
-        """Note what is at `path`, and keep a copy of a file, unless this was done before."""
+        """Record what exists at `path`, and keep a copy if it is a file, unless this was done before."""
         part = self.part(kind)
         if path in part:
             return
@@ -194,7 +196,7 @@ class Record:
         self.save()
 
     def restore(self, path: str, kind: str) -> str:
-        """Put back what was at `path`; return where a file that was edited meanwhile is kept, or ""."""
+        """Restore what was at `path`. Return the path at which an edited file was kept; "" if it was not edited."""
         entry, edited = self.part(kind)[path], ""
         present = read_file(path)
         if present is not None and entry.get("digest") not in (None, digest(present[0])):

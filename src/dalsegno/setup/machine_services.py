@@ -38,7 +38,7 @@ INIT = (
 
 
 class MachineServices:
-    """The services of a plan, compared with those that run. Below another root folder there are none."""
+    """The services of a plan, compared with those that run. With another root folder, services are left alone."""
 
     def __init__(self, plan: Json, record: Record, root: str) -> None:
         self.plan, self.record = plan, record
@@ -79,7 +79,7 @@ class MachineServices:
             then(service["name"])
 
     def wait(self, service: Json) -> None:
-        """Wait until a service answers; raise with the end of its log if it dies or stays silent."""
+        """Wait until a service answers. If it dies or does not answer in time, raise an error that quotes its log."""
         until, name = time.monotonic() + START_TIMEOUT_S, service["name"]
         running_for = 0
         while True:
@@ -101,7 +101,7 @@ class MachineServices:
         self.supervisor.stop_all()
 
     def restore(self) -> None:
-        """Start again what ran before this cluster came, once its own files are back."""
+        """Start the services again that ran before this cluster was set up. Their files have already been restored."""
         for name, entry in self.kept.items():
             if entry.get("was_enabled"):
                 run(["systemctl", "enable", "--quiet", entry["unit"]])
@@ -114,7 +114,7 @@ class MachineServices:
 
 
 def end_marked(entry: str) -> None:
-    """Kill the processes with this entry in their environment: coordinators and agents of runs outlive our services."""
+    """Kill the processes with this entry in their environment, such as coordinators, which outlive our services."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if int(pid) != os.getpid() and entry.encode() in (read(f"/proc/{pid}/environ") or b"").split(b"\0"):
@@ -122,7 +122,7 @@ def end_marked(entry: str) -> None:
 
 
 class Systemd:
-    """Runs services as units: the distribution's own, or units that are written here."""
+    """Services as systemd units: those of the distribution, or units that this program writes."""
 
     def __init__(self, services: MachineServices) -> None:
         self.services = services
@@ -169,7 +169,7 @@ class Systemd:
 
 
 def unit_text(service: Json, cluster: str) -> str:
-    """Return the unit of one of our services. What it started, such as the coordinators of runs, outlives it."""
+    """Return the unit of one of our services. Processes that it started, such as coordinators, outlive it."""
     env = "".join(f"Environment={_quoted(f'{key}={value}')}\n" for key, value in sorted(service["env"].items()))
     return (
         f"# Written by Dal Segno for cluster {cluster}.\n"
@@ -189,7 +189,7 @@ def _quoted(word: str) -> str:
 
 
 class OwnInit:
-    """Runs services as children of Dal Segno's init, where there is no systemd. They do not start at boot."""
+    """Services as children of Dal Segno's init, on machines without systemd. They do not start at boot."""
 
     def __init__(self, services: MachineServices) -> None:
         self.services, self.folder = services, f"{SETUP}/services"
@@ -200,7 +200,7 @@ class OwnInit:
         return facts if self.process() else {}
 
     def process(self) -> int:
-        """Return the PID of the init; 0 if it does not run."""
+        """Return the PID of Dal Segno's init; 0 if it does not run."""
         told = json.loads(read(f"{self.folder}/init.json") or b"{}")
         stat = read(f"/proc/{told.get('pid', 0)}/stat")
         alive = stat is not None and int(stat.rpartition(b")")[2].split()[19]) == told.get("start")
@@ -222,7 +222,7 @@ class OwnInit:
         self.load()
 
     def load(self) -> None:
-        """Write the plan of the init, and make it read the plan, or start it."""
+        """Write the plan of Dal Segno's init. Make the init read it again, or start the init if it does not run."""
         listed = [
             {"name": name, "argv": entry["argv"], "env": entry["env"], "log": entry["log"], "hold": False,
              "revision": entry["asked"], "keep": entry["keep"]}
@@ -246,9 +246,9 @@ class OwnInit:
             raise Refused(f"the init of Dal Segno did not start:\n{tail(code.stderr.decode(errors='replace'))}")
 
     def death(self, name: str) -> str:
-        """Return how the service ended since it was last started; "" if it did not."""
+        """Return how the service ended since its last start; "" if it has not ended."""
         fact = self.facts().get(name, {})
-        current = fact.get("revision") == self.services.kept.get(name, {}).get("asked")  # not the one before
+        current = fact.get("revision") == self.services.kept.get(name, {}).get("asked")  # not an earlier revision
         ended = current and fact.get("exit_code") is not None and float(fact.get("ended", 0.0)) >= self.started_at
         return fact.get("error") or f"ended with code {fact['exit_code']}" if ended and not fact.get("pid") else ""
 

@@ -1,4 +1,4 @@
-"""What one machine of a cluster must hold, as a value: packages, accounts, folders, files, services and commands.
+"""The plan of one machine as a value: its packages, accounts, folders, files, services and commands.
 
 A target computes a `NodePlan` for each machine. `setup/applier.py` makes a machine match its plan. Neither knows how
 the plan reaches the machine: over ssh, or inside a bootstrap script.
@@ -16,27 +16,27 @@ from dalsegno.spec.facts import facts_from_json, facts_to_json
 
 @dataclass(frozen=True)
 class PlannedUser:
-    """An account that must exist, with a group of its own that has the same number.
+    """An account that must exist, with its own group of the same number.
 
-    An account that the machine had before is left alone. If it has another uid, that is an error.
+    An account that already exists on the machine is not changed. If its uid differs, that is an error.
     """
 
     name: str
     uid: int
     full_name: str = ""
-    home: str = ""  # "": /home/NAME
+    home: str = ""  # "" means /home/NAME
     shell: str = "/bin/bash"
     ssh_keys: tuple[str, ...] = ()
-    make_home: bool = True  # False: another machine creates it, on storage that both see
+    make_home: bool = True  # false if another machine creates the home, on shared storage
     cluster_key: bool = False  # whether the home gets a key with which the user reaches the other machines
 
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A group and those members that the cluster wants. Other members of a group that was there before are kept."""
+    """A group and its members from the cluster. Other members of an existing group are kept."""
 
     name: str
-    gid: int | None = None  # None: the machine has the group already
+    gid: int | None = None  # None if the machine already has the group
     members: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ class PlannedFolder:
     mode: int = 0o755
     owner: str = "root"
     group: str = "root"
-    keep: bool = False  # it holds files of users
+    keep: bool = False  # set if the folder contains files of users
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PlannedMount:
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file with its owner and mode. With `block`, the content is a marked part of a file that others write too."""
+    """A file with its owner and mode. With `block`, the content is a marked part of a file that others also edit."""
 
     path: str
     content: str
@@ -70,7 +70,7 @@ class PlannedFile:
     owner: str = "root"
     group: str = "root"
     block: bool = False
-    secret: bool = False  # its content must not be shown
+    secret: bool = False  # set if the content must not be shown
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PlannedLink:
 
 @dataclass(frozen=True)
 class PlannedCommand:
-    """A command that runs once: if the path `creates` does not exist, or if `unless` fails.
+    """A command that runs only if needed: if the path `creates` does not exist, or if `unless` fails.
 
     It runs before all services, or after the service named by `after` is ready.
     """
@@ -100,7 +100,7 @@ class PlannedService:
     """A daemon. A new `revision` restarts it.
 
     Under systemd, `unit` names a unit of the distribution; without one, the applier writes a unit that runs `argv`. On
-    a machine without systemd, Dal Segno's own init runs `argv`. `ready` is a command that succeeds when it answers.
+    a machine without systemd, Dal Segno's own init runs `argv`. The command `ready` succeeds when the daemon answers.
     """
 
     name: str
@@ -110,12 +110,12 @@ class PlannedService:
     revision: str = ""
     unit: str = ""
     ready: tuple[str, ...] = ()
-    keep: bool = False  # restart it if it dies
+    keep: bool = False  # whether it is restarted if it dies
 
 
 @dataclass(frozen=True)
 class HostParts:
-    """A piece of a machine's plan, for one purpose such as storage or monitoring. Pieces are added."""
+    """A part of a machine's plan, for one purpose such as storage or monitoring. Parts can be added together."""
 
     packages: tuple[str, ...] = ()
     folders: tuple[PlannedFolder, ...] = ()
@@ -137,7 +137,7 @@ class HostParts:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The plan of one machine. `bundle` is the key of the code that /opt/dalsegno must hold; "" if none."""
+    """The plan of one machine. `bundle` is the key of the code in /opt/dalsegno; "" if the machine needs no code."""
 
     cluster: str
     cluster_id: str
@@ -169,8 +169,8 @@ def plan_from_json(data: Mapping[str, Any]) -> NodePlan:
 
 
 def outline(plan: NodePlan) -> dict[str, Any]:
-    """Return the plan with digests in place of contents. It is enough to compare a machine with the plan, and it holds
-    no secret."""
+    """Return the plan with digests in place of contents. It is sufficient to compare a machine with the plan, and it
+    contains no secret."""
     bare = facts_to_json(replace(plan, files=tuple(replace(each, content="") for each in plan.files)))
     for each, file in zip(bare["files"], plan.files, strict=True):
         del each["content"]

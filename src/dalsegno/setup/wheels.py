@@ -1,7 +1,7 @@
-"""Packages that our code needs, for a Python or a processor other than those of this machine.
+"""Compiled packages that our code needs, for machines with another Python or processor than this one.
 
-Only `pydantic_core` is compiled. pip fetches its wheel, in the version that is installed here, from the index that pip
-is set up for on this machine. So the hosts themselves need no index.
+Only `pydantic_core` is compiled. pip downloads its wheel, in the version that is installed here, from the package index
+that this machine uses. The hosts need no access to an index.
 """
 
 from __future__ import annotations

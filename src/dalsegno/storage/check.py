@@ -14,12 +14,12 @@ from dalsegno.spec.facts import Storage
 from dalsegno.storage.probe import ProbeAnswer, ProbeOrder, ProbeRole
 from dalsegno.storage.verdict import StorageReport, judge_storage
 
-PARALLEL = 8  # nodes that measure at the same time: more would measure the server instead of the way to it
-MAX_WRITERS = 3  # the first node may be the one with another file system
+PARALLEL = 8  # nodes that measure at the same time; with more, the server would be the limit
+MAX_WRITERS = 3  # more than one, because the first node may be the one with the wrong file system
 
 
 class NodePrograms(Protocol):
-    """Runs one of our helper programs on a node and returns its output. Raises DalsegnoError if it gives no answer."""
+    """The interface that runs a helper program on a node and returns its output, or raises DalsegnoError."""
 
     def __call__(self, node: str, program: str, arguments: Sequence[str]) -> str: ...
 
@@ -36,11 +36,11 @@ def check_storage(
     measure: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[StorageReport]:
-    """Return a report for each storage, used with the rights of `user`. `nodes` are all that should have it."""
+    """Return a report for each storage, which is tested on all `nodes` with the rights of `user`."""
     reports = []
     for storage in storages:
         say(f"checking {storage.name} at {storage.mount} on {compress(nodes)}")
-        if storage.type == "scratch":  # only root writes to it: jobs' folders are created by the prolog
+        if storage.type == "scratch":  # only root may write there, because the prolog creates the folders of jobs
             order = ProbeOrder(storage.mount, secrets.token_hex(8), ProbeRole.ALONE, "root", measure)
             reports.append(judge_storage(storage, _ask_each(ask, nodes, order), "root"))
         else:
@@ -49,8 +49,8 @@ def check_storage(
 
 
 def _ask_all(storage: Storage, nodes: Sequence[str], user: str, ask: NodePrograms, measure: bool) -> Answers:
-    """Have one node leave a token and the others look for it. If most of them do not find it, another one leaves a
-    token, to learn which nodes see the same files."""
+    """Let one node write a token and the others look for it. If most nodes do not find it, another node writes a token,
+    so that the check learns which nodes see the same files."""
     best: Answers = {}
     untried = list(nodes)
     for _ in range(MAX_WRITERS):
@@ -89,7 +89,7 @@ def _seers(answers: Answers) -> list[str]:
 
 
 def _with_speed(answer: ProbeAnswer | None, measured: ProbeAnswer | None) -> ProbeAnswer | None:
-    """Return an answer with the speed of the first round, because later rounds do not measure."""
+    """Return an answer with the speed from the first round, because later rounds do not measure it."""
     if answer is None or measured is None:
         return answer
     return replace(answer, mb_per_s=measured.mb_per_s, files_per_s=measured.files_per_s)

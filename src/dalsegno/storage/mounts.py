@@ -1,6 +1,6 @@
 """What each host of a cluster exports and mounts, as values, and the system files that say so. Pure.
 
-On hosts of their own, a `folder` is served by the head over NFS, and so is `nfs` whose server is the head. Virtual
+On real hosts, the head serves storage of type `folder` over NFS, and of type `nfs` if the head is its server. Virtual
 hosts bind-mount folders of their machine instead (`targets/local/storage.py`).
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from dalsegno.spec.facts import Cluster, Storage
 
-EXPORTED = "/srv/dalsegno"  # folders on the head that have no `source`
-EXPORTS_FILE = "/etc/exports.d/dalsegno-{cluster}.exports"  # a file of our own: /etc/exports is the administrator's
+EXPORTED = "/srv/dalsegno"  # the head's folder for storage that has no `source`
+EXPORTS_FILE = "/etc/exports.d/dalsegno-{cluster}.exports"  # separate, because /etc/exports is the administrator's
 EXPORT_OPTIONS = ("rw", "sync", "no_subtree_check", "root_squash")
-# A client waits for a server that is away instead of returning errors to training (hard), and a host boots without it.
+# With `hard`, a client waits for an unreachable server instead of returning errors. With `nofail`, a host boots anyway.
 MOUNT_OPTIONS = ("hard", "noatime", "_netdev", "nofail", "x-systemd.mount-timeout=60")
 LUSTRE_OPTIONS = ("flock", "noatime", "_netdev", "nofail", "x-systemd.mount-timeout=120")
 
@@ -27,12 +27,12 @@ class NfsExport:
     folder: str
     clients: tuple[str, ...]
     options: tuple[str, ...] = EXPORT_OPTIONS
-    home: bool = False  # it holds home folders; otherwise every user may create files in it
+    home: bool = False  # whether it contains home folders; otherwise every user may create files in it
 
 
 @dataclass(frozen=True)
 class MountPlan:
-    """A file system that a host mounts: what fstab(5) calls its source, mount point, type and options."""
+    """A file system that a host mounts, with the fields of fstab(5): source, mount point, type and options."""
 
     name: str
     source: str
@@ -90,7 +90,7 @@ def host_storage(cluster: Cluster, host: str, addresses: dict[str, str]) -> Host
 
 
 def _served_folder(storage: Storage, head: set[str]) -> str:
-    """Return the folder that the head serves; "" if another server does, or if the type is not NFS."""
+    """Return the folder that the head serves; "" if another server serves it, or if it is not served over NFS."""
     if storage.type == "folder":
         return storage.source or f"{EXPORTED}/{storage.name}"
     server, _, path = storage.source.partition(":")
@@ -102,7 +102,7 @@ def _nfs(storage: Storage, source: str) -> MountPlan:
 
 
 def _with(defaults: Sequence[str], given: str) -> tuple[str, ...]:
-    """Return the default options with the given ones, which win: `soft` replaces `hard`, `relatime` `noatime`."""
+    """Return the default options and the given ones. A given option replaces its opposite, such as `hard` by `soft`."""
     own = [option for option in given.split(",") if option]
     against = {"soft": "hard", "hard": "soft", "relatime": "noatime", "strictatime": "noatime", "noflock": "flock"}
     gone = {against.get(option, "") for option in own} | {option.partition("=")[0] for option in own}

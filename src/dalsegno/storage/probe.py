@@ -2,7 +2,7 @@
 
     storage-probe '{"mount": "/fsx", "token": "…", "role": "writer", "user": "ann"}'
 
-The first node (`writer`) leaves a file with the token; the others (`reader`) must find the same file: same content,
+The first node (`writer`) writes a file with the token. The others (`reader`) must find the same file: same content,
 same inode number. Everything in the file system is done with the user's rights, because a file server may deny root.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 from dalsegno.system.hanging_calls import NoAnswer, ask, fork
 
 PREFIX = ".dalsegno-check-"
-BLOCK = b"\x5a\xa5" * (1 << 19)  # 1 MiB that does not compress to nothing
-MAX_BYTES, MAX_S = 256 << 20, 3.0  # the amount and the time of each measurement
+BLOCK = b"\x5a\xa5" * (1 << 19)  # 1 MiB that is not all zeros
+MAX_BYTES, MAX_S = 256 << 20, 3.0  # limits on the size and the time of each measurement
 SHOWMOUNT_S = 5.0
 MAX_FILES, FILES_S = 500, 2.0
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,7 +32,7 @@ FIND_S = 3.0  # a network file system may show a new file late
 
 
 class ProbeRole(Enum):
-    """What a node does: leave the token, look for it, measure a disk of its own, or remove the token."""
+    """What a node does: write the token, look for it, measure its local disk, or remove the token."""
 
     WRITER = "writer"
     READER = "reader"
@@ -42,15 +42,15 @@ class ProbeRole(Enum):
 
 @dataclass(frozen=True)
 class ProbeOrder:
-    """What a node is asked to do. The folder with the user's name below the mount point is tried first, then the mount
-    point itself. Root tries only that."""
+    """An order to a node. A user tries the folder with their name below the mount point, then the mount point itself.
+    Root tries only the mount point."""
 
     mount: str
     token: str
     role: ProbeRole
     user: str
     measure: bool = True
-    export: str = ""  # `server:/folder` of NFS, which is asked if nothing is mounted
+    export: str = ""  # `server:/folder` of NFS; the server is asked about it if nothing is mounted
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "role": self.role.value})
@@ -67,12 +67,12 @@ class ProbeAnswer:
 
     fstype: str = ""  # type of the file system that the path is on; "" if the path does not exist
     source: str = ""
-    mount_point: str = ""  # where that file system is mounted
-    mounted: bool = False  # whether that is the path itself
+    mount_point: str = ""  # the mount point of that file system
+    mounted: bool = False  # whether the mount point is the path itself
     not_exported: bool = False  # nothing is mounted, and the NFS server says that it does not export the folder
     read_only: bool = False
     free_bytes: int = 0
-    inode: int = 0  # of the token; 0 if it was not found
+    inode: int = 0  # the token's inode number; 0 if the token was not found
     token: bool = False  # whether the token's content was right
     error: str = ""
     mb_per_s: float = 0.0
@@ -80,7 +80,7 @@ class ProbeAnswer:
 
     @classmethod
     def from_json(cls, text: str) -> ProbeAnswer:
-        """Read an answer leniently; raise ValueError if it is none."""
+        """Parse an answer leniently; raise ValueError if the text is not an answer."""
         value = json.loads(text)
         if not isinstance(value, dict):
             raise ValueError("not an answer of the probe")
@@ -94,7 +94,7 @@ class ProbeAnswer:
 def find_mount(mountinfo: str, path: str) -> tuple[str, str, str, bool]:
     """Return mount point, type, source and read-only flag of the mount that holds a path, from /proc/self/mountinfo.
 
-    Of several mounts on one point, the last is the visible one.
+    If there are several mounts on one mount point, the last one is visible.
     """
     found = ("", "", "", False)
     for line in mountinfo.splitlines():
@@ -143,7 +143,7 @@ def look(order: ProbeOrder) -> ProbeAnswer:
 
 
 def _is_not_exported(export: str) -> bool:
-    """Return whether the server answers and its list lacks the folder. Servers with NFS 4 only do not answer."""
+    """Return whether the server answers and does not list the folder. Servers with only NFS 4 do not answer."""
     server, _, folder = export.partition(":")
     try:
         done = ask(("showmount", "--no-headers", "--exports", server), timeout_s=SHOWMOUNT_S)
@@ -153,13 +153,13 @@ def _is_not_exported(export: str) -> bool:
 
 
 def lists_export(showmount: str, folder: str) -> bool:
-    """Return whether the output of `showmount --no-headers --exports` has a folder, or one that contains it."""
+    """Return whether the output of `showmount --no-headers --exports` lists a folder or one of its parents."""
     exported = [line.split()[0] for line in showmount.splitlines() if line.startswith("/")]
     return any(folder == path or path == "/" or folder.startswith(f"{path}/") for path in exported)
 
 
 def _folders(order: ProbeOrder) -> list[str]:
-    """Return where to write. Root does not use a folder of its name: any user may have put a link there."""
+    """Return the folders to try. Root does not use a folder with its name, which any user may replace by a link."""
     return [order.mount] if os.geteuid() == 0 else [os.path.join(order.mount, order.user), order.mount]
 
 
@@ -178,7 +178,7 @@ def _writable_folder(order: ProbeOrder) -> str:
 
 
 def _use(folder: str, order: ProbeOrder) -> dict[str, Any]:
-    """Write or look for the token, as the order says, and measure the speed if it asks for that."""
+    """Write or look for the token and measure the speed, as the order says."""
     found: dict[str, Any] = {}
     if order.role is ProbeRole.WRITER:
         with open(os.open(os.path.join(folder, PREFIX + order.token), NEW_FILE, 0o600), "w") as file:
@@ -214,14 +214,14 @@ def _remove_token(order: ProbeOrder) -> None:
 
 
 def write_speed(path: str, most: int = MAX_BYTES, seconds: float = MAX_S, *, keep: bool = False) -> float:
-    """Return the MB/s of writing a file, with fsync. The file is removed, unless it is to be kept."""
+    """Return the MB/s at which a file is written, with fsync. The file is removed unless `keep` is set."""
     written, handle = 0, os.open(path, NEW_FILE, 0o600)
     try:
         began = time.monotonic()
         while written < most and time.monotonic() - began < seconds:
             written += os.write(handle, BLOCK)
             if not written % (16 << 20):
-                os.fsync(handle)  # so that a slow disk is noticed in time, and not at the end
+                os.fsync(handle)  # regularly, so that the time limit also holds on a slow disk
         os.fsync(handle)
         return written / 1e6 / max(time.monotonic() - began, 1e-6)
     finally:
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _look_as(user: pwd.struct_passwd, order: ProbeOrder) -> ProbeAnswer:
-    """Answer in a process of its own, which becomes the user for good."""
+    """Answer in a child process, which changes to the user permanently."""
 
     def run(sock: socket.socket) -> None:
         os.initgroups(user.pw_name, user.pw_gid)

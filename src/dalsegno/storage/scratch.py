@@ -1,7 +1,7 @@
 """Slurm's programs for scratch folders: a prolog, an epilog and a task prolog, as text. Pure.
 
 The prolog and the epilog start the program `job-scratch` (`system/job_scratch.py`) as root. Slurm has one setting for
-each of these programs, so programs of the cluster file's `slurm: extra:` are called from ours.
+each of these programs, so our scripts call the programs that `slurm: extra:` of the cluster file names.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dalsegno.spec.facts import Cluster, Storage
 
 PROLOG, EPILOG, TASK_PROLOG = "slurm-prolog", "slurm-epilog", "slurm-task-prolog"
 SETTINGS = {PROLOG: "Prolog", EPILOG: "Epilog", TASK_PROLOG: "TaskProlog"}
-VARIABLES = ("DALSEGNO_SCRATCH", "SLURM_TMPDIR")  # always set to the job's folder; TMPDIR unless the user chose one
+# These are always set to the job's folder. TMPDIR is set only if the user has not set it.
+VARIABLES = ("DALSEGNO_SCRATCH", "SLURM_TMPDIR")
 
 
 def scratch_of(cluster: Cluster) -> Storage | None:
-    """Return the scratch storage of the cluster, of which there is at most one."""
+    """Return the scratch storage of the cluster, if there is one. There is at most one."""
     return next((storage for storage in cluster.storage if storage.type == "scratch"), None)
 
 
@@ -30,8 +31,8 @@ def without_programs(extra: Mapping[str, str]) -> dict[str, str]:
 def scratch_scripts(cluster: Cluster, launcher: Sequence[str], boot_id: str = "") -> dict[str, str]:
     """Return the scripts by file name; none if the cluster has no scratch.
 
-    `launcher` starts our helper programs. `boot_id` is a file that changes when the node boots; "" for the kernel's.
-    In it, `%n` stands for the node's name.
+    `launcher` starts our helper programs. `boot_id` is a file that changes when the node boots; "" means the kernel's.
+    In this path, `%n` stands for the node's name.
     """
     scratch = scratch_of(cluster)
     if scratch is None:

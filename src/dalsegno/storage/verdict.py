@@ -11,7 +11,7 @@ from dalsegno.hostlist import compress
 from dalsegno.spec.facts import Storage
 from dalsegno.storage.probe import ProbeAnswer
 
-USUAL_MB_PER_S, USUAL_FILES_PER_S = 100, 100  # below these, a checkpoint or an environment of small files takes long
+USUAL_MB_PER_S, USUAL_FILES_PER_S = 100, 100  # below these, checkpoints and environments of small files are slow
 LEAST_FREE_BYTES = 1 << 30
 
 
@@ -46,7 +46,7 @@ class StorageFinding:
 
 @dataclass(frozen=True)
 class StorageReport:
-    """The result of a check of one storage: the answer of each node (None: no answer), and the findings."""
+    """The result of a check of one storage: the answer of each node, None if it did not answer, and the findings."""
 
     storage: Storage
     answers: Mapping[str, ProbeAnswer | None]
@@ -58,7 +58,7 @@ class StorageReport:
 
 
 def judge_storage(storage: Storage, answers: Mapping[str, ProbeAnswer | None], user: str) -> StorageReport:
-    """Return the report of a storage. Each node is named only in its first fault: the others follow from it."""
+    """Return the report of a storage. Each node is named only in its first fault, because later ones follow from it."""
     left = dict(answers)
     found: list[StorageFinding] = []
     for fault in (_silent, _missing, _not_exported, _not_mounted, _read_only, _not_writable, _other_files):
@@ -114,7 +114,7 @@ def _not_mounted(storage: Storage, answers: Answers, user: str) -> Iterable[Stor
 def _read_only(storage: Storage, answers: Answers, user: str) -> Iterable[StorageFinding]:
     if nodes := [node for node, answer in answers.items() if answer and answer.read_only]:
         text = f"{storage.mount} is mounted read-only"
-        hint = "after errors of a disk the kernel does this; look at `dmesg` there, then mount it again with `rw`"
+        hint = "the kernel does this after disk errors: check `dmesg` there, then mount it again with `rw`"
         yield StorageFinding(storage.name, StorageFault.READ_ONLY, tuple(nodes), text, hint)
 
 
@@ -130,8 +130,8 @@ def _not_writable(storage: Storage, answers: Answers, user: str) -> Iterable[Sto
 
 
 def _other_files(storage: Storage, answers: Answers, user: str) -> Iterable[StorageFinding]:
-    """Find nodes that see another file, or none, where the first node left the token. The inode that most nodes see
-    counts as the right one."""
+    """Find nodes that see another file, or no file, in place of the first node's token. The inode number that most
+    nodes see counts as correct."""
     if storage.type == "scratch":
         return
     seen = {node: answer.inode if answer.token else 0 for node, answer in answers.items() if answer}
@@ -144,7 +144,7 @@ def _other_files(storage: Storage, answers: Answers, user: str) -> Iterable[Stor
 
 
 def _slow(storage: Storage, answers: Mapping[str, ProbeAnswer]) -> Iterable[StorageFinding]:
-    """Find nodes below the limits of the cluster file, which fail the check, or below usual ones, which only warn."""
+    """Find slow nodes. Below a limit of the cluster file the check fails; below the usual value there is a warning."""
     rates = (
         ("writes", "MB/s", storage.min_mb_per_s, USUAL_MB_PER_S, {n: a.mb_per_s for n, a in answers.items()}),
         (

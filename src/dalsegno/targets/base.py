@@ -19,7 +19,7 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import find_user, user_of
 
-if TYPE_CHECKING:  # only for types: an ordinary `up` imports no module of fault injection
+if TYPE_CHECKING:  # for types only, because an ordinary `up` must not import fault injection
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
     from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.slurm.client import SlurmClient
@@ -46,7 +46,7 @@ class Plan(Protocol):
         """Return the consequences, such as "adds 2 nodes", "restarts nothing", "ends no job"."""
 
     def details(self) -> list[str]:
-        """Return the lines that `dalsegno plan` shows in addition."""
+        """Return additional lines that only `dalsegno plan` shows."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Removal:
     homes: tuple[str, ...] = ()
     storage: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    needs_yes: bool = False  # the storage is in a cloud: a script must say `--yes`, because nothing restores it
+    needs_yes: bool = False  # whether scripts must use `--yes`, because deleted cloud storage cannot be restored
 
     def sentences(self, runs: Collection[str]) -> list[str]:
-        """Return the consequences of the removal. `runs` are the active runs, whose jobs are not listed again."""
+        """Return the consequences of the removal. Jobs of the active runs `runs` are not listed separately."""
         return list(self._sentences(runs))
 
     def _sentences(self, runs: Collection[str]) -> Iterator[str]:
@@ -100,7 +100,7 @@ class DaemonStatus:
 
 @dataclass(frozen=True)
 class DaemonLog:
-    """The log of a daemon on this host. Older parts are beside it, with `.1`, `.2` … appended to the name."""
+    """The log of a daemon on this host. Older parts are in the same folder, with `.1`, `.2` … appended to the name."""
 
     host: str
     name: str
@@ -110,16 +110,16 @@ class DaemonLog:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # as in sinfo: "idle", "drained", "down*"; "off" if the host is off; "unknown" if Slurm cannot say
+    state: str  # sinfo's state, such as "idle" or "down*"; "off" if the host is off; "unknown" without an answer
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0
-    gpus_used: int | None = 0  # None: unknown to Slurm
+    gpus_used: int | None = 0  # None if Slurm does not know it
     gpu_type: str = ""
     address: str = ""
     spare: bool = False
-    off: bool = False  # its host is off, which Slurm notices only later
-    reason_user: str = ""  # who gave the reason
+    off: bool = False  # whether the host is off, which Slurm notices only later
+    reason_user: str = ""  # the user who set the reason
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class ClusterPhase(Enum):
     """Whether a cluster is complete, and whether it works."""
 
     UP = "up"
-    DEGRADED = "degraded"  # up, with problems
+    DEGRADED = "degraded"  # the cluster is up, but has problems
     HALF_MADE = "half-made"
     CHANGING = "changing"  # a change was interrupted
     HALF_REMOVED = "half-removed"
@@ -157,14 +157,14 @@ class ClusterPhase(Enum):
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """The present state of a cluster; `problems` say why it is not simply up."""
+    """The present state of a cluster. If it is not fully up, `problems` say why."""
 
     name: str
     target: str
     phase: ClusterPhase
     nodes: tuple[NodeStatus, ...] = ()
     daemons: tuple[DaemonStatus, ...] = ()
-    jobs: tuple[JobStatus, ...] | None = ()  # None: unknown, because Slurm does not answer
+    jobs: tuple[JobStatus, ...] | None = ()  # None if Slurm does not answer
     problems: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
 
@@ -184,13 +184,13 @@ class ShellEntry:
 
     argv: list[str]
     env: dict[str, str]
-    uid: int | None = None  # the user that the command runs as; None: the caller
+    uid: int | None = None  # the user that the command runs as; None means the caller
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RootUse:
-    """What a new cluster gets only if root creates it. `instead`: what it gets otherwise; "" if nothing."""
+    """What a new cluster gets only if root creates it. `instead` is what it gets otherwise; "" if nothing."""
 
     needs: str
     instead: str = ""
@@ -217,7 +217,7 @@ class Target(Protocol):
     def plan(self, cluster: Cluster) -> Plan: ...
 
     def apply(self, plan: Plan, say: Say) -> None:
-        """Carry out a plan. If it is interrupted, the next plan continues from there."""
+        """Carry out a plan. If this is interrupted, the next plan continues the work."""
 
     def import_images(self, plan: Plan, say: Say) -> None:
         """Import the plan's container images, while the cluster is up and may be used and changed."""
@@ -228,10 +228,10 @@ class Target(Protocol):
         """Remove everything; return False if there was nothing."""
 
     def status(self) -> ClusterStatus:
-        """Return the state of the cluster, however broken it is."""
+        """Return the state of the cluster, even if the cluster is damaged."""
 
     def summary(self) -> ClusterSummary:
-        """Return the state in short, without contacting a daemon."""
+        """Return a summary of the state, without contacting a daemon."""
 
     def daemon_logs(self) -> Sequence[DaemonLog]:
         """Return the logs of the cluster's daemons, running or not."""
@@ -246,8 +246,8 @@ class Target(Protocol):
         """Return a client that runs Slurm's commands as a user of the cluster."""
 
     def slurm_runs(self) -> bool:
-        """Return whether slurmctld can answer. Slurm's own commands wait half a minute for a slurmctld that does not
-        run."""
+        """Return whether slurmctld runs. Without this test, Slurm's commands would wait half a minute for a slurmctld
+        that does not run."""
 
     @property
     def controller_socket(self) -> Path: ...
@@ -270,7 +270,7 @@ class Target(Protocol):
         """Return how to run one command on a node, in the environment of the node's services."""
 
     def job_images(self) -> str:
-        """Return the folder where jobs find container images by name; "" if each user has a folder of their own."""
+        """Return the folder where jobs find container images by name; "" if each user has a separate folder."""
 
     @property
     def node_times(self) -> NodeTimes: ...
@@ -292,7 +292,7 @@ class CanReset(Protocol):
 
 @runtime_checkable
 class CanReboot(Protocol):
-    """A target that can reboot a node, also one that hangs or is off. Set the node down in Slurm first."""
+    """A target that can reboot a node, even if it hangs or is off. Set the node down in Slurm first."""
 
     def reboot(self, node: str) -> None: ...
 
@@ -307,7 +307,7 @@ class CanReplace(Protocol):
 
 @runtime_checkable
 class HasMachines(Protocol):
-    """A target whose machines only a person can replace. `machines` names them in words, by node."""
+    """A target whose machines only a person can replace. `machines` describes the machine of each node as text."""
 
     def machines(self) -> Mapping[str, str]: ...
 
@@ -324,7 +324,7 @@ class CanSeePower(Protocol):
     """A target that knows whether a machine is off, as a BMC or a cloud's API does."""
 
     def is_off(self, node: str) -> bool:
-        """Return whether the machine is certainly off and will not come back by itself. Must not block for long."""
+        """Return whether the machine is certainly off and will stay off. This must not block for long."""
 
 
 @runtime_checkable
@@ -337,7 +337,7 @@ class CanReadLogs(Protocol):
 
 @runtime_checkable
 class CanSeeDaemons(Protocol):
-    """A target that knows which daemons of its hosts do not run, also if asked from inside one of them."""
+    """A target that knows which daemons of its hosts do not run. This works inside its hosts too."""
 
     def dead_daemons(self) -> Sequence[DaemonStatus]:
         """Return the daemons that should run and do not, without asking Slurm."""
@@ -345,10 +345,10 @@ class CanSeeDaemons(Protocol):
 
 @runtime_checkable
 class CanNameUsers(Protocol):
-    """A target that knows the users of its cluster, also those that do not exist on this host."""
+    """A target that knows the users of its cluster, including those that do not exist on this host."""
 
     def user_name(self, uid: int) -> str:
-        """Return the name of a user, or a phrase with the uid if nobody knows it."""
+        """Return the name of a user, or a phrase with the uid if the name is unknown."""
 
 
 @runtime_checkable
@@ -370,7 +370,7 @@ class PeopleView:
     """The users and groups of a cluster, with their ids. `directory` is the DN of users in LDAP; "" without LDAP."""
 
     cluster: Cluster
-    uids: Mapping[str, int]  # of users that exist only in the cluster
+    uids: Mapping[str, int]  # the uids of users that exist only in the cluster
     gids: Mapping[str, int]
     homes: Path
     directory: str = ""
@@ -382,13 +382,13 @@ class CanManageUsers(Protocol):
     """A target that can change the users and groups of a running cluster."""
 
     def people(self) -> PeopleView:
-        """Return the users and groups since the last change."""
+        """Return the users and groups after the last change."""
 
     def change_people(self, roster: Roster) -> Plan:
-        """Return the plan that gives the cluster these users and groups. Those of its cluster file stay."""
+        """Return the plan that adds these users and groups to those of the cluster file."""
 
     def set_password(self, user: str, password: str) -> None:
-        """Set the password of a user in the cluster's directory. Raise if the cluster has none."""
+        """Set the password of a user in the cluster's LDAP directory. Raise if the cluster has no directory."""
 
 
 @runtime_checkable
@@ -396,28 +396,28 @@ class CanMonitor(Protocol):
     """A target that can run Prometheus, Alertmanager and node_exporter for a cluster."""
 
     def switch_monitor(self, on: bool) -> Plan:
-        """Switch them on or off until the cluster file says otherwise; return the plan that does it."""
+        """Return the plan that switches monitoring on or off, until the cluster file says otherwise."""
 
     def has_monitor(self) -> bool:
-        """Return whether they are on."""
+        """Return whether monitoring is on."""
 
     def monitor_layout(self) -> MonitorLayout:
-        """Return where they listen, or would listen if they were on."""
+        """Return where the monitoring programs listen, or would listen if they were on."""
 
 
 @runtime_checkable
 class CanUpgrade(Protocol):
-    """A target whose hosts keep our code as it is, unless a plan of `plan_upgrade` updates it."""
+    """A target that updates our code on its hosts only with a plan from `plan_upgrade`."""
 
     def plan_upgrade(self, cluster: Cluster) -> Plan: ...
 
 
 @runtime_checkable
 class CanForward(Protocol):
-    """A target whose cluster is used on another machine: most commands run there, with the code that is there."""
+    """A target whose cluster is on other machines. Most commands run on the head, with the code installed there."""
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
-        """Return how to run `dalsegno ARGUMENTS` on the head, as root or as who logs in; None if it runs here."""
+        """Return how to run `dalsegno ARGUMENTS` on the head, as root or as the login user; None if it runs here."""
 
 
 def name_user(target: Target | None, uid: int) -> str:
@@ -426,7 +426,7 @@ def name_user(target: Target | None, uid: int) -> str:
 
 
 _Ability = TypeVar("_Ability")
-_ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> purpose, and what to do without it
+_ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> its purpose, and the hint if it is missing
     CanReset: ("reset GPUs", "reboot or replace the node"),
     CanReboot: ("reboot nodes", "reboot the machine by hand"),
     CanReplace: ("replace nodes", "replace the machine by hand, then run `dalsegno up`"),

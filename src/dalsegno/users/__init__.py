@@ -1,1 +1,1 @@
-"""People: accounts in files or in LDAP, their homes and keys. What is wanted is compared with what is found."""
+"""Users and groups: accounts in files or in LDAP, home folders and keys."""

@@ -1,4 +1,4 @@
-"""Accounts as values, and the difference between those that are wanted and those that are found. Pure.
+"""Accounts as values, and the difference between the wanted accounts and the existing ones. Pure.
 
 The difference is an `AccountPlan`, which a directory carries out (`LdapDirectory`). `dalsegno plan` shows its
 sentences. Accounts in the files of machines are compared on the machines themselves (`setup/machine_accounts.py`).
@@ -13,8 +13,9 @@ from typing import Protocol
 from dalsegno.errors import TargetError
 
 SHELL = "/bin/bash"
-_FIELDS = {"full_name": "full name", "home": "home", "shell": "shell", "ssh_keys": "SSH keys"}  # and their words
-_NAMED = 4  # how many names a sentence lists
+# The names of the fields in sentences.
+_FIELDS = {"full_name": "full name", "home": "home", "shell": "shell", "ssh_keys": "SSH keys"}
+_NAMED = 4  # a sentence lists at most this many names
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PosixUser:
 
 @dataclass(frozen=True)
 class PosixGroup:
-    """A group and its members. The user whose own group it is, is not listed."""
+    """A group and its members. In a user's own group, that user is not listed."""
 
     name: str
     gid: int
@@ -52,7 +53,7 @@ class AccountSet:
 
     @property
     def ids(self) -> frozenset[int]:
-        """The ids that are in use, of users and of groups."""
+        """The uids and gids that are in use."""
         users = [number for user in self.users.values() for number in (user.uid, user.gid)]
         return frozenset([*users, *(group.gid for group in self.groups.values())])
 
@@ -96,7 +97,7 @@ class GroupEdit:
 
 @dataclass(frozen=True)
 class AccountPlan:
-    """The changes that turn the accounts that were found into those that are wanted."""
+    """The changes that turn the existing accounts into the wanted ones."""
 
     add_groups: tuple[PosixGroup, ...] = ()
     add_users: tuple[PosixUser, ...] = ()
@@ -113,7 +114,7 @@ class AccountPlan:
         )  # fmt: skip
 
     def sentences(self) -> list[str]:
-        """Return the changes as sentences. The own group of a user is not mentioned."""
+        """Return the changes as sentences. They do not mention the users' own groups."""
         people = {user.name for user in (*self.add_users, *self.remove_users)}
         edits = [f"{edit.after.name} ({', '.join(_FIELDS[name] for name in edit.fields)})" for edit in self.edit_users]
         moved = [
@@ -146,10 +147,10 @@ def _joined(names: list[str]) -> str:
 
 
 def plan_accounts(wanted: AccountSet, found: AccountSet, former: AccountSet | None = None) -> AccountPlan:
-    """Return the plan that makes `found` contain what is wanted.
+    """Return the plan that changes the accounts `found` to the wanted ones.
 
-    `former` are the accounts that Dal Segno wanted last time. Those that are no longer wanted are removed. All other
-    accounts belong to somebody else and are left alone. Keys and members that somebody else added are kept.
+    `former` are the wanted accounts of the last plan. Those that are no longer wanted are removed. All other
+    accounts were created by others and are not changed. Keys and members that others added are kept.
     """
     former = former or AccountSet()
     _refuse_conflicts(wanted, found)

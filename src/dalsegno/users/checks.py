@@ -1,4 +1,4 @@
-"""The accounts of a machine, the ids of new users and groups, and what is refused. Pure.
+"""The accounts of a machine, the ids of new users and groups, and the rules that refuse some of them. Pure.
 
 A new user must never silently get the rights of an existing account: its uid, its name, or a privileged group.
 """
@@ -15,7 +15,7 @@ from dalsegno.spec.facts import Group, User
 FIRST_UID = 20001  # above the uids that distributions assign, below the range of subordinate ids
 FIRST_GID = FIRST_UID + 1_000_000
 FIRST_PERSON, NOBODY = 1000, 65534  # uids below 1000, and 65534, are system accounts
-OCI_PRIVILEGE, OCI_PRIVILEGE_GID = "privilege", 9876  # whose members may run containers on OCI's HPC stack
+OCI_PRIVILEGE, OCI_PRIVILEGE_GID = "privilege", 9876  # the group that may run containers on OCI's HPC stack
 # Members of these groups are as powerful as root on the machine, or may read files of root or of the cluster's
 # daemons. Group `staff` may write to /usr/local on Debian; slapd's group reads the key of its certificate.
 PRIVILEGED = frozenset({
@@ -82,7 +82,7 @@ def is_system_uid(uid: int) -> bool:
 def check_people(
     users: Sequence[User], machine: People, before: Mapping[str, int], groups: Sequence[Group] = ()
 ) -> None:
-    """Raise if a user would get the rights of another person on this machine. `before`: uids assigned earlier.
+    """Raise if a user would get the rights of another person on this machine. `before` has the uids assigned earlier.
 
     `groups` are the groups of the cluster.
     """
@@ -122,9 +122,9 @@ def _check_account(user: User, account: PasswdEntry, machine: People, before: Ma
 
 
 def check_added(users: Sequence[User], machine: People) -> None:
-    """Raise if a command would make an account of the machine a user of the cluster without naming its uid.
+    """Raise if a command adds a user who has an account on this machine, unless it states the account's uid.
 
-    `check_people` refuses system accounts, whose uid cannot be named.
+    System accounts are refused by `check_people`.
     """
     for user in users:
         account = machine.account(user.name)
@@ -138,7 +138,7 @@ def check_added(users: Sequence[User], machine: People) -> None:
 def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:
     before = uids.get(user.name)
     other = next((name for name, uid in uids.items() if uid == user.uid and name != user.name), None)
-    if other is not None:  # also if that user was removed: their files are still there
+    if other is not None:  # a removed user counts too, because their files still exist
         raise TargetError(
             f"uid {user.uid} of user `{user.name}` belongs to {other}, who is or was a user of the cluster",
             hint="leave the uid out, or choose a free one",
@@ -158,7 +158,7 @@ def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:
 
 
 def check_groups(user: User, gids: Mapping[str, int | None]) -> None:
-    """Raise if a user is in a privileged group that is not allowed by name. `gids` are those of known groups."""
+    """Raise if a user is in a privileged group without explicit permission. `gids` has the gids of known groups."""
     for group in user.groups:
         privileged = group in PRIVILEGED or gids.get(group) in (0, OCI_PRIVILEGE_GID)
         if privileged and group not in user.allow_privileged:
@@ -172,9 +172,9 @@ def check_groups(user: User, gids: Mapping[str, int | None]) -> None:
 def check_new_groups(
     groups: Sequence[Group], machine: People, before: Mapping[str, int], uids: Mapping[str, int]
 ) -> None:
-    """Raise if a group would be another group of this machine or of the cluster.
+    """Raise if a new group has the name or the gid of another group of this machine or of the cluster.
 
-    `before`: gids assigned earlier. `uids`: those of the cluster's users, whose own groups have the same numbers.
+    `before` has the gids assigned earlier. `uids` has the uids of the cluster's users, which are also gids.
     """
     for group in groups:
         others = [*before.items(), *uids.items()]
@@ -207,7 +207,7 @@ def assign_uids(
     users: Sequence[User], machine: People, before: Mapping[str, int], in_use: Collection[int] = ()
 ) -> dict[str, int]:
     """Return a uid for each user without an account on the machine. Users keep their uids, and no uid is assigned
-    twice. `in_use`: ids that others have, as in a directory."""
+    twice. `in_use` has ids that are in use elsewhere, for example in a directory."""
     fixed = {user.name: user.uid for user in users if user.uid is not None and user.name not in machine.names}
     taken = {*machine.ids, *fixed.values(), *before.values(), *in_use}
     free = (uid for uid in range(FIRST_UID, FIRST_GID) if uid not in taken)
@@ -226,7 +226,7 @@ def assign_gids(
     before: Mapping[str, int],
     in_use: Collection[int] = (),
 ) -> dict[str, int]:
-    """Return a gid for each group that the machine lacks: groups of the cluster, and those that users are in.
+    """Return a gid for each group that the machine lacks, from the groups of the cluster and of its users.
 
     Groups keep their gids, and no gid is assigned twice. The group `privilege` gets the gid that it has on OCI.
     """

@@ -1,4 +1,4 @@
-"""Home folders and the keys in them. Root works there by descriptor: the owner of a home may change it meanwhile."""
+"""Home folders and their SSH keys. Root uses file descriptors there, because the owner may change paths meanwhile."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_home(homes: Path, name: str, uid: int, gid: int) -> bool:
-    """Create the home of a user, which nobody else can enter. Return False if it exists already.
+    """Create the home of a user with mode HOME_MODE. Return False if it exists already.
 
-    The folder gets its owner before its name, so that nobody ever finds it with another owner.
+    The folder is created under a temporary name and renamed when its owner is set, so that it never has a wrong owner.
     """
     parent = os.open(homes, _FOLDER)
     try:
@@ -32,7 +32,7 @@ def make_home(homes: Path, name: str, uid: int, gid: int) -> bool:
         try:
             home = os.open(part, _FOLDER, dir_fd=parent)
             try:
-                os.fchmod(home, HOME_MODE)  # whatever the umask is
+                os.fchmod(home, HOME_MODE)  # again, because the umask may have removed bits
                 _give(home, uid, gid)
             finally:
                 os.close(home)
@@ -59,7 +59,7 @@ def _give(handle: int, uid: int, gid: int) -> None:
 
 
 def install_keys(homes: Path, name: str, uid: int, gid: int, keys: Sequence[str]) -> bool:
-    """Make these keys the cluster's keys in a user's authorized_keys. Return whether the file was changed.
+    """Write these keys into the cluster's part of a user's authorized_keys. Return whether the file was changed.
 
     Other lines of the file belong to the user and are kept. Without keys, no file is created.
     """
@@ -102,7 +102,7 @@ def _make_ssh_folder(home: int, uid: int, gid: int) -> None:
     os.mkdir(".ssh", HOME_MODE, dir_fd=home)
     made = os.open(".ssh", _FOLDER, dir_fd=home)
     try:
-        if os.listdir(made):  # the user has put another folder there, which may hold files of others
+        if os.listdir(made):  # the user has put another folder there, which may contain files of others
             raise PermissionError(".ssh was replaced")
         _give(made, uid, gid)
     finally:
@@ -148,9 +148,9 @@ def _write(folder: int, text: str, uid: int, gid: int) -> None:
 
 
 def with_keys(text: str, keys: Sequence[str]) -> str:
-    """Return the text of authorized_keys with these keys in the cluster's part of it; without keys, without the part.
+    """Return the text of authorized_keys with these keys in the cluster's part. Without keys, remove this part.
 
-    If the last line of the part is missing, every line counts as the user's own.
+    If the last line of the part is missing, all lines count as the user's own.
     """
     lines = text.removesuffix("\n").split("\n") if text else []
     if not keys and FIRST_LINE not in lines:

@@ -34,23 +34,23 @@ _SUCCESS, _NO_SUCH_OBJECT, _INVALID_CREDENTIALS, _EXISTS = 0, 32, 49, 68  # resu
 
 
 class LdapError(DalsegnoError):
-    """An LDAP server refused a request, cannot be reached, or is not the one it should be."""
+    """An LDAP server refused a request, cannot be reached, or has the wrong certificate."""
 
 
 @dataclass(frozen=True)
 class LdapSettings:
-    """The address and the login of an LDAP server. `ldap://` uses StartTLS: nothing is ever sent in clear text."""
+    """The address and the login of an LDAP server. With `ldap://`, StartTLS encrypts the connection."""
 
     url: str  # ldaps://host:port or ldap://host:port
     base: str
     bind_dn: str
     password_file: Path
     ca_file: Path
-    page: int = 500  # entries per answer: servers limit how many they return at once
+    page: int = 500  # entries per answer, because servers limit the size of an answer
 
 
 def check_ldap3() -> None:
-    """Raise if the Python package that speaks LDAP is missing."""
+    """Raise if the Python package ldap3 is missing."""
     if find_spec("ldap3") is None:
         raise LdapError("accounts in LDAP need the Python package ldap3", hint=install_hint("ldap"))
 
@@ -67,13 +67,13 @@ def read_password(path: Path) -> str:
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in trusted_owners() or about.st_mode & 0o077:
             raise LdapError(f"other users may read or own {path}, which holds a password", hint=fix)
         password = file.readline().rstrip("\n")
-    if not password:  # a bind without a password succeeds, but as nobody
+    if not password:  # a bind without a password succeeds, but anonymously
         raise LdapError(f"{path} holds no password", hint=fix)
     return password
 
 
 class LdapDirectory:
-    """Reads and changes accounts in an LDAP server."""
+    """The accounts in an LDAP server."""
 
     def __init__(self, settings: LdapSettings) -> None:
         self.settings = settings
@@ -118,7 +118,7 @@ class LdapDirectory:
                 f"{unit},{self.settings.base}", f"(objectClass={kind})", LEVEL, attributes=["*"],
                 paged_size=self.settings.page, paged_cookie=cookie,
             )  # fmt: skip
-            if connection.result["result"] == _NO_SUCH_OBJECT:  # a new directory
+            if connection.result["result"] == _NO_SUCH_OBJECT:  # the directory is new
                 return
             self._check(connection, f"{unit},{self.settings.base} cannot be read")
             for found in connection.response or ():
@@ -130,7 +130,7 @@ class LdapDirectory:
                 return
 
     def _add(self, connection: Any, entry: LdapEntry, *, replace: bool = True) -> None:
-        """Add an entry. If it is there already, as after an interrupted plan, make it what it should be."""
+        """Add an entry. If it already exists, as after an interrupted plan, replace its attributes."""
         filled = {name: list(values) for name, values in entry.attributes.items() if values}
         connection.add(entry.dn, attributes=filled)
         if connection.result["result"] != _EXISTS:
@@ -140,7 +140,7 @@ class LdapDirectory:
             self._modify(connection, entry)
 
     def _refuse_other_ids(self, connection: Any, entry: LdapEntry) -> None:
-        """Raise if the entry that is there already belongs to somebody else."""
+        """Raise if the existing entry has other ids and so belongs to somebody else."""
         from ldap3 import BASE
 
         numbers = [name for name in ("uidNumber", "gidNumber") if name in entry.attributes]
@@ -155,7 +155,7 @@ class LdapDirectory:
             )
 
     def _modify(self, connection: Any, entry: LdapEntry) -> None:
-        """Replace the attributes of an entry, but not those of its name."""
+        """Replace the attributes of an entry, except those in its distinguished name."""
         from ldap3 import MODIFY_REPLACE
 
         naming = entry.dn.partition("=")[0]
@@ -230,8 +230,8 @@ class LdapDirectory:
 
 
 def _verified_tls(ldap3: Any, ca_file: Path) -> Any:
-    """Return TLS settings for ldap3. Python checks the certificate: from Python 3.12 on, ldap3 itself cannot check one
-    that is for an IP address."""
+    """Return TLS settings for ldap3 with which Python checks the certificate. With Python 3.12 or later, ldap3 itself
+    cannot check a certificate for an IP address."""
     import ssl
 
     class VerifiedTls(ldap3.Tls):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Accounts as LDAP entries, both ways, and the escapes of LDAP's text forms. Pure."""
+"""Convert accounts to LDAP entries and back, and escape text for LDAP. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dalsegno.users.accounts import SHELL, PosixGroup, PosixUser
 
-PEOPLE, GROUPS = "ou=People", "ou=Groups"  # as on OCI's HPC stack
+PEOPLE, GROUPS = "ou=People", "ou=Groups"  # the same names as on OCI's HPC stack
 USER_CLASSES = ("inetOrgPerson", "posixAccount", "ldapPublicKey")
 GROUP_CLASSES = ("posixGroup",)
 Attributes = Mapping[str, Sequence[bytes]]
@@ -23,7 +23,7 @@ class LdapEntry:
 
 def escape_dn(value: str) -> str:
     """Return a value escaped for a distinguished name (RFC 4514). Every special character becomes `\\XX`."""
-    safe = "-_. @"  # a blank is escaped at both ends
+    safe = "-_. @"  # a blank at the start or the end is escaped
     last = len(value) - 1
     return "".join(
         char if (char.isascii() and char.isalnum()) or (char in safe and not (char == " " and at in (0, last)))
@@ -58,9 +58,9 @@ def base_entries(base: str) -> list[LdapEntry]:
 
 
 def user_entry(user: PosixUser, base: str) -> LdapEntry:
-    """Return the entry of a user. An empty attribute means that the entry has none."""
+    """Return the entry of a user. An attribute with an empty value is removed from the entry."""
     name = user.full_name.strip() or user.name
-    gecos = user.full_name if user.full_name.isascii() else ""  # its syntax allows ASCII only
+    gecos = user.full_name if user.full_name.isascii() else ""  # the syntax of gecos allows ASCII only
     attributes = {
         "objectClass": USER_CLASSES,
         "uid": [user.name],
@@ -92,7 +92,7 @@ def _encoded(attributes: Mapping[str, Iterable[str]]) -> Attributes:
 
 
 def read_user(attributes: Attributes) -> PosixUser | None:
-    """Return the user of an entry; None if the entry lacks what an account needs."""
+    """Return the user of an entry; None if a required attribute is missing."""
     one = _EntryReader(attributes)
     name, uid, gid = one.text("uid"), one.number("uidNumber"), one.number("gidNumber")
     if not name or uid is None or gid is None:
@@ -103,7 +103,7 @@ def read_user(attributes: Attributes) -> PosixUser | None:
 
 
 def read_group(attributes: Attributes) -> PosixGroup | None:
-    """Return the group of an entry; None if the entry lacks what a group needs."""
+    """Return the group of an entry; None if a required attribute is missing."""
     one = _EntryReader(attributes)
     name, gid = one.text("cn"), one.number("gidNumber")
     members = tuple(value.decode(errors="replace") for value in attributes.get("memberUid", ()))

@@ -1,7 +1,7 @@
 """Files that let hosts use an LDAP directory (sssd), and that let users log in only to nodes of their jobs. Pure.
 
 The PAM module of Slurm, pam_slurm_adopt, puts an ssh session into the user's job on the node, and refuses users without
-a job there. Root and the members of an administrators' group always get in.
+a job there. Root and the members of an administrators' group can always log in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MADE_BY = "# Written by Dal Segno for {cluster}'s cluster file; `dalsegno up` ov
 
 @dataclass(frozen=True)
 class DirectoryClient:
-    """What a host needs to know about the directory. Without `bind_dn` it reads accounts, but no SSH keys."""
+    """A host's settings for the directory. Without `bind_dn`, the host reads accounts but no SSH keys."""
 
     cluster: str
     url: str
@@ -61,7 +61,7 @@ _NSS = ("passwd", "group", "shadow")
 
 
 def render_nsswitch(found: str) -> str:
-    """Return /etc/nsswitch.conf with `sss` as a source of accounts, after the sources that are there."""
+    """Return /etc/nsswitch.conf with `sss` added after the existing sources of accounts."""
     lines = [_with_sss(line) for line in found.splitlines()]
     missing = [f"{name}: files sss" for name in _NSS if not any(line.startswith(f"{name}:") for line in lines)]
     return "\n".join([*lines, *missing]) + "\n"
@@ -76,7 +76,7 @@ def _with_sss(line: str) -> str:
 
 
 def render_sshd_keys(cluster: str) -> str:
-    """Return a file for /etc/ssh/sshd_config.d: keys are also read from the directory, through sssd."""
+    """Return a file for /etc/ssh/sshd_config.d with which sshd also reads keys from the directory, through sssd."""
     return (
         f"{MADE_BY.format(cluster=cluster)}\n"
         "AuthorizedKeysCommand /usr/bin/sss_ssh_authorizedkeys %u\n"
@@ -90,8 +90,8 @@ DISABLED = "#dalsegno# "
 
 
 def render_pam_sshd(found: str, admins: Sequence[str] = ()) -> str:
-    """Return /etc/pam.d/sshd with pam_slurm_adopt as the last account module. `admins` are groups that always get
-    in."""
+    """Return /etc/pam.d/sshd with pam_slurm_adopt as the last account module. Members of the groups `admins` can always
+    log in."""
     lines = _without_part(found.splitlines())
     adopt = [
         ADOPT_FIRST,
@@ -105,8 +105,8 @@ def render_pam_sshd(found: str, admins: Sequence[str] = ()) -> str:
 
 
 def without_pam_systemd(found: str) -> str:
-    """Return a PAM file, such as common-session, without pam_systemd: it would take a session out of the cgroup of the
-    job that pam_slurm_adopt has put it into."""
+    """Return a PAM file, such as common-session, without pam_systemd. pam_systemd would move a session out of the job's
+    cgroup, into which pam_slurm_adopt has put it."""
     lines = [f"{DISABLED}{line}" if _is_pam_systemd(line) else line for line in found.splitlines()]
     return "\n".join(lines) + "\n"
 

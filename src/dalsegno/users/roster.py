@@ -1,7 +1,6 @@
-"""Users and groups that commands add to a cluster, beside those of its cluster file. Pure.
+"""Users and groups that commands add to those of the cluster file. Pure.
 
-The cluster file is the wanted state of the users that it names. A command may not change those: the next `up` would
-undo it.
+Commands may not change users that the cluster file names, because the next `up` would undo the change.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def roster_of(cluster: Cluster) -> Roster:
 
 
 def with_roster(cluster: Cluster, roster: Roster) -> Cluster:
-    """Return a cluster with the users and groups that commands have added. If the file names one too, the file wins."""
+    """Return a cluster with the users and groups that commands have added. For names in the file too, the file wins."""
     names, group_names = {user.name for user in cluster.users}, {group.name for group in cluster.groups}
     users = [user for user in roster.users if user.added and user.name not in names]
     groups = [group for group in roster.groups if group.added and group.name not in group_names]
@@ -68,7 +67,7 @@ def with_roster(cluster: Cluster, roster: Roster) -> Cluster:
 
 
 def from_file(cluster: Cluster) -> Cluster:
-    """Return a cluster without the users and groups that commands have added, and without an account only for them."""
+    """Return a cluster without the users, groups and accounts that exist only because commands have added them."""
     users = tuple(user for user in cluster.users if not user.added)
     groups = tuple(group for group in cluster.groups if not group.added)
     used = any(DEFAULT_ACCOUNT in user.accounts for user in users)
@@ -77,7 +76,7 @@ def from_file(cluster: Cluster) -> Cluster:
 
 
 def group_name(word: str) -> str:
-    """Return the name of a group that an option gives by name or, as `cluster user add -g` of OCI's stack, by gid."""
+    """Return the name of a group that is given by name or, as in `cluster user add -g` of OCI's stack, by gid."""
     return OCI_PRIVILEGE if word == str(OCI_PRIVILEGE_GID) else word
 
 
@@ -113,7 +112,7 @@ def add_group(roster: Roster, group: Group) -> Roster:
 
 
 def edit_group(roster: Roster, name: str, join: Sequence[str], leave: Sequence[str], allow: bool = False) -> Roster:
-    """Add users to a group, or remove them. `allow`: the group may be a privileged one."""
+    """Add users to a group, or remove them. With `allow`, the group may be privileged."""
     roster.group(name)
     changed = {}
     for who in dict.fromkeys([*join, *leave]):

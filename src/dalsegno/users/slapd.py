@@ -1,7 +1,7 @@
 """The files of an OpenLDAP server (slapd) that keeps the accounts of one cluster. Pure.
 
 Only the administrator changes entries. Users change nothing but their own password and SSH keys. Hosts read accounts
-without a password; they see only what /etc/passwd and /etc/group would show. Passwords are accepted only over TLS.
+without a password and see only what /etc/passwd and /etc/group would show. Passwords are accepted only over TLS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LDAP_PORT, LDAPS_PORT = 389, 636
-SCHEMA_FOLDERS = ("/etc/ldap/schema", "/etc/openldap/schema")  # Debian and Ubuntu; the RHEL family
+SCHEMA_FOLDERS = ("/etc/ldap/schema", "/etc/openldap/schema")  # on Debian and Ubuntu; on the RHEL family
 MODULE_FOLDERS = ("/usr/lib/ldap", "/usr/lib64/openldap")
 SCHEMAS = ("core", "cosine", "nis", "inetorgperson")
 DATABASE_BYTES = 1 << 30  # the largest size that the database may grow to; disk space is used only as it grows
@@ -32,11 +32,11 @@ objectclass ( 1.3.6.1.4.1.24552.500.1.1.2.0 NAME 'ldapPublicKey'
 
 @dataclass(frozen=True)
 class SlapdLayout:
-    """Where the files of a slapd are, and what it is called."""
+    """The cluster, the base DN and the folders of a slapd."""
 
     cluster: str
     base: str
-    folder: str  # its own folder; it writes only to `db` in it
+    folder: str  # the folder of this slapd, which writes only to `db` in it
     schemas: str = SCHEMA_FOLDERS[0]
     modules: str = MODULE_FOLDERS[0]
 
@@ -50,7 +50,7 @@ class SlapdLayout:
 
 
 def render_slapd_conf(layout: SlapdLayout) -> str:
-    """Return slapd.conf. The administrator's password is in a file of its own, which is drawn once."""
+    """Return slapd.conf. The administrator's password is in a separate file and is generated once."""
     folder = layout.folder
     lines = [
         f"# Written by Dal Segno for {layout.cluster}'s cluster file; `dalsegno up` overwrites it.",
@@ -91,7 +91,7 @@ def _quoted(value: str) -> str:
 
 def render_rootpw(password: str, salt: bytes) -> str:
     """Return the part of slapd.conf with the hash of the administrator's password."""
-    digest = hashlib.sha1(password.encode() + salt).digest()  # {SSHA}: the password is random and long
+    digest = hashlib.sha1(password.encode() + salt).digest()  # SSHA is sufficient for a long random password
     return f"rootpw {{SSHA}}{base64.b64encode(digest + salt).decode()}\n"
 
 
@@ -111,7 +111,7 @@ def ca_command(key: str, certificate: str, cluster: str) -> list[str]:
 def certificate_command(
     key: str, certificate: str, ca_key: str, ca_certificate: str, names: Sequence[str], addresses: Sequence[str]
 ) -> list[str]:
-    """Return the openssl command that makes a server's certificate. The server is known by names and addresses."""
+    """Return the openssl command that makes a server's certificate for its names and addresses."""
     known = ",".join([*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)])
     extensions = [
         "basicConstraints=critical,CA:FALSE",

@@ -1,1 +1,1 @@
-"""The web page: sessions and roles, the live picture of the cluster, pages as HTML, and actions."""
+"""The web page: sessions and roles, a live snapshot of the cluster, pages as HTML, and actions."""

@@ -1,4 +1,4 @@
-"""Carries out the actions of visitors, and writes each to the journal with who did it."""
+"""Carry out the actions of visitors, and record each in the journal with the visitor's name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTROLLER_S = 5.0
 
 
 class ActionRunner:
-    """Carries out actions. The caller has checked that the visitor may do them."""
+    """Carries out actions. The caller must have checked that the visitor is allowed to."""
 
     def __init__(
         self, folder: ClusterFolder, slurm: SlurmClient, target: Callable[[], Target], env: Mapping[str, str]
@@ -70,7 +70,7 @@ class ActionRunner:
         if view is not None:
             cancel_run(view, self._env)
             return f"run {view.run} is being cancelled"
-        job = self._slurm.job(action.job)  # asked again: the picture may be old, and ids are reused
+        job = self._slurm.job(action.job)  # queried again, because the snapshot may be old, and Slurm reuses job ids
         if not visitor.may_cancel(job.uid):
             raise ActionRefused("you may cancel only your own runs and jobs")
         self._slurm.cancel(job.id)
@@ -83,7 +83,7 @@ class ActionRunner:
         if not isinstance(target, CanInject):
             raise ActionRefused("faults cannot be injected into the nodes of this cluster")
         fault = find_fault(action.fault)
-        # The form hides the code of another fault, but sends it.
+        # The form sends a code even if the chosen fault has none, because it only hides the field.
         options = FaultOptions(code=action.code if "code" in fault.options else None)
         check_options(fault, options)
         target.inject(fault, action.node, options)

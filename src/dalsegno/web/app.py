@@ -1,4 +1,4 @@
-"""The web application: which request gets which page. Every request passes the guard first."""
+"""The web application: find the answer to each request. Every request is checked by `guard` first."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 FOREVER = (("Cache-Control", "public, max-age=31536000, immutable"),)
-REFRESH_S = 5  # for browsers without scripts
+REFRESH_S = 5  # browsers without scripts reload the page at this interval
 MIN_GZIP_BYTES = 16 << 10
-# Limits on the actions of each user who is not an operator: each is an event, and one user must not fill the journal.
+# Limits on the actions of each user who is not an operator: every action is recorded, and must not fill the journal.
 ACTION_BURST, ACTIONS_PER_S = 20.0, 0.2
 REPORT_POLICY = ("Content-Security-Policy", "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 _PAGES: dict[str, Callable[[PageContext], Page]] = {
@@ -58,23 +58,23 @@ _PAGES: dict[str, Callable[[PageContext], Page]] = {
     "/users": users_page,
     "/drills": drills_page,
 }
-PAGES = {path: name for _, path, name in SECTIONS}  # path -> title
+PAGES = {path: name for _, path, name in SECTIONS}  # maps a path to the title of its page
 
 
 class Actions(Protocol):
-    """Carries out actions."""
+    """The object that carries out actions."""
 
     def do(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> str: ...
 
 
 @dataclass(frozen=True)
 class WebSite:
-    """What the application serves. `names` are the addresses and names under which the head is reached."""
+    """The cluster that the application serves. `names` are the addresses and host names of its head node."""
 
     cluster: str
     cookie: str
     names: frozenset[str]
-    drills: Path  # folders of the cluster's state
+    drills: Path  # `drills` and `evidence` are folders below the cluster's state folder
     evidence: Path
 
 
@@ -97,7 +97,7 @@ class WebApp:
         self._version = hashlib.sha256(b"".join(self._files.values())).hexdigest()[:12]
 
     def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request. Metrics have a token of their own, which Prometheus sends."""
+        """Answer one request. Requests for metrics need no session: Prometheus sends its own token."""
         if request.path == "/metrics" and self._metrics is not None:
             return self._metrics(request)
         return guard.protected(self._guarded(request))
@@ -107,7 +107,7 @@ class WebApp:
             return HttpResponse(403, b"this server does not have that name\n")
         if request.path.startswith("/assets/"):
             return self._asset(request.path.removeprefix("/assets/"))
-        if request.path == "/favicon.ico":  # browsers ask for it while the login page moves on
+        if request.path == "/favicon.ico":  # browsers request it before the login page redirects
             return self._asset("icon.svg")
         if request.path == "/login" and request.method == "GET":
             return self._login(request)
@@ -126,8 +126,8 @@ class WebApp:
         return HttpResponse(200, self._files[name], TYPES[Path(name).suffix], FOREVER)
 
     def _login(self, request: HttpRequest) -> HttpResponse:
-        """Exchange a token for a cookie. The answer is a page that moves on by itself: the browser sends a strict
-        cookie only with a request that our own page makes."""
+        """Exchange a token for a cookie. The answer is a page that loads `/`, because a browser sends a SameSite=Strict
+        cookie only with requests from our own pages."""
         cookie = self._sessions.exchange(request.query.get("token", ""))
         visitor = self._sessions.visitor(cookie) if cookie else None
         if cookie is None or visitor is None:
@@ -157,7 +157,7 @@ class WebApp:
         return self._page(request, visitor, self._live.fresh())
 
     def _late_page(self, request: HttpRequest, visitor: Visitor) -> Iterator[bytes]:
-        """Yield the head of a page at once, so that the browser loads the style sheet while the sources are asked."""
+        """Yield the head of a page at once, so that the browser loads the style sheet while the sources are queried."""
         yield frame.head(PAGES[request.path], self._site.cluster, self._version, refresh_s=REFRESH_S).encode()
         page = self._page(request, visitor, self._live.fresh(), head=False)
         assert isinstance(page.body, bytes)
@@ -179,7 +179,7 @@ class WebApp:
         return self._shown(page, visitor, stream, request if head else None)
 
     def _shown(self, page: Page, visitor: Visitor, stream: str, request: HttpRequest | None) -> HttpResponse:
-        """Return a page; without a request, the part after its head."""
+        """Return a page. Without a request, return only the part after its head."""
         cluster = self._site.cluster
         pieces: list[str] = [
             frame.head(page.title, cluster, self._version, refresh_s=REFRESH_S if stream else 0) if request else "",
@@ -218,7 +218,7 @@ class WebApp:
             present = self._sessions.visitor(cookie)
             try:
                 page = find_page(url.path, PageContext(snapshot, present, self._data, query)) if present else None
-            except DalsegnoError:  # the page itself shows the error
+            except DalsegnoError:  # the browser reloads the page, which shows the error
                 return None
             return page.parts if page else None
 
@@ -238,7 +238,7 @@ class WebApp:
         return HttpResponse(200, body, HTML, (REPORT_POLICY,))
 
     def _evidence(self, visitor: Visitor, node: str, bundle: str, file: str) -> HttpResponse:
-        """Answer with a file of evidence. It may show what other users ran, so only operators get it."""
+        """Answer with a file of evidence. It may show the jobs of other users, so only operators get it."""
         if not visitor.operates:
             return HttpResponse(403, b"only root and the cluster's owner may read evidence\n")
         known = node in self._live.fresh().nodes
@@ -257,7 +257,7 @@ class WebApp:
         return self._shown(confirm_page(action, visitor, faults), visitor, "", request)
 
     def _may_act_now(self, visitor: Visitor) -> bool:
-        """Return whether the limit of actions allows another one, and count it."""
+        """Return whether the limit allows another action, and count the action."""
         with self._lock:
             allowance = self._allowances.of(visitor.uid)
             return visitor.operates or (allowance.ready_in_s() == 0.0 and allowance.spend())

@@ -1,4 +1,4 @@
-"""The verdict on the cluster in the web page: the same as that of `dalsegno status`, from the parts of the picture."""
+"""The verdict on the cluster for the web page: the same as in `dalsegno status`, from the parts of the snapshot."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, Nod
 from dalsegno.web.snapshot import ControllerPart, HostPart, RunPicture, SlurmPart
 from dalsegno.wire.liveness import Presence
 
-OBSERVER = DaemonStatus("", "observer", running=True)  # it makes the verdict, so not all daemons are dead
+OBSERVER = DaemonStatus("", "observer", running=True)  # the observer runs this code, so at least one daemon runs
 SLURM, CONTROLLER = "slurm", "controller"  # names of sources
 
 
 class Assessor:
-    """Assesses the picture, but only if something has changed that the verdict depends on: it takes 20 ms for 1,000
-    nodes, and readings of GPUs change all the time."""
+    """Computes the verdict, but only if data that it depends on has changed: that takes 20 ms for 1,000 nodes, and GPU
+    readings change all the time."""
 
     def __init__(self) -> None:
         self._known: tuple[object, ClusterVerdict] | None = None

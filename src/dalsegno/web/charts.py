@@ -1,6 +1,6 @@
 """Charts as inline SVG. Colours come from the style sheet. Pure.
 
-A run's charts share one time axis: the loss, the step time, and below them its generations and faults.
+The charts of a run share one time axis: loss, step time, and below them generations and faults.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dalsegno.runs.coordinator.reports.history import StepPoint
 from dalsegno.web.html import Markup, join, tag
 
 WIDTH, LEFT, RIGHT = 1000.0, 86.0, 12.0
-PANEL, TITLE, LANE, AXIS = 128.0, 28.0, 26.0, 26.0  # heights; a title is above its panel, clear of the axis
-MAX_DRAWN = 700  # points of a curve
+PANEL, TITLE, LANE, AXIS = 128.0, 28.0, 26.0, 26.0  # heights of a panel, its title, a timeline row, and the axis
+MAX_DRAWN = 700  # maximum number of points of a curve
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800)
 
 
 class TimelineKind(Enum):
-    """What a mark on the timeline shows. The values are class names of the style sheet."""
+    """The kind of a mark on the timeline. The values are class names of the style sheet."""
 
     FAULT = "fault"
     FAILURE = "failure"
@@ -90,7 +90,7 @@ def run_chart(points: Sequence[StepPoint], spans: Sequence[Span], marks: Sequenc
 
 
 def figure_text(value: float) -> str:
-    """Return a figure as people write it: 512,300 and 0.0003."""
+    """Return a number formatted for people, such as 512,300 or 0.0003."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
@@ -124,7 +124,7 @@ def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Ax
 def _ticks(low: float, high: float) -> list[float]:
     """Return two to four round values between the bounds."""
     span = high - low
-    if span < 1e-300 or not math.isfinite(span):  # the step would be 0
+    if span < 1e-300 or not math.isfinite(span):  # the step between ticks would be 0
         return [low]
     step = 10.0 ** math.floor(math.log10(span))
     while span / step > 4:

@@ -1,4 +1,4 @@
-"""What single pages read when they are opened: a node's records, a run's history, GPU hours, drill reports."""
+"""Data that a page reads only when it is opened: a node's records, a run's history, GPU hours, drill reports."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from dalsegno.web.view import (
 MAX_DRILLS = 50
 MAX_BUNDLES = 10
 MAX_EVIDENCE_BYTES = 1 << 20
-GPU_JOURNAL_BYTES = 256 << 10  # the page of all runs reads the ends of up to a hundred journals
+GPU_JOURNAL_BYTES = 256 << 10  # limit per journal, because the list of runs reads the ends of up to a hundred journals
 MAX_GPU_COUNTS = 1000
 MAX_NODES = 65536
-HOURS_KEPT_S = 60.0  # sacct is asked at most this often
+HOURS_KEPT_S = 60.0  # minimum time between two calls of sacct
 
 
 class ClusterData:
@@ -54,14 +54,14 @@ class ClusterData:
         self._folder, self._slurm, self._target = folder, slurm, target
         self._cluster, self._lock = cluster, threading.Lock()
         self._hours: dict[int, tuple[float, Sequence[UserHours] | None]] = {}
-        self._gpus: dict[str, tuple[tuple[int, int, bool], int]] = {}  # folder of a run -> when it was counted, GPUs
+        self._gpus: dict[str, tuple[tuple[int, int, bool], int]] = {}  # run folder -> state, number of GPUs
 
     @property
     def gpu_price(self) -> GpuPrice:
         return price_of(self._cluster())
 
     def node_details(self, node: str) -> NodeDetails:
-        """Return what the controller recorded; without a controller, only the evidence."""
+        """Return the controller's records of a node; if the controller does not answer, only the evidence."""
         evidence, faults = list_evidence(self._folder.evidence / node), self._faults()
         try:
             answer = ask(self._folder.controller_socket, {"node": node}, ANSWER_S)
@@ -81,7 +81,7 @@ class ClusterData:
         return RunDetails(read_points(record), tuple(read_entries(record)))
 
     def gpus_of(self, view: RunPicture) -> int:
-        """Return the most GPUs that a run has held. Its files are read again only when its nodes change."""
+        """Return the largest number of GPUs that a run has held. Its files are read again only if its nodes change."""
         stamp = (view.status.generation, len(view.status.nodes), view.status.over)
         known = self._gpus.get(view.folder)
         if known is None or known[0] != stamp:
@@ -96,7 +96,7 @@ class ClusterData:
     def user_hours(self, days: int) -> Sequence[UserHours] | None:
         if not self._cluster().slurm.accounting:
             return None
-        with self._lock:  # one sacct at a time: it may take seconds
+        with self._lock:  # run one sacct at a time, because it may take seconds
             at, found = self._hours.get(days, (float("-inf"), None))
             if time.monotonic() - at >= HOURS_KEPT_S:
                 since = int(time.time()) - days * 86400
@@ -165,7 +165,7 @@ def list_evidence(folder: Path) -> tuple[EvidenceBundle, ...]:
 
 
 def read_evidence(folder: Path, bundle: str, file: str) -> bytes | None:
-    """Return the start of a file of evidence; None if there is none. Only listed names are opened."""
+    """Return the start of a file of evidence; None if it does not exist. Only names in the list of files are opened."""
     for known in list_evidence(folder):
         if known.name == bundle and file in (name for name, _ in known.files):
             with contextlib.suppress(OSError), open(folder / bundle / file, "rb") as text:
@@ -174,8 +174,8 @@ def read_evidence(folder: Path, bundle: str, file: str) -> bytes | None:
 
 
 def most_nodes(entries: Sequence[Entry], now: int = 0) -> int:
-    """Return the most nodes that a run has held at a time, with its spares. `now` is how many it holds now."""
-    held = (RunEvent.GRANTED.value, RunEvent.GENERATION.value)  # Slurm grants spares, no generation contains them
+    """Return the largest number of nodes, with spares, that a run has held at a time. `now` is the present number."""
+    held = (RunEvent.GRANTED.value, RunEvent.GENERATION.value)  # only GRANTED entries include spares
     groups = [entry.get("nodes") for entry in entries if entry.get("event") in held]
     return min(max([now, *(len(nodes) for nodes in groups if isinstance(nodes, list))]), MAX_NODES)
 

@@ -1,4 +1,4 @@
-"""Checks of a request before any page sees it: Host, Origin, session, form token. Headers that protect every answer.
+"""Check a request before any page handles it: Host, Origin, session, form token. Add security headers to every answer.
 
 A page of another site can make a browser send requests to this server. Its Host is then a name of that site (DNS
 rebinding), or its Origin is not ours. Only literal addresses and names of this cluster are accepted as Host.
@@ -20,7 +20,7 @@ CSP = (
 SECURITY_HEADERS = (
     ("Content-Security-Policy", CSP),
     ("X-Frame-Options", "DENY"),
-    ("Referrer-Policy", "same-origin"),  # with "no-referrer" browsers send no usable Origin
+    ("Referrer-Policy", "same-origin"),  # with "no-referrer", browsers would send `Origin: null`
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
 MAX_FIELDS = 32
@@ -56,7 +56,7 @@ def origin_is_ours(request: HttpRequest) -> bool:
 
 
 def form_of(request: HttpRequest) -> dict[str, str]:
-    """Return the fields of a posted form; {} if it is not one."""
+    """Return the fields of a posted form; {} if the request has no form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/x-www-form-urlencoded":
         return {}
@@ -81,7 +81,7 @@ def set_cookie(name: str, value: str, max_age_s: float) -> tuple[str, str]:
 
 
 def protected(response: HttpResponse) -> HttpResponse:
-    """Return the answer with the headers that every answer has. It must not be stored unless it says so itself."""
+    """Return the answer with the security headers. Unless it has its own Cache-Control, browsers must not store it."""
     own = {name.lower() for name, _ in response.headers}
     added = [(name, value) for name, value in SECURITY_HEADERS if name.lower() not in own]
     if "cache-control" not in own:

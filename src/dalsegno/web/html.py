@@ -1,4 +1,4 @@
-"""HTML from values. Text is escaped unless it is `Markup`, so a job name cannot become an element."""
+"""Make HTML from values. Text is escaped unless it is `Markup`, so a job name cannot become an element."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EMPTY = frozenset({"br", "input", "link", "meta"})
 
 
 class Markup(str):
-    """Text that is HTML already. Only this module and constants in our own code make it."""
+    """Text that already is HTML. Only this module and constants of our own code create it."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class NumberCell(Markup):
     __slots__ = ()
 
 
-DASH = Markup("\N{EN DASH}")  # stands for a value that is not there
+DASH = Markup("\N{EN DASH}")  # shown for a missing value
 
 
 def esc(text: object) -> Markup:
@@ -32,8 +32,8 @@ def esc(text: object) -> Markup:
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """Return an element. `class_` is `class`, other underscores are hyphens; True is a bare attribute, None is left
-    out."""
+    """Return an element. `class_` becomes `class`, and other underscores become hyphens. An attribute that is True has
+    no value, and one that is None is left out."""
     words = [name, *(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))]
     start = f"<{' '.join(words)}>"
     return Markup(start if name in _EMPTY else f"{start}{join(children)}</{name}>")
@@ -45,7 +45,7 @@ def _attribute(key: str, value: object) -> str:
 
 
 def join(children: Iterable[object]) -> Markup:
-    """Return all children one after the other; None is left out, text is escaped, nested sequences are joined."""
+    """Return the children as one string: None is skipped, text is escaped, nested sequences are joined."""
     return Markup("".join(_child(each) for each in children if each is not None))
 
 
@@ -60,7 +60,7 @@ def link(target: str, *children: object, **attributes: object) -> Markup:
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]], empty: str = "", **attributes: object) -> Markup:
-    """Return a table that scrolls sideways by itself on a narrow screen; `empty` is shown if there are no rows."""
+    """Return a table that scrolls horizontally on a narrow screen; `empty` is shown if there are no rows."""
     cells = [[cell if _is_cell(cell) else tag("td", cell) for cell in row] for row in rows]
     if not cells:
         return tag("p", empty, class_="empty")
@@ -75,18 +75,18 @@ def _is_cell(cell: object) -> bool:
 
 
 def number(value: object) -> NumberCell:
-    """Return a table cell with a number, aligned to the right with the title of its column."""
+    """Return a table cell with a number. Its column, including the heading, is aligned to the right."""
     return NumberCell(tag("td", value, class_="num"))
 
 
 def moment(at: float | None, how: str = "age") -> Markup:
-    """Return a time. Scripts show its age (`how="age"`) or the time that has passed since (`how="for"`)."""
+    """Return a time element. Scripts show it as an age (`how="age"`) or as the duration until now (`how="for"`)."""
     if not at:
         return DASH
     try:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
         shown = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
-    except (OverflowError, OSError, ValueError):  # no calendar has this time
+    except (OverflowError, OSError, ValueError):  # the time is out of range
         return DASH
     return tag("time", shown, datetime=stamp, data_how=how, title=shown)
 

@@ -1,7 +1,7 @@
-"""The live picture: asks the sources while somebody watches, and tells the watchers when it has changed.
+"""The live snapshot of the cluster: query the sources while a page is open, and wake the pages after a change.
 
-Each source is asked in a thread of its own, so that a slurmctld that does not answer does not hide what the controller
-knows. Nobody watches: nothing is asked.
+Each source is queried in its own thread, so that a slurmctld that does not answer does not delay the controller's data.
+While no page is open, nothing is queried.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from dalsegno.web.sources import PictureSources
 
 log = logging.getLogger("web.live")
 
-LINGER_S = 20.0  # how long after the last request the sources are still asked: somebody may reload the page
-SMALL, LARGE = 64, 2048  # nodes
+LINGER_S = 20.0  # the sources are queried for this long after the last request, because the page may be reloaded
+SMALL, LARGE = 64, 2048  # a cluster with at most this many nodes is small, or medium
 # Seconds between two queries, for small, medium and large clusters. A slow source is queried less often.
 CONTROLLER_S = (0.5, 0.8, 2.0)
 SLURM_S = (0.8, 0.8, 4.0)
 RUNS_S = (0.8, 0.8, 2.0)
 HOSTS_S = (1.0, 3.0, 10.0)
-FRESH_S = 10.0  # a picture up to this age is shown without waiting for a new one
-SLOW_S = 1.0  # Slurm's commands take 9 s to report that slurmctld does not answer
+FRESH_S = 10.0  # a snapshot up to this age is shown without waiting for a new one
+SLOW_S = 1.0  # pages do not wait for a query that takes longer: Slurm's commands take 9 s if slurmctld does not answer
 LATE_S = 3.0  # a source that takes longer is reported as silent
 SILENT_TEXT = {
     "slurm": "slurmctld does not answer",
     "controller": "the controller does not answer",
     "runs": "the files of runs cannot be read",
-    "hosts": "the daemons of hosts cannot be seen",
+    "hosts": "the state of the hosts' daemons is unknown",
 }
-FIRST_S = 3.0  # how long the first page waits for the first picture
+FIRST_S = 3.0  # how long the first page waits for the first snapshot
 
 
 @dataclass(frozen=True)
 class _Trouble:
-    """A source that does not answer, in words for people."""
+    """A source that does not answer, and a text about it for people."""
 
     source: str
     text: str
 
 
 class LivePicture:
-    """The current snapshot. `watch` and `snapshot` may be called by any thread."""
+    """The current snapshot. All methods may be called by any thread."""
 
     def __init__(self, sources: PictureSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._clock = sources, clock
         self._changed = threading.Condition()
-        # Numbers do not start over with the observer: a browser would take another picture for the one it shows.
+        # Numbers do not restart with the observer: otherwise a browser could mistake a new one for the one it shows.
         self._snapshot = ClusterPicture(int(time.time() * 10) % 10**9, cluster=cluster)
         self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunPicture, ...]()
         self._hosts = HostPart()
@@ -61,8 +61,8 @@ class LivePicture:
         self._nodes: Mapping[str, NodeView] = {}
         self._assessor = Assessor()
         self._troubles: dict[str, _Trouble] = {}
-        self._answered: dict[str, float] = {}  # when each source was last asked, with or without success
-        self._began: dict[str, float] = {}  # when the sources were asked that have not answered yet
+        self._answered: dict[str, float] = {}  # when each query last ended, with or without success
+        self._began: dict[str, float] = {}  # when each query that is still running began
         self._slow: set[str] = set()
         self._watchers, self._wanted_until = 0, 0.0
         self._closed = False
@@ -86,7 +86,7 @@ class LivePicture:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Keep the picture up to date while the block runs."""
+        """Keep the snapshot up to date during the `with` block."""
         with self._changed:
             self._watchers += 1
             self._changed.notify_all()
@@ -98,12 +98,12 @@ class LivePicture:
                 self._wanted_until = self._clock() + LINGER_S
 
     def ask_soon(self) -> None:
-        """Ask all sources again at once: something was changed here."""
+        """Query all sources again at once, after an action changed something."""
         for event in self._soon.values():
             event.set()
 
     def fresh(self, most_s: float = FIRST_S) -> ClusterPicture:
-        """Return a picture that is not old, and wait for it if necessary, but not for long."""
+        """Return a recent snapshot; wait at most `most_s` for one."""
         until = self._clock() + most_s
         with self._changed:
             self._wanted_until = max(self._wanted_until, self._clock() + LINGER_S)
@@ -121,7 +121,7 @@ class LivePicture:
             return self._snapshot
 
     def wait(self, after: int, most_s: float) -> ClusterPicture:
-        """Return the picture as soon as its number is larger than `after`, at the latest after `most_s`."""
+        """Return the snapshot as soon as its number is larger than `after`, at the latest after `most_s`."""
         until = self._clock() + most_s
         with self._changed:
             while self._snapshot.number <= after and not self._closed and (left := until - self._clock()) > 0:
@@ -129,10 +129,10 @@ class LivePicture:
             return self._snapshot
 
     def is_fresh(self) -> bool:
-        """Return whether every source answered a short while ago. No page waits for one that is known to be slow."""
+        """Return whether every source answered recently. Sources that are known to be slow do not count."""
         now = self._clock()
         slow = {*self._slow, *(name for name, began in list(self._began.items()) if now - began > SLOW_S)}
-        needed = set(self._soon) - slow - {"hosts"}  # importing the target takes long
+        needed = set(self._soon) - slow - {"hosts"}  # "hosts" is slow too: it imports the target
         return all(self._answered.get(name, float("-inf")) >= now - FRESH_S for name in needed)
 
     def _is_wanted(self) -> bool:
@@ -147,13 +147,13 @@ class LivePicture:
                 self._note(name, None)
             except DalsegnoError as error:
                 self._note(name, _Trouble(name, error.what.partition("\n")[0]))
-            except Exception:  # a bug in one source must not end the picture
+            except Exception:  # a bug in one source must not stop the updates from others
                 log.exception("%s failed", name)
                 self._note(name, _Trouble(name, f"reading {name} failed; see the log of the observer"))
             took = self._clock() - began
             del self._began[name]
             (self._slow.add if took > SLOW_S else self._slow.discard)(name)
-            self._soon[name].wait(max(self._interval(intervals) - took, took))  # a slow source is asked less often
+            self._soon[name].wait(max(self._interval(intervals) - took, took))  # a slow source is queried less often
 
     def _interval(self, intervals: tuple[float, float, float]) -> float:
         nodes = len(self._snapshot.nodes)
@@ -173,7 +173,7 @@ class LivePicture:
         before, part = self._controller, self._sources.controller()
         self._controller = before if part == before else part
         if self._controller.events[-1:] != before.events[-1:] or self._controller.care != before.care:
-            self._soon["slurm"].set()  # what the controller did shows in Slurm next
+            self._soon["slurm"].set()  # the controller has acted, so Slurm's state has changed too
 
     def _ask_runs(self) -> None:
         self._runs = self._sources.runs()
@@ -182,7 +182,7 @@ class LivePicture:
         self._hosts = self._sources.hosts()
 
     def _note(self, name: str, trouble: _Trouble | None) -> None:
-        """Make the next snapshot, and wake the watchers if it differs."""
+        """Create the next snapshot, and wake all waiting pages."""
         with self._changed:
             self._answered[name] = self._clock()
             self._troubles.pop(name, None)
@@ -196,7 +196,7 @@ class LivePicture:
             self._changed.notify_all()
 
     def _trouble_texts(self) -> dict[str, str]:
-        """Return what does not answer, by source: those that failed, and those that take long right now."""
+        """Return a text for each source that failed, or whose current query takes long."""
         now = self._clock()
         late = {name: SILENT_TEXT[name] for name, began in list(self._began.items()) if now - began > LATE_S}
         known = {name: trouble.text for name, trouble in self._troubles.items()}
@@ -205,7 +205,7 @@ class LivePicture:
     def _made(self) -> ClusterPicture:
         parts = (self._slurm, self._controller)
         if self._joined is None or self._joined[0] is not parts[0] or self._joined[1] is not parts[1]:
-            self._joined, self._nodes = parts, node_views(*parts)  # takes 20 ms for 1,000 nodes
+            self._joined, self._nodes = parts, node_views(*parts)  # only after a change: takes 20 ms for 1,000 nodes
         troubles = self._trouble_texts()
         return ClusterPicture(
             0,

@@ -1,6 +1,6 @@
-"""The observer's Unix socket: `dalsegno web` asks there for an address that logs its user in.
+"""The observer's Unix socket, from which `dalsegno web` gets an address that logs its user in.
 
-Every user of the machine may connect. The kernel identifies the caller, so the role follows from the uid.
+Every user of the machine may connect. The kernel reports the caller's uid, which determines the role.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dalsegno.wire.requests import RequestServer
 
 log = logging.getLogger("web.login")
 
-SOCKET = "run/observer.sock"  # below the cluster's state folder
+SOCKET = "run/observer.sock"  # path relative to the cluster's state folder
 MAX_ANSWER = 1 << 16
 ANSWER_S = 5.0
 START_S = 2.0
@@ -116,7 +116,7 @@ class LoginAddress:
     valid_s: float
 
     def url(self, host: str = "") -> str:
-        """Return the address; with `host`, through a tunnel that ends there."""
+        """Return the address. `host` replaces the host name, for a tunnel that ends there."""
         shown = host or self.host
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/login?token={self.token}"
 
@@ -131,13 +131,13 @@ def request_login(folder: Path, *, read_only: bool = False) -> LoginAddress:
 
 
 def revoke_logins(folder: Path, uid: int | None = None) -> int:
-    """End the caller's sessions and links, or for operators all, or those of `uid`; return how many."""
+    """End sessions and links, and return how many: the caller's own; for operators all, or those of `uid`."""
     whose = {} if uid is None else {"uid": uid}
     return int(_asked(folder, {"revoke": True, **whose})["revoked"])
 
 
 def _asked(folder: Path, request: Message) -> Message:
-    """Return the observer's answer. Right after `up` it may still be starting."""
+    """Return the observer's answer. Wait for its socket first, because it may still be starting after `up`."""
     until = time.monotonic() + START_S * slowness()
     while not (folder / SOCKET).exists() and (folder / "run").exists() and time.monotonic() < until:
         time.sleep(0.05)
@@ -155,5 +155,5 @@ def _asked(folder: Path, request: Message) -> Message:
 
 
 def own_uids(owner: int | None) -> set[int]:
-    """Return the uids that operate the cluster, beside root."""
+    """Return the uids that may operate the cluster, in addition to root."""
     return {os.geteuid(), *([] if owner is None else [owner])}

@@ -1,4 +1,4 @@
-"""Actions that a visitor asks for: what they are, who may do them, and how they are described. Pure."""
+"""The actions of visitors: parse requests, check permissions, and describe actions as text. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_REASON = 120
 
 
 class ActionKind(Enum):
-    """What can be done in the web page. The values are in addresses and forms."""
+    """The kinds of actions in the web page. The values are used in URLs and forms."""
 
     DRAIN = "drain"
     UNDRAIN = "undrain"
@@ -44,7 +44,7 @@ class WebAction:
 
     @property
     def question(self) -> str:
-        """Return what the visitor is asked."""
+        """Return the question that the visitor must confirm."""
         return {
             ActionKind.DRAIN: f"Drain node {self.node}?",
             ActionKind.UNDRAIN: f"Return node {self.node} to service?",
@@ -56,7 +56,7 @@ class WebAction:
 
     @property
     def effect(self) -> str:
-        """Return what happens then."""
+        """Return the consequences of the action."""
         return {
             ActionKind.DRAIN: "Running jobs continue. No new job starts there until the node is resumed.",
             ActionKind.UNDRAIN: "Slurm starts jobs there again. If a fault was found, it is ignored from now on.",
@@ -106,7 +106,7 @@ def _has_subject(kind: ActionKind, node: str, run: str, job: str) -> bool:
 
 
 def check_allowed(action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> None:
-    """Raise ActionRefused unless this visitor may do this, and its subject exists."""
+    """Raise ActionRefused unless the visitor is allowed to do this and the node, run or job exists."""
     if action.kind is not ActionKind.CANCEL:
         if not visitor.operates:
             raise ActionRefused("only root and the cluster's owner may do this")

@@ -1,7 +1,7 @@
-"""The files of runs, read by root or by the cluster's owner.
+"""Read the files of runs as root or as the cluster's owner.
 
-They belong to users, who can replace them, link them elsewhere or make them huge. Each is opened from its folder's
-descriptor without following links, and only a regular file of the run's owner is read, up to a limit.
+The files belong to users, who can replace them, link them elsewhere or make them huge. Each file is opened relative to
+its folder's descriptor, without following links. Only a regular file of the run's owner is read, up to a limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dalsegno.web.snapshot import RunPicture
 MAX_STATUS_BYTES = 256 << 10
 MAX_PROGRESS_BYTES = 64 << 10
 MAX_HISTORY_BYTES = 1 << 20
-MAX_JOURNAL_BYTES = 2 << 20  # the end of a longer one is read
+MAX_JOURNAL_BYTES = 2 << 20  # only the end of a longer journal is read
 MAX_ENTRIES = 5000
 MAX_PLAN_BYTES = 256 << 10
 MAX_GPUS_PER_NODE = 1024
@@ -95,7 +95,7 @@ def _progress(value: Mapping[str, object] | None) -> TrainingProgress | None:
 
 
 def read_gpus_per_node(record: RunRecord) -> int:
-    """Return how many GPUs a run requested on each node; 0 if its plan does not tell."""
+    """Return the number of GPUs per node that a run requested; 0 if its plan does not contain it."""
     found: object = _value(record, RunFolder(Path(record.folder)).plan, MAX_PLAN_BYTES)
     for name in ("request", "gpus_per_node", "count"):
         found = found.get(name) if isinstance(found, dict) else None
@@ -108,7 +108,7 @@ def read_points(record: RunRecord) -> tuple[StepPoint, ...]:
 
 
 def read_entries(record: RunRecord, most: int = MAX_JOURNAL_BYTES) -> list[Entry]:
-    """Return the last entries of a run's journal. Values that are neither plain nor lists of names are left out."""
+    """Return the last entries of a run's journal. Nested values are left out."""
     name = RunFolder(Path(record.folder)).journal.name
     text = read_owned(record.folder, name, record.uid, most, end=True) or b""
     return list(_entries(text.decode(errors="replace").splitlines()[-MAX_ENTRIES:]))
@@ -122,7 +122,7 @@ def _entries(lines: list[str]) -> Iterator[Entry]:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value can be shown. A deeply nested one would exceed Python's limits."""
+    """Return whether a value can be shown. Nested values are not, because deep ones would exceed Python's limits."""
     if isinstance(value, list):
         return all(isinstance(each, (str, int, float)) for each in value)
     return value is None or isinstance(value, (str, int, float))

@@ -1,7 +1,7 @@
-"""Who may use the web page: one-time login tokens, sessions and read-only links.
+"""Authentication of the web page: one-time login tokens, sessions and read-only links.
 
-Tokens and cookies are random and are kept only as SHA-256 digests. Comparing digests takes the same time for every
-guess. Sessions are saved in a file of mode 0600, so that a restart of the observer ends none of them.
+Tokens and cookies are random and are stored only as SHA-256 digests, so that the time of a lookup reveals nothing
+about them. Sessions are saved in a file of mode 0600, so that they survive a restart of the observer.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dalsegno.system.files import read_json, write_atomic
 
 TOKEN_S = 60.0  # a one-time token is valid for this long
 SESSION_S = 12 * 3600.0
-LINK_S = 90 * 86400.0  # a read-only link for a wall display
+LINK_S = 90 * 86400.0  # a read-only link, as for a wall display, is valid for this long
 MAX_TOKENS, MAX_TOKENS_PER_USER = 256, 16
 MAX_SESSIONS, MAX_SESSIONS_PER_USER = 512, 32
 
 
 class WebRole(Enum):
-    """What a visitor may do."""
+    """The role of a visitor, which determines the allowed actions."""
 
-    VIEWER = "viewer"  # a wall display: sees everything, changes nothing
-    USER = "user"  # sees everything, cancels own runs and jobs
-    OPERATOR = "operator"  # root and the cluster's owner
+    VIEWER = "viewer"  # the visitor of a read-only link, as on a wall display
+    USER = "user"  # a user of the cluster, who can cancel only their own runs and jobs
+    OPERATOR = "operator"  # root or the cluster's owner
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who may use the page. `csrf` is the token that this visitor's forms must send."""
+    """A person who may use the web page. `csrf` is the token that this visitor's forms must send."""
 
     role: WebRole
     uid: int
@@ -57,13 +57,13 @@ class Visitor:
 
 @dataclass(frozen=True)
 class WebSession:
-    """A session, a read-only link, or a login token, by the digest of its secret."""
+    """A session, a read-only link, or a login token. It is identified by the digest of its secret."""
 
     digest: str
     role: WebRole
     uid: int
     user: str
-    until: float  # seconds since 1970
+    until: float  # time of expiry, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def digest_of(secret: str) -> str:
 
 
 def csrf_of(cookie: str) -> str:
-    """Return the token that the forms of a session must send: only who knows the cookie can compute it."""
+    """Return the token that the forms of a session must send. It can only be computed from the session's cookie."""
     return hmac.new(cookie.encode(), b"form", hashlib.sha256).hexdigest()
 
 
@@ -116,7 +116,7 @@ class Sessions:
         return cookie
 
     def visitor(self, cookie: str) -> Visitor | None:
-        """Return who sends this cookie; None if there is no such session, or it has ended."""
+        """Return the visitor with this cookie; None if there is no such session, or it has ended."""
         with self._lock:
             session = self._sessions.get(digest_of(cookie))
         if not cookie or session is None or session.until <= self._clock():
@@ -124,14 +124,14 @@ class Sessions:
         return Visitor(session.role, session.uid, session.user, csrf_of(cookie))
 
     def end(self, cookie: str) -> None:
-        """End the session with this cookie. A read-only link stays valid: it is revoked by its owner."""
+        """End the session with this cookie. A read-only link stays valid until its owner revokes it."""
         session = self._sessions.get(digest_of(cookie))
         if session is not None and session.role is not WebRole.VIEWER:
             self._keep(lambda each: each.digest != session.digest)
 
     def revoke(self, uid: int) -> int:
-        """End all sessions, links and login tokens of a user, or of everybody for root; return how many sessions and
-        links."""
+        """End all sessions, links and login tokens of a user, or of all users if `uid` is 0. Return the number of ended
+        sessions and links."""
         with self._lock:
             self._tokens = {key: each for key, each in self._tokens.items() if uid != 0 and each.uid != uid}
             before = len(self._sessions)
@@ -153,13 +153,13 @@ class Sessions:
         return {key: each for key, each in entries.items() if each.until > now}
 
     def _save(self) -> None:
-        with contextlib.suppress(DalsegnoError):  # a full disk must not keep an operator out
+        with contextlib.suppress(DalsegnoError):  # operators must be able to log in even if the disk is full
             text = json.dumps(facts_to_json(_Saved(tuple(self._sessions.values()))))
             write_atomic(self._path, text, 0o600, durable=False)
 
 
 def _with(entries: dict[str, WebSession], entry: WebSession, most: int, most_per_user: int) -> dict[str, WebSession]:
-    """Return the entries with a new one. The oldest of the same user make room for it, then the oldest of all."""
+    """Return the entries with a new one. If there are too many, remove the user's oldest, then the oldest of all."""
     own = [key for key, each in entries.items() if each.uid == entry.uid]
     dropped = set(own[: max(0, len(own) + 1 - most_per_user)])
     kept = {key: each for key, each in entries.items() if key not in dropped}
@@ -173,4 +173,4 @@ def _read(path: Path) -> tuple[WebSession, ...]:
         value = read_json(path)
         return facts_from_json(_Saved, value).sessions if isinstance(value, dict) else ()
     except (DalsegnoError, OSError):
-        return ()  # damaged: everybody logs in again
+        return ()  # the file is damaged, so everybody must log in again

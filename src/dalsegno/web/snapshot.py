@@ -1,4 +1,4 @@
-"""The picture of the cluster at one moment, as values that pages render. Pure."""
+"""The snapshot of the cluster at one moment, as values that pages render. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dalsegno.wire.liveness import Presence
 
 
 class NodeTone(Enum):
-    """How a node is shown. The values are class names of the style sheet."""
+    """The appearance of a node. The values are class names of the style sheet."""
 
     BUSY = "busy"
     MIXED = "mixed"
@@ -52,14 +52,14 @@ TONE_TEXT = {
 
 @dataclass(frozen=True)
 class NodeCare(NodeRecovery):
-    """A node as the controller records it."""
+    """The controller's record of a node."""
 
     validated_at: float | None = None
 
 
 @dataclass(frozen=True)
 class AgentReport:
-    """A node as its agent reports it. A finding is the check, verdict and text of a check that did not pass."""
+    """The report of a node's agent. A finding is the check, verdict and text of a check that did not pass."""
 
     node: str
     presence: Presence = Presence.NEVER
@@ -81,7 +81,7 @@ class Automation:
 
 @dataclass(frozen=True)
 class SlurmPart:
-    """What Slurm reports."""
+    """The data from Slurm."""
 
     nodes: tuple[NodeInfo, ...] = ()
     jobs: tuple[JobInfo, ...] = ()
@@ -89,7 +89,7 @@ class SlurmPart:
 
 @dataclass(frozen=True)
 class ControllerPart:
-    """What the controller reports. `events` are the latest events, oldest first."""
+    """The data from the controller. `events` are the latest events, oldest first."""
 
     care: Mapping[str, NodeCare] = field(default_factory=dict)
     agents: Mapping[str, AgentReport] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class ControllerPart:
 
 @dataclass(frozen=True)
 class HostPart:
-    """What is known about the daemons of hosts: those that do not run, and what Prometheus cannot read."""
+    """The daemons that do not run, and the exporters that Prometheus cannot read."""
 
     dead: tuple[DaemonStatus, ...] = ()
     failing_scrapes: tuple[FailingScrape, ...] = ()
@@ -108,7 +108,7 @@ class HostPart:
 
 @dataclass(frozen=True)
 class RunPicture:
-    """A run, from the files in its folder. `kept`: the controller keeps it alive."""
+    """A run, from the files in its folder. `kept` says whether the controller supervises it."""
 
     folder: str
     uid: int
@@ -128,7 +128,7 @@ class GpuView:
     reading: GpuReading
     in_use: bool = False
     jobs: tuple[int, ...] = ()
-    lost: bool = False  # the agent reports the other GPUs of the node, but not this one
+    lost: bool = False  # whether the agent reports other GPUs of the node, but not this one
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class NodeView:
 
     name: str
     tone: NodeTone
-    label: str  # its state, for people
+    label: str  # the state as text for people
     partitions: tuple[str, ...] = ()
     gpu_type: str = ""
     gpus: tuple[GpuView, ...] = ()
@@ -155,9 +155,9 @@ class NodeView:
 
 @dataclass(frozen=True)
 class ClusterPicture:
-    """Everything that the pages show. `troubles` describe sources that do not answer; their data is the last known.
+    """All data that the pages show. `troubles` describes sources that do not answer; their last known data is kept.
 
-    `verdict` is the one of `dalsegno status`.
+    `verdict` is the same as in `dalsegno status`.
     """
 
     number: int = 0
@@ -179,7 +179,7 @@ class ClusterPicture:
 
 
 def node_views(slurm: SlurmPart, controller: ControllerPart) -> dict[str, NodeView]:
-    """Join what Slurm and the controller know about each node, in Slurm's order."""
+    """Combine the data of Slurm and the controller about each node, in Slurm's order."""
     jobs: dict[str, list[JobInfo]] = {}
     for job in slurm.jobs:
         for node in job.nodes if not job.state.ended else ():
@@ -240,7 +240,7 @@ _STATE_TONES = {
 
 
 def tone_of(info: NodeInfo, care: NodeCare, agent: AgentReport) -> NodeTone:
-    """Return how a node is shown: the controller's phase first, then a lost host, then Slurm's state."""
+    """Return the appearance of a node: from the controller's phase, else from a lost host, else from Slurm's state."""
     if care.phase in _PHASE_TONES:
         return _PHASE_TONES[care.phase]
     if agent.presence is Presence.GONE or info.down:
@@ -255,7 +255,7 @@ def tone_of(info: NodeInfo, care: NodeCare, agent: AgentReport) -> NodeTone:
 
 
 def gpu_views(info: NodeInfo, agent: AgentReport, jobs: Sequence[JobInfo]) -> tuple[GpuView, ...]:
-    """Return the GPUs that Slurm has configured, with what the agent reports about them."""
+    """Return the GPUs that Slurm has configured, with the readings that the agent reports."""
     readings = {reading.index: reading for reading in agent.gpus}
     # Without accounting, Slurm does not report how many GPUs a job has, so any job on the node may be using them.
     with_gpus = tuple(job.id for job in jobs if job.gpus) or tuple(job.id for job in jobs)

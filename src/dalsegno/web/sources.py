@@ -1,4 +1,4 @@
-"""Where the pages get their data: the controller's socket, Slurm's commands, and the files of runs."""
+"""The sources of the pages' data: the controller's socket, Slurm's commands, and the files of runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import Presence
 
 ANSWER_S = 2.0
-MAX_EVENTS = 300  # kept for the page of events
+MAX_EVENTS = 300  # maximum number of events that are kept for the page of events
 _SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, SlurmTrouble.NO_CONNECTION})
-ENDED_KEPT_S = 10.0  # how long the files of runs that have ended are not read again
-MAX_RUNS = 200  # shown: active ones first, then the newest
+ENDED_KEPT_S = 10.0  # the files of ended runs are read again after this time
+MAX_RUNS = 200  # maximum number of runs that are shown: active runs first, then the newest
 
 
 class PictureSources(Protocol):
-    """What the live picture is made of. Each method raises DalsegnoError if there is no answer."""
+    """The sources of the live snapshot. Each method raises DalsegnoError if its source does not answer."""
 
     def slurm(self) -> SlurmPart: ...
 
@@ -44,7 +44,7 @@ class PictureSources(Protocol):
 
 
 class ClusterReader:
-    """The sources of a real cluster, by its state folder."""
+    """The sources of a real cluster, found in its state folder."""
 
     def __init__(self, folder: ClusterFolder, client: SlurmClient, target: Callable[[], Target]) -> None:
         self._folder, self._client, self._target = folder, client, target
@@ -78,7 +78,7 @@ class ClusterReader:
         return HostPart(dead, ask_failing_scrapes(target))
 
     def _with_new_events(self) -> tuple[Event, ...]:
-        """Return the known events and those since. If the last known one is gone, the journal is a new one."""
+        """Return the known events and newer ones; () if the journal does not have the last known event any more."""
         last = self._events[-1].id if self._events else 0
         found = [read_event(each) for each in self._ask({"events": last - 1 if last else -MAX_EVENTS})["events"]]
         if not last or (found and found[0] == self._events[-1]):
@@ -89,7 +89,7 @@ class ClusterReader:
         try:
             answer = ask(self._folder.controller_socket, request, ANSWER_S)
         except DalsegnoError:
-            raise DalsegnoError("the controller does not answer", hint="it is restarted by itself") from None
+            raise DalsegnoError("the controller does not answer", hint="it is restarted automatically") from None
         if "error" in answer:
             raise DalsegnoError(f"the controller refused: {answer['error']}", hint=str(answer.get("hint", "")))
         return answer
@@ -116,7 +116,7 @@ def parse_care(message: Mapping[str, Any]) -> NodeCare:
 
 
 def parse_agent(message: Mapping[str, Any]) -> AgentReport:
-    """Parse the controller's view of a node's agent. Unknown words count as never seen, or as unknown verdicts."""
+    """Parse the controller's view of a node's agent. Unknown values become Presence.NEVER or Verdict.UNKNOWN."""
     return AgentReport(
         str(message["node"]),
         _presence(message.get("presence")),
@@ -146,7 +146,7 @@ def parse_automation(message: Mapping[str, Any]) -> Automation:
 
 @dataclass
 class PlayedSources:
-    """Sources for tests and benchmarks: parts that the caller sets. A part that is an error is raised."""
+    """Sources for tests and benchmarks: return the parts that the caller sets, or raise a part that is an error."""
 
     slurm_part: SlurmPart | DalsegnoError
     controller_part: ControllerPart | DalsegnoError

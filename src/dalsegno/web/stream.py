@@ -12,16 +12,16 @@ from dalsegno.web.sessions import Visitor, WebRole
 from dalsegno.web.snapshot import ClusterPicture
 from dalsegno.web.view import PagePart, changes
 
-PING_S = 5.0  # also how soon a peer that has left is noticed
+PING_S = 5.0  # interval between pings, which reveal that a browser has left
 MAX_STREAMS = 80
-MAX_PER_VISITOR = 16  # streams of one user, or of all read-only links that one user made
-FOR_OPERATORS = 16  # streams that only operators get: users cannot take all
+MAX_PER_VISITOR = 16  # maximum number of streams of one user, or of all read-only links that one user created
+FOR_OPERATORS = 16  # number of streams that are reserved for operators
 
-Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # None: the page is gone, or the session has ended
+Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # returns None if the page or session is gone
 
 
 class StreamSlots:
-    """Counts the open streams: each takes a thread and a connection of the server. One user cannot take them all."""
+    """Limits the number of open streams, because each needs a thread and a connection. One user cannot use them all."""
 
     def __init__(self, most: int = MAX_STREAMS, most_per_visitor: int = MAX_PER_VISITOR) -> None:
         self._most, self._most_per_visitor = most, most_per_visitor
@@ -29,7 +29,7 @@ class StreamSlots:
         self._taken: Counter[tuple[WebRole, int]] = Counter()
 
     def take(self, visitor: Visitor) -> bool:
-        """Take a slot for a visitor; return False if there is none left. Operators may take all."""
+        """Take a slot for a visitor; return False if none is left. Only operators may take the last slots."""
         owner = visitor.role, visitor.uid
         with self._lock:
             total = self._taken.total()
@@ -48,7 +48,7 @@ class StreamSlots:
 
 
 class SlotStream(Iterator[bytes]):
-    """A stream that gives its slot back when the server closes it, even if nothing of it was ever sent."""
+    """A stream that releases its slot when the server closes it, even if it never sent anything."""
 
     def __init__(self, chunks: Generator[bytes, None, None], slots: StreamSlots, visitor: Visitor) -> None:
         self._chunks, self._slots, self._visitor, self._closed = chunks, slots, visitor, False
@@ -68,7 +68,7 @@ def message(event: str, data: object) -> bytes:
 
 
 def follow(live: LivePicture, render: Render, known: int) -> Generator[bytes, None, None]:
-    """Yield the changes of a page. `known` is the number of the picture that the browser shows already."""
+    """Yield the changes of a page. `known` is the number of the snapshot that the browser already shows."""
     with live.watching():
         yield message("ping", {"n": known})
         yield from _changes(live, render, known)
@@ -93,7 +93,7 @@ def _changes(live: LivePicture, render: Render, known: int) -> Iterator[bytes]:
 
 
 def _next(live: LivePicture, snapshot: ClusterPicture) -> Generator[bytes, None, ClusterPicture]:
-    """Wait for the next picture; send a ping now and then, so that a peer that has left is noticed."""
+    """Wait for the next snapshot. Send pings meanwhile, so that a browser that has left is noticed."""
     while True:
         after = live.wait(snapshot.number, PING_S)
         if after.number != snapshot.number or live.closed:

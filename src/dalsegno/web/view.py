@@ -19,8 +19,8 @@ from dalsegno.web.snapshot import ClusterPicture, RunPicture
 class PagePart:
     """A piece of a page. Its outer element has the id `id`.
 
-    If `items` are given, each is an element with its own id between `before` and `after`, and is sent alone if only it
-    has changed: a map of a thousand nodes must not be sent for one of them.
+    If `items` are given, each is an element with its own id, between `before` and `after`. Only items that have changed
+    are sent, because a map may have a thousand nodes.
     """
 
     id: str
@@ -35,7 +35,7 @@ class PagePart:
 
 @dataclass(frozen=True)
 class Page:
-    """A page. `section` is the entry of the navigation that is marked."""
+    """A page. `section` is the entry of the navigation that is highlighted."""
 
     title: str
     section: str
@@ -44,7 +44,7 @@ class Page:
 
 
 def changes(before: Sequence[PagePart], after: Sequence[PagePart]) -> dict[str, str] | None:
-    """Return the elements to replace, by id; None if the page has other parts now and must be loaded again."""
+    """Return the elements to replace, by id; None if the parts of the page differ, so that it must be reloaded."""
     if [part.id for part in before] != [part.id for part in after]:
         return None
     found: dict[str, str] = {}
@@ -92,7 +92,7 @@ class EvidenceBundle:
 
 @dataclass(frozen=True)
 class NodeDetails:
-    """What is recorded about one node."""
+    """The records about one node."""
 
     tried: tuple[str, ...] = ()
     excused: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class NodeDetails:
     checks: tuple[CheckRecord, ...] = ()
     events: tuple[Event, ...] = ()
     evidence: tuple[EvidenceBundle, ...] = ()
-    faults: tuple[str, ...] = ()  # that can be injected; none if the target cannot
+    faults: tuple[str, ...] = ()  # faults that can be injected; empty if the target does not support that
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class DrillSummary:
 
 
 class PageData(Protocol):
-    """What single pages read when they are opened."""
+    """The data that a page reads only when it is opened."""
 
     def node_details(self, node: str) -> NodeDetails: ...
 
@@ -149,7 +149,7 @@ class PageData(Protocol):
     def drills(self) -> Sequence[DrillSummary]: ...
 
     def gpus_of(self, view: RunPicture) -> int:
-        """Return the most GPUs that a run has held, with its spares; 0 if unknown."""
+        """Return the largest number of GPUs that a run has held, with its spares; 0 if unknown."""
         ...
 
     @property
@@ -158,7 +158,7 @@ class PageData(Protocol):
 
 @dataclass(frozen=True)
 class GpuPrice:
-    """The price of a GPU hour, and how the page names it. An amount of 0 means that no money is shown."""
+    """The price of a GPU hour, and a text about it for the page. If the amount is 0, no costs are shown."""
 
     amount: float = 0.0
     text: str = "set monitoring.gpu_hour_price in the cluster file to see money"
@@ -166,7 +166,7 @@ class GpuPrice:
 
 @dataclass(frozen=True)
 class PageContext:
-    """What a page is rendered from."""
+    """The values from which a page is rendered."""
 
     snapshot: ClusterPicture
     visitor: Visitor

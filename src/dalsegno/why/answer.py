@@ -34,7 +34,7 @@ class Explanation:
     subject: str
     verdict: Conclusion
     moments: tuple[Moment, ...] = ()
-    variables: tuple[JobVariable, ...] = ()  # of a run: what was added to its environment, and why
+    variables: tuple[JobVariable, ...] = ()  # variables that were added to the environment of a run, and why
 
 
 def merge_timelines(*sources: Iterable[Moment]) -> tuple[Moment, ...]:

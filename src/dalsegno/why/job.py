@@ -143,7 +143,7 @@ _ENDS = {
 
 
 def aftermath_s(job: JobInfo) -> float:
-    """Return for how many seconds after a job's end a node event may explain it: 1 if the job did not fail."""
+    """Return how many seconds after a job's end a node event may still explain the end; 1 if the job did not fail."""
     return 1.0 if job.state in (JobState.COMPLETED, JobState.CANCELLED) else AFTER_S
 
 

@@ -21,7 +21,7 @@ from dalsegno.why.answer import Conclusion, Moment
 
 @dataclass(frozen=True)
 class ControllerView:
-    """What the controller knows about a node. The defaults stand for a cluster without a controller."""
+    """The controller's knowledge about a node. The defaults are for a cluster without a controller."""
 
     phase: NodePhase | None = None
     note: str = ""
@@ -97,7 +97,7 @@ def explain_node(node: NodeInfo, controller: ControllerView = _UNKNOWN) -> Concl
             f"dalsegno nodes show {node.name}",
         )
     if controller.phase is NodePhase.SUSPECTED and node.in_service:
-        # Only the node's agent could tell more, and `dalsegno up` restarts it.
+        # Only the node's agent has more information, and `dalsegno up` restarts it.
         default = "dalsegno up" if controller.about is Topic.AGENT_DEAD else f"dalsegno health --node {node.name}"
         command = _next(controller, default)
         return Conclusion(f"{node.name} is in service but suspected: {controller.note}", command)

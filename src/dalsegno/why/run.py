@@ -97,7 +97,7 @@ def _fault(entry: Entry) -> object:
 
 
 def aftermath_s(status: RunStatus) -> float:
-    """Return for how many seconds after a run's end a node event may explain it: 0 if the run did not fail."""
+    """Return how many seconds after a run's end a node event may still explain the end; 0 if the run did not fail."""
     failed = status.exit_code not in (0, SAVED, TERMINATED) and not status.cause.cancelled
     return AFTER_S if failed else 0.0
 
@@ -120,13 +120,13 @@ def _because(entries: Sequence[Entry]) -> str:
 def _left(entry: Entry) -> str:
     """Return the text for a node that the run left by itself; "" for other entries.
 
-    The timeline shows the run's own note about that instead.
+    The timeline does not use this text: it shows the run's own note.
     """
     return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
 
 
 def _hung(entry: Entry) -> str:
-    """Return the text for a hang; "" for other entries. The timeline shows the run's own note about that instead."""
+    """Return the text for a hang; "" for other entries. The timeline does not use it: it shows the run's own note."""
     return (
         f"generation {entry.get('generation')} hung: {entry.get('text')}" if entry.get("event") == RunEvent.HUNG else ""
     )
@@ -145,7 +145,7 @@ def _failed(entry: Entry) -> str:
 
 
 def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the first failure, a mere complaint about peers, if no entry names a cause; otherwise nothing."""
+    """Return the first failure if no entry names a cause. Such a failure only reports that a peer has gone."""
     if any(_left(entry) or _hit(entry) for entry in entries):
         return []
     return [entry for entry in entries if entry.get("event") == RunEvent.FAILED][:1]

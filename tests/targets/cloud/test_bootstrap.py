@@ -6,9 +6,11 @@ import base64
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,16 @@ def test_root_installs_packages_without_modules_of_the_working_folder(tmp_path):
         (pip,) = [each.argv for each in plan.commands if "pip" in each.argv]
         argv = [sys.executable, *pip[1 : pip.index("install")], "--version"]
         assert "run as root" not in subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True).stdout
+
+
+def test_nodes_get_the_versions_of_packages_that_the_operator_has():
+    for plan in (head_plan(site()), compute_plan(site()), login_plan(site())):
+        (pip,) = [each.argv for each in plan.commands if "pip" in each.argv]
+        pins = dict(word.split("==") for word in pip[pip.index("--target") + 2 :])
+        assert pins["pydantic"] == metadata.version("pydantic") and pins["click"] == metadata.version("click")
+        needed = [each for name in list(pins) for each in metadata.requires(name) or () if "extra ==" not in each]
+        names = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in needed if ";" not in each}
+        assert names <= {name.replace("-", "_").lower() for name in pins}, "no dependency is left to pip"
 
 
 def test_shell_of_a_user_gets_neither_terminal_nor_environment_of_root(tmp_path):

@@ -16,7 +16,7 @@ from dalsegno.system.processes import FakeRunner, Runner
 from dalsegno.targets.cloud.aws import BotoApi
 from dalsegno.targets.hyperpod.api import HyperPodApi
 from dalsegno.targets.hyperpod.target import HyperPodTarget
-from tests.targets.hyperpod.emulator import Emulator, serving
+from tests.targets.hyperpod.emulator import Emulator
 
 SPEC = """
 name: demo
@@ -40,31 +40,26 @@ def cluster_of(partitions: str = CPU, settings: str = "", rest: str = "") -> Clu
     return resolve(parse_spec(SPEC.format(partitions=partitions, settings=settings, rest=rest), "cluster.yaml"))
 
 
-@pytest.fixture(scope="session")
-def aws_server() -> Iterator[Emulator]:
-    pytest.importorskip("moto.server")
-    with serving() as emulator:
-        yield emulator
-
-
-@pytest.fixture
-def aws(aws_server: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """AWS without any cluster, and credentials for it."""
-    import urllib.request
-
-    urllib.request.urlopen(urllib.request.Request(f"{aws_server.moto}/moto-api/reset", method="POST"), timeout=30)
-    aws_server.reset()
-    for name, value in {
-        "AWS_ENDPOINT_URL": aws_server.url,
+def environment(server: Emulator) -> dict[str, str]:
+    """Return the variables that make boto3 use the emulator, and nothing of this machine."""
+    return {
+        "AWS_ENDPOINT_URL": server.url,
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_CONFIG_FILE": "/nonexistent",
         "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
         "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    return aws_server
+    }
+
+
+@pytest.fixture
+def aws(aws_server: Emulator) -> Iterator[Emulator]:
+    """AWS without any cluster, and credentials for it."""
+    from tests.targets.cloud_stages import empty_aws
+
+    with empty_aws(aws_server):
+        yield aws_server
 
 
 def small_bundle(folder: Path) -> CodeBundle:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("botocore")
 
 from dalsegno.errors import TargetError
+from dalsegno.targets.cloud.aws import FakeAws
 from dalsegno.targets.cloud.service_model import check_request, find_problems, input_shape
 from dalsegno.targets.hyperpod.answers import (
     ClusterDescription,
@@ -19,6 +20,7 @@ from dalsegno.targets.hyperpod.answers import (
     read_cluster,
     read_instances,
 )
+from dalsegno.targets.hyperpod.api import HyperPodApi
 from dalsegno.targets.hyperpod.lifecycle import SCHEMA, check_parameters, provisioning_parameters
 from dalsegno.targets.hyperpod.requests import SharedFileSystem, batches, create_request, find_changes, update_request
 from tests.targets.hyperpod.conftest import CPU, GPU, cluster_of
@@ -166,3 +168,14 @@ def test_states_that_are_not_known_do_not_stop_us():
         [{"InstanceId": "i-1", "InstanceStatus": {"Status": "Sleeping"}, "PrivateDnsHostname": "a.b"}]
     )
     assert (node.status, node.host) == (InstanceStatus.UNKNOWN, "a")
+
+
+def test_scripts_are_written_only_to_a_bucket_of_this_account():
+    aws = FakeAws(lambda service, operation, request: {"Account": "123456789012"})
+    api = HyperPodApi(aws)
+    assert api.has_bucket("sagemaker-demo")
+    api.upload("sagemaker-demo", "demo", {"on_create.sh": b"#!/bin/sh\n"})
+    api.remove_uploads("sagemaker-demo", "demo", ["on_create.sh"])
+    sent = [request for service, _, request in aws.calls if service == "s3"]
+    assert len(sent) == 3 and {each["ExpectedBucketOwner"] for each in sent} == {"123456789012"}
+    assert aws.operations().count("get_caller_identity") == 1

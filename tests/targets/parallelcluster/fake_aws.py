@@ -29,6 +29,7 @@ class FakeAccount:
     quota: float = 10_000.0
     zone: str = "us-east-1a"
     stack_fails: str = ""
+    bucket_owner: str = "123456789012"
     refusals: list[tuple[str, CloudRefusal]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
@@ -49,8 +50,13 @@ class FakeAccount:
 
     def do_update_stack(self, StackName: str, TemplateBody: str, **_: Any) -> Mapping[str, Any]:
         stack = self.stacks[StackName]
+        if stack["template"] == json.loads(TemplateBody):
+            raise explain(CloudRefusal.INVALID, "update-stack", "No updates are to be performed.", "ValidationError")
         stack |= {"template": json.loads(TemplateBody), "todo": ["UPDATE_IN_PROGRESS", "UPDATE_COMPLETE"]}
         return {}
+
+    def do_get_template(self, StackName: str) -> Mapping[str, Any]:
+        return {"TemplateBody": self.stacks[StackName]["template"]}
 
     def do_delete_stack(self, StackName: str) -> Mapping[str, Any]:
         self.stacks[StackName] |= {"todo": ["DELETE_IN_PROGRESS", "DELETE_COMPLETE"], "verb": "DELETE"}
@@ -111,7 +117,9 @@ class FakeAccount:
         self.keys.add(KeyName)
         return {"KeyMaterial": "-----BEGIN PRIVATE KEY-----\n"}
 
-    def do_put_object(self, Bucket: str, Key: str, Body: bytes) -> Mapping[str, Any]:
+    def do_put_object(self, Bucket: str, Key: str, Body: bytes, ExpectedBucketOwner: str) -> Mapping[str, Any]:
+        if ExpectedBucketOwner != self.bucket_owner:
+            raise explain(CloudRefusal.DENIED, "put-object", code="AccessDenied")
         self.objects[f"s3://{Bucket}/{Key}"] = Body
         return {}
 

@@ -41,7 +41,7 @@ TITLES = {
     CertifyPart.CONTAINER: "Start of a container",
     CertifyPart.POWER_CUT: "A survived power cut",
 }
-# Figures that differ by less than this share are called equal. Storage varies most from run to run.
+# Two figures that differ by less than this share count as equal. Storage varies most from run to run.
 TOLERANCES = {CertifyPart.STORAGE: 0.3, CertifyPart.CONTAINER: 0.3, CertifyPart.POWER_CUT: 0.5}
 TOLERANCE = 0.1
 
@@ -50,8 +50,8 @@ class PartOutcome(str, Enum):
     """Whether a part was measured."""
 
     MEASURED = "measured"
-    NOT_MEASURED = "not measured"  # requested, but it could not be run
-    SKIPPED = "skipped"  # not requested
+    NOT_MEASURED = "not measured"  # the part was requested, but could not be run
+    SKIPPED = "skipped"  # the part was not requested
 
 
 class BetterFigure(str, Enum):
@@ -116,7 +116,7 @@ class Certificate:
     parts: tuple[CertifiedPart, ...]
     simulated: tuple[str, ...] = ()
     quick: bool = False
-    version: str = ""  # of Dal Segno
+    version: str = ""  # the version of Dal Segno
     measured: int = 0  # number of nodes that were idle and measured; the part `health` covers all nodes
 
     @property
@@ -209,7 +209,7 @@ def _read_part(value: Mapping[str, Any]) -> CertifiedPart:
 
 
 class CertificateTrend(str, Enum):
-    """How a verdict or a figure differs from the older one."""
+    """Whether a verdict or a figure is better or worse than in the older certificate."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -218,22 +218,22 @@ class CertificateTrend(str, Enum):
 
 @dataclass(frozen=True)
 class CertificateChange:
-    """One difference: of a figure, or of the verdict of a part (`name` is "verdict")."""
+    """A changed figure, or a changed verdict of a part (then `name` is "verdict")."""
 
     part: CertifyPart
     name: str
     before: str
     now: str
     trend: CertificateTrend
-    share: float | None = None  # of a figure: the change as a share of the older value
+    share: float | None = None  # the change of a figure as a share of its older value
 
 
-# The order of verdicts for comparisons. No verdict is neither better nor worse.
+# The order of verdicts for comparisons. A part without a verdict is neither better nor worse than another.
 _RANKS = {BenchLevel.PASS: 0, BenchLevel.DEGRADED: 1, BenchLevel.FAIL: 2, BenchLevel.IMPOSSIBLE: 2}
 
 
 def compare_certificates(old: Certificate, new: Certificate) -> list[CertificateChange]:
-    """Return what differs, the worst first: verdicts, then figures by how much they changed."""
+    """Return the differences, the worst first: verdicts, then figures by the size of their change."""
     before = {each.part: each for each in old.parts}
     changes = [change for each in new.parts if each.part in before for change in _changes(before[each.part], each)]
     order = [CertificateTrend.WORSE, CertificateTrend.MISSING, CertificateTrend.BETTER]
@@ -269,7 +269,7 @@ def _figure_change(part: CertifyPart, old: CertifiedFigure, new: CertifiedFigure
 
 
 def comparison_notes(old: Certificate, new: Certificate) -> list[str]:
-    """Return why figures of both may not be comparable."""
+    """Return the reasons why the figures of the two certificates may not be comparable."""
     notes = []
     if old.cluster != new.cluster:
         notes.append(f"the older certificate is of another cluster: {old.cluster}")

@@ -17,9 +17,9 @@ from dalsegno.bench.nccl.verdict import BenchLevel
 from dalsegno.bench.picture import to_svg
 from dalsegno.printable import in_html
 
-MOST_ROWS = 200  # of a table; the JSON report has all of them
+MOST_ROWS = 200  # the page shows at most this many rows of a table; the JSON report has all rows
 
-# The colours of the report of a drill.
+# The colours are those of a drill report.
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --dim: #67717e; --paper: #fdfdfb; --line: #d8dce2;
   --well: #3d8f6e; --gone: #c8453b; --warn: #b9770e; }
@@ -102,7 +102,7 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _table(head: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of cells that are HTML already."""
+    """Return an HTML table. The cells are already escaped."""
     top = "".join(f"<th>{in_html(word)}</th>" for word in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows[:MOST_ROWS])
     more = len(rows) - MOST_ROWS

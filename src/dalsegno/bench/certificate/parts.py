@@ -35,7 +35,7 @@ def _part(part: CertifyPart, level: BenchLevel, summary: str, **others: Any) -> 
 
 @dataclass(frozen=True)
 class NodeHealth:
-    """A node as Slurm and the controller see it. `failed` and `warned` name checks; None: no agent checks the node."""
+    """A node as Slurm and the controller see it. `failed` and `warned` name checks; both are None without an agent."""
 
     node: str
     state: str
@@ -46,9 +46,9 @@ class NodeHealth:
 
 
 def certify_health(nodes: Sequence[NodeHealth], commands: Sequence[str]) -> CertifiedPart:
-    """Judge all nodes. One that is out of service or has a failed check is a failure, a warning a degradation.
+    """Judge all nodes. A node out of service or a failed check means FAIL, a warning means DEGRADED.
 
-    If nothing is wrong but some nodes have no agent, there is no verdict: nobody has checked them.
+    If nothing is wrong but some nodes have no agent, there is no verdict, because those nodes were not checked.
     """
     out = [each for each in nodes if not each.in_service]
     failed = [each for each in nodes if each.failed]
@@ -80,7 +80,7 @@ def certify_health(nodes: Sequence[NodeHealth], commands: Sequence[str]) -> Cert
 
 
 def certify_versions(nodes: Mapping[str, Mapping[str, str]], commands: Sequence[str]) -> CertifiedPart:
-    """Compare the software of the nodes. A difference is a degradation; one node alone has nothing to differ from."""
+    """Compare the software of the nodes. A difference means DEGRADED. A single node always passes."""
     names = list(dict.fromkeys(name for each in nodes.values() for name in each))
     findings = []
     for name in names:
@@ -105,7 +105,7 @@ def certify_versions(nodes: Mapping[str, Mapping[str, str]], commands: Sequence[
 def certify_storage(
     report: Sequence[Mapping[str, Any]], commands: Sequence[str], compare_nodes: bool = True
 ) -> CertifiedPart:
-    """Judge each folder on each node. One that cannot be used is a failure, a slow node a degradation.
+    """Judge each folder on each node. A folder that cannot be used means FAIL, a slow node means DEGRADED.
 
     Virtual hosts are not compared with each other: they take turns on one disk.
     """
@@ -138,7 +138,7 @@ def certify_storage(
 
 
 def certify_pairs(report: Mapping[str, Any], commands: Sequence[str]) -> CertifiedPart:
-    """Judge the matrix: a bad node or link is a failure, one that is slow at times a degradation."""
+    """Judge the matrix. A bad node or link means FAIL; a node or link that is slow at times means DEGRADED."""
     usual = float(report["usual"])
     pairs = {pair_of(*each["nodes"]): float(each["busbw"]) for each in report["groups"] if len(each["nodes"]) == 2}
     findings = [f"bad {each['kind']} {' - '.join(map(str, each['nodes']))}" for each in report["faults"]]
@@ -160,7 +160,7 @@ def certify_pairs(report: Mapping[str, Any], commands: Sequence[str]) -> Certifi
 
 
 def certify_collectives(reports: Sequence[Mapping[str, Any]], commands: Sequence[str]) -> CertifiedPart:
-    """Join the verdicts of several collectives; the worst counts. Data that was wrong is a failure already there."""
+    """Join the verdicts of several collectives. The worst one counts."""
     order = [BenchLevel.FAIL, BenchLevel.IMPOSSIBLE, BenchLevel.DEGRADED, BenchLevel.UNKNOWN, BenchLevel.PASS]
     levels = [BenchLevel(each["level"]) for each in reports]
     figures, rows, findings, curves = [], [], list[str](), []
@@ -190,7 +190,7 @@ def _busbw(row: Mapping[str, Any]) -> float:
 def certify_devices(
     report: Sequence[Mapping[str, Any]], commands: Sequence[str], low: float = devices.LOW
 ) -> CertifiedPart:
-    """Name the devices that are slower than the others. Too few devices have no verdict."""
+    """Name the devices that are slower than the others. With too few devices there is no verdict."""
     results = [
         DeviceResult(**{**each["result"], "test": DeviceTest(each["result"]["test"])}) for each in report
     ]  # fmt: skip
@@ -220,7 +220,7 @@ def certify_container(container_s: float, plain_s: float, nodes: int, commands: 
 
 
 def certify_power_cut(report: Mapping[str, Any], commands: Sequence[str]) -> CertifiedPart:
-    """Judge a drill with one power cut: the run must survive, and leave nothing behind."""
+    """Judge a drill with one power cut: the run must survive and leave no processes or files behind."""
     fault = report["faults"][0]
     figures, findings = [], []
     for name, key in (("detected", "known_s"), ("resumed", "resumed_s"), ("back in service", "returned_s")):

@@ -3,8 +3,8 @@
 `bench-collective '{"test": "all_reduce", …}'` runs one rank, with the environment that torchrun sets. Rank 0 prints
 what the program of nccl-tests would print. Exits with 1 if data was wrong.
 
-torch's all_reduce, broadcast and reduce change their tensor. The out-of-place rows of these have a buffer of their own,
-which is filled before the clock starts.
+torch's all_reduce, broadcast and reduce work in place only. For their out-of-place rows, the input is copied to a
+second buffer before the clock starts.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from dalsegno.errors import UsageError
 
 Call = Callable[[], Any]
 _TIMEOUT = timedelta(minutes=10)
-_POISON = 100  # what a buffer holds before the checked call; no result is this everywhere
-_CHUNK = 1 << 24  # elements that are checked at once
-# torch 2.13 renamed both
+_POISON = 100  # a buffer is filled with this before the checked call; no correct result consists of it
+_CHUNK = 1 << 24  # this many elements are checked at once
+# torch 2.13 renamed these two functions.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -94,7 +94,7 @@ class CollectiveRank:
 
 
 def gather_json(value: Any, ranks: int, device: Any) -> list[Any]:
-    """Return the values of all ranks. torch's own exchange of objects needs numpy, and pickles."""
+    """Return the values of all ranks, exchanged as JSON. torch's own exchange of objects needs numpy and pickle."""
     text = json.dumps(value).encode()
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
     dist.all_gather(lengths, torch.tensor([len(text)], device=device))
@@ -106,7 +106,7 @@ def gather_json(value: Any, ranks: int, device: Any) -> list[Any]:
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int) -> Any:
-    """Return the GPU of a rank, or the CPU if there is not a GPU for each. srun may show each task only its own.
+    """Return the GPU of a rank, or the CPU if there are fewer GPUs than ranks. srun may show a task only its own GPU.
 
     If a GPU is wanted and torch finds none, the process exits with a message.
     """
@@ -174,17 +174,17 @@ def _send_and_receive(sent: Any, received: Any, right: int, left: int) -> None:
         work.wait()
 
 
-_IN_TENSOR = (NcclTest.ALL_REDUCE, NcclTest.BROADCAST, NcclTest.REDUCE)  # torch has them in place only
+_IN_TENSOR = (NcclTest.ALL_REDUCE, NcclTest.BROADCAST, NcclTest.REDUCE)  # torch has these in place only
 
 
 def repeat(values: Sequence[float], count: int, dtype: Any, device: Any) -> Any:
-    """Return a tensor with the values again and again."""
+    """Return a tensor that repeats the values."""
     period = torch.tensor(values, dtype=torch.float64).to(dtype).to(device)
     return period.repeat(count // len(values) + 1)[:count]
 
 
 def write_repeated(target: Any, values: Sequence[float]) -> None:
-    """Fill a tensor with the values again and again, in pieces: a second tensor of its size may not fit."""
+    """Fill a tensor with repeated values, in pieces, because a second tensor of this size may not fit into memory."""
     step = _CHUNK // len(values) * len(values)
     piece = repeat(values, min(step, len(target)), target.dtype, target.device)
     for at in range(0, len(target), step):
@@ -226,7 +226,7 @@ def count_wrong(
     if test.reduces:
         if test.rooted and me != root:
             return 0.0
-        if test.test is NcclTest.REDUCE_SCATTER:  # every part has the period of the whole, shifted
+        if test.test is NcclTest.REDUCE_SCATTER:  # each rank's part starts at another place of the period
             whole = expected_values(n, data, op)
             shift = me * counts.shown % len(whole)
             return _differences(got, whole[shift:] + whole[:shift], tolerance(n, data, op))
@@ -252,7 +252,7 @@ def _differences(got: Any, values: Sequence[float], allowed: float = 0.0) -> flo
         right = repeat(values, len(piece), torch.float64, piece.device)
         if not got.dtype.is_floating_point:
             right = right.trunc()
-        # Not `>`: a NaN differs from everything.
+        # Written as `not <=`, because `>` is false for NaN and would count it as correct.
         wrong += float((~((piece - right).abs() <= allowed * right.abs().clamp(min=1.0))).sum().item())
     return wrong
 
@@ -326,7 +326,7 @@ def measure_rows(ask: CollectiveAsk, rank: CollectiveRank) -> Iterator[NcclRow]:
 
 
 def describe_device(rank: CollectiveRank) -> tuple[NcclDevice, str]:
-    """Return the line of this rank in the header, and the cloud's id of its machine."""
+    """Return this rank's line of the header, and the cloud's instance id of its machine."""
     pci, product = "cpu", processor_name()
     if rank.backend == "nccl":
         about = torch.cuda.get_device_properties(rank.device)
@@ -370,7 +370,7 @@ def finish_table(table: NcclTable, rows: Sequence[NcclRow]) -> NcclTable:
 
 
 def measure(ask: CollectiveAsk, rank: CollectiveRank, write: Callable[[str], object]) -> NcclTable:
-    """Measure as one rank of several. Rank 0 passes nccl-tests' output to `write`, row by row."""
+    """Measure on this rank. Rank 0 passes the output, in the format of nccl-tests, to `write` row by row."""
     say: Callable[[str], object] = write if rank.rank == 0 else lambda text: None
     table = describe(ask, rank)
     say(render_header(table))
@@ -384,7 +384,7 @@ def measure(ask: CollectiveAsk, rank: CollectiveRank, write: Callable[[str], obj
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure what each argument asks for, as the rank that the environment names; print as rank 0."""
+    """Run each test in the arguments on this rank, which the environment names. Rank 0 prints the results."""
     from dalsegno.hostlist import expand
 
     os.environ.update(world_env(os.environ, first_host=lambda hosts: expand(hosts)[0]) or {})
@@ -401,7 +401,7 @@ def main(arguments: Sequence[str]) -> int:
     rank = CollectiveRank(asks[0].device)
     try:
         return int(any([measure(ask, rank, write).out_of_bounds for ask in asks]))
-    except UsageError as error:  # such as an operation that the backend does not have
+    except UsageError as error:  # for example, the backend does not support the operation
         sys.stderr.write(f"{error.what}: {error.hint}\n")
         return error.exit_code
     finally:

@@ -17,8 +17,8 @@ from dalsegno.hardware import did_you_mean
 
 @dataclass(frozen=True)
 class CollectiveTest:
-    """How one test of nccl-tests moves data. `split`: its size is that of all ranks' parts together.
-    `in_place_checked`: nccl-tests check the data of the in-place rows too."""
+    """How one test of nccl-tests moves data. If `split` is set, the size is the sum over all ranks.
+    `in_place_checked` says whether nccl-tests check the data of the in-place rows too."""
 
     test: NcclTest
     split: bool = False
@@ -49,7 +49,7 @@ TESTS = {
 
 @dataclass(frozen=True)
 class DataType:
-    """A data type of nccl-tests. `exact`: integers up to this are exact in it."""
+    """A data type of nccl-tests. It represents all integers up to `exact` exactly."""
 
     name: str
     size: int
@@ -75,7 +75,7 @@ _GLOO_OPERATIONS = OPERATIONS[:4]  # gloo cannot average
 
 
 class Averaging(Enum):
-    """Which of the ranks' times is reported: nccl-tests' `-a`."""
+    """Which rank's time is reported, as the option `-a` of nccl-tests selects."""
 
     RANK_0 = 0
     MEAN = 1
@@ -103,19 +103,19 @@ def parse_bytes(text: str, where: str = "", least: int = 0) -> int:
 
 @dataclass(frozen=True)
 class CollectiveAsk:
-    """The settings of one test. The names and defaults are those of nccl-tests, except for more warm-up rounds."""
+    """The settings of one test. Names and defaults are those of nccl-tests, but there are more warm-up rounds."""
 
     test: str
     min_bytes: int = 32 << 20
     max_bytes: int = 32 << 20
     step_bytes: int = 1 << 20
-    step_factor: int = 0  # 0: use step_bytes
+    step_factor: int = 0  # if 0, sizes grow by step_bytes
     iters: int = 20
     warmup_iters: int = 5
     cycles: int = 1
     check: int = 1
-    data_type: str = "float"  # or `all`
-    operation: str = "sum"  # or `all`
+    data_type: str = "float"  # a data type, or `all`
+    operation: str = "sum"  # an operation, or `all`
     root: int = 0
     average: int = Averaging.MEAN.value
     device: str = "auto"  # auto, cpu or cuda
@@ -145,7 +145,7 @@ class CollectiveAsk:
         return list(DATA_TYPES.values()) if self.data_type == "all" else [DATA_TYPES[self.data_type]]
 
     def operations(self, backend: str) -> list[str]:
-        """Return the operations to test; `none` for a test that does not reduce."""
+        """Return the operations to test. A test that does not reduce has the operation `none`."""
         if not TESTS[self.test].reduces:
             return ["none"]
         known = _GLOO_OPERATIONS if backend == "gloo" else OPERATIONS
@@ -193,7 +193,7 @@ def _choose(noun: str, where: str, name: str, known: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class ElementCounts:
-    """The elements that one rank sends and receives, and the count and the size that nccl-tests prints."""
+    """The number of elements that one rank sends and receives, and the count and size that nccl-tests print."""
 
     send: int
     receive: int
@@ -202,7 +202,7 @@ class ElementCounts:
 
 
 def count_elements(test: CollectiveTest, size: int, data_type: DataType, ranks: int) -> ElementCounts:
-    """Return the elements for a size. Parts of a split size are rounded down to 16 bytes, as nccl-tests does."""
+    """Return the element counts for a size. A rank's part of a split size is rounded down to 16 bytes."""
     count = size // data_type.size
     if not test.split:
         return ElementCounts(count, count, count, count * data_type.size)
@@ -223,7 +223,7 @@ def bandwidths(test: CollectiveTest, size: int, time_us: float, ranks: int) -> t
 
 
 PERIOD = 251  # a prime, so that a shift by a power of two is noticed
-_PLAIN = 97  # values of data that is only moved; exact in every data type
+_PLAIN = 97  # values of data that is moved but not reduced are below this, and so exact in every data type
 
 
 def moved_values(source: int, target: int = 0) -> list[int]:
@@ -232,13 +232,13 @@ def moved_values(source: int, target: int = 0) -> list[int]:
 
 
 def _scattered(at: int, source: int, target: int = 0) -> int:
-    """Return a number that differs between places and ranks without a pattern, so that sums differ too."""
+    """Return a pseudo-random number for this position and these ranks, so that sums differ too."""
     return ((at + 1) * 2654435761 + (source + 1) * (at + 3) * 40503 + (target + 1) * (at + 7) * 69621) % 4294967291 >> 7
 
 
 def reduced_values(rank: int, ranks: int, data_type: DataType, operation: str) -> list[int]:
-    """Return one period of what a rank contributes to a reduction, so small that the result is exact if possible."""
-    if operation == "prod":  # one rank in turn contributes a 2, the others 1: the product is 2
+    """Return one period of a rank's input to a reduction. Values are small, so that the result is exact if possible."""
+    if operation == "prod":  # at each position one rank has a 2 and the others a 1, so the product is 2
         return [2 if (at + rank) % ranks == 0 else 1 for at in range(PERIOD)]
     if operation in ("max", "min"):
         return moved_values(rank)
@@ -247,7 +247,7 @@ def reduced_values(rank: int, ranks: int, data_type: DataType, operation: str) -
 
 
 def expected_values(ranks: int, data_type: DataType, operation: str) -> list[float]:
-    """Return one period of the right result of a reduction."""
+    """Return one period of the correct result of a reduction."""
     columns = zip(*(reduced_values(rank, ranks, data_type, operation) for rank in range(ranks)), strict=True)
     reduce: dict[str, Callable[[Sequence[int]], float]] = {
         "sum": sum, "prod": prod, "max": max, "min": min, "avg": lambda column: sum(column) / ranks,
@@ -256,7 +256,7 @@ def expected_values(ranks: int, data_type: DataType, operation: str) -> list[flo
 
 
 def _wrapped(value: float, data_type: DataType) -> float:
-    """Return what is left of a sum that is too large for a small integer type."""
+    """Return a sum as an 8-bit integer type stores it, after overflow."""
     if data_type.name == "uint8":
         return float(value % 256)
     return float((value + 128) % 256 - 128) if data_type.name == "int8" else value
@@ -264,7 +264,7 @@ def _wrapped(value: float, data_type: DataType) -> float:
 
 def tolerance(ranks: int, data_type: DataType, operation: str) -> float:
     """Return the relative error that rounding alone may cause; 0.0 where every partial result is exact."""
-    if operation == "avg":  # divided before or after the sum, by a number that may not be a power of two
+    if operation == "avg":  # rounding depends on whether the backend divides before or after the sum
         return 4.0 * ranks / data_type.exact
     if data_type.torch.endswith(("int8", "int32", "int64")):
         return 0.0
@@ -276,7 +276,7 @@ def tolerance(ranks: int, data_type: DataType, operation: str) -> float:
 
 
 def instance_id(read: Callable[[str], str]) -> str:
-    """Return the cloud's id of this machine, as far as every user may read it; "" if unknown."""
+    """Return the cloud's instance id of this machine, from files that every user may read; "" if unknown."""
     tag = read("/sys/devices/virtual/dmi/id/board_asset_tag").strip()
     if tag.startswith("i-"):  # EC2
         return tag

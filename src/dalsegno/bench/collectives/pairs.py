@@ -17,7 +17,7 @@ from dalsegno.bench.picture import Box, Label, Picture
 
 Pair = tuple[str, str]
 LOW = 0.7  # a pair below this share of the usual bandwidth is slow
-_MOST = 0.5  # the share of a node's pairs that are slow if the node is at fault
+_MOST = 0.5  # a node is at fault if more than this share of its pairs is slow
 
 
 def pair_of(one: str, other: str) -> Pair:
@@ -41,7 +41,7 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 class PairFaultKind(Enum):
-    """What is bad: a node, or the link between two nodes that are fast with others."""
+    """Whether a node is bad, or the link between two nodes that are fast with other nodes."""
 
     NODE = "node"
     LINK = "link"
@@ -49,7 +49,7 @@ class PairFaultKind(Enum):
 
 @dataclass(frozen=True)
 class PairFault:
-    """A bad node, or the two ends of a bad link, and the share of the usual bandwidth that is left."""
+    """A bad node, or the two ends of a bad link, and its share of the usual bandwidth."""
 
     kind: PairFaultKind
     nodes: tuple[str, ...]
@@ -86,7 +86,7 @@ def judge_pairs(measured: Mapping[Pair, float], low: float = LOW, floor: float =
 
 
 def _usual(measured: Mapping[Pair, float]) -> float:
-    """Return the usual bandwidth: the median over nodes of each node's better pairs.
+    """Return the usual bandwidth: compute a median for each node from its faster pairs, then the median of these.
 
     The median of all pairs would be too low with several slow nodes, because each slows down the pairs of the others.
     """
@@ -107,9 +107,9 @@ def _share(values: Sequence[float], usual: float) -> float:
 
 
 def _bad_nodes(names: Sequence[str], slow: set[Pair], known: set[Pair]) -> list[str]:
-    """Return the nodes that explain the slow pairs, by name. Most pairs of a bad node with good nodes are slow.
+    """Return the names of the nodes that explain the slow pairs. Most pairs of a bad node with good nodes are slow.
 
-    The worst node is removed first. With two nodes, a bad node cannot be told from a bad link.
+    The worst node is removed first. With only two nodes, a bad node looks the same as a bad link.
     """
     bad: list[str] = []
     while True:
@@ -144,15 +144,15 @@ class PairSearch:
     """The next step of a bisection: groups without a common node to measure at once, or the faults if it is done."""
 
     groups: tuple[Group, ...] = ()
-    faults: tuple[tuple[str, ...], ...] = ()  # one name: a node; two names: a link
+    faults: tuple[tuple[str, ...], ...] = ()  # one name is a bad node, two names are the ends of a bad link
     done: bool = False
-    unsure: tuple[str, ...] = field(default=())  # nodes that are slow, but without a fast node to compare with
+    unsure: tuple[str, ...] = field(default=())  # slow nodes for which no fast partner was found
 
 
 def next_groups(nodes: Sequence[str], results: Iterable[GroupResult]) -> PairSearch:
     """Return the next groups to measure, or the faults. Call it again with the results of all groups so far.
 
-    It finds one fault at a time: it removes a node of the fault and measures the rest again until that is fast.
+    It finds one fault at a time. Then it removes a node of that fault and measures the rest, until the rest is fast.
     """
     known = {frozenset(each.nodes): each.slow for each in results}
     left, faults = list(nodes), list[tuple[str, ...]]()
@@ -211,7 +211,7 @@ def _cross(
             return PairSearch(groups=((*part, *other),))
         if slow:
             return _cross(part, other, known, nodes)
-    # The parts are fast with the other group, but not together: the fault is not steady.
+    # Each part is fast with the other group, but all together are slow: the fault comes and goes.
     return PairSearch(done=True, unsure=(*one, *other))
 
 
@@ -228,12 +228,12 @@ def _blame(
         tried = [other for other in others if _slow((node, other), known) is not None]
         if any(not _slow((node, other), known) for other in tried):
             continue
-        # Two fast nodes are enough: the link to one of them may be bad. A node that may be slow proves nothing.
+        # Two fast partners are needed, because the link to one may be bad. A partner that may be slow proves nothing.
         untried = [other for other in others if other not in tried]
         if untried and len(fast.intersection(tried)) < _WITNESSES:
             return PairSearch(groups=((node, untried[0]),))
         found.append(node)
-    if len(found) == 2 and len(fast.difference(pair)) < _WITNESSES:  # are the others all slow?
+    if len(found) == 2 and len(fast.difference(pair)) < _WITNESSES:  # perhaps all other nodes are slow too
         unknown = [each for each in combinations(others, 2) if _slow(each, known) is None]
         return PairSearch(groups=tuple(unknown[:1])) if unknown else PairSearch(done=True, unsure=tuple(pair))
     return (found[0],) if found else tuple(sorted(pair))

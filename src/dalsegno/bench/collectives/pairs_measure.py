@@ -29,8 +29,8 @@ _TIMEOUT = timedelta(minutes=10)
 _PROBE_BYTES = 1 << 16
 _MAX_CALLS = 200
 _MAX_AGAIN = 16
-_PATIENCE = 4.0  # a link that would take this many times longer is measured with the probe only
-_GROUP_LOW = 0.6  # a larger group may be slower than a pair by this, without a fault
+_PATIENCE = 4.0  # if one call would take this many times `seconds`, only the small probe is measured
+_GROUP_LOW = 0.6  # a healthy group of more than two nodes may be slower than a pair by this factor
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PairsAsk:
 
 
 class PairsRank:
-    """This rank. Orders and results travel over gloo; only the measured groups use NCCL."""
+    """One rank of the measurement. Orders and results are sent over gloo; only the measured groups use NCCL."""
 
     def __init__(self, ask: PairsAsk) -> None:
         self.ask = ask
@@ -68,8 +68,8 @@ class PairsRank:
 
     def measure(self, groups: Sequence[Group]) -> dict[Group, float]:
         """Measure groups that have no node in common, at the same time. All ranks must call this."""
-        # All ranks create all groups, which gives each a name of its own: with `use_local_synchronization`, a second
-        # group of the same ranks has the name of the first, and finds its old addresses in the store.
+        # All ranks create all groups, so that each group gets its own name. With `use_local_synchronization`, a second
+        # group of the same ranks would get the name of the first, and read its old addresses from the store.
         ranks = {group: [rank for rank, host in enumerate(self.hosts) if host in group] for group in groups}
         made = {group: dist.new_group(ranks[group], timeout=_TIMEOUT, backend=self.backend) for group in groups}
         dist.barrier()
@@ -85,7 +85,7 @@ class PairsRank:
         """Return the bus bandwidth of an all-reduce in GB/s, from the fastest call: other load makes calls slower."""
         try:
             tensor = torch.zeros(_PROBE_BYTES // 4, device=self.device)
-            self._call(tensor, members)  # connects
+            self._call(tensor, members)  # the first call opens the connections
             took_s = self._slowest(self._call(tensor, members), members)
             if took_s * self.ask.size / _PROBE_BYTES < _PATIENCE * self.ask.seconds:
                 tensor = torch.zeros(self.ask.size // 4, device=self.device)
@@ -105,13 +105,13 @@ class PairsRank:
         return time.perf_counter() - begin
 
     def _slowest(self, took_s: float, members: Any) -> float:
-        """Return the longest time of the group's ranks, so that all of them decide alike."""
+        """Return the longest time of the group's ranks, so that all ranks make the same decision."""
         found = torch.tensor([took_s], device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=members)
         return float(found.item())
 
     def share(self, groups: Sequence[Group]) -> list[Group]:
-        """Return what rank 0 has decided to measure next."""
+        """Return the groups that rank 0 has decided to measure next."""
         return [tuple(group) for group in self._gather(groups)[0]]
 
     def _gather(self, value: Any) -> list[Any]:
@@ -130,13 +130,13 @@ def measure_all(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float]]
             yield pair, value
     limit = judge_pairs({(one, other): value for (one, other), value in found.items()}, ask.low).limit
     slow = sorted((pair for pair in found if found[pair] < limit), key=lambda pair: -found[pair])
-    for pair in slow[:_MAX_AGAIN]:  # those nearest to the limit
+    for pair in slow[:_MAX_AGAIN]:  # the pairs nearest to the limit
         again = rank.measure([pair])[pair]
         yield pair, max(again, found[pair])
 
 
 def bisect(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float] | dict[str, Any]]:
-    """Yield the bandwidth of each measured group, then the faults. The first round of pairs says what is usual."""
+    """Yield the bandwidth of each measured group, then the faults. The first round gives the usual bandwidth."""
     first = rank.measure(rounds(rank.nodes)[0])
     yield from first.items()
     usual = median(sorted(first.values())[len(first) // 2 :])
@@ -156,7 +156,7 @@ def bisect(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float] | dic
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure as the rank that the environment names; print as rank 0."""
+    """Measure on this rank, which the environment names. Rank 0 prints the results."""
     from dalsegno.hostlist import expand
 
     os.environ.update(world_env(os.environ, first_host=lambda hosts: expand(hosts)[0]) or {})

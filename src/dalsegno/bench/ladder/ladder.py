@@ -30,7 +30,7 @@ ASK, MEETING, PROGRESS, REPORT = (
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """One rank's messages in one step. `computed`: derived from the formula of a ring all-reduce, not counted."""
+    """One rank's messages in one step. If `computed`, they follow from the formula of a ring all-reduce."""
 
     calls: int
     messages: int
@@ -53,11 +53,11 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class RungResult:
-    """The result of one rung. `steps_s`: time of each step on its slowest rank. `why_not`: why it was not measured."""
+    """The result of one rung. `steps_s` has each step's time on its slowest rank. `why_not` is set without a result."""
 
     name: str
     steps_s: tuple[float, ...] = ()
-    traffic: tuple[RankTraffic, ...] = ()  # traffic by rank
+    traffic: tuple[RankTraffic, ...] = ()  # one entry per rank
     marks: tuple[StepSpan, ...] = ()
     why_not: str = ""
 
@@ -192,7 +192,7 @@ def describe_unmeasured(report: LadderReport) -> list[str]:
     return [f"{each.name} was not measured: {each.why_not}" for each in report.rungs if each.why_not]
 
 
-# The example `ladder`, which is in the package or in a clone
+# The example `ladder` is inside an installed package, or in the root of a clone.
 
 _HERE = Path(__file__).resolve()
 
@@ -207,7 +207,7 @@ def examples_folder() -> Path:
 
 
 def make_importable() -> None:
-    """Make `import ladder` find the example before any other module of that name."""
+    """Change the import path so that `import ladder` finds the example before any other module of that name."""
     sys.path.insert(0, str(examples_folder()))
 
 
@@ -246,13 +246,13 @@ def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> d
 
 
 def local_env(rank: int, processes: int) -> dict[str, str]:
-    """Return the variables for one of the processes on this machine. Each gets one thread, as under torchrun."""
+    """Return the variables for one process on this machine. Each process gets one thread, as under torchrun."""
     local = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
     return {"RANK": str(rank), "WORLD_SIZE": str(processes), **local, "OMP_NUM_THREADS": "1"}
 
 
 def _first_number(tasks_per_node: str) -> str:
-    """Return the first number in a Slurm list: `4` for `4(x2),3`, which means 4 tasks on each of 2 nodes, then 3."""
+    """Return the first number in a Slurm list: 4 for `4(x2),3`, which means 4 tasks on two nodes and 3 on a third."""
     return "".join(takewhile(str.isdigit, tasks_per_node))
 
 
@@ -262,7 +262,7 @@ def _port(environ: Mapping[str, str]) -> int:
     return _FIRST_PORT + (job * 101 + step) % _PORTS
 
 
-# Bytes sent over TCP. The kernel counts them, so traffic from libraries is included
+# Bytes sent over TCP. The kernel counts them, so traffic from libraries is included.
 
 _BYTES_SENT = 200  # offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info`, since Linux 4.19
 _LENGTH = _BYTES_SENT + 8

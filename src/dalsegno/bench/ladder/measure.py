@@ -46,7 +46,7 @@ _TIMEOUT = timedelta(seconds=120)
 
 
 class RankDevice:
-    """This rank's device and groups. A second group, over gloo, has barriers that keep no GPU busy."""
+    """This rank's device and groups. Barriers use a second group over gloo, so that they do not use the GPU."""
 
     def __init__(self, wanted: str, meeting: str = "env://") -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -70,7 +70,7 @@ class RankDevice:
             torch.cuda.synchronize()
 
     def tcp_bytes_sent(self) -> int | None:
-        """Return the bytes sent over TCP; None with nccl, which avoids TCP where it can."""
+        """Return the bytes sent over TCP; None with NCCL, which does not use TCP if it can avoid it."""
         return tcp_bytes_sent() if self.backend == "gloo" else None
 
     def gather(self, value: Any) -> list[Any]:
@@ -89,7 +89,7 @@ def _device(wanted: str, local_size: int) -> Any:
     return torch.device("cuda", local_rank if local_rank < gpus else 0)  # srun may show each task only its own GPU
 
 
-# BenchMeasurement rungs
+# Measured rungs
 
 LEARNING_RATE = 1e-3
 
@@ -139,7 +139,7 @@ class MeasuredRung:
 
 
 def list_rungs(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
-    """Return for each row of the report its name, its rung and its bucket cap in MiB (None: torch's default)."""
+    """Return the name, rung and bucket cap in MiB of each row of the report. A cap of None is torch's default."""
     caps = ask.bucket_caps_mb
     return [
         ("alone", "", None),
@@ -187,7 +187,7 @@ WATCHED_ROUNDS = 3
 
 
 def measure(ask: LadderAsk, meeting: str, each_round: EachRound) -> LadderReport | None:
-    """Measure as the rank that the environment names. Return the report on rank 0, None on the others."""
+    """Measure on this rank, which the environment names. Return the report on rank 0 and None on the others."""
     place = RankDevice(ask.device, meeting)
     try:
         return _measure(ask, place, each_round)
@@ -252,7 +252,7 @@ def _result(name: str, why: str, found: list[Any], measured_rungs: Sequence[Meas
 
 
 def _typical(by_rank: list[list[WatchedStep]]) -> list[WatchedStep]:
-    """Return, for every rank, the watched step of median duration."""
+    """Return the watched step of median duration for every rank."""
     lengths = [max(each.took_s for each in step) for step in zip(*by_rank, strict=True)]
     at = lengths.index(median_low(lengths))
     return [steps[at] for steps in by_rank]

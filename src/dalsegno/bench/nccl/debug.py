@@ -75,7 +75,7 @@ class NcclFinding:
 
 @dataclass
 class NcclDebug:
-    """What NCCL logged. `links` and `transports` count how often each was named."""
+    """What NCCL logged. `links` and `transports` count how often the log names each of them."""
 
     network: NcclNetwork = NcclNetwork.UNKNOWN
     provider: str = ""
@@ -83,7 +83,7 @@ class NcclDebug:
     plugin_missing: bool = False
     provider_missing: bool = False
     gpu_direct: Counter[bool] = field(default_factory=Counter)
-    ranks: dict[int, set[str]] = field(default_factory=dict)  # size of a communicator -> processes that named it
+    ranks: dict[int, set[str]] = field(default_factory=dict)  # size of a communicator -> the processes that logged it
     transports: Counter[str] = field(default_factory=Counter)
     links: Counter[str] = field(default_factory=Counter)
     algorithms: dict[int, str] = field(default_factory=dict)  # message size -> algorithm
@@ -245,7 +245,7 @@ def find_problems(debug: NcclDebug, machines: BenchMachines, separate: int = 0) 
 
 
 def separate_tables(tables: Sequence[NcclTable]) -> int:
-    """Return how many processes ran the same test separately, each as rank 0 of its own table; 0 if none."""
+    """Return how many processes ran the same test separately, each with its own table; 0 if they ran it together."""
     first = {
         (table.devices[0].host, table.devices[0].pid): (table.test, table.settings)
         for table in tables

@@ -1,8 +1,8 @@
 """Read the JSON file that nccl-tests write with `-J`. Pure.
 
-Its traps: booleans are the strings "true" and "false", `okay` may be "unchecked", NaN is the string "nan", the root is
-a padded string, and only the first device of a process is listed. A test that was killed leaves the file without its
-end. The environment in the file may hold secrets: it is not read.
+The format is unusual: booleans are the strings "true" and "false", `okay` may be "unchecked", NaN is the string "nan",
+the root is a padded string, and only the first device of a process is listed. A killed test leaves an incomplete file.
+The environment variables in the file are not read, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dalsegno.bench.nccl.table import (
     find_test,
 )
 
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)  # a string without its end is one token too
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)  # an incomplete string is also one token
 _CLOSERS = {"{": "}", "[": "]"}
 _MAX_DEPTH = 64
 _MAX_RESULTS = 100_000
 
 
 def read_json(text: str) -> tuple[NcclTable, ...]:
-    """Return the table of a file that `-J` wrote, also without its end; () if it is something else."""
+    """Return the table of a file that `-J` wrote, complete or not; () if the text is something else."""
     document = _load(text.strip("\ufeff \t\r\n\x00"))
     if not isinstance(document, dict) or not isinstance(document.get("config"), dict):
         return ()
@@ -51,7 +51,7 @@ def _load(text: str) -> Any:
 
 
 def _close(text: str) -> str:
-    """Return the text up to the last complete object, with all that is still open closed."""
+    """Return the text up to the last complete object, with brackets added for all objects and lists that are open."""
     open_, end, ending = list[str](), 0, ""
     for found in _TOKEN.finditer(text):
         token = found[0]
@@ -160,7 +160,7 @@ def _whole(value: Any, otherwise: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    """Return a number; 0 for "nan" and for what is no number, so that no later comparison goes wrong."""
+    """Return a number; 0 for "nan" and for other text, because later comparisons with NaN would be wrong."""
     try:
         number = float(value) if isinstance(value, int | float | str) else 0.0
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The most that a collective can reach on given machines, and the least that it should. Pure.
+"""The highest bandwidth that a collective can reach on given machines, and the lowest that is expected. Pure.
 
 N nodes with g GPUs each make n ranks. L is what a GPU sends over NVLink in one direction, B what a node sends over the
 network. All figures are bus bandwidths in GB/s. docs/bench.md has the formulas and where the expectations come from.
@@ -14,12 +14,16 @@ from pathlib import Path
 from dalsegno.bench.nccl.machines import BenchMachines
 from dalsegno.bench.nccl.table import NcclTest
 
-RING_SHARE = 0.76  # of L: Azure asks 228 of 300 of an A100; NVIDIA measured 370 of 450 (H100), 695 of 900 (B300)
-SWITCH_SHARE = {"NVLink 4": 0.61, "NVLink 5": 0.57}  # of the limit: 431 of 700 (Azure, H200), 800 of 1400 (OCI, B300)
-NETWORK_SHARE = 0.85  # of B in a ring: NVIDIA expects 24 of 25 GB/s per card, and less than 0.85 is a fault
-TREE_SHARE = 0.8  # of the limit between nodes: AWS measured 78.3 of 93.8 on 2 x p4de
+# A ring reaches this share of L. Azure expects 228 of 300 GB/s (A100). NVIDIA measured 370 of 450 (H100) and 695 of
+# 900 (B300).
+RING_SHARE = 0.76
+# An all-reduce in the switch reaches this share of the limit: 431 of 700 GB/s (Azure, H200), 800 of 1400 (OCI, B300).
+SWITCH_SHARE = {"NVLink 4": 0.61, "NVLink 5": 0.57}
+# A ring between nodes reaches this share of B. NVIDIA expects 24 of 25 GB/s per card, and calls less than 0.85 a fault.
+NETWORK_SHARE = 0.85
+TREE_SHARE = 0.8  # trees reach this share of the limit between nodes: AWS measured 78.3 of 93.8 GB/s on 2 x p4de
 ALLTOALL_SHARE = 0.7
-PCIE_4, PCIE_5 = 31.5, 63.0  # 16 lanes, one direction
+PCIE_4, PCIE_5 = 31.5, 63.0  # GB/s of 16 lanes in one direction
 
 _ONE_TO_ONE = (NcclTest.BROADCAST, NcclTest.REDUCE, NcclTest.SENDRECV)
 _ALL = (NcclTest.ALL_GATHER, NcclTest.REDUCE_SCATTER)
@@ -50,7 +54,7 @@ class Expectation:
     busbw: float
     by: Bottleneck
     why: str
-    earlier: bool = False  # from earlier results of the same message size
+    earlier: bool = False  # whether the figure comes from earlier results of the same message size
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class VendorFloor:
     instance: str
     gpu: str
     gpus: int
-    nodes: int  # 2: between two nodes
+    nodes: int  # 1 for a test inside one node, 2 for a test between two nodes
     busbw: float
     owner: str
     source: str
@@ -77,7 +81,7 @@ def vendor_floors() -> tuple[VendorFloor, ...]:
 
 
 def find_bound(test: NcclTest, machines: BenchMachines) -> Bound | None:
-    """Return the lowest limit that no algorithm can exceed; None if the machines are not known well enough."""
+    """Return the lowest limit that no algorithm can exceed; None if too little is known about the machines."""
     between = _between(test, machines, machines.network_gbytes_per_s)
     bounds = [each for each in (_inside(test, machines), between) if each]
     if machines.nodes > 1 and machines.network_gbytes_per_s <= 0:
@@ -97,7 +101,7 @@ def _inside(test: NcclTest, machines: BenchMachines) -> Bound | None:
         return _all_reduce_inside(machines)
     if machines.nodes == 1:
         return Bound(link, Bottleneck.NVLINK, f"NVLink {link:g} GB/s per GPU and direction")
-    direct = machines.network_gbytes_per_s / g  # the network card writes into the GPU beside NVLink
+    direct = machines.network_gbytes_per_s / g  # a GPU also receives data from the network card, in addition to NVLink
     total = link + direct
     return Bound(total, Bottleneck.NVLINK, f"NVLink {link:g} + network {direct:g} GB/s per GPU, {n} ranks")
 
@@ -115,7 +119,7 @@ def _all_reduce_inside(machines: BenchMachines) -> Bound:
 
 
 def _between(test: NcclTest, machines: BenchMachines, network: float) -> Bound | None:
-    """Return the limit of the network between the machines, of which each sends `network` GB/s."""
+    """Return the limit of the network between the machines. Each machine sends `network` GB/s."""
     nodes, g, n = machines.nodes, machines.gpus_per_node, machines.ranks
     if nodes < 2 or network <= 0:
         return None
@@ -132,7 +136,7 @@ def _between(test: NcclTest, machines: BenchMachines, network: float) -> Bound |
 
 
 def find_expectation(test: NcclTest, machines: BenchMachines, bound: Bound) -> Expectation | None:
-    """Return the higher of what the limits imply and what vendors ask for; None if nothing is published."""
+    """Return what the limits imply or the vendor's floor, whichever is higher; None if there is neither."""
     implied = _implied(test, machines)
     asked = _asked(test, machines, bound, implied.by if implied else bound.by)
     found = [each for each in (implied, asked) if each]
@@ -140,7 +144,7 @@ def find_expectation(test: NcclTest, machines: BenchMachines, bound: Bound) -> E
 
 
 def unreachable_floors(test: NcclTest, machines: BenchMachines, bound: Bound) -> tuple[VendorFloor, ...]:
-    """Return the floors that a vendor published for these machines although nothing can reach them."""
+    """Return the published floors that are above the limit of these machines."""
     return tuple(each for each in _floors(test, machines) if each.busbw > bound.busbw)
 
 
@@ -168,7 +172,7 @@ def _implied_between(test: NcclTest, machines: BenchMachines) -> Expectation | N
         return None
     trees = machines.in_switch or (machines.nodes == 2 and machines.gpus_per_node > 1 and 2 * network < link)
     if test is NcclTest.ALL_REDUCE and trees:
-        # Trees: a node sends each byte once. With a slow network NCCL takes them for two nodes, with NVLS always.
+        # In a tree, a node sends each byte once. NCCL uses trees with NVLS, and between two nodes with a slow network.
         return _share_between(TREE_SHARE, limit)
     if test in (NcclTest.ALLTOALL, NcclTest.ALLTOALLV):
         return _share_between(ALLTOALL_SHARE, limit)
@@ -181,7 +185,7 @@ def _share_between(share: float, limit: Bound) -> Expectation:
 
 
 def _floors(test: NcclTest, machines: BenchMachines) -> list[VendorFloor]:
-    """Return the floors for this instance type; without one, those of machines with the same limits."""
+    """Return the floors for this instance type, or else those of machines with the same limits."""
     if test is not NcclTest.ALL_REDUCE or machines.nodes > 2 or machines.gpu is None:
         return []
     alike = [

@@ -1,6 +1,6 @@
 """Find the ranks, nodes and instance type that a table of nccl-tests was measured on. Pure.
 
-The number of ranks is in the header. Without a header it follows from busbw / algbw, which depends on it alone. The
+The number of ranks is in the header. Without a header it is computed from busbw / algbw, which depends only on it. The
 instance type follows from its name in the log, or from the GPUs and the host names; otherwise the user must name it.
 """
 
@@ -13,7 +13,7 @@ from dalsegno.bench.nccl.table import NcclRow, NcclTable, NcclTest, find_test
 from dalsegno.errors import UsageError
 from dalsegno.hardware import Gpu, Instance, find_instance, gpu_of, gpus, instances
 
-HEAD_CHARS = 300_000  # where a log names its hosts and its instance type
+HEAD_CHARS = 300_000  # hosts and instance types are searched in this many characters at the start of a log
 
 _AWS_HOST = re.compile(r"^ip-\d+-\d+-\d+-\d+|-(?:st|dy)-|^i-[0-9a-f]{8,17}$")
 _OCI_HOST = re.compile(r"^compute-permanent-node-|^inst-[a-z0-9]{5}-|^gpu-\d+$", re.IGNORECASE)
@@ -23,7 +23,7 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True)
 class BenchMachines:
-    """The machines of one test. If only the GPU is known, `instance` is None. If nothing is, `gpu` is too."""
+    """The machines of one test. `instance` is None if only the GPU is known; `gpu` is None if nothing is known."""
 
     nodes: int
     gpus_per_node: int
@@ -37,7 +37,7 @@ class BenchMachines:
 
     @property
     def link_gbytes_per_s(self) -> float:
-        """Return the NVLink bandwidth of one GPU; 0 if it has none, or if machine and GPU are unknown."""
+        """Return the NVLink bandwidth of one GPU; 0 if it has no NVLink, or if machine and GPU are unknown."""
         if self.instance:
             return self.instance.nvlink_gbytes_per_s
         return (self.gpu.link_gbytes_per_s or 0.0) if self.gpu else 0.0
@@ -55,7 +55,7 @@ class BenchMachines:
 
     @property
     def in_switch(self) -> bool:
-        """Return whether NVLink's switches can reduce (NVLS): since Hopper, and only between more than two GPUs."""
+        """Return whether NVLink's switches can reduce data (NVLS), which needs Hopper or later and over two GPUs."""
         return self.gpu is not None and self.gpu.link in ("NVLink 4", "NVLink 5") and self.gpus_per_node > 2
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class LogHints:
 
 
 def read_hints(text: str) -> LogHints:
-    """Return the hints at the start of a log. It is searched only once, even if many tables follow."""
+    """Return the hints at the start of a log. The log is searched only once, even if it has many tables."""
     head = text[:HEAD_CHARS]
     tests = {find_test(name) for name in set(_PROGRAM.findall(head))} - {NcclTest.UNKNOWN}
     named = {each.name for each in instances().values() if each.gpus and each.name in head}
@@ -88,7 +88,7 @@ def count_ranks(table: NcclTable) -> int | None:
 
 
 def ranks_of_ratio(table: NcclTable) -> int | None:
-    """Return the number of ranks that busbw / algbw shows; None if the figures are too small or the ratio is 1."""
+    """Return the number of ranks computed from busbw / algbw; None if the figures are too small or the ratio is 1."""
     timings = [timing for row in table.rows for timing in row.timings if timing.algbw >= 1]
     if not timings:
         return None
@@ -102,9 +102,9 @@ def ranks_of_ratio(table: NcclTable) -> int | None:
 
 
 def name_test(table: NcclTable, hints: LogHints = LogHints(), asked: NcclTest | None = None) -> NcclTable:
-    """Return the table with its test.
+    """Return the table with its field `test` set.
 
-    Output from before 2.16.7 does not name the test. It then follows from the command in the log, or from the rows.
+    Versions before 2.16.7 do not print the test's name. It is then found from the command in the log, or from the rows.
     """
     if asked:
         return replace(table, test=asked)
@@ -123,9 +123,9 @@ def _test_of_row(row: NcclRow) -> NcclTest:
         # With two ranks, all_reduce and sendrecv both have ratio 1; all_reduce is more common.
         return NcclTest.ALL_REDUCE if ratio > 0.99 or ratio == 0 else NcclTest.REDUCE_SCATTER
     if rooted:
-        return NcclTest.BROADCAST if ratio > 0.999 else NcclTest.UNKNOWN  # scatter or gather
+        return NcclTest.BROADCAST if ratio > 0.999 else NcclTest.UNKNOWN  # the test is scatter or gather
     if row.in_place and row.in_place.wrong is not None:
-        return NcclTest.ALL_GATHER  # alltoall does not check data in-place
+        return NcclTest.ALL_GATHER  # alltoall is excluded, because it does not check in-place data
     checked = row.out_of_place and row.out_of_place.wrong is not None
     return NcclTest.ALLTOALL if checked and row.in_place else NcclTest.UNKNOWN
 
@@ -138,7 +138,7 @@ def find_machines(
     gpus_per_node: int | None = None,
     ranks: int | None = None,
 ) -> BenchMachines:
-    """Return what the test ran on, as far as it is known. `ranks` is what NCCL itself logged, if it did."""
+    """Return the machines of the test, as far as known. `ranks` is the number of ranks that NCCL logged, if any."""
     named = find_instance(instance) if instance else None
     if named and not named.gpus:
         raise UsageError(f"`{named.name}` has no GPUs", where="--instance", hint="name the type of the GPU nodes")
@@ -169,14 +169,14 @@ def find_gpu_of_product(product: str) -> Gpu | None:
 
 
 def _gpu_of_devices(table: NcclTable) -> Gpu | None:
-    """Return the GPU of all devices. A card in a PCIe slot lacks the links that the catalog lists for its chip."""
+    """Return the GPU of all devices; None for PCIe cards, which lack the NVLink listed for their chip."""
     products = {each.product for each in table.devices}
     product = next(iter(products)) if len(products) == 1 else ""
     return find_gpu_of_product(product) if "pcie" not in product.lower() else None
 
 
 def _named_in(hints: LogHints, hosts: tuple[str, ...], gpu: Gpu | None) -> Instance | None:
-    """Return the only GPU instance type that the log names; ParallelCluster's nodes have it without its dot."""
+    """Return the GPU instance type if the log names exactly one. ParallelCluster's node names have it without a dot."""
     names = " ".join(hosts[:64])
     having = [each for each in instances().values() if each.gpus and (gpu is None or each.gpu == gpu.name)]
     found = [

@@ -32,7 +32,7 @@ MAX_NOTES = 32
 _NAME = r"[^\s\]]{1,256}"
 _PREFIX = re.compile(
     r"[ \t]{0,8}(?:"
-    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:Z+-]{0,20}\]?:?[ \t]"  # a time, as of kubectl or journalctl
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:Z+-]{0,20}\]?:?[ \t]"  # a time, as kubectl and journalctl print it
     r"|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=[\[<])"  # mpirun --timestamp-output
     r"|(?P<srun>\d{1,7}):(?=[ \t#]) ?"  # srun -l
     r"|\[(?:[^\]\s,]{0,64}@)?\d{1,9},(?P<mpi>\d{1,7})\](?:<std(?:out|err)>)?: ?"  # mpirun --tag-output
@@ -58,7 +58,7 @@ _PREAMBLE = re.compile(r"\s{0,32}(\d{1,19})\s+(\d{1,19})\s+([A-Za-z]\w{0,15})(?:
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d")
 _VALUE = re.compile(r"[\d.:eE+-]{1,24}|-?(?:nan|inf)|N/A")
 
-_OLD_NAMES = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}  # of nccl-tests 1
+_OLD_NAMES = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}  # column names of nccl-tests 1
 _TIMES = ("time", "cputime")
 _ITERATION = ("i_min", "i_max", "i_p99", "i_cv%")
 _LEAD = ("size", "count", "type", "redop", "root")
@@ -87,7 +87,7 @@ _USUAL = _Layout()
 
 @dataclass
 class _Draft:
-    """A table while its lines are read. `stage` is the last part of the output that was read."""
+    """A table whose lines are still being read. `stage` is the last part of the output that was read."""
 
     stream: str
     line: int
@@ -108,7 +108,7 @@ class _Draft:
     memory: str = ""
     error: str = ""
     concluded: bool = False
-    pending: list[str] = field(default_factory=list)  # the beginning of a row that noise has broken
+    pending: list[str] = field(default_factory=list)  # the beginning of a row that other output interrupted
 
     def table(self) -> NcclTable:
         layout = self.layout or _Layout()
@@ -134,18 +134,18 @@ def read_tables(text: str) -> tuple[NcclTable, ...]:
             return found
     reader = _LogReader()
     for number, line in enumerate(text.split("\n"), 1):
-        if len(line) > 7:  # a shorter one says nothing
+        if len(line) > 7:  # shorter lines contain no part of a table
             reader.read(number, line)
     return reader.tables()
 
 
 class _LogReader:
-    """Keeps a draft per stream: the lines of several ranks may be mixed, each with its rank in front."""
+    """The reader of a log. It keeps a draft per rank, because the lines of several ranks may be mixed."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Draft] = {}
         self._done: list[_Draft] = []
-        self._others: dict[str, str] = {}  # prefix before a header that no rule matches -> stream
+        self._others: dict[str, str] = {}  # unknown prefix of a header line -> the name of its stream
 
     def tables(self) -> tuple[NcclTable, ...]:
         drafts = sorted((*self._done, *self._open.values()), key=lambda draft: draft.line)
@@ -243,7 +243,7 @@ class _LogReader:
             draft.avg_ok = words[1] == "OK" if len(words) > 1 and words[1] in ("OK", "FAILED") else None
 
     def _values(self, number: int, stream: str, body: str, complete: bool) -> None:
-        """Read a row, or a part of one: NCCL's own lines may break it after any of its values."""
+        """Read a row or a part of a row. Lines that NCCL logs may interrupt a row after any value."""
         draft = self._open.get(stream)
         tokens = body.split()
         usual = complete and len(tokens) == 13 and draft and draft.stage in (5, 6) and draft.layout == _USUAL
@@ -317,7 +317,7 @@ def _guess_layout(tokens: list[str]) -> _Layout:
 
 
 def _split_lead(tokens: list[str], layout: _Layout) -> list[str]:
-    """Return the tokens, without noise that follows the last leading column without a space."""
+    """Return the tokens. Other output that directly follows the last leading column, without a space, is removed."""
     last = len(layout.lead) - 1
     if len(tokens) > last and (found := re.match(r"-?\d+", tokens[last])) and found[0] != tokens[last]:
         return [*tokens[:last], found[0]]
@@ -334,7 +334,7 @@ def _leading_values(tokens: list[str]) -> list[str]:
 
 
 def _usual_row(tokens: list[str]) -> NcclRow | None:
-    """Return the row of a table with the usual 13 columns, without looking at their names; None if it is not one."""
+    """Return a row of the usual 13 columns without reading the header; None if the row has another format."""
     size, count, dtype, redop, root, *texts = tokens
     try:
         values = [0.0 if text == "N/A" else float(text) for text in texts]
@@ -366,7 +366,7 @@ def _make_row(tokens: list[str], layout: _Layout, line: str) -> NcclRow | None:
     first: NcclTiming | None = timings[0]
     second = timings[1] if len(timings) > 1 else None
     if second is None and len(layout.placements) > 1 and " " * 24 in line.strip():
-        first, second = None, timings[0]  # out-of-place was left out
+        first, second = None, timings[0]  # the out-of-place columns are blank
     return NcclRow(size, count, lead.get("type", ""), lead.get("redop", "none"), root, first, second, stamp)
 
 
@@ -382,7 +382,7 @@ def _timing(names: tuple[str, ...], values: list[str], milliseconds: bool) -> Nc
 
 
 def _number(text: str) -> float:
-    """Return a number; 0 for nan and inf, so that no later comparison goes wrong."""
+    """Return a number; 0 for nan and inf, because later comparisons with NaN would be wrong."""
     value = float(text)
     return value if isfinite(value) else 0.0
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dalsegno.bench.nccl.table import NcclColumns, NcclDevice, NcclRow, NcclSettings, NcclTable, NcclTest, NcclTiming
 
-_TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # printed as it is
+_TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # nccl-tests print this format itself as the column's name
 
 
 def render(table: NcclTable) -> str:
@@ -23,7 +23,7 @@ def render(table: NcclTable) -> str:
 
 
 def render_rows(table: NcclTable) -> str:
-    """Return the names of the columns and the rows, without what is above and below them."""
+    """Return the column names and the rows, without the header above and the footer below them."""
     names = "".join(f"{line}\n" for line in _column_names(table.columns))
     return names + "".join(render_row(row, table.columns) for row in table.rows)
 
@@ -110,7 +110,7 @@ def _timing(timing: NcclTiming | None, columns: NcclColumns) -> str:
 
 
 def float_text(value: float, width: int) -> str:
-    """Return a number with as many of two decimals as fit into the width, else with an exponent."""
+    """Return a number with up to two decimals, as many as fit into the width, or else with an exponent."""
     for decimals in (2, 1, 0):
         text = f"{value:{width}.{decimals}f}"
         if len(text) <= width:
@@ -119,7 +119,7 @@ def float_text(value: float, width: int) -> str:
 
 
 def render_footer(table: NcclTable) -> str:
-    """Return the lines below the rows. A test that did not get to its end has none."""
+    """Return the lines below the rows. A test that did not finish has none."""
     if table.out_of_bounds is None:
         return ""
     average = "" if table.avg_ok is None else "OK" if table.avg_ok else "FAILED"

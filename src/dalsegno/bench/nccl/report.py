@@ -12,12 +12,12 @@ from dalsegno.bench.nccl.table import NcclOutputUnreadable, NcclTable, NcclTest
 from dalsegno.bench.nccl.verdict import BenchLevel, BenchReason, BenchVerdict, find_plateau, judge
 from dalsegno.hardware import instances
 
-GROWS_BYTES = 8 << 30  # 2 x p5.48xlarge reach 437 GB/s at 1 GiB, and 479 at 8 GiB
+GROWS_BYTES = 8 << 30  # bandwidth grows up to this size: 2 x p5.48xlarge reach 437 GB/s at 1 GiB, 479 at 8 GiB
 
 
 @dataclass(frozen=True)
 class MachineAsk:
-    """What the user says about the machines and the test; None: taken from the log."""
+    """What the user says about the machines and the test. A value of None is taken from the log."""
 
     instance: str | None = None
     nodes: int | None = None
@@ -27,13 +27,13 @@ class MachineAsk:
 
 @dataclass(frozen=True)
 class NcclReport:
-    """One table of a file with its verdict and what the log shows beside it."""
+    """One table of a file with its verdict, and the problems that the log shows."""
 
     source: str
     table: NcclTable
     verdict: BenchVerdict
     findings: tuple[NcclFinding, ...] = ()
-    algorithm: str = ""  # at the size of the plateau, if NCCL logged it
+    algorithm: str = ""  # the algorithm at the size of the plateau, if NCCL logged it
 
     def to_dict(self) -> dict[str, object]:
         """Return the report for `--json`."""
@@ -74,7 +74,7 @@ class NcclReport:
 def read_reports(
     source: str, text: str, ask: MachineAsk = MachineAsk(), history: Sequence[NcclTable] = ()
 ) -> list[NcclReport]:
-    """Return a report per table. Tables of processes that ran alone beside each other are reported once."""
+    """Return a report per table. If several processes ran the test separately at the same time, report it once."""
     hints = read_hints(text)
     tables = [name_test(table, hints, ask.test) for table in read_tables(text)]
     if not tables:
@@ -100,12 +100,12 @@ def _report(
 
 
 def _needs_causes(verdict: BenchVerdict) -> bool:
-    """Return whether to look for causes. What NCCL did not use does not matter where the bandwidth is right."""
+    """Return whether to look for causes. If the bandwidth is good, unused features of NCCL do not matter."""
     return verdict.level is not BenchLevel.PASS
 
 
 def earlier_results(history: Sequence[NcclTable], table: NcclTable) -> list[float]:
-    """Return what earlier tables of the same test on as many ranks reached at the size that is judged."""
+    """Return the bandwidths of earlier tables of the same test and number of ranks, at the size of the plateau."""
     ranks, plateau = count_ranks(table), find_plateau(table)
     same = [each for each in map(name_test, history) if each.test is table.test and count_ranks(each) == ranks]
     found = ([row.busbw for row in each.rows if plateau and row.size == plateau.size] for each in same)

@@ -1,7 +1,7 @@
 """The table that nccl-tests print, as values.
 
-`parse.read_tables` reads these values from any output of nccl-tests, and `render` writes them as nccl-tests
-do. The measuring commands fill the same classes: measured and read tables are judged and printed by the same code.
+`parse.read_tables` reads these values from any output of nccl-tests, and `render` writes them as nccl-tests do. Our own
+benchmarks fill the same classes, so the same code judges and prints their results.
 
 A size is in bytes, a time in microseconds, and a bandwidth in GB/s (1e9 bytes per second), as nccl-tests print them.
 """
@@ -68,7 +68,7 @@ class NcclDevice:
 
 @dataclass(frozen=True)
 class NcclSettings:
-    """The line that starts with nThread: what the test was asked to do."""
+    """The settings of the test, from the line that starts with nThread."""
 
     threads: int
     gpus: int
@@ -81,12 +81,12 @@ class NcclSettings:
     agg_iters: int = 1
     validation: int = 1
     graph: int = 0
-    unalign: int | None = 0  # None: before 2.18
+    unalign: int | None = 0  # None before version 2.18
 
 
 @dataclass(frozen=True)
 class IterationTimes:
-    """The spread of the single iterations (`-I 1`)."""
+    """The spread of the times of all iterations (`-I 1`)."""
 
     min_us: float
     max_us: float
@@ -116,7 +116,7 @@ class NcclRow:
     root: int  # -1 where there is no root
     out_of_place: NcclTiming | None
     in_place: NcclTiming | None = None
-    timestamp: str = ""  # "2026-11-18 08:27:12" with -S 1
+    timestamp: str = ""  # only with the option -S 1, for example "2026-11-18 08:27:12"
 
     @property
     def timings(self) -> tuple[NcclTiming, ...]:
@@ -142,32 +142,32 @@ class NcclColumns:
     """Which optional columns the table has."""
 
     in_place: bool = True
-    per_iteration: bool = False  # -I 1
-    timestamps: bool = False  # -S 1
-    cpu_time: bool = False  # -C 1
+    per_iteration: bool = False  # the option -I 1 adds these columns
+    timestamps: bool = False  # the option -S 1 adds this column
+    cpu_time: bool = False  # the option -C 1 adds this column
 
 
 @dataclass(frozen=True)
 class NcclTable:
-    """One run of one program of nccl-tests. What the output did not say is "", None, or empty."""
+    """One run of one program of nccl-tests. Values that the output lacks are "", None, or empty."""
 
     test: NcclTest
     rows: tuple[NcclRow, ...]
     devices: tuple[NcclDevice, ...] = ()
     settings: NcclSettings | None = None
     columns: NcclColumns = NcclColumns()
-    version: str = ""  # of nccl-tests, since 2.17
-    nccl_headers: int | None = None  # 22907 is NCCL 2.29.7
+    version: str = ""  # the version of nccl-tests, which prints it since 2.17
+    nccl_headers: int | None = None  # the version of NCCL: 22907 is 2.29.7
     nccl_library: int | None = None
     notes: tuple[str, ...] = ()  # further lines of the header, without "# "
-    out_of_bounds: int | None = None  # None: the test did not finish
+    out_of_bounds: int | None = None  # None if the test did not finish
     avg_busbw: float | None = None
-    avg_ok: bool | None = None  # None: NCCL_TESTS_MIN_BW was not set
+    avg_ok: bool | None = None  # None if NCCL_TESTS_MIN_BW was not set
     memory: str = ""  # the value of "GPU memory usage", with -M 1
     error: str = ""
-    concluded: bool = False  # the line "Collective test concluded" was printed; since 2.16.7
+    concluded: bool = False  # whether "Collective test concluded" was printed, as since 2.16.7
     stream: str = ""  # the rank that a launcher put in front of each line; "" if there is none
-    line: int = 0  # where the table starts in its file
+    line: int = 0  # the line of the file at which the table starts
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -194,4 +194,4 @@ def average_busbw(rows: tuple[NcclRow, ...]) -> float:
 
 
 class NcclOutputUnreadable(DalsegnoError):
-    """A file holds no table of nccl-tests."""
+    """A file contains no table of nccl-tests."""

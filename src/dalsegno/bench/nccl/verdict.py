@@ -35,7 +35,7 @@ PLATEAU_SHARE = 0.8
 HISTORY_K = 3.0
 HISTORY_LEAST = 5  # with fewer results, a median says little
 HISTORY_SPREAD = 0.01  # least spread, as a share of the median; without it, equal results would fail the next one
-SPREAD_PERCENT = 5.0  # the threshold of the nccl-tests script that reads `-J` files
+SPREAD_PERCENT = 5.0  # the threshold in the script of nccl-tests that reads `-J` files
 
 _MAD_TO_SIGMA = 1.4826
 
@@ -51,7 +51,7 @@ class BenchLevel(str, Enum):
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of a command that judged; 2 is left to wrong usage."""
+        """Return the exit code for this verdict. Exit code 2 means wrong usage and is not used here."""
         return {"PASS": 0, "FAIL": 1, "DEGRADED": 3, "IMPOSSIBLE": 4, "UNKNOWN": 5}[self.value]
 
 
@@ -73,7 +73,7 @@ class BenchReason(str, Enum):
     NO_EXPECTATION = "no expectation"
 
 
-_NOT_MEASURED = {  # reasons with which the bandwidth says nothing about the machines
+_NOT_MEASURED = {  # with these reasons, the bandwidth says nothing about the machines
     BenchReason.WRONG_DATA, BenchReason.ERROR, BenchReason.NO_ROWS, BenchReason.WRONG_RANKS, BenchReason.SEPARATE,
     BenchReason.ONE_RANK, BenchReason.NO_TEST,
 }  # fmt: skip
@@ -87,8 +87,8 @@ class BenchVerdict:
     machines: BenchMachines
     level: BenchLevel
     reason: BenchReason
-    busbw: float = 0.0  # the plateau
-    size: int = 0  # where it was reached
+    busbw: float = 0.0  # the bandwidth of the plateau
+    size: int = 0  # the message size at which the plateau was reached
     knee: int = 0  # the smallest size that reaches 80 % of the plateau
     bound: Bound | None = None
     expected: Expectation | None = None
@@ -159,7 +159,7 @@ class BenchVerdict:
             BenchReason.WRONG_RANKS: f"the test ran with {self.ranks_in_table} ranks, not with {self.machines.ranks}",
             BenchReason.SEPARATE: f"{self.separate} processes ran the test alone instead of together",
             BenchReason.ONE_RANK: "one rank exchanges no data",
-            BenchReason.TOO_SMALL: f"{rate}, but sizes from {size_text(LARGE_BYTES)} on decide",
+            BenchReason.TOO_SMALL: f"{rate}, but only sizes of at least {size_text(LARGE_BYTES)} are judged",
             BenchReason.NO_TEST: f"{rate}; the output does not say which test it is",
             BenchReason.NO_MACHINE: f"{rate}; the instance type is not known",
             BenchReason.NO_EXPECTATION: f"{rate}; no figure to compare with is published for this test and machine",
@@ -168,8 +168,8 @@ class BenchVerdict:
 
 
 def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = (), separate: int = 0) -> BenchVerdict:
-    """Return the verdict on one table. `history` has the bandwidths of earlier runs of the same
-    test, on as many ranks and at the size of the plateau.
+    """Return the verdict on one table. `history` has the bandwidths of earlier runs of the same test, with the same
+    number of ranks and at the size of the plateau.
 
     `separate` is the number of processes that ran separately and each printed such a table.
     """
@@ -199,7 +199,7 @@ def find_plateau(table: NcclTable) -> NcclRow | None:
 
 
 def find_knee(table: NcclTable, plateau: float) -> int:
-    """Return the smallest message size from which on all rows reach 80 % of the plateau; 0 if no row is below that."""
+    """Return the smallest size from which all larger ones reach 80 % of the plateau; 0 if all sizes reach it."""
     knee = 0
     for row in sorted(table.rows, key=lambda row: row.size, reverse=True):
         if row.busbw < PLATEAU_SHARE * plateau:
@@ -209,7 +209,7 @@ def find_knee(table: NcclTable, plateau: float) -> int:
 
 
 def history_threshold(earlier: Sequence[float], k: float = HISTORY_K) -> float | None:
-    """Return median - k x MAD of earlier results, the MAD scaled to a standard deviation; None if they are too few."""
+    """Return median - k x MAD of earlier results, the MAD scaled to a standard deviation; None for too few results."""
     if len(earlier) < HISTORY_LEAST:
         return None
     middle = median(earlier)
@@ -263,7 +263,7 @@ def _decide(
 
 
 def _ranks_differ(ranks: int | None, wanted: int, table: NcclTable) -> bool:
-    """Return whether the test ran with another number of ranks than asked for. A ratio is exact for few ranks only."""
+    """Return whether the test ran with a wrong number of ranks. A number from a ratio is exact up to 64 ranks only."""
     if ranks is None or ranks == wanted:
         return False
     exact = table.listed_ranks is not None or (ranks_of_ratio(table) or 0) <= 64
@@ -271,13 +271,13 @@ def _ranks_differ(ranks: int | None, wanted: int, table: NcclTable) -> bool:
 
 
 def worst(verdicts: Sequence[BenchVerdict]) -> BenchLevel:
-    """Return the level that a command reports for several tables."""
+    """Return the worst level of several tables, which is the one that a command reports."""
     order = [BenchLevel.FAIL, BenchLevel.IMPOSSIBLE, BenchLevel.DEGRADED, BenchLevel.UNKNOWN, BenchLevel.PASS]
     return min((each.level for each in verdicts), key=order.index, default=BenchLevel.UNKNOWN)
 
 
 def size_text(size: int) -> str:
-    """Return a message size as nccl-tests take it, such as `16 GiB` or `8 B`."""
+    """Return a message size with its unit, such as `16 GiB` or `8 B`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             return f"{size:.4g} {unit}"

@@ -27,9 +27,9 @@ GPU_BYTES, CPU_BYTES = 1 << 30, 64 << 20
 
 
 def time_batches(call: Callable[[], object], seconds: float, on_gpu: bool) -> list[float]:
-    """Return the time of one call in each of several batches. A batch keeps the device busy without a pause.
+    """Return the mean time of one call for each of several batches. A batch keeps the device busy without a pause.
 
-    The clocks of a GPU need some time to rise, so that calls before the first batch do not count.
+    The clocks of a GPU take some time to rise, so the first calls are not part of any batch.
     """
     finish: Callable[[], object] = torch.cuda.synchronize if on_gpu else (lambda: None)
     calls, begin = 0, time.perf_counter()
@@ -57,7 +57,7 @@ def product_call(side: int, dtype: Any, device: Any) -> Callable[[], object]:
 
 
 def copy_call(size: int, source: Any, target: Any) -> Callable[[], object]:
-    """Return a call that copies bytes from one device to another, or within one."""
+    """Return a call that copies bytes from one device to another, or within a device."""
     pinned = source != target
     first, second = (
         torch.ones(size // 4, device=device, pin_memory=pinned and device.type == "cpu") for device in (source, target)

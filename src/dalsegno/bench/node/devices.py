@@ -33,7 +33,7 @@ UNITS = {
 
 @dataclass(frozen=True)
 class DeviceAsk:
-    """The settings of a device test. With 0, `side` and `size` are chosen to suit the device."""
+    """The settings of a device test. If `side` or `size` is 0, a value that suits the device is used."""
 
     test: DeviceTest
     data_type: str = "auto"  # bfloat16 on GPUs, float on CPUs
@@ -57,19 +57,19 @@ class DeviceResult:
 
     test: DeviceTest
     host: str
-    device: str  # "GPU 3", "CPU 1"
+    device: str  # for example "GPU 3" or "CPU 1"
     product: str
     value: float
     best: float
     data_type: str = ""
-    instance: str = ""  # the cloud's id of the machine
+    instance: str = ""  # the cloud's instance id of the machine
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "test": self.test.value})
 
     @property
     def peak(self) -> float | None:
-        """Return the catalog's peak for this device; None if it has none."""
+        """Return the catalog's peak for this device; None if the catalog has no value."""
         gpu = find_gpu_of_product(self.product) if self.device.startswith("GPU") else None
         if gpu is None:
             return None
@@ -86,7 +86,7 @@ def read_results(text: str) -> list[DeviceResult]:
             value = json.loads(line)
             found.append(DeviceResult(**{**value, "test": DeviceTest(value["test"])}))
         except (ValueError, TypeError, KeyError):
-            continue  # a warning of a library
+            continue  # for example, a warning of a library
     return sorted(found, key=lambda each: (list(DeviceTest).index(each.test), each.host, each.device))
 
 

@@ -25,7 +25,7 @@ _SHARED_TYPES = ("nfs", "lustre", "fuse", "beegfs", "wekafs", "gpfs", "ceph", "9
 
 @dataclass(frozen=True)
 class FolderSpeed:
-    """The speed of one folder, as one node sees it. `error` is the reason if it was not measured, else ""."""
+    """The speed of one folder, seen from one node. `error` says why it was not measured; "" if it was."""
 
     host: str
     folder: str
@@ -41,7 +41,7 @@ class FolderSpeed:
 
 
 def measure_folder(folder: str, most: int, seconds: float) -> FolderSpeed:
-    """Measure one folder with a file and a folder of our own in it, which are removed."""
+    """Measure one folder by means of a temporary file and a temporary folder in it."""
     host = socket.gethostname().partition(".")[0]
     with open("/proc/self/mountinfo") as file:
         fstype = find_mount(file.read(), os.path.realpath(folder))[1]
@@ -59,7 +59,7 @@ def measure_folder(folder: str, most: int, seconds: float) -> FolderSpeed:
 
 
 def read_speed(path: str, seconds: float) -> float:
-    """Return the MB/s of reading a file that this node has just written, without its page cache."""
+    """Return the MB/s at which this node reads a file that it has just written, without its page cache."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_speeds(text: str) -> list[FolderSpeed]:
-    """Return the lines of all nodes."""
+    """Parse the lines that all nodes printed."""
     found = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, TypeError):
@@ -97,7 +97,7 @@ HEADERS = ("FOLDER", "TYPE", "NODES", "WRITE", "READ", "FILES", "SLOWEST WRITE",
 
 
 def table_rows(speeds: Iterable[FolderSpeed]) -> list[list[str]]:
-    """Return a row per folder: the medians of the nodes, the slowest, and all nodes together."""
+    """Return a row per folder: the median of the nodes, the slowest node, and the sum of all nodes."""
     by_folder: dict[str, list[FolderSpeed]] = {}
     for each in speeds:
         by_folder.setdefault(each.folder, []).append(each)
@@ -124,7 +124,7 @@ def table_rows(speeds: Iterable[FolderSpeed]) -> list[list[str]]:
 
 
 def compare(speeds: Sequence[FolderSpeed]) -> list[str]:
-    """Return how the first shared folder compares with the first local one; nothing if there are not both."""
+    """Return how the first shared folder compares with the first local one; nothing if either is missing."""
     good = [each for each in speeds if not each.error]
     shared, local = ([each for each in good if each.shared is wanted] for wanted in (True, False))
     if not shared or not local:

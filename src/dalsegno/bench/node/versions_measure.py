@@ -19,7 +19,7 @@ PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
 def versions_here() -> dict[str, str]:
-    """Return the versions on this node; "" for what it does not have."""
+    """Return the versions on this node; "" for software that is not installed."""
     found = {"kernel": platform.release(), "libc": " ".join(platform.libc_ver()), "driver": _driver_version()}
     found["python"] = platform.python_version()
     return {**found, **{name: value for name in PACKAGES if (value := _package(name)) or name == "torch"}}

@@ -164,8 +164,8 @@ def _report(found: FoundCluster, abilities: list[Ability], file: str) -> None:
 def watch(file: str) -> None:
     """Watch the nodes of the cluster that FILE describes (default: cluster.yaml), and say what recovery would do.
 
-    It needs no rights of its own to observe. It sees what Slurm sees: lost nodes, nodes that Slurm drained, and nodes
-    on which all jobs fail. In partitions that are armed, it drains such nodes, as a Slurm operator.
+    Observing needs no special rights. The watcher finds lost nodes, nodes that Slurm drained, and nodes on which all
+    jobs fail. In armed partitions it drains such nodes, which needs the rights of a Slurm operator.
 
     \b
     dalsegno adopt watch
@@ -194,13 +194,13 @@ def watch(file: str) -> None:
                     for event in watcher.turn(TURN_S):
                         out.data(describe_event(event.message()))
         except Interrupted:
-            pass  # the usual end of a watcher
+            pass  # Ctrl-C is the usual way to end the watcher
         finally:
             watcher.close()
 
 
 def _refuse_file_of_others(file: Path) -> None:
-    """Raise if root would watch with a file that another user can change, and so choose what is drained."""
+    """Raise if root would read a cluster file that another user can change, to choose which nodes are drained."""
     from dalsegno.system.ownership import part_of_others, trusted_owners
 
     theirs = part_of_others(file, trusted_owners()) if os.geteuid() == 0 else ""
@@ -218,11 +218,11 @@ def _refuse_file_of_others(file: Path) -> None:
 def arm(partition: str, file: str) -> None:
     """Let `adopt watch` act in PARTITION: write it to `armed` of the cluster file FILE (default: cluster.yaml).
 
-    A node is acted on if all its partitions are armed. A running watcher reads the file again
+    The watcher acts on a node if all of its partitions are armed. A running watcher reads the file again
     within seconds.
     """
     _set_armed(file, lambda armed: [*armed, partition])
-    out.talk(f"{partition} is armed; a node is acted on if all its partitions are")
+    out.talk(f"{partition} is armed; Dal Segno acts on a node if all of its partitions are armed")
 
 
 @command.command()

@@ -84,7 +84,7 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
 
 
 def _read_needs(answers: Mapping[str, Any], ask: bool) -> Needs:
-    """Return what the flags say; with `ask`, ask for the rest on the terminal."""
+    """Return the needs that the flags name; with `ask`, ask for the others on the terminal."""
     given = dict(answers)
     if ask:
         for key, text, values in _QUESTIONS:

@@ -26,11 +26,11 @@ OLD_RUNS = 8  # maximum number of this user's runs that are read from their own 
 
 @dataclass(frozen=True)
 class ClusterSources:
-    """The sources of one cluster. Each method asks one of them once, and raises DalsegnoError if it does not answer."""
+    """The sources of one cluster. Each method queries one source, and raises DalsegnoError if it does not answer."""
 
     name: str
     target: Target | None  # None inside a host of the cluster, and for a Slurm that Dal Segno did not install
-    slurm: SlurmHere | None  # used where there is no target
+    slurm: SlurmHere | None  # used if there is no target
     controller: Path | None
 
     def status(self) -> ClusterStatus:
@@ -76,7 +76,7 @@ class ClusterSources:
         return ask_gpus(self.controller) if self.controller else {}
 
     def failing_scrapes(self) -> tuple[FailingScrape, ...]:
-        """Return what the cluster's Prometheus cannot read; empty if there is none."""
+        """Return the exporters that the cluster's Prometheus cannot read; empty if the cluster has no Prometheus."""
         from dalsegno.overview.gather import ask_failing_scrapes
 
         return ask_failing_scrapes(self.target) if self.target is not None else ()
@@ -97,7 +97,7 @@ class ClusterSources:
 
         target = self.target
         if target is not None and isinstance(target, CanForward):
-            return []  # they are on the cluster's head
+            return []  # the folders of runs are on the cluster's head node
         here = cluster_id(self.slurm.env if self.slurm else target.user_env(os.environ) if target else {})
         found = []
         for run in list_runs(runs_home())[: 4 * OLD_RUNS]:

@@ -79,7 +79,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
 
 
 def _confirm(name: str, consequences: list[str], yes: bool, *, must_say_yes: bool = False) -> bool:
-    """Show the consequences and, in a terminal, ask for confirmation. A script is not asked, unless it must say yes."""
+    """Show the consequences; in a terminal, ask for confirmation. With `must_say_yes`, a script must pass `--yes`."""
     for line in consequences:
         out.talk(line)
     terminal = sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`dalsegno shell`, `dalsegno env`: the Slurm commands of a cluster, in a shell of its own or in yours."""
+"""`dalsegno shell`, `dalsegno env`: use the Slurm commands of a cluster in a new shell or in your own."""
 
 from __future__ import annotations
 

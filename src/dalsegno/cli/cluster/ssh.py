@@ -1,4 +1,4 @@
-"""`dalsegno ssh`: a shell or one command on a node, however its target reaches it."""
+"""`dalsegno ssh`: open a shell or run a command on a node, over ssh or inside a virtual host."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeS
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
 
-# The head has a node-exporter, too.
+# The head runs a node-exporter, too.
 NODE_DAEMONS = {"slurmd": "node", "metadata-service": "node", "node-agent": "node", "node-exporter": "host"}
 NAME_COLUMNS = 40
 
@@ -36,7 +36,7 @@ def command(name: str | None, json_: bool) -> None:
 
     sources = _open_sources(name)
     target = sources.target
-    if target is not None and isinstance(target, CanForward):  # its controller, which the verdict needs, is elsewhere
+    if target is not None and isinstance(target, CanForward):  # the verdict needs the controller on its head node
         _report(target.status(), json_)
         return
     overview = _look(sources)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dalsegno.storage.check import NodePrograms
     from dalsegno.storage.verdict import StorageReport
 
-ANSWER_S = 60.0  # a node that takes longer hangs; it measures for at most 5 s
+ANSWER_S = 60.0  # a node that takes longer is considered hung: a measurement takes at most 5 s
 
 
 @click.group()
@@ -83,7 +83,7 @@ def check(name: str | None, names: Sequence[str], user: str | None, quick: bool,
 
 
 class CheckedNodes(NamedTuple):
-    """What is checked: storage, the nodes, the user, and how a program is run on a node."""
+    """The storage to check, the nodes, the user, and a function that runs a program on a node."""
 
     storage: Sequence[Storage]
     names: Sequence[str]
@@ -103,7 +103,7 @@ def _nodes(name: str | None, names: Sequence[str], user: str | None) -> CheckedN
 
 
 def _nodes_with_paths(name: str | None, paths: Sequence[str], user: str | None) -> CheckedNodes:
-    """Return the nodes of any Slurm cluster, each asked with a small job of this user."""
+    """Return the nodes of any Slurm cluster. Each node is checked by a small job of this user."""
     from dalsegno.cli.containers.containers import slurm_here, steps_on
     from dalsegno.programs import launcher
     from dalsegno.spec.facts import Storage
@@ -111,14 +111,14 @@ def _nodes_with_paths(name: str | None, paths: Sequence[str], user: str | None) 
 
     if user or not all(path.startswith("/") for path in paths):
         raise UsageError(
-            "a path is checked as you, and not together with names of storage",
+            "a path is checked with your own account, and not together with names of storage",
             hint="leave out `--user`, and give either names or absolute paths",
         )
     slurm, found = slurm_here(name)
     route = steps_on(slurm, found)
     names = [node.name for node in found if node.name not in route.closed]
     if closed := [node.name for node in found if node.name in route.closed]:
-        out.talk(f"not asked, because a job would have to wait there: {compress(closed)}")
+        out.talk(f"not checked, because a job would have to wait there: {compress(closed)}")
     if not names:
         raise NotThere("no node has room for a small job", hint="`sinfo` shows why; try again later")
     storage = [Storage(path, path.rstrip("/") or "/", type="existing") for path in paths]
@@ -166,7 +166,7 @@ def _programs_of(place: ClusterPlace) -> NodePrograms:
 def _runner(
     enter: Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]], start: Sequence[str]
 ) -> NodePrograms:
-    """Return how to run a helper program on a node, where `start` starts one. A node that hangs is abandoned."""
+    """Return a function that runs a helper program on a node. It stops waiting for a node that hangs."""
     from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
 
     def run(node: str, program: str, arguments: Sequence[str]) -> str:

@@ -68,7 +68,7 @@ def _print_once(readings: LiveReadings) -> None:
 
 
 def watch(readings: LiveReadings, interval_s: float | None) -> None:
-    """Show the view until the user quits. The terminal is restored however it ends."""
+    """Show the view until the user quits. The terminal is always restored, even after an error."""
     from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, stoppable
     from dalsegno.cli.live.readings import Poller
     from dalsegno.cli.live.terminal import LiveTerminal, check_terminal

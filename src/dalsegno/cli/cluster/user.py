@@ -65,7 +65,7 @@ def add(user: str, name: str | None, uid: int | None, password: bool, **options:
     """Add a user."""
     from dalsegno.users.roster import add_user
 
-    _open(name)  # before standard input is read: through sudo, this command starts again
+    _open(name)  # comes before standard input is read, because sudo starts this command again
     given = {**_given(options), **({"uid": uid} if uid is not None else {})}
     secret = _ask_password() if password else ""
     target = _change(name, lambda roster, view: add_user(roster, _user({"name": user, **given}, view), view.cluster))
@@ -80,7 +80,7 @@ def edit(user: str, name: str | None, password: bool, **options: Any) -> None:
     """Change a user that `user add` has added. A list, such as --group, replaces the old one; '' clears it."""
     from dalsegno.users.roster import edit_user
 
-    _open(name)  # before standard input is read: through sudo, this command starts again
+    _open(name)  # comes before standard input is read, because sudo starts this command again
     given = _given(options)
     secret = _ask_password() if password else ""
 
@@ -100,6 +100,7 @@ def edit(user: str, name: str | None, password: bool, **options: Any) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     """Remove a user that `user add` has added. The home folder is kept, and the user's uid is not used again."""
+    from dalsegno.cluster import find_place
     from dalsegno.system.files import remove_tree
     from dalsegno.targets.base import CanManageUsers, require
     from dalsegno.users.roster import remove_user, roster_of
@@ -120,7 +121,7 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
         raise SystemExit(1)
     _change(name, lambda roster, _: remove_user(roster, user))
     if uid := view.uids.get(user):
-        _end_sessions(name, uid)
+        end_sessions(find_place(name).folder, uid)
     if remove_home:
         remove_tree(home)
         out.talk(f"deleted {home}")
@@ -128,12 +129,10 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
         out.talk(f"kept {home}")
 
 
-def _end_sessions(name: str | None, uid: int) -> None:
+def end_sessions(folder: Path, uid: int) -> None:
     """End the sessions of a removed user in the web page, if the cluster has one."""
-    from dalsegno.cluster import find_place
     from dalsegno.web.login import SOCKET, revoke_logins
 
-    folder = find_place(name).folder
     if (folder / SOCKET).exists():
         try:
             revoke_logins(folder, uid)
@@ -142,7 +141,7 @@ def _end_sessions(name: str | None, uid: int) -> None:
 
 
 def check_home(home: Path, uid: int | None) -> None:
-    """Raise if a home folder, which may be on storage that others use too, belongs to somebody else."""
+    """Raise if a home folder does not belong to the user. It may be on storage that other clusters share."""
     try:
         owner = home.lstat().st_uid
     except FileNotFoundError:
@@ -212,7 +211,7 @@ def group_add(group_name: str, name: str | None, gid: int | None) -> None:
 @cluster_option
 @click.option("--add", "join", multiple=True, metavar="USER", help="User that joins the group; may be repeated.")
 @click.option("--remove", "leave", multiple=True, metavar="USER", help="User that leaves the group; may be repeated.")
-@click.option("--allow-privileged", metavar="GROUP", help="The same group again, if it is a privileged one.")
+@click.option("--allow-privileged", metavar="GROUP", help="Name GROUP here too if it is a privileged group.")
 def group_edit(
     group_name: str, name: str | None, join: tuple[str, ...], leave: tuple[str, ...], allow_privileged: str | None
 ) -> None:
@@ -391,7 +390,7 @@ def _view(name: str | None) -> PeopleView:
 
 
 def _change(name: str | None, change: Callable[[Roster, PeopleView], Roster]) -> Target:
-    """Change the users and groups of a cluster, and say what was done."""
+    """Change the users and groups of a cluster, and print the changes."""
     from dalsegno.cluster import find_place
     from dalsegno.targets.base import CanManageUsers, require
     from dalsegno.users.roster import roster_of

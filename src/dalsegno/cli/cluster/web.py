@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dalsegno.targets.folder import ClusterFolder
     from dalsegno.web.login import LoginAddress
 
-PAGE = ".local/state/dalsegno/web-login.html"  # below the home folder; its token is valid once, for a minute
+PAGE = ".local/state/dalsegno/web-login.html"  # a file in the home folder; the token in it is valid once, for a minute
 
 
 @click.command()
@@ -121,7 +121,7 @@ def _open(login: LoginAddress) -> None:
 def open_page(login: LoginAddress, path: Path, browse: Callable[[str], bool]) -> bool:
     """Let a browser open a private file that leads to the page; return whether there is a browser.
 
-    All users of the machine can see the arguments of a browser, so that the address itself must not be one of them.
+    All users of the machine can see the arguments of a browser, so the address itself must not be one of them.
     """
     from dalsegno.system.files import make_folder, write_atomic
     from dalsegno.web.html import Markup, link, tag

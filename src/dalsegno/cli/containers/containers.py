@@ -150,7 +150,7 @@ def remove(names: tuple[str, ...], name: str | None, wanted: str) -> None:
 
 
 def _steps(name: str | None, wanted: str) -> tuple[HostRoute, list[str]]:
-    """Return the route to the nodes, and their names: the wanted nodes, or all that are not powered down."""
+    """Return the route to the nodes, and the names of the given nodes, or of all nodes that are not powered down."""
     from dalsegno.hostlist import expand
 
     slurm, nodes = slurm_here(name)
@@ -310,7 +310,7 @@ def _show(
 ) -> None:
     out.table(HEADERS, table_rows(hosts))
     if checked.asleep:
-        out.talk(f"not asked, because they are powered down: {compress(checked.asleep)}")
+        out.talk(f"not checked, because they are powered down: {compress(checked.asleep)}")
     for names, (what, fix) in _grouped((each.host, (each.what, each.fix)) for each in found):
         out.data(f"\n{names}: {what}\n  fix: {fix}")
     if steps:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 SAY_EVERY_S = 10.0
-KEPT_REPORTS = 50  # with each cluster
+KEPT_REPORTS = 50  # maximum number of reports kept for each cluster
 ELSEWHERE = "choose another file with `--report FILE`"
 
 
@@ -243,5 +243,5 @@ def now(step: TrainedStep | None, status: RunStatus) -> str:
     if step.generation < status.generation:
         on = f" on {nodes}" if nodes else ""
         return f"step {step.step} was the last so far; generation {status.generation} begins{on}"
-    on = f"; trains on {nodes}" if nodes else ""  # at the end, nodes leave one by one
+    on = f"; trains on {nodes}" if nodes else ""  # at the end of a run, nodes leave one by one
     return f"step {step.step}, loss {step.loss:.2f}, generation {step.generation}{on}"

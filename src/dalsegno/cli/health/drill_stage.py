@@ -64,7 +64,7 @@ class Training:
     traces: Traces
     journal_reader: JournalReader
     spares: int  # number of spares that should be ready
-    tell: Callable[[Training, list[DrillMark]], None]  # called with new marks
+    tell: Callable[[Training, list[DrillMark]], None]  # called with this run and its new marks
 
     def look(self, at_once: bool = False) -> None:
         self.notes.read()
@@ -111,12 +111,12 @@ class Training:
         return status.exit_code
 
     def all_back(self, impacts: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
-        """Wait until every node that is to be repaired is in service again, or until the timeout. Do not wait for nodes
-        that the controller may not repair; return these nodes, and why."""
+        """Wait until every node that needs a repair is in service again, or until the timeout. Do not wait for nodes
+        that the controller will not repair; return those nodes, each with the reason."""
         until, reported_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := find_unreturned(impacts, self.journal_reader.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.journal_reader.nodes()}
-            self.look(at_once=True)  # must follow the read of the nodes, so that the marks are at least as recent
+            self.look(at_once=True)  # must come after the nodes are read, so that the marks are at least as recent
             missing = find_unreturned(missing, self.journal_reader.marks)
             held = held_back(nodes.values())
             coming = [impact for impact in find_repairable(missing, nodes, time.time()) if impact.node not in held]

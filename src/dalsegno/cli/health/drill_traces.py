@@ -1,4 +1,4 @@
-"""The runs and faults of a drill: recorded before they start, and undone however the drill ends."""
+"""The runs and faults of a drill: recorded before they start, and always undone at the end."""
 
 from __future__ import annotations
 

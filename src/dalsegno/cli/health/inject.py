@@ -148,11 +148,9 @@ def describe_injection(
 ) -> str:
     """Return a sentence about the injected fault, for the user."""
     if fault.name == "power-off" and not facts["is_node"]:
-        return (
-            f"{node} is off, and what watches over the nodes with it: nothing is done about it; `dalsegno up` boots it"
-        )
+        return f"{node} is off; recovery does not repair it, because it is not a node; `dalsegno up` boots it"
     if fault.name == "power-off":
-        return f"{node} is off; `dalsegno events -f` shows what is done about it, `dalsegno up` boots it"
+        return f"{node} is off; `dalsegno events -f` shows how it is repaired, `dalsegno up` boots it"
     if fault.name == "worker-kill":
         return f"killed rank {facts['rank']} on {node} (process {facts['pid']})"
     of_worker = fault.name == "worker-hang" or real
@@ -263,7 +261,7 @@ class RecordedInjections:
         return cleared
 
     def _record(self, node: str, text: str, at: float) -> None:
-        """Write an event. The fault itself may prevent that, for example a full disk: it is injected all the same."""
+        """Write an event, or warn if that fails, for example because the injected fault is a full disk."""
         import sqlite3
 
         from dalsegno.recovery.journal.event import EventStage

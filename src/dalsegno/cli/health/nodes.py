@@ -73,7 +73,7 @@ def _find_platform(name: str | None) -> CanManageMachines | None:
     try:
         target = open_cluster(find_place(name))
     except DalsegnoError:
-        return None  # a cluster that Dal Segno did not create, or none: the command itself reports it
+        return None  # there is no cluster, or Dal Segno did not create it: the command itself reports that
     return target if isinstance(target, CanManageMachines) else None
 
 
@@ -139,7 +139,7 @@ def _slurm_nodes(name: str | None) -> list[NodeInfo]:
 
 
 def find_other_drains(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -> dict[str, str]:
-    """Return the nodes that neither Dal Segno nor Slurm took out of service, with who did it and why."""
+    """Return the nodes that an administrator took out of service, each with state, administrator and reason."""
     from dalsegno.recovery.decisions.reason import Owner, find_owner
 
     return {node.name: _describe_drain(node) for node in nodes if find_owner(node, slurm_users) is Owner.SOMEONE}

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dalsegno.why import ControllerView, Explanation, Moment
 
 CONTROLLER_S = DATABASE_S = 3.0
-LAST = 500  # controller events that are searched
-MAX_NODES = 16  # nodes of a run or job whose events are included
+LAST = 500  # maximum number of controller events that are searched
+MAX_NODES = 16  # maximum number of nodes of a run or job whose events are included
 _JOB = re.compile(r"\d+([_+]\d+)?")
 
 
@@ -56,7 +56,7 @@ def command(subject: str, name: str | None, json_: bool) -> None:
         settings = [[f"{each.name}={each.value}", each.of, each.reason, each.source] for each in answer.variables]
         out.table(["ADDED VARIABLE", "FOR", "REASON", "SOURCE"], settings)
         out.data("")
-    out.data(one_line(answer.verdict.sentence))  # a line break in text of others would begin a line of its own
+    out.data(one_line(answer.verdict.sentence))  # other users' text must not be able to add a line
     if answer.verdict.next:
         out.talk(one_line(f"next: `{answer.verdict.next}`"))
 

@@ -85,7 +85,7 @@ def _line(text: str, tone: Tone = Tone.PLAIN) -> Line:
 
 
 def _fit(frame: Frame, size: ScreenSize) -> Frame:
-    """Cut the frame to the screen, and escape what is not escaped yet."""
+    """Cut the frame to the screen, and escape text that is not escaped yet."""
     lines = frame.lines if size.rows is None else frame.lines[: size.rows]
     return Frame(tuple(_cut_line(line, size.columns) for line in lines), frame.sizes)
 

@@ -75,7 +75,7 @@ def _first_key(text: str) -> tuple[int, KeyPress | None]:
     if len(text) == 1:
         return 0, None
     if text[1] not in "[O":
-        return 1, Key.ESCAPE  # Escape, then another key
+        return 1, Key.ESCAPE  # the Escape key, followed by another key
     for length in range(3, min(len(text), _MAX_SEQUENCE) + 1):
         last = text[length - 1]
         if last == "~" or last.isalpha():

@@ -163,6 +163,6 @@ class Poller:
     def _poll(self, source: LiveSource) -> None:
         try:
             self._readings.poll(source)
-        except Exception as error:  # for example an invalid answer; the view must not look current without it
+        except Exception as error:  # for example an invalid answer: the view must show that this source fails
             self._readings.note(source, f"{type(error).__name__}: {error}")
         self._changed()

@@ -1,4 +1,4 @@
-"""The terminal in full-screen mode: drawing, keys and size changes. It is restored however the view ends."""
+"""The terminal in full-screen mode: drawing, keys and size changes. It is always restored when the view ends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def line_text(line: Line, *, colour: bool) -> str:
 
 
 def changes(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return what to write so that a screen with the lines `before` shows `after`: only the lines that differ."""
+    """Return the output that changes a screen from the lines `before` to `after`. Only changed lines are drawn."""
     parts = [
         f"\x1b[{number + 1};1H\x1b[2K{after[number] if number < len(after) else ''}"
         for number in range(max(len(before), len(after)))

@@ -25,7 +25,7 @@ _HINT = "use `--device cpu` to run without GPUs, or a smaller --model-mb or --np
 
 
 _COLLECTIVES = "bench_collectives"
-ELSEWHERE = {  # command -> its module in this folder, imported only when the command is called, and what it does
+ELSEWHERE = {  # maps each command to its module in this folder, imported only when called, and to its help text
     **{
         name: (_COLLECTIVES, f"Measure {name} with the flags and output of nccl-tests.")
         for name in (
@@ -176,7 +176,7 @@ def _show(report: LadderReport) -> None:
 def measure_here(ask: LadderAsk, processes: int, say: Say) -> LadderReport:
     from dalsegno.bench.ladder.ladder import ASK, REPORT, count_processes, make_importable, read_report
 
-    make_importable()  # for the ranks too, which inherit the import path
+    make_importable()  # the ranks inherit the import path of this process
     say(f"starting {count_processes(processes)}")
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as name, interruptible():
         folder = Path(name)
@@ -187,7 +187,7 @@ def measure_here(ask: LadderAsk, processes: int, say: Say) -> LadderReport:
 
 
 def progress_of(folder: Path, say: Say) -> Callable[[], None]:
-    """Return a function that says what the ranks have written to their progress file, when it has changed."""
+    """Return a function that shows the ranks' progress file whenever its text has changed."""
     from dalsegno.bench.ladder.ladder import PROGRESS
 
     shown = [""]

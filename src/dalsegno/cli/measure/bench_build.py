@@ -20,7 +20,7 @@ _TIMEOUT_S = 3600.0
 @click.command("build")
 @click.argument("source", type=click.Path())
 @click.option(
-    "--into", type=click.Path(), metavar="FOLDER", help="Folder to unpack an archive in. Default: the archive's."
+    "--into", type=click.Path(), metavar="FOLDER", help="Folder to unpack an archive in. Default: that of the archive."
 )
 @click.option("--mpi/--no-mpi", default=True, show_default=True, help="Build with MPI, which several nodes need.")
 @click.option("--mpi-home", default="", metavar="PATH", help="Folder of MPI, such as /opt/amazon/openmpi.")
@@ -69,7 +69,7 @@ def command(
 
 
 def _unpack(source: Path, into: str | None) -> Path:
-    """Return the folder with the Makefile, unpacked from an archive if it is one."""
+    """Return the folder with the Makefile. If `source` is an archive, unpack it first."""
     from dalsegno.system.processes import LocalRunner
 
     if not source.exists():
@@ -83,7 +83,7 @@ def _unpack(source: Path, into: str | None) -> Path:
             )
         target = Path(into).absolute() if into else folder.parent
         target.mkdir(parents=True, exist_ok=True)
-        # tar itself refuses members outside of the target.
+        # tar refuses archive members with paths outside the target folder.
         LocalRunner().run(["tar", "-xf", str(folder), "-C", str(target), "--no-same-owner"]).checked()
         tops = {name.removeprefix("./").partition("/")[0] for name in listed.stdout.splitlines()} - {"", "."}
         folder = target / tops.pop() if len(tops) == 1 else target

@@ -35,7 +35,7 @@ NAMES = (
 
 _NO_PROGRAM = "name the folder of nccl-tests with `--nccl-tests PATH`; `dalsegno bench build` compiles them"
 
-# Flags of nccl-tests that only its own programs have. Those with a value here may be given with this value anyway.
+# Flags that only the programs of nccl-tests support, with their defaults. A flag with its default value is ignored.
 _ONLY_NCCL_TESTS = {
     "-t": "1", "-g": "1", "-m": "1", "-p": "", "-I": "0", "-K": "0", "-z": "0", "-y": "0", "-T": "0", "-G": "0",
     "-C": "0", "-R": "0", "-x": "", "-D": "0", "-V": "", "-J": "", "-S": "0", "-M": "0", "-u": "0",
@@ -43,7 +43,7 @@ _ONLY_NCCL_TESTS = {
 
 
 def check_others(words: Sequence[str]) -> list[str]:
-    """Return the flags that only nccl-tests have, in pairs; raise UsageError for a flag that they do not have."""
+    """Return the flags that require nccl-tests, each followed by its value; raise UsageError for an unknown flag."""
     left, needed = list(words), list[str]()
     while left:
         word = left.pop(0)
@@ -144,7 +144,7 @@ def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
 
 
 def _check(ask: CollectiveAsk, place: BenchPlace, instance: str | None, output: str | None) -> None:
-    """Raise for what would fail only after the measurement, or on every rank."""
+    """Check options early whose errors would otherwise appear only after the measurement, or once per rank."""
     from dalsegno.hardware import find_instance
 
     if instance:
@@ -177,7 +177,7 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
 
 
 def _is_complete(text: str) -> bool:
-    """Return whether the test got to its end. If it fails after that, data was wrong, and the verdict says so."""
+    """Return whether the test ran to its end. A failure after that means wrong data, which the verdict reports."""
     from dalsegno.bench.nccl.parse import read_tables
 
     return any(table.out_of_bounds is not None for table in read_tables(text))
@@ -193,7 +193,7 @@ def _take_part(ask: CollectiveAsk) -> None:
 
 
 def _conclude(ask: CollectiveAsk, done: Finished, instance: str | None, json_: bool) -> int:
-    """Record the result, print the verdict on it, and return the exit code. No verdict is not a failure."""
+    """Record the result, print the verdict on it, and return the exit code. A missing verdict is not a failure."""
     from dalsegno.bench.job import BenchMeasurement
     from dalsegno.bench.nccl.report import MachineAsk, read_reports
     from dalsegno.bench.nccl.verdict import BenchLevel, BenchReason, judge

@@ -1,4 +1,4 @@
-"""`dalsegno bench gemm` and `bench memory`: each GPU or core, against the catalog and against the others."""
+"""`dalsegno bench gemm` and `bench memory`: compare each GPU or core with the catalog and with the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gemm(side: int | None, datatype: str, seconds: float, low: float, device: st
     """Measure matrix products on each GPU, or on each core of machines without GPUs.
 
     OF PEAK compares with the hardware catalog, for bfloat16 without sparsity. A device is slow if it is much slower
-    than the median of its kind, of which there must be at least three. Exits 1 if a device is slow.
+    than the median of at least three devices of the same kind. Exits 1 if a device is slow.
 
     \b
     dalsegno bench gemm

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dalsegno.runs.submit.plan import RunPlan
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
-# The options of `dalsegno run` that a benchmark has too, without their short forms, which nccl-tests use.
+# Options that benchmarks share with `dalsegno run`. They have no short forms, because nccl-tests uses those.
 _WORDS = (
     "nodes", "gpus_per_node", "nproc_per_node", "cpus_per_task", "mem", "partition", "time", "account", "qos",
     "constraint", "exclude", "env", "venv", "conda", "container_image", "container_mounts", "sbatch_args",
@@ -55,7 +55,7 @@ _IN_IMAGE = "the image needs nccl-tests, or a python3 with torch; `--container-m
 
 
 def job_options(command: _Command) -> _Command:
-    """Add the options for where a benchmark runs to a command that takes them as `**given`."""
+    """Add the options that select where a benchmark runs, for a command that takes them as `**given`."""
     one_word = click.option(
         "--sbatch-arg", ONE_WORD, multiple=True, metavar="OPTION",
         help="Further option for Slurm, passed unchanged: --sbatch-arg=--reservation=bench. May be repeated.",
@@ -118,9 +118,9 @@ def is_rank() -> bool:
 
 @dataclass(frozen=True)
 class WorkerProgram:
-    """What each process runs: a program of ours with arguments, or another program if a node has one.
+    """The program of each process: a program of ours, or an external one such as nccl-tests if the node has it.
 
-    `places` are paths of that program, `arguments` its own.
+    `places` are the paths where the external program may be, and `place_arguments` are its arguments.
     """
 
     name: str
@@ -178,7 +178,7 @@ def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None])
 
 
 def _gpus_here() -> int:
-    """Return the number of GPUs, from the driver's folder: asking torch would take seconds."""
+    """Return the number of GPUs that the driver lists in /proc; importing torch to count them would take seconds."""
     folder = Path("/proc/driver/nvidia/gpus")
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") == "" or not folder.is_dir():
         return 0
@@ -225,7 +225,7 @@ def _in_slurm(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], No
 
 
 def plan_job(worker: WorkerProgram, place: BenchPlace, slurm: SlurmHere) -> RunPlan:
-    """Return the plan of the job, checked against the cluster. MPI is set up if another program may need it."""
+    """Return the plan of the job, checked against the cluster. MPI is set up if an external program may need it."""
     from dalsegno.cli.training.submission import cluster_facts
     from dalsegno.cluster import runs_home
     from dalsegno.runs.submit.options import make_request

@@ -1,4 +1,4 @@
-"""`dalsegno bench launch`: how long a run takes to start, phase by phase, beside srun."""
+"""`dalsegno bench launch`: how long each phase of a run's start takes, compared with srun."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _plan(slurm: SlurmHere, fields: dict[str, object]) -> RunPlan:
     from dalsegno.system.files import make_folder, write_atomic
 
     home = runs_home()
-    folder = home / ".bench-launch"  # on the storage of runs, which all nodes have
+    folder = home / ".bench-launch"  # all nodes mount the storage of the runs
     make_folder(folder)
     script = folder / "launch.py"
     write_atomic(script, SCRIPT)

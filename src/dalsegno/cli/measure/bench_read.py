@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dalsegno.bench.nccl.report import MachineAsk, NcclReport
     from dalsegno.bench.nccl.table import NcclTable, NcclTest
 
-MOST_ROWS = 400  # that are printed
-MAX_BYTES = 256 << 20  # of one file
+MOST_ROWS = 400  # maximum number of printed rows
+MAX_BYTES = 256 << 20  # maximum size of one file
 
 
 @click.command()
@@ -94,7 +94,7 @@ def _read_history(names: tuple[str, ...]) -> list[NcclTable]:
 
 
 def _text(name: str) -> str:
-    """Return the text of a file; what is not UTF-8 is replaced."""
+    """Return the text of a file. Bytes that are not UTF-8 are replaced."""
     if name == "-":
         content = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
@@ -126,7 +126,7 @@ def _write_plots(reports: list[NcclReport], svg: str | None, png: str | None) ->
 
 
 def _shown(table: NcclTable) -> NcclTable:
-    """Return the table, or for a very long one, as with -N, its best row of each size."""
+    """Return the table. A very long table, as `-N` makes, is reduced to the best row of each size."""
     from dataclasses import replace
 
     if len(table.rows) <= MOST_ROWS:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dalsegno.bench.certificate.certificate import Certificate, CertificateChange, CertifiedPart
 
 PARTS = ("health", "versions", "storage", "pairs", "collectives", "gemm", "container", "power-cut")
-_MOST_BYTES = 64 << 20  # of an older certificate
+_MOST_BYTES = 64 << 20  # maximum size of an older certificate
 
 _part_names = click.Choice(PARTS)
 
@@ -34,7 +34,7 @@ _part_names = click.Choice(PARTS)
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Nodes to measure. Default: all that are idle.")
 @click.option("--partition", metavar="NAME", help="Partition of the nodes. Default: the cluster's.")
 @click.option("--container-image", metavar="IMAGE", help="Image for the part `container`.")
-@click.option("--power-cut", is_flag=True, help="Cut the power of a node under a small run of our own. Asks first.")
+@click.option("--power-cut", is_flag=True, help="Cut the power of a node during a small test run. Asks first.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before the power cut.")
 @click.option(
     "--output", type=click.Path(file_okay=False), default="certificate", show_default=True, metavar="DIR",
@@ -74,9 +74,9 @@ def command(
             if part.value in skip or (only and part.value not in only):
                 parts.append(skipped(part, "left out with --skip or --only"))
             elif part is CertifyPart.CONTAINER and not container_image:
-                parts.append(skipped(part, "not asked for: name an image with --container-image"))
+                parts.append(skipped(part, "not requested: name an image with --container-image"))
             elif part is CertifyPart.POWER_CUT and not power_cut:
-                parts.append(skipped(part, "not asked for: add --power-cut"))
+                parts.append(skipped(part, "not requested: add --power-cut"))
             else:
                 say(f"measuring {part.value}")
                 parts.append(measure_part(part, stage, prefixed(say, part.value)))
@@ -120,7 +120,7 @@ def _make_folder(output: str) -> Path:
         tempfile.TemporaryFile(dir=folder).close()
 
     try:
-        as_caller(make)  # with the rights of the user who called sudo
+        as_caller(make)  # create the folder with the rights of the user who called sudo
     except OSError as error:
         raise UsageError(
             f"the report cannot be written to {folder}: {error.strerror}", where="--output",
@@ -130,12 +130,12 @@ def _make_folder(output: str) -> Path:
 
 
 def _confirm_power_cut(stage: CertifyStage, yes: bool) -> None:
-    """Ask, because one node loses its power. A script must say so with `--yes`."""
+    """Ask for confirmation, because one node loses power. A script must pass `--yes`."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("`--power-cut` asks first, and there is no terminal", hint="add `--yes`")
-    click.confirm(f"cut the power of one node of {stage.name}, under a small run of our own?", err=True, abort=True)
+        raise UsageError("`--power-cut` asks for confirmation, and there is no terminal", hint="add `--yes`")
+    click.confirm(f"cut the power of one node of {stage.name} during a small test run?", err=True, abort=True)
 
 
 # Output

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from dalsegno.slurm.facts import NodeInfo
     from dalsegno.targets.base import Say
 
-GRACE_S = 30.0  # for a benchmark, which ends its own job
-DRILL_GRACE_S = 180.0  # for a drill, which undoes its faults
-SHARED_LOW = 0.3  # the share of the usual speed below which a virtual host is slow: others use the same processors
-IMMEDIATE_S = 300  # most time that a job waits for its nodes
+GRACE_S = 30.0  # an interrupted benchmark needs this time to end its own job
+DRILL_GRACE_S = 180.0  # an interrupted drill needs this time to undo its faults
+SHARED_LOW = 0.3  # virtual hosts share processors, so one is slow only below this share of the usual speed
+IMMEDIATE_S = 300  # maximum time that a job waits for its nodes
 
 
 @dataclass(frozen=True)
 class CertifyAsk:
-    """What the user asks for."""
+    """The options of `dalsegno certify`."""
 
     cluster: str | None
     quick: bool
@@ -43,7 +43,7 @@ class CertifyAsk:
 
 @dataclass(frozen=True)
 class CertifyStage:
-    """The cluster, its nodes, and those that are measured."""
+    """The cluster, all its nodes, and how many of them are measured."""
 
     ask: CertifyAsk
     name: str
@@ -51,7 +51,7 @@ class CertifyStage:
     known: Sequence[NodeInfo]
     count: int
     why_none: str  # why no node can be measured; "" if there are some
-    gpus: int  # real GPUs of each node, if all have the same number
+    gpus: int  # number of real GPUs per node; 0 if it differs between nodes
     simulated: tuple[str, ...]
 
 
@@ -84,8 +84,7 @@ def open_stage(ask: CertifyAsk) -> CertifyStage:
 
 
 def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
-    """Return what is not as on real machines. Real GPUs of virtual hosts are not told apart from simulated ones here:
-    they belong to one machine, too."""
+    """Return sentences about what is simulated. GPUs of virtual hosts count as real if this machine has real ones."""
     from dalsegno.cluster import target_of
     from dalsegno.targets.base import HasVirtualNodes
 
@@ -101,7 +100,7 @@ def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
 
 
 def prefixed(say: Say, part: str) -> Say:
-    """Return a `say` for the messages of a command, without its own clock and without the lines of its table."""
+    """Return a `say` that passes on a command's messages without their elapsed times and without table lines."""
 
     def passed_on(text: str) -> None:
         if text.strip() and not text.lstrip().startswith("#"):
@@ -111,7 +110,7 @@ def prefixed(say: Say, part: str) -> Say:
 
 
 def measure_part(part: Any, stage: CertifyStage, say: Say) -> CertifiedPart:
-    """Measure one part. Whatever prevents it is the reason why it is not measured."""
+    """Measure one part. If that fails, return the part as not measured, with the reason."""
     from dalsegno.bench.certificate.certificate import CertifyPart, not_measured
 
     measures: dict[CertifyPart, Callable[[CertifyStage, Say], CertifiedPart]] = {
@@ -182,7 +181,7 @@ def _versions(stage: CertifyStage, say: Say) -> CertifiedPart:
     from dalsegno.cli.measure.bench_job import BenchPlace, WorkerProgram, needs_data, run_worker
     from dalsegno.runs.submit.values import NodeCount
 
-    worker = WorkerProgram("bench-versions", [], "versions", all_ranks=True)  # the Python that has torch
+    worker = WorkerProgram("bench-versions", [], "versions", all_ranks=True)  # runs with the Python that has torch
     fields: dict[str, object] = {"nodes": NodeCount(stage.count, stage.count), "nproc_per_node": 1}
     fields |= {"partition": stage.ask.partition} if stage.ask.partition else {}
     fields |= {"sbatch_args": (f"--immediate={IMMEDIATE_S}",)}

@@ -64,7 +64,7 @@ def command(
 def _interval_s(text: str) -> float:
     interval_s = out.parse_time(text)
     if interval_s < MIN_INTERVAL_S:
-        raise UsageError(f"the interval `{text}` is too short", hint="1s or more; every cycle asks slurmctld")
+        raise UsageError(f"the interval `{text}` is too short", hint="use 1s or more: every cycle queries slurmctld")
     return interval_s
 
 
@@ -83,7 +83,7 @@ def _collector(name: str | None, compat: str, interval_s: float) -> Collector:
 
 
 def _print_once(collector: Collector) -> None:
-    """Print the metrics. If a source fails, print what there is, and the error."""
+    """Print the metrics. If a source fails, print the metrics of the others, and the error."""
     import logging
 
     from dalsegno.cli.controller_requests import meaning_of
@@ -111,10 +111,10 @@ def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
     address = ListenAddress.parse(listen)
     token = read_token(token_file) if token_file else None
     listener = address.open()
-    address = ListenAddress(address.host, listener.getsockname()[1])  # the port that the kernel chose, for port 0
+    address = ListenAddress(address.host, listener.getsockname()[1])  # the kernel chooses the port if it is 0
     server = HttpServer(listener, MetricsEndpoint(collector, token))
     start_logging("exporter")
-    gc.set_threshold(200_000)  # 100,000 jobs are no garbage: looking for it would take a third of the time
+    gc.set_threshold(200_000)  # with 100,000 jobs in memory, garbage collection would take a third of the time
     if token is None and not address.loopback:
         out.warn(f"everybody who can connect to {address} can read users, accounts and jobs")
     try:
@@ -124,7 +124,7 @@ def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
             collector.start()
             threading.Event().wait()
     except Interrupted:
-        pass  # the usual end of a server
+        pass  # Ctrl-C is the usual way to end the server
     finally:
         server.close()
         collector.close()

@@ -336,7 +336,7 @@ def _write_for_caller(folder: Path, files: Mapping[str, str], folder_mode: int, 
                 write_atomic(folder / path, text, mode)
         except DalsegnoError:
             for each in reversed(missing):
-                with contextlib.suppress(OSError):  # it is not empty, or was not made
+                with contextlib.suppress(OSError):  # the folder is not empty, or was never created
                     each.rmdir()
             raise
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _LAST_LINES = 12
-_GRACE_S = 10.0  # for srun, which ends its job when it is terminated
+_GRACE_S = 10.0  # srun needs this time to end its job after it is terminated
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ def run_ranks(
     errors_apart: bool = False,
     grace_s: float = _GRACE_S,
 ) -> None:
-    """Start all ranks and wait until they have ended, calling `watch` now and then. No rank is left running, whatever
-    happens; after `grace_s` they are killed. With `errors_apart`, `log_of` holds only standard output."""
+    """Start all ranks and wait until they have ended; call `watch` regularly. If a rank fails or this process is
+    interrupted, terminate all ranks and kill them after `grace_s`. With `errors_apart`, `log_of` holds only standard
+    output."""
     from dalsegno.system.children import start, stop
 
     ranks: list[Child] = []
@@ -68,7 +69,7 @@ def run_ranks(
 
 
 def name_of(rank: Rank, number: int) -> str:
-    """Return what a message calls a process. srun stands for all ranks."""
+    """Return the name of a process in messages. A single srun process stands for all ranks."""
     return "srun" if rank.argv[0] == "srun" else f"rank {number}"
 
 
@@ -98,7 +99,7 @@ def _check(name: str, rank: int, code: int | None, folder: Path, hint: str) -> N
     if code:
         lines = (text_of(errors_of(folder, rank)) or text_of(log_of(folder, rank))).splitlines()
         tail = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
-        hint = "" if code == UsageError.exit_code else hint  # the rank itself has told what to change
+        hint = "" if code == UsageError.exit_code else hint  # the rank has already printed what to change
         raise RankFailed(f"{name} ended with code {code}:{tail}", hint, code)
 
 

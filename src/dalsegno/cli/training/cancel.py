@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 15.0
 END_TIMEOUT_S = 5.0
-LAST_STATUS_S = 2.0  # a coordinator whose job has ended writes its last status within this time, or never
+LAST_STATUS_S = 2.0  # a coordinator writes its last status within this time after its job has ended, or never
 
 
 @click.command()
@@ -100,7 +100,7 @@ def _noted(run: RunFolder) -> DalsegnoError:
 
 
 def _end_jobs(run: RunFolder, slurm: SlurmClient | None, say: Say) -> None:
-    ids = _jobs_left(run, slurm)  # by name: Slurm may have reused the run's old job ids
+    ids = _jobs_left(run, slurm)  # search by name, because Slurm may have reused the run's old job ids
     say(f"cancelling job {', '.join(map(str, ids))}" if ids else f"cancelling {run.run}")
     if slurm:
         slurm.cancel(*ids)

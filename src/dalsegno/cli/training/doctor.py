@@ -145,7 +145,7 @@ def _gather(subject: str | None, order: DoctorOrder) -> Case:
 def _print(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> None:
     for symptom, finding in found:
         word = finding.severity.value
-        # Text from files of others must not look like a further finding.
+        # Line breaks in other users' files must not be able to imitate another finding.
         out.data(one_line(f"{word}: {finding.what}  [{symptom.name}]"))
         for each in finding.evidence:
             out.data(one_line(f"  seen: {each.where}" + (f": {each.text}" if each.text else "")))

@@ -51,7 +51,7 @@ _REDRAW_S = 0.5
 
 def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
     """Return a line such as `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
-    shown = line.text.rstrip("\r").rpartition("\r")[2]  # the final state of a progress bar
+    shown = line.text.rstrip("\r").rpartition("\r")[2]  # only the final state of a progress bar is shown
     shown = lines(shown) if foreign else shown
     if ranks <= 1:
         return shown
@@ -84,9 +84,10 @@ class Screen:
         self._drawn_at = 0.0
 
     def lines(self, lines: Iterable[Line], news: Callable[[], None] = lambda: None) -> None:
-        """Print output lines as UTF-8, whatever the locale.
+        """Print output lines as UTF-8 in every locale.
 
-        Before the first line of a new generation, report that generation by calling `news`, else from the journal.
+        Before the first line of a new generation, report that generation: call `news`, then read the journal for
+        generations that `news` did not report.
         """
         sys.stdout.flush()
         for line in lines:
@@ -232,7 +233,7 @@ class Follower:
     repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:
-        """Follow until the run ends and return its exit code; if the user leaves, 0 or the signal's code."""
+        """Follow until the run ends and return its exit code. If the user leaves, return 0 or the signal's code."""
         try:
             with collect_signals(signal.SIGINT, signal.SIGTERM) as inbox:
                 return self._until_end(inbox)
@@ -247,7 +248,7 @@ class Follower:
     def _until_end(self, inbox: PendingSignal) -> int:
         while True:
             now = time.time()
-            status = self.watch.poll(now)  # before the logs are read, so that the last status ends all output
+            status = self.watch.poll(now)  # polled before the logs, so that after the last status no output is missing
             report = partial(self.screen.status, status, now) if not is_over(status) else _nothing
             self.screen.lines(self.repeats.once(self.logs.lines(now, final=is_over(status))), news=report)
             if is_over(status):
@@ -277,7 +278,7 @@ class Follower:
         if number == signal.SIGTERM:
             self._detach()
             return TERMINATED
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Ctrl-C in a script means stop
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):  # in a script, Ctrl-C cancels the run without asking
             return self._cancel()
         self.screen.clear()
         wish = ask_what_to_do()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EVERY_S = 0.3
 OLD_LOGS = 9  # maximum number of rotated parts of a log that are read
 RUN_DAEMONS = ("coordinator", "run-agent")
-_NONE = "`dalsegno status` shows what there is of the cluster"
+_NONE = "`dalsegno status` shows the state of the cluster"
 
 
 @click.command()
@@ -99,7 +99,7 @@ def command(
 
 
 def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: int | None, follow: bool) -> None:
-    """Raise for a rank or generation that the run does not have: no output would look like a silent run.
+    """Raise for a rank or generation that the run does not have; empty output would look like a silent run.
 
     With --follow, a generation that may still be formed is accepted.
     """
@@ -221,7 +221,7 @@ class LogReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self._file = 0  # inode
+        self._file = 0  # inode of the file that was read last
         self._rest = b""
 
     def all_lines(self, *, final: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from dalsegno.runs.submit.request import check_sbatch_args
 from dalsegno.runs.submit.values import parse_env_pairs
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
-ONE_WORD = "sbatch_arg"  # its value is taken unchanged, unlike that of `sbatch_args`, which is split as in a shell
+ONE_WORD = "sbatch_arg"  # the value of this option is taken unchanged; that of `sbatch_args` is split as in a shell
 
 # `--nproc_per_node` also works, as in torchrun. Everything after the script belongs to the script.
 RUN_SETTINGS: Mapping[str, Any] = {

@@ -79,7 +79,7 @@ def cause_was_shown(before: RunStatus | None) -> bool:
 
 
 def new_generations(entries: Sequence[Entry], announced: int, cause_shown: bool) -> dict[int, str]:
-    """Return messages, by number, for the journal's generations after `announced` that no status has shown."""
+    """Return a message for each generation in the journal after `announced`, by the generation's number."""
     found: dict[int, str] = {}
     for place, entry in enumerate(entries):
         if entry.get("event") == RunEvent.GENERATION and int(entry["generation"]) > announced:
@@ -184,7 +184,7 @@ def _waiting(before: RunStatus | None, after: RunStatus) -> list[str]:
     if before is not None and (before.phase, before.message) == (after.phase, after.message):
         return []
     if after.cause is RunCause.HANDED_OVER:
-        return [f"run {after.run} is handed over"]
+        return [f"run {after.run} is submitted"]
     return [f"run {after.run} waits in the queue{f': {after.message}' if after.message else ''}"]
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 GONE = "lost: its cluster is gone"
 SILENT_S = 30.0  # after this long without a new status, ask Slurm whether the coordinator's job exists
-GONE_S = 5.0  # a coordinator's last status may arrive just after its job has left the queue
-DOWN_GRACE_S = 2.0  # a `down` in progress writes the last status of each run itself
-NOT_STARTED_S = 60.0  # the controller normally starts a coordinator at once
+GONE_S = 5.0  # how long to wait for the last status after the run's job has left the queue
+DOWN_GRACE_S = 2.0  # how long to wait for a `down` in progress, which writes the last status of each run
+NOT_STARTED_S = 60.0  # time limit for the start of a coordinator, which normally takes less than a second
 
 
 class SlurmQueries(Protocol):
@@ -105,7 +105,7 @@ class RunWatch:
         )
 
     def _ask_queue(self, status: RunStatus, now: float) -> None:
-        with contextlib.suppress(DalsegnoError):  # if Slurm does not answer, that says nothing about the run
+        with contextlib.suppress(DalsegnoError):  # if Slurm does not answer, nothing is known about the run
             jobs = jobs_of(self._run, self._queue.jobs())
             self._queued = queue_phase(jobs)
             # On the head node, the controller restarts a coordinator even if the run has no job.

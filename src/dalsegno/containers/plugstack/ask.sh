@@ -3,8 +3,8 @@
 say() { printf 'ds:%s %s\n' "$1" "$2"; }
 soon() { if command -v timeout >/dev/null; then timeout 20 "$@"; else "$@"; fi; }
 
-# Print the first part of a path, links followed, that users other than root and this one can write to. A user who can
-# write to a folder can replace what is in it.
+# Print the first part of a path, with links resolved, that users other than root and this user can write to. A user
+# who can write to a folder can replace the files in it.
 open_part() (
     case $1 in
     /) ;;
@@ -19,9 +19,9 @@ open_part() (
         fi
         ;;
     esac
-    group=0 # many systems give each user a group of their own, which is as safe as root's
+    group=0 # on many systems each user has a private group, which is as safe as root's
     if [ "$(id -gn)" = "$(id -un)" ]; then group=$(id -g); fi
-    # In a sticky folder such as /tmp nobody can replace files of others.
+    # In a sticky folder such as /tmp, users cannot replace other users' files.
     find "$1" -maxdepth 0 \( ! -user 0 ! -user "$(id -u)" -o ! \( -type d -perm -1000 \) \
         \( -perm -002 -o -perm -020 ! -group 0 ! -group "$group" \) \) 2>&1
 )
@@ -29,7 +29,7 @@ open_part() (
 me=$(id -u)
 settings=$(soon scontrol show config 2>/dev/null)
 if [ -z "$settings" ] && [ -z "${SLURM_CONF:-}" ]; then
-    # A command over ssh reads no profile, and only the profile may tell where Slurm and its settings are.
+    # A command over ssh reads no profile, but the path of Slurm and its settings may be only in the profile.
     profile=$(sh -lc 'printf "ds:%s\n" "${SLURM_CONF-}" "$PATH"' 2>/dev/null </dev/null | sed -n 's/^ds://p')
     PATH=$PATH:$(printf '%s\n' "$profile" | tail -n 1):/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin
     SLURM_CONF=$(printf '%s\n' "$profile" | head -n 1)
@@ -103,7 +103,7 @@ enroot_conf=${ENROOT_SYSCONF_PATH:-/etc/enroot}
 cat "$enroot_conf/enroot.conf" "$enroot_conf"/enroot.conf.d/*.conf 2>/dev/null |
     sed -n "s/[\"']//g; s/^[[:space:]]*ENROOT_\(RUNTIME\|CACHE\|DATA\|TEMP\)_PATH[[:space:]]*=*[[:space:]]*/\1 /p" |
     while read -r name path; do
-        common=${path%%\$*} # without the part that differs between users
+        common=${path%%\$*} # the path without the part that differs between users
         [ "$common" = "$path" ] || common=${common%/*}
         path=$(printf '%s\n' "$path" | sed "s/\${*E*UID}*/$who/g; s/\$(id -u)/$who/g; s/\${*USER}*/$who/g; s/\$(whoami)/$who/g")
         case $path in *'$'* | '') continue ;; esac

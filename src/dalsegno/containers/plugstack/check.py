@@ -17,7 +17,7 @@ INSTALL = (
 )
 SETTINGS = "put the cluster's slurm.conf at /etc/slurm/slurm.conf there, or set SLURM_CONF in the profile of users"
 AGAIN = "the host is off or cannot be reached from here; run the check again when it is back"
-SSH_ERRORS = {  # part of ssh's message -> what to do
+SSH_ERRORS = {  # maps a part of ssh's error message to its fix
     "Host key verification failed": (
         "log in once by hand and compare the host's key with the one shown, or accept it unseen with `--ssh-option "
         "StrictHostKeyChecking=accept-new`"
@@ -53,7 +53,7 @@ class ContainerFinding:
     host: str
     what: str
     fix: str
-    commands: tuple[str, ...] = ()  # to run as root on the host; `commands.py` adds the edits of plugstack.conf
+    commands: tuple[str, ...] = ()  # commands for root on the host; `commands.py` adds the edits of plugstack.conf
 
 
 # The choice of a plugin
@@ -120,7 +120,7 @@ def judge(hosts: Sequence[PluginFacts], own: bool = False) -> list[ContainerFind
 
 def _judge_host(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool) -> Iterator[ContainerFinding]:
     if host.silent:
-        yield ContainerFinding(host.host, f"could not be asked: {host.silent}", _fix_silent(host))
+        yield ContainerFinding(host.host, f"did not answer: {host.silent}", _fix_silent(host))
         return
     if "srun" not in host.knows:
         yield ContainerFinding(host.host, _describe_unknown(host, hosts), _fix_plugstack(host, hosts, own))
@@ -216,7 +216,7 @@ def _fix_plugstack(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool) -
 
 
 def _judge_needs(host: PluginFacts, kind: PluginKind | None) -> Iterator[ContainerFinding]:
-    """Yield findings about what a node lacks to start containers."""
+    """Yield findings about software and kernel features that a node needs to start containers and does not have."""
     if kind is PluginKind.PYXIS:
         yield from _judge_enroot(host)
     elif kind is PluginKind.OURS and "overlay" not in host.has:

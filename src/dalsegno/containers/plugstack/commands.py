@@ -25,8 +25,8 @@ from dalsegno.containers.plugstack.check import (
 from dalsegno.containers.plugstack.facts import PluginFacts, PluginKind, StackLine
 from dalsegno.hostlist import compress
 
-FOLDER = "/var/lib/dalsegno/containers"  # for the plugin and its containers, on clusters that Dal Segno did not create
-HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # the headers of a Slurm outside /usr
+FOLDER = "/var/lib/dalsegno/containers"  # the plugin's folder on clusters that Dal Segno did not create
+HEADERS = '"$(dirname "$(readlink -f "$(command -v scontrol)")")/../include"'  # for Slurm outside /usr
 REST_OF_LINE = r"[[:space:]]*\(#.*\)\{0,1\}$"  # optional blanks and an optional comment
 CHECK_LOGIN = (
     "srun --help | grep -q -- --container-image || echo 'srun does not load the plugin: remove its line again'"
@@ -39,7 +39,7 @@ class PluginBuild:
 
     host: str
     sources: str
-    key: str  # changes with the sources and the Slurm version
+    key: str  # a key that changes with the sources and the Slurm version
     folder: str = FOLDER
 
     @property
@@ -83,7 +83,7 @@ class _Edit:
     host: PluginFacts
     add: str = ""
     drop: tuple[StackLine, ...] = ()
-    restart: bool = False  # restart slurmd, because Pyxis creates its folders when slurmd starts
+    restart: bool = False  # whether to restart slurmd, because Pyxis creates its folders when slurmd starts
 
 
 def plan_commands(
@@ -270,8 +270,8 @@ def _line_caution(edit: _Edit, hosts: Sequence[PluginFacts], asleep: Sequence[st
     if not lacking and not asleep:
         return ""
     return (
-        f"{compress([*lacking, *asleep])}: no {plugin}, or not asked. A host that shares this plugstack.conf and lacks "
-        "the plugin starts no jobs. Install it there first, or drain the node."
+        f"{compress([*lacking, *asleep])}: no {plugin}, or not checked. A host that shares this plugstack.conf and "
+        "lacks the plugin starts no jobs. Install it there first, or drain the node."
     )
 
 

@@ -45,7 +45,7 @@ class StackLine:
 class ClosedFolder:
     """An Enroot folder that users cannot write to."""
 
-    name: str  # RUNTIME, CACHE, DATA, TEMP
+    name: str  # one of RUNTIME, CACHE, DATA, TEMP
     common: str  # the part of its path that all users share
     there: str  # the part of its path that exists
 
@@ -57,8 +57,8 @@ class PluginFacts:
     host: str
     login: bool = False  # True: a host where users submit jobs; False: a node
     silent: str = ""  # why the host did not answer
-    tried: tuple[str, ...] = ()  # routes that failed
-    commands: bool = False  # Slurm's commands are installed
+    tried: tuple[str, ...] = ()  # names of the routes that failed
+    commands: bool = False  # whether Slurm's commands are installed
     slurm: str = ""  # version of Slurm
     fatal: str = ""  # the fatal error that Slurm's commands print
     conf: str = ""  # path of slurm.conf

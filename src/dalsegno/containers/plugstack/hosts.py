@@ -42,7 +42,7 @@ BOUNDED = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "Serv
 class HostRoute:
     """A way to run commands on hosts. `enter` turns a host and a command into the local command and its environment."""
 
-    name: str  # here, srun, ssh
+    name: str  # one of here, srun, ssh
     enter: Entrance
     closed: Mapping[str, str] = field(default_factory=dict)  # hosts that cannot be reached by this route now, and why
 

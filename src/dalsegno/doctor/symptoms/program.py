@@ -23,7 +23,7 @@ def _torch_missing(case: Case) -> Iterator[DoctorFinding]:
         return
     without = [probe for probe in case.probes if probe.torch is False and probe.python]
     if without:
-        seen = tuple(Evidence(probe.node, f"no torch beside {name}") for probe in without)
+        seen = tuple(Evidence(probe.node, f"torch is not installed in {name}") for probe in without)
         yield DoctorFinding(Severity.ERROR, f"PyTorch is not installed in {name} on the nodes", fix, seen)
     elif python and python.torch == "" and not case.started and _needs_torch(case):
         what = f"PyTorch is not installed in {name}"
@@ -31,7 +31,7 @@ def _torch_missing(case: Case) -> Iterator[DoctorFinding]:
 
 
 def _needs_torch(case: Case) -> bool:
-    """Return whether the job needs torch in that Python. A batch script may select another one in ways unknown here."""
+    """Return whether the job needs torch in that Python. A batch script may select another Python in unknown ways."""
     unknown = case.batch is not None and case.python is not None and not case.python.active
     return not unknown and (case.script is None or "torch" in case.script.imports)
 

@@ -10,9 +10,9 @@ from dalsegno.doctor.logs import LogSign, SignSeen
 from dalsegno.runs.hang import HangReport, HangSuspect
 from dalsegno.slurm.facts import JobState
 
-MAX_RANKS = 1 << 18  # ranks that are examined
+MAX_RANKS = 1 << 18  # at most this many ranks are examined
 SLOW = 1.5  # a rank is slow above this multiple of the median step time
-DATA_SHARE = 0.3  # share of a step that a rank may wait for data
+DATA_SHARE = 0.3  # a rank may wait for data during this share of a step
 
 
 def _memory(case: Case) -> Iterator[DoctorFinding]:

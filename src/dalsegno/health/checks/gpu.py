@@ -200,14 +200,14 @@ GPU_CHECKS = (
 # Links between GPUs
 
 
-_SLOT = re.compile(r"PCIe?\b|\bNVL\b", re.IGNORECASE)  # "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
-SWITCHED_FROM = 8  # from this many GPUs on, NVLink goes through switches, which need the fabric manager
+_SLOT = re.compile(r"PCIe?\b|\bNVL\b", re.IGNORECASE)  # matches names such as "NVIDIA H100 PCIe" and "NVIDIA H100 NVL"
+SWITCHED_FROM = 8  # nodes with at least this many GPUs connect NVLinks through switches, which need the fabric manager
 
 
 @dataclass(frozen=True)
 class Links:
     gpus: tuple[GpuFacts, ...]
-    each: int  # NVLinks per GPU of this type; 0: unknown
+    each: int  # number of NVLinks per GPU of this type; 0 if unknown
 
 
 def has_links(node: NodeReader) -> bool:
@@ -295,7 +295,7 @@ GPU_LINK_CHECKS = (
 )  # fmt: skip
 
 
-# Xids in the kernel log: for each GPU the heaviest remedy counts, unless the driver itself names the action
+# Xids in the kernel log. For each GPU the heaviest remedy counts, unless the driver names an action (Xid 154).
 
 
 @dataclass(frozen=True)

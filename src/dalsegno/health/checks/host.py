@@ -30,7 +30,7 @@ _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmp
 DF = ("df", "--output=target,fstype,pcent,ipcent", *(word for kind in _LOCAL for word in ("-t", kind)))
 
 
-# The system itself needs these file systems in memory; others belong to jobs or users.
+# tmpfs mounts that the operating system itself needs. Other tmpfs mounts belong to jobs or users.
 _IN_MEMORY = ("/", "/run", "/tmp", "/var", "/var/tmp", "/var/log", "/var/spool")
 
 

@@ -17,8 +17,7 @@ _T = TypeVar("_T")
 
 
 def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
-    """Return the answer to a question; ask again if the answer is late. `question` is called with the time limit for
-    its commands.
+    """Return the result of `question`; call it again if it is late. Its argument is the time limit for its commands.
 
     The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `TooLate`
     is raised only if an empty program still runs in good time. Otherwise the machine is slow and the answer is unknown.

@@ -187,7 +187,7 @@ def ask_shared(node: NodeReader) -> Mapping[str, FsAnswer]:
     hanging = 0
     once = {
         mount.source: mount.target for mount in reversed(mounts)
-    }  # ask once about a file system that is mounted in many places
+    }  # query a file system once, even if it is mounted in many places
     for target in list(once.values())[:MAX_ASKED]:
         if hanging < MAX_HANGING:
             found[target] = _stat(node, target)
@@ -237,7 +237,7 @@ class ContainerTools:
     `missing`: required Slurm plugins that do not exist."""
 
     enroot: str | None
-    namespaces: int  # user namespaces that are allowed
+    namespaces: int  # maximum number of user namespaces that the kernel allows
     missing: tuple[str, ...] = ()
 
 

@@ -22,9 +22,9 @@ _MOST = 1 << 64
 class PortCounters:
     """The counters of a port by sysfs's name. `up` is None if the port does not report its state."""
 
-    device: str  # mlx5_0, rdmap16s27
-    port: str  # its number
-    kind: str  # ib, efa, roce
+    device: str  # for example mlx5_0 or rdmap16s27
+    port: str  # number of the port
+    kind: str  # one of ib, efa, roce
     up: bool | None
     counters: Mapping[str, int]
 

@@ -21,7 +21,7 @@ from dalsegno.hardware import find_gpu
 from dalsegno.health.facts import Sample
 from dalsegno.health.telemetry import VARIABLE, BadTelemetry, Telemetry, parse_telemetry
 
-# nvidia-smi: one call for everything, and two more for the NVLinks
+# Values from nvidia-smi: one call for all values, and two more for the NVLinks
 
 
 _NOT_TOLD = {"", "N/A", "[N/A]", "Not Supported", "[Not Supported]", "Requested functionality has been deprecated"}

@@ -71,7 +71,7 @@ def _parts(match: re.Match[str]) -> tuple[str, str, str]:
 # Processes in uninterruptible sleep (D) and zombies (Z). Earlier rounds show how long each has waited.
 
 
-STATES = "RSDZTtXxKWPI"  # all states of proc(5)
+STATES = "RSDZTtXxKWPI"  # all process states in proc(5)
 _SWITCHES = re.compile(r"ctxt_switches:\s*(\d+)")
 
 

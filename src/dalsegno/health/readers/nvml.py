@@ -24,12 +24,12 @@ MIB = 1024 * 1024
 MAX_LINKS = 18
 SM_CLOCK, MEMORY_CLOCK = 1, 2
 CORRECTED, UNCORRECTED, VOLATILE, SLOWDOWN = 0, 1, 0, 1
-POWER_POLICY, THERMAL_POLICY = 0, 1  # reasons for reduced clocks whose times are counted
-MEMORY_TEMPERATURE, UNSIGNED_INT = 82, 1  # a field, and the type of its value
-RECOVERY, ECC_DATA = 1, 4  # kinds of NVLink errors
+POWER_POLICY, THERMAL_POLICY = 0, 1  # NVML's numbers of the reasons for reduced clocks
+MEMORY_TEMPERATURE, UNSIGNED_INT = 82, 1  # NVML's numbers of a field and of the type of its value
+RECOVERY, ECC_DATA = 1, 4  # NVML's numbers of the kinds of NVLink errors
 REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_THERMAL, 0x4: SW_POWER_CAP}
 
-MaxClocks = dict[str, int | None]  # UUID -> MHz; read once, because this query is the slowest: 2.4 of 3.8 ms on an H200
+MaxClocks = dict[str, int | None]  # UUID -> MHz; read only once, because this query takes 2.4 of 3.8 ms on an H200
 
 
 # Fields of GpuFacts from the performance counters (GPM): the counter's number, and the factor to its unit.
@@ -53,7 +53,7 @@ COUNTERS: dict[str, tuple[int, float]] = {
 class PerformanceCounters:
     """The last sample of each GPU's performance counters. Values are means between two samples.
 
-    GPUs have these counters since Hopper. They may be read beside other profilers, unlike those of older GPUs.
+    GPUs have these counters since Hopper. Unlike the counters of older GPUs, several programs can read them at a time.
     """
 
     def __init__(self, nvml: Any) -> None:
@@ -61,7 +61,7 @@ class PerformanceCounters:
         self._samples: dict[str, Any] = {}  # UUID -> sample; None if the GPU has no counters
 
     def read(self, handle: Any, uuid: str) -> dict[str, Any]:
-        """Return the means since the last call, as fields of GpuFacts; empty at the first call of a GPU, and for GPUs
+        """Return the means since the last call, as fields of GpuFacts; empty at the first call for a GPU, and for GPUs
         without counters."""
         try:
             if uuid not in self._samples:
@@ -76,7 +76,7 @@ class PerformanceCounters:
                 return self._means(before, now)
             finally:
                 self._nvml.nvmlGpmSampleFree(before)
-        except (self._nvml.NVMLError, AttributeError, TypeError):  # an older library or driver, or a lost GPU
+        except (self._nvml.NVMLError, AttributeError, TypeError):  # an old library or driver, or a lost GPU
             return {}
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Nvml:
                 pynvml.nvmlInit()
                 self._open = True
                 give_back_freed()
-                give_back_cleared(LIBRARY)  # releases 14 MB: a table for more GPUs than there are
+                give_back_cleared(LIBRARY)  # frees 14 MB of a table that NVML allocates for the maximum number of GPUs
             indexes = range(pynvml.nvmlDeviceGetCount())
             self._counters = self._counters or PerformanceCounters(pynvml)
             counters = self._counters if detailed else None

@@ -12,7 +12,7 @@ from dalsegno.programs import launcher
 from dalsegno.system.hanging_calls import NoAnswer, ask
 
 TIMEOUT_S = 5.0
-NOT_HERE = 3  # exit code without NVML
+NOT_HERE = 3  # exit code if the machine has no NVML
 
 
 def main(arguments: Sequence[str]) -> int:

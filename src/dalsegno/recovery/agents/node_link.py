@@ -115,7 +115,7 @@ def _findings(answer: OrderAnswer) -> tuple[Finding, ...]:
     return answer.report.findings if answer.report else ()
 
 
-ROSTER_S = 2.0  # how often the list of nodes is read
+ROSTER_S = 2.0  # interval between two reads of the list of nodes
 EVIDENCE_S, REST_S = 30.0, 5.0
 
 _T = TypeVar("_T")
@@ -155,7 +155,7 @@ class NodeLink:
         return self._agents.open(host, port)
 
     def open_when_possible(self, host: str, port: int) -> None:
-        """Listen now, or retry later: a port in use must not keep the controller from its other work."""
+        """Listen now, or retry later: if the port is in use, the controller must still do its other work."""
         try:
             self.open(host, port)
             self._to_open = None
@@ -171,7 +171,7 @@ class NodeLink:
         self._waker.close()
 
     def wake(self) -> float | None:
-        """Handle what is due and return when to call again (monotonic)."""
+        """Handle expired deadlines and return when to call this again (monotonic)."""
         now = time.monotonic()
         if now >= self._roster_at:
             self._roster_at = now + self._roster_s
@@ -266,7 +266,7 @@ class NodeLink:
         def call() -> None:
             try:
                 done.put((do(), None))
-            except Exception as error:  # raised again in the calling thread
+            except Exception as error:  # the calling thread raises it again
                 done.put((None, error))
 
         self._calls.put(call)

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from dalsegno.recovery.agents.view import NODE_LIMITS
 
 PROBE_S = NODE_LIMITS.probe_s
-QUIET_PORT = 9  # no service listens there
+QUIET_PORT = 9  # a port on which no service listens
 TRIES = 6  # connection attempts per probe, so that a few lost packets do not make a host seem lost
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
-Done = Callable[[str, "bool | None", "bool | None"], None]  # the node; whether its host and its slurmd answered
+# Called with the node, whether its host answered, and whether its slurmd answered; None means unknown.
+Done = Callable[[str, "bool | None", "bool | None"], None]
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,11 @@ class Probes:
     def _dial(self, probe: _Probe, port: int) -> None:
         slurmd, family = port != QUIET_PORT, family_of(probe.place.address)
         if family is None:
-            return  # resolving a name could block
+            return  # this is a host name, and resolving it could block
         try:
             sock = socket.socket(family)
         except OSError:
-            return  # out of sockets, which says nothing about the node
+            return  # no socket is available, which says nothing about the node
         sock.setblocking(False)
         code = sock.connect_ex((probe.place.address, port))
         if code in _UNDER_WAY:
@@ -116,7 +117,7 @@ class Probes:
 
     def _take_answer(self, probe: _Probe, sock: socket.socket) -> None:
         if sock not in probe.socks:
-            return  # closed earlier in the same turn
+            return  # the socket was closed earlier in the same turn
         slurmd = probe.socks.pop(sock)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._selector.unregister(sock)

@@ -32,7 +32,7 @@ from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import TAG_BYTES, BadProof, ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
-STRANGERS = 256  # unauthenticated connections at a time
+STRANGERS = 256  # maximum number of unauthenticated connections at a time
 STRANGER_S = 3.0  # time limit for the handshake, which is one packet each way
 
 Call = Connection[NodeHello]
@@ -146,7 +146,7 @@ class KnownNodes:
         return {name: self._places.get(name, NodeAddress("")) for name in sorted(names) if is_node_name(name)}
 
     def settings(self) -> Message:
-        """Return the cluster's check settings, which are sent to the agents. A damaged file changes nothing."""
+        """Return the check settings, which are sent to the agents. If the file is damaged, the last settings stay."""
         if self._checks.changed():
             with contextlib.suppress(DalsegnoError):
                 read_settings(self._checks.path)

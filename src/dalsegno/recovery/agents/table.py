@@ -39,9 +39,9 @@ log = logging.getLogger("controller.agents")
 # Orders and their answers, which arrive in parts
 
 
-MAX_BYTES = 4 << 20  # total size of the files in one answer
+MAX_BYTES = 4 << 20  # maximum total size of the files in one answer
 MAX_FILES = 32
-MAX_ORDERS = 8  # pending orders per agent
+MAX_ORDERS = 8  # maximum number of pending orders per agent
 
 
 class OrderEnd(Enum):
@@ -90,7 +90,7 @@ class PendingOrder:
     """An order that has been sent and not answered."""
 
     node: str
-    until: float  # monotonic
+    until: float  # deadline for the answer, on the monotonic clock
     done: Callable[[OrderAnswer], None]
     listens: Callable[[int], None]  # called with the port on which the agent waits for its partner
     port_until: float | None = None  # deadline for the port; None: the port is known or not needed
@@ -177,7 +177,7 @@ class Orders:
 
 
 RESTART_S = 4.0  # how long the services of a node may take to restart
-OLD_BOOTS = 32  # earlier boots remembered per node
+OLD_BOOTS = 32  # number of earlier boots remembered per node
 
 
 @dataclass
@@ -268,7 +268,7 @@ class AgentTable:
         self._liveness.remember(nodes, time.monotonic())
 
     def ask_slurmd(self, node: str) -> None:
-        """Probe the node's slurmd; its view shows the answer within half a second."""
+        """Probe the node's slurmd. The node's view shows the answer within half a second."""
         self._liveness.ask(node, time.monotonic())
 
     def order(
@@ -297,7 +297,7 @@ class AgentTable:
             self._server.send(known.call, order_message(Order(number, do, arguments or {})))
 
     def wake(self) -> float | None:
-        """Handle what is due and return when to call again (monotonic)."""
+        """Handle expired deadlines and return when to call this again (monotonic)."""
         now = time.monotonic()
         times = [self._server.wake(now), self._orders.wake(now), self._check_liveness(now), self._probes.wake(now)]
         return min((at for at in times if at is not None), default=None)
@@ -325,12 +325,12 @@ class AgentTable:
         if sign and (host or slurmd):
             self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.last_seen < RESTART_S:
-            host = slurmd = None  # unknown: on a shared host, agent and slurmd may just be restarting
+            host = slurmd = None  # not known: on a shared host, the agent and slurmd may just be restarting
         self._liveness.probe_ended(node, now, host=host, service=slurmd)
         self._publish(node)
 
     def _publish(self, node: str) -> None:
-        """Report a changed presence. Disconnect a lost node: if its agent lives, it must connect again."""
+        """Report a changed presence. Disconnect a lost node: if its agent is alive, it must reconnect."""
         known, sign = self._known.get(node), self._liveness.signs.get(node)
         if known is None or sign is None or known.presence is sign.presence:
             return

@@ -28,11 +28,11 @@ class AgentView:
     since: float = 0.0  # when `presence` last changed
     last_seen: float = 0.0  # when the agent's last message arrived; 0: never
     report: NodeReport | None = None
-    boot: str = ""  # changes with every boot of the host
-    host_answers: bool | None = None  # None: not probed
+    boot: str = ""  # boot id, which changes with every boot of the host
+    host_answers: bool | None = None  # None if the host was not probed
     slurmd_answers: bool | None = None
     answered: float = 0.0  # when the host or slurmd last answered a probe; 0: never
-    readings: tuple[GpuReading, ...] = field(default=(), compare=False)  # for people; no decision depends on them
+    readings: tuple[GpuReading, ...] = field(default=(), compare=False)  # shown to people; no decision depends on it
     quiet_s: float = field(default=0.0, compare=False)  # time since the last message, when the view was made
 
 

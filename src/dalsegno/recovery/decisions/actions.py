@@ -17,7 +17,7 @@ from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 class Action:
     node: str
     touches: ClassVar[bool] = True
-    slow: ClassVar[bool] = False  # carried out in a background thread
+    slow: ClassVar[bool] = False  # whether it is carried out in a background thread
 
     @property
     def kind(self) -> EventKind:
@@ -242,10 +242,10 @@ class ChangePhase(Action):
     why: str
     fault: NodeFault | None = None
     excuses: tuple[str, ...] = ()  # faults that an administrator has accepted
-    failed: bool = False  # the last repair did not help
+    failed: bool = False  # whether the last repair did not help
     boot: str = ""  # the node's boot id at this change; a later boot may have repaired the node
     held_back: HeldAction = HeldAction.NO
-    relapses: int = 0  # suspicions in a row
+    relapses: int = 0  # number of suspicions in a row
     about: Subject = ANYTHING
     touches: ClassVar[bool] = False
 
@@ -267,11 +267,11 @@ class Note(Action):
     """Record a remark about the node."""
 
     text: str
-    settles: tuple[int, ...] = ()  # jobs that need not be followed any longer
+    settles: tuple[int, ...] = ()  # jobs that the controller stops following
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] | None = None  # faults that an administrator has accepted; None: unchanged
     about: Subject = ANYTHING
-    fault: bool = False  # the text reports a fault that nothing is done about
+    fault: bool = False  # whether the text reports a fault on which recovery does not act
     touches: ClassVar[bool] = False
 
     @property
@@ -309,7 +309,7 @@ class Repeat(Action):
     """Repeat an action that was begun before a controller crash and whose outcome is unknown."""
 
     id: str
-    touches: ClassVar[bool] = False  # not held back, because the action has begun
+    touches: ClassVar[bool] = False  # false, so that the action is not held back: it has already begun
 
 
 @dataclass(frozen=True)

@@ -99,10 +99,10 @@ def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action 
 
 
 NEARLY_ALL = 0.8
-MIN_NODES = 2  # a single node allows no conclusion
+MIN_NODES = 2  # a single silent node does not show whether the network has failed
 # Time to wait after contact is regained. Agents try to connect every few seconds; hosts are probed every 2 s.
 SETTLE_S = 15.0
-FRESH_S = 0.75  # a heartbeat is due every 0.4 s, and no node is declared lost in less than 1.3 s
+FRESH_S = 0.75  # an agent was heard recently if it was within this time; heartbeats are due every 0.4 s
 
 
 def is_blind(facts: Facts, records: NodeRecords) -> bool:
@@ -121,7 +121,7 @@ def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float)
     """
     if not node.gone:
         return False
-    silent_since = node.agent.last_seen or node.agent.since  # `since`, when it was declared lost, may be later
+    silent_since = node.agent.last_seen or node.agent.since  # `since` is when the node was declared lost
     missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 
@@ -290,7 +290,7 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
     if suspicion := find_suspicion(node, own, this.policy, quick):
         if is_reported(suspicion.about, own):
             return None
-        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # the node keeps its phase
+        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # spares and lent spares keep their phase
             return _remark(own, suspicion.text, about=suspicion.about)
         relapses = count_relapse(own, this.policy, this.now)
         return ChangePhase(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)

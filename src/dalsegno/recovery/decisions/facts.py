@@ -56,7 +56,7 @@ class NodeFacts:
     agent: AgentView = field(default_factory=lambda: AgentView(""))
     validation: Validation | None = None  # result of the last validation
     validating: str = ""  # id of the validation in progress; "": none
-    off: bool = False  # the target is certain that the machine is off
+    off: bool = False  # whether the target is certain that the machine is off
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ class NodeFacts:
 
     @property
     def ending(self) -> bool:
-        """Return whether all jobs on the node are over and lack only slurmd's confirmation."""
+        """Return whether all jobs on the node have ended, and Slurm waits only for slurmd's confirmation."""
         return bool(self.jobs) and all(job.state is JobState.COMPLETING for job in self.jobs)
 
 
@@ -97,7 +97,7 @@ class Facts:
     """The observed state. `nodes` is None if Slurm did not answer. `slurm_at` is when Slurm was queried."""
 
     nodes: Mapping[str, NodeFacts] | None
-    jobs: tuple[JobInfo, ...] = ()  # pending, running or recently ended
+    jobs: tuple[JobInfo, ...] = ()  # pending, running and recently ended jobs
     slurm_at: float = 0.0
     underway: frozenset[str] = field(default_factory=frozenset)  # ids of actions that are being carried out
     runs: Mapping[str, int] = field(default_factory=dict)  # runs that the controller supervises -> uid of the owner

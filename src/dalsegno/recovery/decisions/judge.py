@@ -59,7 +59,7 @@ def current_faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: Earl
 def is_over(node: NodeFacts, own: NodeRecord, faults: Collection[NodeFault], agents: bool = True) -> bool:
     """Return whether the node's own report shows that all accepted faults are over. Unknown results prove nothing.
 
-    Without node agents there are no reports, and what Slurm shows decides.
+    Without node agents there are no reports, and Slurm's state decides.
     """
     if not agents:
         return node.connected and not faults

@@ -11,11 +11,11 @@ class NodePhase(Enum):
     IN_SERVICE = "in service"
     SUSPECTED = "suspected"  # a fault is suspected, and the node is still in service
     DRAINED = "drained"  # drained by the controller: running jobs may finish, no new ones start
-    DOWN = "down"  # it is lost; Slurm removes it from its jobs
-    REPAIRING = "repairing"  # reset, rebooted or replaced, and not back yet
+    DOWN = "down"  # the node is lost, and Slurm removes it from its jobs
+    REPAIRING = "repairing"  # the node is being reset, rebooted or replaced
     VALIDATING = "validating"
-    GIVEN_UP = "given up"  # drained until an administrator repairs it
-    SPARE = "spare"  # validated, kept out of scheduling
+    GIVEN_UP = "given up"  # the node stays drained until an administrator repairs it
+    SPARE = "spare"  # the node is validated and kept out of scheduling
     LENT = "lent"  # a spare that is in service for one run
     UNKNOWN = "unknown"  # reported by a controller of another version
 
@@ -44,7 +44,7 @@ class NodePhase(Enum):
         )
 
 
-# Why an action is not carried out
+# Reasons for holding back an action
 
 
 class HeldAction(Enum):

@@ -33,26 +33,22 @@ class Policy:
     caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
     off: frozenset[str] = frozenset()  # disabled checks
     spares: frozenset[str] = frozenset()
-    # node -> its machine in words, where only a person can replace it. A spare then takes the place of the node.
+    # Maps a node to a description of its machine, if only a person can replace it. Then a spare replaces the node.
     machines: Mapping[str, str] = field(default_factory=dict)
-    armed: frozenset[str] = frozenset()  # with mode observe: partitions in which recovery acts all the same
-    agents: bool = True  # false on a cluster without node agents: no node can be validated and returned
+    armed: frozenset[str] = frozenset()  # partitions in which recovery acts even if the mode is observe
+    agents: bool = True  # whether the cluster has node agents; without them, no node can be validated and returned
     slurm_users: frozenset[str] = SLURM_USERS  # drains by these users are Slurm's own, not an administrator's
     gone_remedy: Remedy = Remedy.REPLACE
-    gone_s: float = 0.0  # how long to wait for a lost node to come back, unless it is certainly off; clouds: 60
+    gone_s: float = 0.0  # how long to wait for the return of a lost node that may still be on; clouds: 60
     boot_s: float = 60.0  # time limit from the order to boot to the agent's first report; clouds: 1800
-    begin_s: float = 15.0  # a target that has not begun an order by then will not do so
+    begin_s: float = 15.0  # a target starts a reboot or replacement within this time, or not at all
     validate_s: float = PHASE_S  # time limit for checks, load test and pair test
     removal_s: float = 600.0  # time limit for Slurm to remove a node from its jobs
     absent_s: float = 3600.0  # how long a machine that the cloud took may stay away
     person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is `given up`
-    burn_in_s: float = 86400.0  # how often a spare is validated
-    steady_s: tuple[float, ...] = (
-        5.0,
-        20.0,
-        80.0,
-        300.0,
-    )  # time without faults that ends the first suspicion, the second …
+    burn_in_s: float = 86400.0  # interval between two validations of a spare
+    # Time without faults that ends the first suspicion, the second, and so on.
+    steady_s: tuple[float, ...] = (5.0, 20.0, 80.0, 300.0)
     relapse_s: float = 600.0  # a suspicion this soon after the return to service is a relapse
     retry_s: float = 2.0  # delay after a failed action, doubled each time
     capacity_s: float = 600.0  # delay after a failed replacement
@@ -62,8 +58,8 @@ class Policy:
         {"file-systems", "host-names", "munge", "clock", "disk", "inodes", CLOUD_NOTICE}
     )
     quick_s: float = 10.0  # a job that fails within this time of its start is a quick failure
-    quick_failures: int = 3  # this many quick failures on one node are a fault …
-    quick_window_s: float = 300.0  # … within this time
+    quick_failures: int = 3  # a node is faulty after this many quick failures within `quick_window_s`
+    quick_window_s: float = 300.0  # time window in which quick failures are counted
 
     @classmethod
     def of(
@@ -96,7 +92,7 @@ class Policy:
         return cap if cap < fault.remedy else fault.remedy
 
 
-# What the controller needs to know about its cluster
+# The cluster, as the controller needs it
 
 
 class ControllerSite(Protocol):

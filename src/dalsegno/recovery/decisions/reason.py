@@ -79,7 +79,7 @@ class Owner(Enum):
     NOBODY = "nobody"  # the node is in service, or down only because it does not respond
     US = "us"
     SPARE = "spare"
-    SLURM = "slurm"  # slurmctld or slurmd, for a fault it detected
+    SLURM = "slurm"  # slurmctld or slurmd, because of a fault that it detected
     SOMEONE = "someone else"
 
 
@@ -159,7 +159,7 @@ class Subject:
     """The topic of a remark, and what distinguishes two remarks on the same topic."""
 
     topic: Topic = Topic.OTHER
-    network: bool = False  # the last report has a network warning
+    network: bool = False  # whether the last report has a network warning
     count: int = 0  # number of failed jobs
 
 

@@ -15,7 +15,7 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 
 
 class MarkKind(Enum):
-    """What a `BudgetMark` records."""
+    """The kind of event that a `BudgetMark` records."""
 
     TAKEN = "taken"  # a node was taken out of service
     REBOOTED = "reboot"
@@ -45,7 +45,7 @@ class PendingAction:
     id: str
     at: float
     boot: str = ""
-    how: str = ""  # for a repair: reset, reboot or replace
+    how: str = ""  # the remedy if the action is a repair: reset, reboot or replace
 
 
 @dataclass(frozen=True)
@@ -56,29 +56,29 @@ class NodeRecord:
     phase: NodePhase = NodePhase.IN_SERVICE
     since: float = 0.0
     entered: float = 0.0  # when the node entered this phase
-    seen: bool = False  # the node was in service or its agent connected: from then on, its absence is a fault
+    seen: bool = False  # whether the node was ever in service or its agent connected: then its absence is a fault
     fault: NodeFault | None = None
     boot: str = ""  # the node's boot id when it was last taken out, repaired or validated
     last_boot: str = ""  # the node's boot id when its agent was last connected
     steps: tuple[Remedy, ...] = ()  # remedies tried for this fault
     evidence: bool = False
     asked: str = ""  # id of the last validation
-    asks: int = 0  # validation orders since the last repair
+    asks: int = 0  # number of validation orders since the last repair
     pending: PendingAction | None = None
     said: str = ""  # the last remark, so that it is not repeated
     about: Subject = ANYTHING  # subject of the last remark
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] = ()  # keys of faults that an administrator has accepted, until all of them are over
-    relapses: int = 0  # suspicions in a row, without a long time in service in between
-    failures: int = 0  # failed actions in a row
+    relapses: int = 0  # number of suspicions in a row, without a long time in service in between
+    failures: int = 0  # number of failed actions in a row
     retry_at: float = 0.0
     held: tuple[int, ...] = ()  # jobs on the node when it was taken out
     victims: tuple[int, ...] = ()  # jobs that lost this node and have neither restarted nor ended yet
     left: tuple[int, ...] = ()  # jobs on the node that may not be requeued
     told_at: float = 0.0  # when the start delay of a victim was last removed
     lent_to: int = 0
-    closed: bool = False  # lent, and closed to all other jobs
-    stands_for: str = ""  # a spare that is in service in place of this node
+    closed: bool = False  # whether this lent spare is closed to all other jobs
+    stands_for: str = ""  # the node that this spare replaces in service
     validated_at: float = 0.0
 
     @property
@@ -91,9 +91,9 @@ class NodeRecord:
 class NodeRecords:
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     marks: tuple[BudgetMark, ...] = ()
-    replaced_gpus: frozenset[str] = frozenset()  # GPUs of machines that were replaced
+    replaced_gpus: frozenset[str] = frozenset()  # ids of the GPUs of machines that were replaced
     paused: bool = False
-    blind: bool = False  # nearly all nodes are silent: most likely a fault on the controller's side
+    blind: bool = False  # whether nearly all nodes are silent, most likely because of the controller's own network
     saw_at: float = 0.0  # when `blind` last ended
 
     def get(self, node: str) -> NodeRecord:

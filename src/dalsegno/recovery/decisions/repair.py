@@ -97,7 +97,7 @@ def _refusal(
         if Remedy.REPLACE in node.steps:
             return "its replacement was faulty"
         if policy.machines and node.steps.count(Remedy.REBOOT) >= policy.reboots_per_fault:
-            return "reboots did not help"  # or failed: a machine that is off cannot be rebooted over ssh
+            return "reboots did not help"  # or failed, because a machine that is off cannot be rebooted over ssh
         return reboot_refusal(records, node.node, fault.key, policy, now)
     if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
         return f"it was replaced {policy.replaces_per_fault} times, each time by a faulty machine"
@@ -164,7 +164,7 @@ def _decide_drained(case: RepairCase) -> Action | None:
     if worse := _escalate(case):
         return worse
     if case.node.left or (case.node.ending and case.fault.check == SLURMD):
-        return SetDown(case.name, case.fault)  # runs survive this, and a dead slurmd never confirms that jobs ended
+        return SetDown(case.name, case.fault)  # runs survive this, and a dead slurmd never confirms the end of jobs
     return _return_for_runs(case) if case.node.busy else _decide_free(case)
 
 
@@ -176,7 +176,7 @@ def _return_for_runs(case: RepairCase) -> Action | None:
     jobs, check = case.node.jobs, case.fault.check
     stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
     well = check in case.policy.passing and _is_over(case) and not reported_faults(case.node, case.policy)
-    regular = case.name not in case.policy.spares  # a lent spare goes back to the spares
+    regular = case.name not in case.policy.spares  # false for a lent spare, which becomes a spare again
     return Return(case.name, f"{check} passes again", tried=False) if stay and well and regular else None
 
 
@@ -244,9 +244,9 @@ def _decide_down(case: RepairCase) -> Action | None:
     if case.node.busy:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
-        return _decide_free(case)  # it was set down only to remove it from runs that had left it
+        return _decide_free(case)  # the node was set down only to remove it from runs that had left it
     if case.node.connected and not case.own.steps and not case.own.asked and not _is_announced(case):
-        return _validate(case)  # it came back by itself
+        return _validate(case)  # the node came back by itself
     if case.fault.notice:
         return _give_up_after(case, case.policy.absent_s, f"the cloud has not given it back: {case.fault.summary}")
     if case.in_phase_s < case.policy.gone_s and not case.node.off:
@@ -270,7 +270,7 @@ def _start_repair(case: RepairCase) -> Action | None:
 
 
 def _may_agent_return(case: RepairCase) -> bool:
-    """Return whether the node's agent, which has the most evidence, may still connect after a restart or an outage."""
+    """Return whether the node's agent may still connect after a restart or an outage, and send its evidence."""
     agent = case.node.agent
     waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NODE_LIMITS.new_s
     return waited_for and not case.node.off
@@ -336,7 +336,7 @@ def _decide_validating(case: RepairCase) -> Action | None:
     if not answer.passed:
         bad = heaviest(fault_of(each) for each in failures(answer.findings))
         return _fail_repair(case, bad or NodeFault(VALIDATION, Remedy.DRAIN, "no check could be run"))
-    if refused := _reject_replaced_gpus(case):  # the agent may have reported its GPUs only now
+    if refused := _reject_replaced_gpus(case):  # checked again, because the agent may have reported its GPUs only now
         return refused
     if _are_gpus_unknown(case) and case.in_phase_s < case.policy.validate_s:
         return None
@@ -373,7 +373,7 @@ def _passes_now(case: RepairCase) -> bool:
     return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
 
 
-# Forecast of the next repair, made with the functions that decide it
+# Forecast of the next repair. It uses the same functions as the decision.
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dalsegno.recovery.decisions.records import NodeRecord, NodeRecords
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.messages import parse_pending
 
-LOAN_S = 600.0  # a job that has not started on its spare by then loses the spare
+LOAN_S = 600.0  # a job that has not started on its spare within this time loses the spare
 
 
 def lend(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> dict[str, Action]:
@@ -74,7 +74,7 @@ def _is_given_up(node: str, records: NodeRecords) -> bool:
 def keep_promoted(
     node: NodeFacts, own: NodeRecord, owner: Owner, records: NodeRecords, policy: Policy
 ) -> tuple[bool, Action | None]:
-    """Return whether there is something to do for a promoted spare, and the action. When the node that it stands for is
+    """Return whether this function decides about a promoted spare, and the action. When the node that it replaces is
     back in service, it becomes a spare again; jobs on it continue."""
     needed = _is_given_up(own.stands_for, records)
     if owner is Owner.SPARE and needed:  # slurmctld has read its files again, which list the node as a spare

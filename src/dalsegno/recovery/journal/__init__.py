@@ -1,1 +1,1 @@
-"""What the controller keeps on disk: events, actions, evidence, and metrics made from them."""
+"""The controller's data on disk: events, actions and evidence, and the metrics computed from them."""

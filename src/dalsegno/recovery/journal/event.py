@@ -14,7 +14,7 @@ _JOB = re.compile(r"\bjob (\d+)\b")
 
 
 class EventKind(Enum):
-    """What was done, or what the event reports."""
+    """The action that the event is about, or the kind of information that it reports."""
 
     DRAIN = "drain"
     SET_DOWN = "setdown"
@@ -37,7 +37,7 @@ class EventKind(Enum):
     PASSPORT = "passport"  # a replaced GPU was forgiven
     AUTOMATION = "automation"
     REQUEST = "request"  # a person did something, in the web page or with `inject`
-    UNKNOWN = "unknown"  # written by another version
+    UNKNOWN = "unknown"  # an event that another version wrote
 
     @classmethod
     def _missing_(cls, value: object) -> EventKind:
@@ -64,7 +64,7 @@ class Event:
 
     id: int
     at: float
-    node: str  # "" for the whole cluster
+    node: str  # "" for an event of the whole cluster
     kind: EventKind
     text: str
     stage: EventStage = EventStage.INFO

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from dalsegno.system.files import explain, make_folder, read_text, sync_folder
 
-MAX_KEPT = 20  # bundles per node; the oldest are removed
-INCOMPLETE = "incomplete.txt"  # in a bundle: which source failed, and why
-ACTION = "action.txt"  # in a bundle: the id of the action that it belongs to
+MAX_KEPT = 20  # maximum number of bundles per node; the oldest are removed
+INCOMPLETE = "incomplete.txt"  # this file of a bundle lists the sources that failed, and why
+ACTION = "action.txt"  # this file of a bundle has the id of the action that saved it
 
 
 def merge_evidence(*sources: Mapping[str, str]) -> dict[str, str]:

@@ -50,12 +50,12 @@ class FinishedAction:
 
 @dataclass
 class RecoveryTimes:
-    """How long recovery takes. Actions are added in the order in which they ended."""
+    """The durations of recovery. Actions are added in the order in which they ended."""
 
     detect: Histogram = field(default_factory=lambda: Histogram(DETECT_S))
     drain: Histogram = field(default_factory=lambda: Histogram(DRAIN_S))
     replace: Histogram = field(default_factory=lambda: Histogram(REPLACE_S))
-    _failed: dict[str, tuple[float, float]] = field(default_factory=dict)  # node -> first begin, last end
+    _failed: dict[str, tuple[float, float]] = field(default_factory=dict)  # node -> begin of the first, end of the last
     _replacing: dict[str, float] = field(default_factory=dict)  # node -> when its replacement began
 
     def add(self, done: FinishedAction) -> None:
@@ -76,7 +76,7 @@ class RecoveryTimes:
         self.drain = self.drain.observe(_passed(began, done.ended_at))
         if isinstance(action, SetDown) and action.heard_at:
             self.detect = self.detect.observe(_passed(action.heard_at, began))
-        self._replacing.pop(action.node, None)  # a replacement that an administrator ended
+        self._replacing.pop(action.node, None)  # an administrator ended the replacement
 
 
 def _passed(since: float, until: float) -> float:
@@ -138,7 +138,7 @@ class JournalCounts:
     def _parse(self, kind: str, body: str, begun_at: float, ended_at: float, error: str) -> FinishedAction | None:
         try:
             action = facts_from_json(KINDS[kind], json.loads(body))
-        except (DalsegnoError, ValueError, TypeError, AttributeError):  # written by another version
+        except (DalsegnoError, ValueError, TypeError, AttributeError):  # another version wrote this row
             self.skipped_rows += 1
             return None
         return FinishedAction(action, begun_at, ended_at, bool(error))
@@ -251,7 +251,7 @@ def count_families(counts: JournalCounts) -> list[Family]:
 def fault_family(counts: JournalCounts, now: float) -> Family:
     """Return the family that tells alerts which nodes had a fault, even if they were repaired between two scrapes.
 
-    It is a time and not a count, so that the first fault of a node can be seen without an earlier zero.
+    The value is a time and not a count, so that the first fault of a node is visible without an earlier zero.
     """
     recent: Samples = {key: at for key, at in counts.faults.items() if now - at < DAY_S}
     about = "When recovery last took the node out of service for this fault, within the last day."
@@ -307,7 +307,7 @@ def budget_family(
 
 @dataclass(frozen=True)
 class RecoveryScope:
-    """What the journal does not contain: the present policy, and the nodes of each partition."""
+    """Data that the journal does not contain: the present policy, and the nodes of each partition."""
 
     policy: Policy
     partitions: Mapping[str, tuple[str, ...]]

@@ -60,7 +60,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
             os.chmod(path, 0o600)
-            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # only for new files: frees the space of deleted rows
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # for new files: space of deleted rows can be freed
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA journal_size_limit={MAX_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
@@ -83,8 +83,8 @@ def _add_columns(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-MAX_EVENTS = 1000  # per answer
-MAX_KEPT = 100_000  # events, actions and check results; the oldest are deleted once a day
+MAX_EVENTS = 1000  # maximum number of events per answer
+MAX_KEPT = 100_000  # maximum number of events, actions and check results each; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
 MARKS_KEPT_S = 60 * DAY_S  # twice the 30 days that `read_records` looks back
 
@@ -131,8 +131,8 @@ class Journal:
     def tidy(self, now: float | None = None) -> None:
         """Delete old rows.
 
-        Unfinished actions are kept, however old. So is each check's last verdict on each node, because the next verdict
-        is compared with it.
+        Unfinished actions are kept, even old ones. Each check's last verdict on each node is kept too, because the
+        next verdict is compared with it.
         """
         old = (time.time() if now is None else now) - MARKS_KEPT_S
         with self._changing(self.records):

@@ -42,7 +42,7 @@ class CoordinatorTask(Enum):
 
 @dataclass(frozen=True)
 class RestartStep:
-    """What to do about a coordinator, when, and the record to keep from then on."""
+    """The next task for a coordinator, when it is due, and the record to keep from then on."""
 
     do: CoordinatorTask
     record: RunRecord
@@ -88,8 +88,8 @@ def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
 # Users and their run folders
 
 
-MAX_RUNS = 500  # each needs a process and an open file; the usual limit is 1024 open files
-MAX_RUNS_OF_A_USER = 64  # each needs about 30 MB on the head node; one user cannot exhaust MAX_RUNS
+MAX_RUNS = 500  # each run needs a process and an open file; the usual limit is 1024 open files
+MAX_RUNS_OF_A_USER = 64  # each run needs about 30 MB on the head node; one user cannot exhaust MAX_RUNS
 PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK", LEVEL)
 
 
@@ -175,14 +175,14 @@ class WatchedCoordinator:
     """A running coordinator. `fd` becomes readable when it ends. `child` is None if the last controller started it."""
 
     fd: int
-    since: float  # monotonic
+    since: float  # when it was started or taken over (monotonic)
     child: Child | None = None
 
 
 class CoordinatorKeeper:
-    """Starts coordinators and restarts them. `launcher` is the command before a program's name.
+    """Starts coordinators and restarts them.
 
-    `env` is the controller's own environment.
+    `launcher` is the command that starts our programs; `env` is the controller's own environment.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class CoordinatorKeeper:
         wanted = RunRecord(folder, uid)
         step = on_request(wanted, self.known.get(wanted.run))
         ended = self.records.read_ended(wanted.run)
-        if step is None or (ended is not None and ended.uid != uid):  # a run that is over keeps its id for its owner
+        if step is None or (ended is not None and ended.uid != uid):  # only its owner may reuse the id of an ended run
             raise DalsegnoError(f"the run id `{wanted.run}` is in use", hint="choose another id")
         if step.do is not CoordinatorTask.START:
             return

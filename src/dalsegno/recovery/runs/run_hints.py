@@ -53,8 +53,8 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
 # Recorded changes of check results
 
 
-MAX_RECORDS, CALM_S = 4, 120.0  # at most 4 records of one check in 120 s: some checks alternate
-_RECORDED = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown says nothing about the node
+MAX_RECORDS, CALM_S = 4, 120.0  # at most 4 records of one check in 120 s, because some checks alternate between results
+_RECORDED = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # an unknown result says nothing about the node
 
 State = tuple[Verdict, "str | None"]  # the verdict, and the code of the failure; None: not recorded
 

@@ -14,8 +14,8 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.children import Process, owner
 from dalsegno.system.files import make_folder, read_json, write_atomic
 
-ENDED = "ended"  # beside the folder of the records: those of runs that are over
-MAX_ENDED, MAX_ENDED_OF_A_USER = 500, 100  # the oldest are removed: one user cannot push out all runs of others
+ENDED = "ended"  # sibling folder with the records of ended runs
+MAX_ENDED, MAX_ENDED_OF_A_USER = 500, 100  # maximum numbers of ended runs that are kept; the oldest are removed
 # A run's id is also the name of its file: it must not contain a path separator or start with a dot.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -28,7 +28,7 @@ class RunRecord:
     uid: int
     pid: int = 0
     start: int = 0
-    short_lives: int = 0  # coordinators in a row that ended early
+    short_lives: int = 0  # number of coordinators in a row that ended early
     given_up: bool = False
 
     @property
@@ -66,9 +66,9 @@ class RunRecords:
         write_atomic(self._path(record), json.dumps(asdict(record)), 0o600)
 
     def remove(self, record: RunRecord) -> None:
-        """Move the record to those of runs that are over, which are only shown."""
+        """Move the record to the folder of ended runs."""
         ended = self.folder.with_name(ENDED)
-        with contextlib.suppress(DalsegnoError, OSError):  # the history is not worth a failure
+        with contextlib.suppress(DalsegnoError, OSError):  # losing the history is not an error
             make_folder(ended, 0o700)
             os.utime(self._path(record))
             os.replace(self._path(record), ended / self._path(record).name)

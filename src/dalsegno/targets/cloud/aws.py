@@ -1,4 +1,4 @@
-"""The one way to call an AWS API: `call(service, operation, parameters)`. boto3 behind it, or a fake in tests."""
+"""Requests to AWS. All of them go through `AwsApi.call`: to boto3 or, in tests, to a fake."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dalsegno.errors import TargetError
-from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_of_code
+from dalsegno.errors import TargetError, install_hint
+from dalsegno.targets.cloud.credentials import CloudRefusal, explain, refusal_of_code, repeat_throttled
 
-INSTALL = 'pip install "dalsegno[aws]"'
-THROTTLE_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 Answers = Mapping[str, Any]
 
 
@@ -22,7 +20,7 @@ class AwsApi(Protocol):
 
 
 class BotoApi:
-    """AWS through boto3, with the credentials of boto3's own chain. `operation` is the method of boto3's client."""
+    """Sends requests with boto3, which finds the credentials. `operation` is a method of boto3's client."""
 
     def __init__(self, region: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.region, self._pause = region, pause
@@ -30,14 +28,7 @@ class BotoApi:
 
     def call(self, service: str, operation: str, **parameters: Any) -> Answers:
         """Send a request. One that AWS throttles is repeated, in addition to boto3's own attempts."""
-        for pause_s in (*THROTTLE_PAUSES_S, None):
-            try:
-                return self._send(service, operation, parameters)
-            except CloudError as error:
-                if error.refusal is not CloudRefusal.THROTTLED or pause_s is None:
-                    raise
-                self._pause(pause_s)
-        raise AssertionError("not reached")
+        return repeat_throttled(lambda: self._send(service, operation, parameters), self._pause)
 
     def _send(self, service: str, operation: str, parameters: Mapping[str, Any]) -> Answers:
         client = self._client(service)
@@ -68,7 +59,7 @@ def _new_client(service: str, region: str) -> Any:
         from botocore import exceptions
         from botocore.config import Config
     except ImportError:
-        raise TargetError("the AWS SDK for Python is not installed", hint=f"install it: `{INSTALL}`") from None
+        raise TargetError("the AWS SDK for Python is not installed", hint=install_hint("aws")) from None
     settings = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
     try:
         return boto3.session.Session(region_name=region).client(service, config=settings)
@@ -76,7 +67,7 @@ def _new_client(service: str, region: str) -> Any:
         raise explain(_refusal_of(error, exceptions), f"AWS {service}", str(error)) from None
 
 
-# boto3's errors before there is an answer, by class name: older releases lack some of them.
+# Errors that boto3 raises before AWS answers, by class name: older releases lack some of the classes.
 _BEFORE_AN_ANSWER: dict[CloudRefusal, tuple[str, ...]] = {
     CloudRefusal.NO_CREDENTIALS: (
         "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError",

@@ -15,7 +15,7 @@ from dalsegno.targets.cloud.cost import HourlyCost
 
 
 class ChangeEffect(Enum):
-    """What a change of one setting does to a running cluster. The order is from harmless to fatal."""
+    """What a change of one setting does to a running cluster. The effects are ordered by severity."""
 
     IN_PLACE = "changes in place"
     AS_JOBS_END = "replaces nodes as their jobs end"
@@ -46,7 +46,7 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class CloudResource:
-    """Resources of one kind that a plan creates. `data`: `down` asks before it deletes them."""
+    """Resources of one kind that a plan creates. If `data` is set, `down` asks before it deletes them."""
 
     noun: str  # the provider's name for it: "FSx for Lustre", "VPC"
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ class Minutes:
 
 @dataclass(frozen=True)
 class CapacityCheck:
-    """Something outside the plan that it depends on: a quota or a reservation. `fault`: why it is not enough."""
+    """A quota or a reservation that the plan depends on. `fault` says why it is not enough."""
 
     what: str
     wanted: str
@@ -82,7 +82,7 @@ class CloudPlan:
 
     cluster: Cluster
     fresh: bool = False
-    resumes: str = ""  # an operation of an earlier `up` that still runs there, and is followed
+    resumes: str = ""  # an operation of an earlier `up` that still runs; `up` follows it
     resources: tuple[CloudResource, ...] = ()
     changes: tuple[SettingChange, ...] = ()
     cost: HourlyCost = field(default_factory=lambda: HourlyCost(()))
@@ -140,7 +140,7 @@ class CloudPlan:
 
 
 def describe_cluster(cluster: Cluster) -> str:
-    """Return what a new cluster consists of."""
+    """Return the sentence that describes a new cluster."""
     nodes = [node for node in cluster.nodes if not node.spare]
     spares = len(cluster.nodes) - len(nodes)
     with_spares = f" and {counted(spares, 'spare')}" if spares else ""
@@ -179,7 +179,7 @@ def _by_name(value: object) -> dict[str, object]:
 
 
 def show_setting(value: object) -> str:
-    """Return a value of a setting in a few words."""
+    """Return a value of a setting as short text."""
     if value is None:
         return ""
     if isinstance(value, dict):

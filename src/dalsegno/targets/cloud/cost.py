@@ -25,7 +25,7 @@ class CostLine:
 
     what: str
     count: float
-    usd_per_hour: float | None  # of all of them
+    usd_per_hour: float | None  # for all of them
     date: str = ""
     source: str = ""
     basis: PriceBasis = PriceBasis.LISTED
@@ -46,7 +46,7 @@ class HourlyCost:
         return tuple(line.what for line in self.lines if line.usd_per_hour is None)
 
     def sentence(self) -> str:
-        """Return the price as a consequence, with the age of the oldest price that is in it."""
+        """Return a sentence with the total price and the date of the oldest price in it."""
         dates = [line.date for line in self.lines if line.usd_per_hour is not None and line.date]
         if not dates:
             return "costs are unknown: there is no price for any of these resources"
@@ -67,7 +67,7 @@ def _detail(line: CostLine) -> str:
 
 
 class PriceTable:
-    """The prices that hold for this operator: their own, then the catalog's."""
+    """The operator's own prices, and those of the catalog for everything else."""
 
     def __init__(self, own: Sequence[CloudPrice] = ()) -> None:
         self._prices: dict[str, CloudPrice] = {**cloud_prices(), **{price.name: price for price in own}}

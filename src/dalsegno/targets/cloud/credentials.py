@@ -7,7 +7,10 @@ stores or shows a secret.
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import TypeVar
 
 from dalsegno.errors import TargetError
 from dalsegno.printable import one_line
@@ -70,6 +73,9 @@ _CODES: dict[CloudRefusal, tuple[str, ...]] = {
 }  # fmt: skip
 _BY_CODE = {code: refusal for refusal, codes in _CODES.items() for code in codes}
 _WORDS = re.compile(r"[A-Za-z][A-Za-z.]+")
+_WITHOUT_CODE = {"Out of host capacity": CloudRefusal.CAPACITY}  # messages of OCI in the logs of Terraform
+THROTTLE_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+Result = TypeVar("Result")
 
 _HINTS = {
     CloudRefusal.NO_CREDENTIALS: "log in with `aws configure` or `aws sso login`, or set AWS_PROFILE",
@@ -89,7 +95,7 @@ class CloudError(TargetError):
     """A request that a cloud refused. `refusal` is the cause, `code` the cloud's own name for it."""
 
     def __init__(self, refusal: CloudRefusal, what: str, *, code: str = "", hint: str = "") -> None:
-        super().__init__(what, hint=hint or _HINTS.get(refusal, ""))
+        super().__init__(what, hint=hint or hint_for(refusal))
         self.refusal, self.code = refusal, code
 
 
@@ -108,11 +114,38 @@ def refusal_in_text(text: str) -> CloudRefusal:
     The first code counts: it is the cause, and what follows are consequences.
     """
     found = (refusal_of_code(word.rstrip(".")) for word in _WORDS.findall(text))
-    return next((each for each in found if each is not CloudRefusal.UNKNOWN), CloudRefusal.UNKNOWN)
+    known = next((each for each in found if each is not CloudRefusal.UNKNOWN), CloudRefusal.UNKNOWN)
+    return next((each for phrase, each in _WITHOUT_CODE.items() if phrase in text), known)
 
 
-def explain(refusal: CloudRefusal, doing: str, message: str = "", code: str = "") -> CloudError:
-    """Return the error for a refused request: what was being done, the cause, and the cloud's own message."""
+def repeat_throttled(send: Callable[[], Result], pause: Callable[[float], None] = time.sleep) -> Result:
+    """Send a request, and send it again after a pause if the cloud throttles it. Raise after the last pause."""
+    for pause_s in THROTTLE_PAUSES_S:
+        try:
+            return send()
+        except CloudError as error:
+            if error.refusal is not CloudRefusal.THROTTLED:
+                raise
+            pause(pause_s)
+    return send()
+
+
+def hint_for(refusal: CloudRefusal) -> str:
+    """Return the fix for a refusal of AWS; "" if there is none."""
+    return _HINTS.get(refusal, "")
+
+
+def explain(
+    refusal: CloudRefusal,
+    doing: str,
+    message: str = "",
+    code: str = "",
+    hints: Mapping[CloudRefusal, str] | None = None,
+) -> CloudError:
+    """Return the error for a refused request: what was being done, the cause, and the cloud's own message.
+
+    `hints` replace those that name tools of AWS.
+    """
     said = f": {one_line(message)}" if message else ""
     shown = f"{doing}: {refusal.value}" if refusal is not CloudRefusal.UNKNOWN else f"{doing}: {code or 'refused'}"
-    return CloudError(refusal, f"{shown}{said}", code=code)
+    return CloudError(refusal, f"{shown}{said}", code=code, hint=(hints or {}).get(refusal, ""))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
 from dalsegno.setup.bootstrap import HEAD, HOST, PYTHON
+from dalsegno.setup.delivery import pinned_requirements
 from dalsegno.setup.node_plan import NodePlan, PlannedCommand, PlannedFile, PlannedFolder, PlannedLink, PlannedService
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.children import MARK
@@ -28,7 +29,6 @@ METRICS = "/var/lib/dalsegno/metrics"
 SLURM_BIN = "/opt/slurm/bin"
 PATH = f"{SLURM_BIN}:/opt/slurm/sbin:{USUAL_PATH}"
 AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # slurmctld of ParallelCluster listens on 6820 to 6829
-_PACKAGES = ("click>=8.1", "pydantic>=2.10", "PyYAML>=6")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class ManagedSlurm:
     scratch: str = ""  # mount point of the local disks; "" without any
     cloud: str = ""  # the file that tells node agents about their cloud; "": its notices are not read
     pyxis: bool = False  # turn on the Enroot and Pyxis that the platform's image holds
+    packages: tuple[str, ...] = field(
+        default_factory=pinned_requirements
+    )  # for pip, where those in our code do not fit
 
     @property
     def folder(self) -> ClusterFolder:
@@ -173,7 +176,7 @@ def _packages(site: ManagedSlurm) -> PlannedCommand:
     folder = f"/opt/dalsegno/{site.code}"
     ask = f"import sys; sys.path[:0] = [{folder!r}]; import click, pydantic, yaml"
     # -I: a `pip.py` in the working folder, or a package in root's home, must not be run instead
-    pip = (PYTHON, "-I", "-m", "pip", "install", "--quiet", "--upgrade", "--target", folder, *_PACKAGES)
+    pip = (PYTHON, "-I", "-m", "pip", "install", "--quiet", "--upgrade", "--target", folder, *site.packages)
     return PlannedCommand("installing Python packages", pip, unless=(PYTHON, "-I", "-c", ask))
 
 

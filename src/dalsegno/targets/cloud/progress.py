@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from dalsegno.errors import TargetError
 from dalsegno.printable import one_line
 from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.targets.base import Say
+from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, hint_for, refusal_in_text
 
 POLL_S = 15.0
 
@@ -77,7 +77,7 @@ def follow(
     pause: Callable[[float], None] = time.sleep,
     every_s: float = POLL_S,
 ) -> OperationReport:
-    """Report each event once until the operation has ended. Raise TargetError if it failed.
+    """Report each event once until the operation has ended. Raise CloudError if it failed.
 
     A failure is reported as soon as the cloud reports it, although the operation may continue for minutes.
     """
@@ -128,13 +128,16 @@ def keep_logs(folder: Path, report: OperationReport) -> Path:
     return folder
 
 
-def failed(what: str, report: OperationReport, logs: Path) -> TargetError:
+def failed(what: str, report: OperationReport, logs: Path) -> CloudError:
     """Return the error for a failed operation: the resource that failed first, its message, and where the logs are."""
     failure = first_failure(report.events)
     said = _describe(failure) if failure else one_line(report.message or "the cloud gave no reason")
     others = [event.resource for event in report.events if event.kind is ResourceEventKind.FAILED][1:]
     more = f"\n  also failed: {one_line(', '.join(dict.fromkeys(others[:5])))}" if others else ""
-    return TargetError(
+    cause = refusal_in_text(said)
+    fix = hint_for(cause) if cause in (CloudRefusal.CAPACITY, CloudRefusal.QUOTA) else "fix the cause"
+    return CloudError(
+        cause,
         f"{what} failed: {said}{more}",
-        hint=f"all events and logs are in {logs}; fix the cause, then run `dalsegno up` again",
+        hint=f"all events and logs are in {logs}; {fix}, then run `dalsegno up` again",
     )

@@ -1,7 +1,7 @@
 """Check a request against the full service model of AWS before it is sent.
 
 botocore checks required and unknown fields, types and minimums. It ignores enums, patterns and maximums, so that a
-wrong value is refused by the service, sometimes after minutes. This walk checks all of them.
+wrong value is refused by the service, sometimes after minutes. `find_problems` checks all of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from dalsegno.errors import TargetError
+from dalsegno.errors import TargetError, install_hint
 from dalsegno.hardware import did_you_mean
-from dalsegno.targets.cloud.aws import INSTALL
 
 _SHOWN = 60
 # Java's classes of letters, digits and separators, which Python's patterns do not have.
@@ -64,7 +63,7 @@ def _service_model(service: str) -> Any:
         from botocore.exceptions import UnknownServiceError
         from botocore.session import get_session
     except ImportError:
-        raise TargetError("this needs the AWS SDK, boto3", hint=f"install it: `{INSTALL}`") from None
+        raise TargetError("this needs the AWS SDK, boto3", hint=install_hint("aws")) from None
     try:
         return get_session().get_service_model(service)
     except UnknownServiceError:
@@ -147,7 +146,7 @@ def _matches(pattern: str, value: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """Return the pattern for Python; None if it uses what Python does not have. The service checks it then."""
+    """Return the pattern for Python; None if Python lacks its syntax. Then only the service checks it."""
     for java, python in _CLASSES.items():
         pattern = pattern.replace(java, python)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Storage
-from dalsegno.targets.cloud.aws import Answers, AwsApi
+from dalsegno.targets.cloud.aws import Answers, AwsApi, caller_account
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
 from dalsegno.targets.cloud.service_model import check_request
 from dalsegno.targets.hyperpod.answers import ClusterDescription, InstanceInfo, read_cluster, read_instances
@@ -46,7 +46,7 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class BatchFailure:
-    """A node that a batch request could not be carried out for."""
+    """A node for which a batch request failed."""
 
     node: str
     code: str
@@ -58,6 +58,7 @@ class HyperPodApi:
 
     def __init__(self, aws: AwsApi) -> None:
         self.aws = aws
+        self._account = ""
 
     def _call(self, service: str, operation: str, request: Mapping[str, Any]) -> Answers:
         check_request(service, operation, request)
@@ -128,12 +129,18 @@ class HyperPodApi:
 
     def has_bucket(self, bucket: str) -> bool:
         try:
-            self._call("s3", "HeadBucket", {"Bucket": bucket})
+            self._call("s3", "HeadBucket", self._own(bucket))
         except CloudError as error:
             if error.refusal is CloudRefusal.NOT_THERE:
                 return False
             raise
         return True
+
+    def _own(self, bucket: str) -> dict[str, str]:
+        """Return the parameters for a bucket of this account. Scripts of others would run as root on nodes."""
+        if not self._account:
+            self._account = caller_account(self.aws)
+        return {"Bucket": bucket, "ExpectedBucketOwner": self._account}
 
     def create_bucket(self, bucket: str, region: str) -> None:
         """Create a bucket that is closed to the public."""
@@ -141,20 +148,18 @@ class HyperPodApi:
         self._call("s3", "CreateBucket", {"Bucket": bucket, **place})
         closed = {"BlockPublicAcls": True, "IgnorePublicAcls": True, "BlockPublicPolicy": True}
         closed["RestrictPublicBuckets"] = True
-        self._call("s3", "PutPublicAccessBlock", {"Bucket": bucket, "PublicAccessBlockConfiguration": closed})
+        self._call("s3", "PutPublicAccessBlock", {**self._own(bucket), "PublicAccessBlockConfiguration": closed})
 
     def upload(self, bucket: str, prefix: str, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
-            key = f"{prefix}/{name}"
-            self._call(
-                "s3", "PutObject", {"Bucket": bucket, "Key": key, "Body": content, "ServerSideEncryption": "AES256"}
-            )
+            encrypted = {"Body": content, "ServerSideEncryption": "AES256"}
+            self._call("s3", "PutObject", {**self._own(bucket), "Key": f"{prefix}/{name}", **encrypted})
 
     def remove_uploads(self, bucket: str, prefix: str, names: Sequence[str]) -> None:
         """Delete uploaded files. The bucket stays, and files that are gone are success."""
         for name in names:
             try:
-                self._call("s3", "DeleteObject", {"Bucket": bucket, "Key": f"{prefix}/{name}"})
+                self._call("s3", "DeleteObject", {**self._own(bucket), "Key": f"{prefix}/{name}"})
             except CloudError as error:
                 if error.refusal is not CloudRefusal.NOT_THERE:
                     raise

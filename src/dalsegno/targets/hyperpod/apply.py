@@ -33,7 +33,7 @@ Files = Callable[[Cluster, "tuple[SharedFileSystem, ...]"], Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class HyperPodWork:
-    """One `up` or `down` in progress. `files` makes the lifecycle folder once all file systems are known."""
+    """One `up` or `down` in progress."""
 
     api: HyperPodApi
     folder: HyperPodFolder
@@ -41,7 +41,10 @@ class HyperPodWork:
     pause: Pause = time.sleep
 
     def apply(self, plan: HyperPodPlan, files: Files) -> HyperPodState:
-        """Carry out the plan. The state is written after each step, so that the next `up` continues from there."""
+        """Carry out the plan. `files` makes the lifecycle files once all file systems exist.
+
+        The state is written after each step, so that the next `up` continues from there.
+        """
         own = settings_of(plan.cluster)
         state = plan.state or HyperPodState(
             HyperPodStage.MAKING, own.region, own.bucket, own.prefix,

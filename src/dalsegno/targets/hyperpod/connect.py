@@ -1,4 +1,4 @@
-"""Ways to an instance of HyperPod: SSM sessions, and ssh through SSM. Pure."""
+"""Connections to instances of HyperPod: SSM sessions, and ssh through SSM. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dalsegno.hostlist import closest
 from dalsegno.targets.hyperpod.answers import InstanceInfo
 from dalsegno.targets.hyperpod.folder import HyperPodFolder
 
-LOGIN_USER = "ubuntu"  # the user of HyperPod's images
+LOGIN_USER = "ubuntu"  # the login user of HyperPod's images
 SSH_DOCUMENT = "AWS-StartSSHSession"
 COMMAND_DOCUMENT = "AWS-StartInteractiveCommand"
 
 
 @dataclass(frozen=True)
 class Reached:
-    """One instance and the names under which people and ssh find it. The first one is its shortest."""
+    """One instance and its names for people and ssh. The first name is the shortest."""
 
     instance: InstanceInfo
     names: tuple[str, ...]
@@ -101,7 +101,10 @@ def _quoted(path: str) -> str:
 def ssh_argv(
     config: Path, cluster: str, name: str, command: Sequence[str] = (), *, terminal: bool = False, batch: bool = False
 ) -> list[str]:
-    """Return the ssh command for a shell or one command on an instance. `batch`: it never asks, and fails soon."""
+    """Return the ssh command for a shell or one command on an instance.
+
+    With `batch`, ssh asks no questions and gives up after 30 s.
+    """
     options = ["-t"] if terminal and command else []
     options += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=30"] if batch else []
     argv = ["ssh", "-F", str(config), *options, "--", f"{cluster}-{name}"]

@@ -28,7 +28,7 @@ class HyperPodFolder(ClusterFolder):
 
     @property
     def operation_logs(self) -> Path:
-        """What HyperPod said about operations that failed."""
+        """The events and logs of operations that failed."""
         return self.root / "operations"
 
     @property

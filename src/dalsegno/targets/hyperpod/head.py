@@ -1,6 +1,7 @@
-"""The controller instance's side of a HyperPod cluster: what Dal Segno's controller, the observer and people there use.
+"""The side of HyperPod's controller instance: what Dal Segno's controller, the observer and people there use.
 
-HyperPod owns the machines. A node is repaired by a reason in Slurm that HyperPod's agent waits for, word for word.
+HyperPod owns the machines. HyperPod's agent replaces or reboots a node whose reason in Slurm is exactly
+`Action:Replace` or `Action:Reboot`.
 HyperPod's own recovery and its `--auto-resume` are left alone: runs of Dal Segno restart without them.
 """
 
@@ -12,11 +13,14 @@ from dalsegno.targets.machines import InstanceAction
 from dalsegno.targets.sides import HeadSide
 
 TIMES = NodeTimes(boot_s=3600.0, gone_s=60.0)  # HyperPod takes 20 to 30 minutes to replace an instance
-REASONS = {InstanceAction.REPLACE: "Action:Replace", InstanceAction.REBOOT: "Action:Reboot"}  # exactly these words
+REASONS = {
+    InstanceAction.REPLACE: "Action:Replace",
+    InstanceAction.REBOOT: "Action:Reboot",
+}  # the agent compares the whole reason
 
 
 def repair_words(action: InstanceAction, node: str) -> tuple[str, ...]:
-    """Return the words after `scontrol` that make HyperPod replace or reboot a node."""
+    """Return the arguments of `scontrol` that make HyperPod replace or reboot a node."""
     return "update", f"NodeName={node}", "State=FAIL", f"Reason={REASONS[action]}"
 
 

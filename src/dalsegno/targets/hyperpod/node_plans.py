@@ -1,4 +1,4 @@
-"""What an instance of each role gets beyond HyperPod's image: the `NodePlan` of its bootstrap script. Pure."""
+"""The `NodePlan` of each role: what its bootstrap script adds to HyperPod's image. Pure."""
 
 from __future__ import annotations
 

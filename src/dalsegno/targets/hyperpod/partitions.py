@@ -1,4 +1,4 @@
-"""The service on a HyperPod controller: partitions that are missing in Slurm are added, and added again if lost.
+"""The service on HyperPod's controller that adds partitions which Slurm lacks, and adds them again after they are lost.
 
 HyperPod's agent writes slurm.conf. It sometimes leaves a partition of the cluster out, so that its nodes are only in
 `dev`, and it drops lines that others appended. This service compares Slurm with the cluster file twice a minute. It
@@ -62,11 +62,11 @@ def agent_secret(munge_key: bytes, cluster: str, node: str) -> str:
 
 @dataclass(frozen=True)
 class PartitionRepair:
-    """What is wrong with the partitions, and what repairs it."""
+    """The missing partitions, and the new slurm.conf that has them."""
 
     conf: str  # the new text of slurm.conf
     added: tuple[str, ...] = ()  # partitions that slurm.conf lacks
-    lost: tuple[str, ...] = ()  # of those, the ones that an earlier repair had added
+    lost: tuple[str, ...] = ()  # those of them that an earlier repair had added
     incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # partition -> all nodes that it must have
     waiting: tuple[str, ...] = ()  # partitions whose nodes Slurm does not know yet
 
@@ -146,7 +146,7 @@ def _has_all(line: str, present: Sequence[str], partition: Partition) -> bool:
 
 
 class PartitionGuard:
-    """Repairs the partitions of one cluster. `turn` may be called at any time, and as often as wanted."""
+    """Repairs the partitions of one cluster. `turn` may be called at any time."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ def main(arguments: list[str], pause: Callable[[float], None] = time.sleep) -> i
     while True:
         try:
             guard.turn()
-        except (DalsegnoError, OSError) as error:  # Slurm restarts, or HyperPod writes its file just now
+        except (DalsegnoError, OSError) as error:  # Slurm is restarting, or HyperPod is writing its file
             log.warning("%s", error)
         if "--once" in rest:
             return 0

@@ -28,7 +28,7 @@ class HyperPodPlan(CloudPlan):
     new_bucket: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)  # of the lifecycle folder
     upload: tuple[str, ...] = ()  # names of files that are new or have changed
-    recreates: bool = False  # the creation failed before: HyperPod cannot change such a cluster
+    recreates: bool = False  # an earlier creation failed, and HyperPod cannot change such a cluster
     unfinished: bool = False
 
     @property
@@ -67,7 +67,7 @@ def make_plan(
     new_bucket: bool = False,
     unfinished: bool = False,
 ) -> HyperPodPlan:
-    """Return the plan from what was found."""
+    """Return the plan that turns the cluster that was found into that of the file."""
     failed = found is not None and found.status is HyperPodStatus.FAILED and not found.groups_in_service
     fresh = found is None or failed
     before = state.uploaded if state else {}

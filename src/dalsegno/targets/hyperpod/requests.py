@@ -31,7 +31,7 @@ class SharedFileSystem:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """One instance group of the request, before it takes the form of the API."""
+    """One instance group, before it is put into the form of the API."""
 
     name: str
     role: SlurmRole

@@ -14,7 +14,7 @@ from dalsegno.targets.hyperpod.answers import ClusterDescription, HyperPodStatus
 from dalsegno.targets.hyperpod.connect import Reached
 from dalsegno.targets.hyperpod.folder import HyperPodStage, HyperPodState
 from dalsegno.targets.machines import MachineStatus
-from dalsegno.targets.sides import node_status
+from dalsegno.targets.sides import node_rows, node_status
 
 _PHASES = {
     HyperPodStage.MAKING: ClusterPhase.HALF_MADE,
@@ -38,7 +38,7 @@ def read_status(
     reached: Sequence[Reached],
     slurm: SlurmClient | None,
 ) -> ClusterStatus:
-    """Return the status. A cluster whose Slurm does not answer has the states of HyperPod."""
+    """Return the status. If Slurm does not answer, nodes have the states of HyperPod."""
     nodes: dict[str, NodeInfo] = {}
     jobs: tuple[JobStatus, ...] | None = None
     partitions: set[str] | None = None
@@ -62,6 +62,15 @@ def read_status(
     facts = {"region": state.region, "HyperPod": found.status.value if found else "no such cluster"}
     rows = tuple(_row(each, nodes) for each in reached if each.instance.group not in _without_slurmd(state))
     return ClusterStatus(name, "hyperpod", phase, rows, (), jobs, tuple(problems), facts)
+
+
+def unanswered_status(name: str, state: HyperPodState, applied: Cluster | None, error: DalsegnoError) -> ClusterStatus:
+    """Return the status from the state folder alone, and why AWS did not answer."""
+    phase = phase_of(state)
+    phase = ClusterPhase.DEGRADED if phase is ClusterPhase.UP else phase
+    problem = f"the state on AWS is unknown: {one_line(error.what)}; {error.hint}"
+    facts = {"region": state.region}
+    return ClusterStatus(name, "hyperpod", phase, node_rows(applied, ()), jobs=None, problems=(problem,), facts=facts)
 
 
 def _without_slurmd(state: HyperPodState) -> tuple[str, str]:

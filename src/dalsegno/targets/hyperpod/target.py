@@ -1,4 +1,4 @@
-"""A cluster on SageMaker HyperPod, seen from the operator's machine."""
+"""The operator's side of a cluster on SageMaker HyperPod: plan, create, change, report, connect and remove."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dalsegno.errors import NotThere, TargetError
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
@@ -53,7 +53,7 @@ from dalsegno.targets.hyperpod.requests import (
     settings_of,
     update_request,
 )
-from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status
+from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status, unanswered_status
 from dalsegno.targets.machines import InstanceAction, MachineStatus
 from dalsegno.targets.sides import CommandsOnHead, OperatorSide, applied_cluster, as_user, at_terminal, known
 
@@ -100,7 +100,7 @@ class HyperPodTarget(OperatorSide):
                 hint=f"`dalsegno down {cluster.name}`, then `dalsegno up`",
             )
         shared, missing = self._shared(api, cluster, state)
-        # Checks the request before anything is created; a file system that does not exist yet gets a sample address.
+        # The request is checked before anything is created. A missing file system gets a sample address.
         samples = [SharedFileSystem(_SAMPLE.format(region=own.region), each.mount, "samples") for each in missing]
         request = update_request(cluster, found, [*shared, *samples]) if found else None
         check_request("sagemaker", "CreateCluster", create_request(cluster, [*shared, *samples]))
@@ -234,11 +234,15 @@ class HyperPodTarget(OperatorSide):
         state = read_hyperpod_state(self.folder)
         if state is None:
             return ClusterStatus(self.folder.name, "hyperpod", ClusterPhase.GONE, jobs=None)
-        api = self._connect(state.region)
-        found = api.find(self.folder.name)
-        reached = name_instances(api.instances(self.folder.name), state.controller_group) if found else []
+        applied = read_applied(self.folder)
+        try:
+            api = self._connect(state.region)
+            found = api.find(self.folder.name)
+            reached = name_instances(api.instances(self.folder.name), state.controller_group) if found else []
+        except DalsegnoError as error:
+            return unanswered_status(self.folder.name, state, applied, error)
         slurm = self.slurm if found and self._has_key() else None
-        return read_status(self.folder.name, state, read_applied(self.folder), found, reached, slurm)
+        return read_status(self.folder.name, state, applied, found, reached, slurm)
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
         return phase_of(read_hyperpod_state(self.folder))
@@ -248,7 +252,7 @@ class HyperPodTarget(OperatorSide):
         return machine_rows(self._reached()[1], self.slurm if self._has_key() else None)
 
     def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None:
-        """Replace or reboot instances: with the reason in Slurm that HyperPod acts on, or with its batch API."""
+        """Replace or reboot instances, through Slurm or through HyperPod's batch API."""
         state = self._known()
         _, reached = self._reached()
         chosen = [find_instance(reached, name).instance for name in names]
@@ -295,7 +299,7 @@ class HyperPodTarget(OperatorSide):
         return SlurmClient(runner, {"PATH": PATH, "SLURM_CONF": CONF}, prefix=prefix, timeout_s=60)
 
     def _ssh(self, name: str, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command on an instance, without anybody who could answer ssh."""
+        """Return the command line that runs a command on an instance and asks no questions."""
         return ssh_argv(self.folder.ssh_config, self.folder.name, name, command, batch=True)
 
     def slurm_runs(self) -> bool:
@@ -355,7 +359,7 @@ class HyperPodTarget(OperatorSide):
 
 
 _SAMPLE = "fs-00000000000000000.fsx.{region}.amazonaws.com"
-# on_create.sh has found the controller's address in HyperPod's own list of instances.
+# on_create.sh reads the controller's address from HyperPod's list of instances.
 HEAD_ADDRESS = "printf '%s' \"${DALSEGNO_HEAD:-}\""
 
 

@@ -109,7 +109,7 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
         write_file(folder, name, plan.desired.files[name])
     for node in plan.cluster.nodes:
         if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
-            write_hardware(folder, node, plan.placement.gpus_simulated)  # a replaced machine has different GPUs
+            write_hardware(folder, node, plan.placement.gpus_simulated)  # a new machine has different GPUs
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:
@@ -118,7 +118,7 @@ def write_file(folder: Folder, name: str, file: File) -> None:
     write_atomic(path, file.text, file.mode)
 
 
-# Nothing else waits for these services.
+# Started last, as nothing waits for them.
 LAST = ("metadata-service", "node-agent", "prometheus", "alertmanager", "node-exporter")
 MOUNT_TIMEOUT_S = 10.0  # the time that running hosts have to mount new files
 
@@ -145,7 +145,7 @@ def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None
         owner=before.owner if before else caller(),
     )
     make_folder(site.folder.root)
-    write_state(site.folder, state)  # first: from here on `down` and `status` find the cluster
+    write_state(site.folder, state)  # first, so that `down` and `status` find the cluster from now on
     make_folders(site.folder, plan)
     if plan.remove_nodes or plan.remove_partitions:
         drain_and_wait(site.slurm, plan, site.folder, site.say)
@@ -189,7 +189,7 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
 def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
     """Make running hosts mount the new files in place of the old ones, and wait for that.
 
-    Wait at most MOUNT_TIMEOUT_S: a host that is stopped mounts them when it resumes.
+    Wait at most MOUNT_TIMEOUT_S. A stopped host mounts them when it resumes.
     """
     folders = [site.folder.host(name) for name in _running_hosts(site, plan)]
     for folder in folders:
@@ -219,7 +219,7 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _change_mounts(site: ApplySite, wanted: HostPlan) -> None:
-    """Write the new mounts into the plan of a running host, and leave its services as they are."""
+    """Write the new mounts into the plan of a running host. Its services do not change."""
     folder = site.folder.host(wanted.name)
     with locked(folder / "plan.lock", f"the plan of {wanted.name}", wait_s=5.0):
         if plan := read_plan(folder):
@@ -246,8 +246,8 @@ def _running_hosts(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
 
 
 def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> ClusterState:
-    """Start the daemons of the head, the backup controller, slurmrestd and the machine room, each when the one before
-    it answers. Return the state, which now says whether slurmdbd knows the cluster."""
+    """Start the daemons of the head, the backup controller, slurmrestd and the machine room one after the other, each
+    when the previous one answers. Return the state, which now says whether slurmdbd knows the cluster."""
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
     start_and_wait(head, up, "munged", lambda: socket_answers(site.folder.munge_socket))
@@ -299,8 +299,8 @@ def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up:
 
 
 def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
-    """Start slurmd and Dal Segno's controller; others start later, when the controller answers. slurmctld already
-    runs: without it, slurmd would wait a second before it tries again."""
+    """Start slurmd and Dal Segno's controller. Other services start later, when the controller answers. slurmctld must
+    already run, because slurmd would otherwise wait a second before its next attempt."""
     _say_if_started(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
         start_services(host, _first(host))
@@ -340,7 +340,7 @@ def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
 
 
 def _save_partitions(site: ApplySite, plan: LocalPlan) -> None:
-    """Make slurmctld save its partitions. A backup that takes over reads the saved partitions, and exits if they name
-    removed nodes. Setting a value to what it already is suffices."""
+    """Make slurmctld save its partitions, by setting a value that does not change. A backup that takes over reads the
+    saved partitions, and exits if they name removed nodes."""
     for partition in plan.cluster.partitions:
         site.slurm.update(PartitionName=partition.name, Hidden="YES" if partition.hidden else "NO")

@@ -28,8 +28,8 @@ from dalsegno.targets.local.monitoring import monitor_services
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, LOOPBACK, OBSERVER, OBSERVER_PORT, ROOM, Placement
 from dalsegno.wire.cloud_notice import CLOUD_FILE
 
-BOOT_ID = "DALSEGNO_BOOT_ID"  # variable with the path of a file that holds the boot id
-# Adds `-i` if slurmctld was killed before it first saved the usage of associations: otherwise it refuses to start.
+BOOT_ID = "DALSEGNO_BOOT_ID"  # an environment variable with the path of the file that contains the boot id
+# Add `-i` if slurmctld was killed before it first saved the usage of associations. Without `-i` it would not start.
 START = 'test -e "$0/clustername" && ! test -e "$0/assoc_usage" && set -- "$@" -i; exec "$@"'
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -95,8 +95,8 @@ class Services:
 
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
-        # --force: munged refuses parent folders that others may not enter, such as a home of mode 0750. Only the
-        # socket's own folder matters, and the cluster owns that.
+        # Without --force, munged refuses parent folders that others may not enter, such as a home of mode 0750. Only
+        # the socket's own folder matters, and the cluster owns it.
         return self._service(
             "munged",
             [
@@ -114,7 +114,7 @@ class Services:
         return self._service("mariadbd", options)
 
     def slapd(self) -> Service:
-        """Return the server of the LDAP directory. Its settings are read only when it starts."""
+        """Return slapd, the server of the LDAP directory. It reads its settings only when it starts."""
         argv, settings = (
             slapd_command(self.cluster, self.folder, self.placement),
             directory_files(self.cluster, self.folder),
@@ -211,7 +211,7 @@ class Services:
 
 
 START_TIMEOUT_S = 60.0
-STARTED_TIMEOUT_S = 5.0  # for all services together, where nothing else waits for them
+STARTED_TIMEOUT_S = 5.0  # limit for all services that nothing else waits for
 LOG_LINES = 12
 
 
@@ -277,7 +277,7 @@ def wait_until_started(hosts: Iterable[HostPlan]) -> None:
 
 
 def _answers(ready: Callable[[], bool]) -> bool:
-    """Return whether the daemon answers. A failed request is not raised: the daemon's log has the better reason."""
+    """Return whether the daemon answers. A failed request raises no error, because the daemon's log is more useful."""
     try:
         return ready()
     except DalsegnoError:
@@ -285,7 +285,7 @@ def _answers(ready: Callable[[], bool]) -> bool:
 
 
 def _is_current(plan: HostPlan, service: Service) -> bool:
-    """Return whether the service runs with its present settings: during a restart the old process may still answer."""
+    """Return whether the service runs with its present settings. During a restart the old process may still answer."""
     fact = service_facts(Path(plan.dir)).get(service.name)
     return fact is not None and fact.running and fact.revision == service.revision
 

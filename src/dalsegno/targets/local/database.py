@@ -52,12 +52,12 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
     make_folder(template.parent)
     for old in template.parent.glob("*.part"):
         if not Path(f"/proc/{old.suffixes[-2][1:]}").exists():
-            remove_tree(old)  # left by an `up` that was killed here
+            remove_tree(old)  # left by an `up` that was killed at this point
     part = template.with_name(f"{template.name}.{os.getpid()}.part")
     install = program("mariadb-install-db") or "mariadb-install-db"
-    # Run in the parent folder: mariadb-install-db fails if an absolute path contains a blank.
+    # Run in the parent folder with relative paths, because mariadb-install-db fails if a path contains a blank.
     argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]
-    env = {**os.environ, "TMPDIR": "."}  # relative to that folder: the user's TMPDIR may be full or missing
+    env = {**os.environ, "TMPDIR": "."}  # the parent folder, because the user's TMPDIR may be full or missing
     done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), env=env, timeout_s=120)
     if done.exit_code != 0:
         remove_tree(part)

@@ -61,7 +61,7 @@ from dalsegno.users.accounts import AccountSet
 from dalsegno.users.checks import People
 from dalsegno.wire.cloud_notice import CLOUD_FILE
 
-CREDENTIAL_S = 30  # Slurm delays a requeued job while its old credential is valid
+CREDENTIAL_S = 30  # short, because Slurm delays a requeued job while its old credential is valid
 
 
 def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Layout:
@@ -94,14 +94,14 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
 
 
 def limits(cluster: Cluster, placement: Placement, machine: MachineFacts) -> dict[str, str]:
-    """Return each resource that jobs can be limited to, and why it is not limited; "" if it is.
+    """Return each resource that can be limited for jobs, with the reason why it is not limited; "" if it is limited.
 
-    A size that the cluster file does not set is only a number for Slurm: the user did not ask to have jobs killed at
-    that size. Every simulated GPU is the machine's /dev/null, to which access cannot be denied.
+    A size that the cluster file does not set is not enforced, because the user did not ask to have jobs killed at that
+    size. Every simulated GPU is the machine's /dev/null, to which access cannot be denied.
     """
     tree, nodes = machine.cgroups, cluster.nodes
     if placement.hosts == LOOPBACK or tree.version != 2:
-        return dict.fromkeys(("cores", "memory", "devices"), "that takes virtual hosts and cgroup v2")
+        return dict.fromkeys(("cores", "memory", "devices"), "this needs virtual hosts and cgroup v2")
     named = all(node.memory_mib != UNSIZED_MIB for node in nodes)
     unnamed = "" if named else "the file does not name the nodes' `memory`"
     claimed = sum(node.cpus for node in nodes)
@@ -115,7 +115,7 @@ def limits(cluster: Cluster, placement: Placement, machine: MachineFacts) -> dic
 
 
 def _lacking(controller: str, tree: CgroupTree) -> str:
-    return "" if controller in tree.controllers else f"cgroups here can have no controller `{controller}`"
+    return "" if controller in tree.controllers else f"cgroups on this machine have no controller `{controller}`"
 
 
 def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
@@ -124,8 +124,8 @@ def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFact
     held = [name for name, why_not in told.items() if not why_not]
     not_held = [f"not to {name} ({why_not})" for name, why_not in told.items() if why_not]
     if not held and len(set(told.values())) == 1:
-        return f"jobs are not held to cores, memory or devices: {told['cores']}"
-    return f"jobs are held {', '.join([*(f'to their {name}' for name in held), *not_held])}"
+        return f"jobs are not limited to cores, memory or devices: {told['cores']}"
+    return f"jobs are limited {', '.join([*(f'to their {name}' for name in held), *not_held])}"
 
 
 def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgroups:
@@ -138,8 +138,8 @@ def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgr
 
 
 def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Spank:
-    """Return the settings of the container plugin. Each node keeps its containers in a folder of its own; all nodes
-    share unpacked images. Real GPUs are in /dev, which every container has; simulated GPUs are mounted in addition."""
+    """Return the settings of the container plugin. Each node has its own folder for containers; all nodes share
+    unpacked images. Real GPUs are in /dev, which every container has; simulated GPUs are mounted in addition."""
     built = folder.native / build_key(machine.slurm_version)
     told = {
         "data": str(folder.host("%n") / "containers"),
@@ -162,7 +162,7 @@ def images_folder(cluster: Cluster, folder: Folder) -> Path:
 
 def jobs_images(cluster: Cluster, folder: Folder) -> str:
     """Return the folder where jobs find images by name, and to which they may be allowed to import; "" if each user has
-    a folder of their own."""
+    a separate folder."""
     listed = cluster.containers.images or cluster.containers.folder
     return str(images_folder(cluster, folder)) if cluster.containers.enabled and listed else ""
 
@@ -265,8 +265,8 @@ class _Virtual:
         return replace(plain, address=f"{self.placement.addresses[name]}/{bits}", binds=binds)
 
     def head(self, name: str, services: Sequence[Service]) -> HostPlan:
-        """Return a head host. Its pid files are in a folder of its own, because slurm.conf has one path for the whole
-        cluster."""
+        """Return a head host. It mounts its own folder of pid files, because slurm.conf has one path for all head
+        hosts."""
         host = self.host(name, services)
         return replace(host, binds=(*host.binds, (str(self.folder.host(name) / "pid"), str(self.folder.pids))))
 
@@ -327,8 +327,8 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/slurm.conf": File(render_slurm_conf(without_own_programs(cluster, placement), layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
-        # Needed without containers too: Slurm reads a plugstack.conf beside slurm.conf even if slurm.conf does not
-        # name it.
+        # This file is needed without containers too, because Slurm reads a plugstack.conf in the folder of slurm.conf
+        # even if slurm.conf does not name it.
         "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
@@ -378,8 +378,8 @@ def _host_files(
 
 
 def hosts_file(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
-    """Return /etc/hosts. The second line of each host is for programs that listen on both IPv4 and IPv6, such as
-    torch's store: they look up callers by the IPv6 form of the address. Its name differs, so that a host's name
+    """Return /etc/hosts. Each host has a second line for programs that listen on both IPv4 and IPv6, such as torch's
+    store, and look up callers by the IPv6 form of the address. That line has another name, so that the host's name
     resolves to its IPv4 address."""
     names = [("127.0.0.1", "localhost"), *((placement.addresses[name], name) for name in host_names(cluster))]
     names += [(address, name) for name, address in outside_hosts(cluster, placement, machine.hostname).items()]

@@ -33,7 +33,7 @@ from dalsegno.users.slapd import (
 )
 
 PROGRAMS = ("slapd", "openssl")
-OWNERS = ("openldap", "ldap")  # the user of the package: Debian and Ubuntu, the RHEL family
+OWNERS = ("openldap", "ldap")  # the package's user on Debian and Ubuntu, and on the RHEL family
 
 
 def slapd_layout(cluster: Cluster, folder: Folder) -> SlapdLayout:
@@ -117,7 +117,7 @@ def _make_certificates(runner: Runner, folder: Folder, cluster: Cluster, address
     key.chmod(0o600)
     write_atomic(tls / "ca.pem", read_text(folder.ldap_ca) or "")
     folder.ldap_ca.chmod(0o644)
-    write_atomic(tls / "names", known)  # last: without it, all of this is repeated
+    write_atomic(tls / "names", known)  # last, so that an interrupted creation is repeated
 
 
 def _openssl(runner: Runner, argv: list[str]) -> None:
@@ -127,7 +127,7 @@ def _openssl(runner: Runner, argv: list[str]) -> None:
 def _give_to_slapd(path: Path) -> None:
     """Let slapd write to its database, and read its other files. Nobody else can enter the folder.
 
-    The other folders stay root's, because root writes to them.
+    Root keeps the other folders, because root writes to them.
     """
     owner = _owner()
     if owner is None:

@@ -26,8 +26,8 @@ from dalsegno.targets.registration import (
 
 
 def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say) -> None:
-    """Drain nodes and partitions that will be removed, and wait until their jobs end. Ctrl-C stops the waiting, not the
-    jobs."""
+    """Drain nodes and partitions that will be removed, and wait until their jobs end. Ctrl-C ends the wait; the jobs
+    continue."""
     if not controller_runs(folder):
         _refuse_unknown_jobs(plan, folder)
         return
@@ -46,7 +46,7 @@ def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say
 
 
 def _jobs_on_removed(slurm: SlurmClient, nodes: set[str], partitions: set[str]) -> list[str]:
-    """Return the jobs on nodes and partitions that will be removed. Raise if one is pending: it would never start."""
+    """Return the jobs on nodes and partitions that will be removed. Raise if a pending job would never start."""
     jobs = [job for job in running_jobs(slurm) if job.nodes & nodes or job.partition in partitions]
     waiting = [job.id for job in jobs if not job.nodes]
     if waiting:
@@ -58,7 +58,7 @@ def _jobs_on_removed(slurm: SlurmClient, nodes: set[str], partitions: set[str]) 
 
 
 def _refuse_unknown_jobs(plan: LocalPlan, folder: Folder) -> None:
-    """Raise if hosts to be removed still run while slurmctld does not answer: their jobs are unknown."""
+    """Raise if hosts to be removed still run while slurmctld does not answer, because their jobs are unknown."""
     alive = [name for name in plan.remove_nodes if host_process(folder.host(name)) is not None]
     if alive:
         raise TargetError(

@@ -46,8 +46,8 @@ def faults_of(folder: Folder, node: str) -> list[FaultRecord]:
 
 
 def only_in_hardware(folder: Folder, node: str) -> bool:
-    """Return whether the lasting faults of a node are in its simulated hardware only. A change of daemons neither ends
-    these faults nor has to wait for their end."""
+    """Return whether all lasting faults of a node are in its simulated hardware. A change of daemons does not end these
+    faults, and does not have to wait for their end."""
     from dalsegno.inject.injection import GPU_FAULTS
     from dalsegno.inject.records import BAD_REPLACEMENT
 

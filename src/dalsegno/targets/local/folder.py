@@ -15,8 +15,8 @@ from dalsegno.system.files import write_atomic
 from dalsegno.targets.folder import ClusterFolder, read_facts
 from dalsegno.targets.local.placement import Placement
 
-UNUSABLE = ',#%"\\:=[]'  # each one breaks munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
-SOCKET_PATH_MAX = 107  # bytes in the path of a unix socket, without the final zero
+UNUSABLE = ',#%"\\:=[]'  # a path with one of these breaks munge, MariaDB, slurmd's spool folder or gres.conf
+SOCKET_PATH_MAX = 107  # the most bytes in the path of a unix socket, without the final zero
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Folder(ClusterFolder):
 
     @property
     def pids(self) -> Path:
-        """The folder of pid files. Each head host mounts its own folder here: if they shared one, the backup would kill
+        """The folder of pid files. Each head host mounts its own folder here. If they shared one, the backup would kill
         the primary."""
         return self.root / "pid"
 
@@ -121,7 +121,7 @@ class Folder(ClusterFolder):
 
     @property
     def monitor_web_config(self) -> Path:
-        """The file from which Prometheus and Alertmanager read who may use them."""
+        """The file that tells Prometheus and Alertmanager which users may log in."""
         return self.monitor / "web.yml"
 
     @property
@@ -131,7 +131,7 @@ class Folder(ClusterFolder):
 
     @property
     def exporter_web_config(self) -> Path:
-        """The file from which node_exporters read who may use them."""
+        """The file that tells node_exporters which users may log in."""
         return self.monitor / "exporter-web.yml"
 
     @property
@@ -169,7 +169,7 @@ class Folder(ClusterFolder):
         """Raise, before anything is created, if Slurm, MariaDB or a socket cannot use a path in the folder."""
         if unusable := sorted({letter for letter in str(self.root) if letter in UNUSABLE or not letter.isprintable()}):
             raise TargetError(
-                f"Slurm's and MariaDB's files cannot name the folder {str(self.root)!r}, because of {unusable[0]!r}",
+                f"Slurm and MariaDB cannot use the folder {str(self.root)!r}: its path contains {unusable[0]!r}",
                 hint="set DALSEGNO_HOME to another folder",
             )
         # slurmstepd's socket has the longest path: spool folder, node, job and step.
@@ -197,8 +197,8 @@ class ApplyStage(Enum):
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The state file. `phase` says how far the last command got; `registered`, whether slurmdbd knows the cluster.
-    `owner` is the uid of the person who created the cluster, with sudo or without."""
+    """The state file. `phase` says how far the last command got, and `registered` whether slurmdbd knows the cluster.
+    `owner` is the uid of the person who created the cluster, with or without sudo."""
 
     phase: ApplyStage
     placement: Placement
@@ -213,7 +213,7 @@ def read_state(folder: Folder) -> ClusterState | None:
 
 
 def read_state_leniently(folder: Folder) -> ClusterState | None:
-    """Return the state; None also if the state file is damaged, because that must not prevent `down`."""
+    """Return the state; None if the state file is missing or damaged, because neither must prevent `down`."""
     try:
         return read_state(folder)
     except DalsegnoError:

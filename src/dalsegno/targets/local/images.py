@@ -38,7 +38,7 @@ def import_all(folder: Path, images: Iterable[str], say: Say, cluster: str) -> N
 
 
 def failure(cluster: str, failed: Sequence[tuple[str, DalsegnoError]]) -> TargetError:
-    """Return the error for the failed images: with one hint if it fits all, otherwise with a hint for each."""
+    """Return the error for the failed images, with one hint if it is the same for all, otherwise a hint for each."""
     hints = {error.hint for _, error in failed}
     shared = hints.pop() if len(hints) == 1 else ""
     own = [f" ({error.hint})" if error.hint and not shared else "" for _, error in failed]
@@ -59,14 +59,14 @@ def _import(folder: Path, image: str, say: Say) -> DalsegnoError | None:
 
 
 def _importer(folder: Path, say: Say, image: str) -> Importer:
-    from dalsegno.containers.import_image import Importer  # imports an HTTP client, which most commands do not need
+    from dalsegno.containers.import_image import Importer  # here, because it imports an HTTP client
     from dalsegno.containers.store import open_store
 
     return Importer(open_store(folder, folder), ImportLines(say, image), enroot=program("enroot") or "")
 
 
 class ImportLines:
-    """Reports the progress of an import through `say`."""
+    """The listener that reports the progress of an import through `say`."""
 
     def __init__(self, say: Say, image: str) -> None:
         self._say, self._image = say, image

@@ -2,7 +2,7 @@
 cloud's API does. The controller runs inside the head host and cannot do that itself, so it sends requests with
 `HostControlClient`, as programs outside the hosts do.
 
-A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}, and so is the answer. The machine room may be killed at
+A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}; the answer is one too. The machine room may be killed at
 any moment: a repeated request does all of the work again.
 """
 
@@ -47,14 +47,14 @@ def reset_gpus(nodes: LocalNodes, node: str) -> None:
 
 
 def reboot(nodes: LocalNodes, node: str) -> None:
-    """Reboot a node, also one that hangs or is off."""
+    """Reboot a node, even if it hangs or is off."""
     power_off(nodes, node)
     end_faults(nodes, node, Remedy.REBOOT)
     power_on(nodes, node)
 
 
 def replace(nodes: LocalNodes, node: str) -> None:
-    """Put a new machine in a node's place: other GPUs, another secret, an empty disk."""
+    """Replace the machine of a node: the new one has other GPUs, another secret and an empty disk."""
     power_off(nodes, node)
     remove_tree(nodes.folder.spool(node))
     make_folder(nodes.folder.spool(node))
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
 
 
 class HostControlServer:
-    """Serves each caller in a thread of its own, but only one request at a time for each node."""
+    """The server of the machine room. Each caller has a thread, but each node only one request at a time."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class HostControlServer:
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):  # the work is done even if the caller disconnects
             sock.settimeout(REQUEST_TIMEOUT_S)
-            if line := _read_line(sock):  # empty: the caller only checked that this server listens
+            if line := _read_line(sock):  # empty if the caller only checked that this server listens
                 answer = self.answer(uid_of(sock), line)
                 sock.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -140,7 +140,7 @@ class HostControlServer:
             return {"error": f"the machine room failed: {error}", "hint": "its log shows the error; try again"}
 
     def daemons(self) -> dict[str, Any]:
-        from dalsegno.targets.local.observe import dead_daemons  # the room stays small until somebody asks
+        from dalsegno.targets.local.observe import dead_daemons  # here, so that the process needs little memory
 
         return {"ok": True, "dead": [[each.host, each.name, each.detail] for each in dead_daemons(self.folder)]}
 
@@ -181,8 +181,8 @@ class HostControlServer:
 
     @contextlib.contextmanager
     def _excluding_up_and_down(self) -> Any:
-        """Exclude `up` and `down`: they wait while a request is served, and a request is refused while one of them
-        runs."""
+        """Hold the lock that `up` and `down` take. They wait while a request is served, and a request is refused while
+        one of them runs."""
         with locked(self.folder.node_lock, f"{self.folder.name}", shared=True):
             with locked(self.folder.lock, f"{self.folder.name}", shared=True):
                 pass  # no `up` or `down` runs, and one that starts now waits for the node lock
@@ -246,7 +246,7 @@ class HostControlClient:
         return str(self._ask("user", str(uid))["name"])
 
     def dead_daemons(self) -> list[DaemonStatus]:
-        """Return the daemons of all hosts that do not run."""
+        """Return the daemons that should run on any host and do not."""
         return [DaemonStatus(host, name, False, detail) for host, name, detail in self._ask("daemons", "")["dead"]]
 
     def read_logs(self, node: str) -> dict[str, str]:
@@ -263,7 +263,7 @@ class HostControlClient:
         try:
             return self._exchange({"do": "power", "node": node}, POWER_TIMEOUT_S).get("on") is False
         except (OSError, ValueError):
-            return False  # unknown
+            return False  # the power state is unknown
 
     def boot_id(self, node: str) -> str:
         """Return the id of the node's last boot; "" if it never booted."""

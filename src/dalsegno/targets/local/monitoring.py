@@ -1,8 +1,8 @@
 """Monitoring of a local cluster: where Prometheus, Alertmanager and node_exporter listen, their files and services.
 
-They come from packages of the distribution, and run in the cluster's hosts. All of them ask for a password, which is in
-a file that only the cluster's owner can read: a cluster's users can reach their ports. node_exporters have a password
-of their own.
+They come from packages of the distribution, and run on the cluster's hosts. All require a password, which is in
+a file that only the cluster's owner can read, because users of the cluster can reach the ports. node_exporters have
+another password.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class MonitorServices:
         return [self._prometheus(), self._alertmanager(), own]
 
     def compute(self, node: str, host: str) -> list[Service]:
-        """Return node_exporter for a node. On loopback it only reads the node's own file: the head has the machine's
-        metrics, and each of a thousand nodes would repeat them."""
+        """Return node_exporter for a node. On loopback ports it serves only the node's own file. The machine's metrics
+        are served once, on the head."""
         few = ["--collector.disable-defaults", "--collector.textfile"]
         collectors = few if self.loopback else ["--collector.processes"]
         service = self._exporter(
@@ -97,7 +97,9 @@ class MonitorServices:
         return [service if node == host else replace(service, name=f"{NODE_EXPORTER}:{node}")]
 
     def _prometheus(self) -> Service:
-        settings = [text for name, text in sorted(self.files.items()) if name != TARGETS]  # targets are reread
+        settings = [
+            text for name, text in sorted(self.files.items()) if name != TARGETS
+        ]  # changed targets need no restart
         at, data = self.layout.prometheus, self.folder.monitor / "data/prometheus"
         arguments = [
             f"--config.file={self.folder.monitor / CONFIG}", f"--storage.tsdb.path={data}",
@@ -147,7 +149,7 @@ def monitor_services(
 
 
 def make_monitor_folders(folder: Folder) -> None:
-    """Create the folders of Prometheus' programs, and the passwords that they ask for."""
+    """Create the folders of Prometheus' programs, and their passwords."""
     for path in (folder.monitor, folder.monitor / "data", folder.monitor / "targets", folder.monitor / "rules"):
         make_folder(path, 0o700)
     _make_password(folder.monitor_password, folder.monitor_web_config)
@@ -159,7 +161,7 @@ def _make_password(path: Path, web_config: Path) -> None:
         return
     password = draw_password()
     write_atomic(path, password, 0o600)
-    users = json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}})  # JSON is YAML, too
+    users = json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}})  # JSON is valid YAML
     write_atomic(web_config, users + "\n", 0o600)
 
 

@@ -1,6 +1,6 @@
 """The network of virtual hosts: a bridge inside the switch host, a link to each host, and a link to this machine.
 
-The bridge is in a network namespace of its own, so the machine's firewall does not see traffic between hosts, and the
+The bridge has its own network namespace, so the machine's firewall does not see traffic between hosts, and the
 whole network ends with the switch's first process.
 """
 
@@ -30,7 +30,7 @@ def port_name(address: str) -> str:
 def plug_in(
     runner: Runner, placement: Placement, switch_pid: int, hosts: Mapping[str, Process], new: Collection[str]
 ) -> set[str]:
-    """Create the bridge, the machine's link, and the links of hosts that are new or have none; return these hosts."""
+    """Create the bridge, the machine's link, and the links of hosts without one. Return these hosts."""
     inside = link_names(runner, switch_pid)
     if BRIDGE not in inside:
         run_ip(runner, [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"], switch_pid)
@@ -63,14 +63,14 @@ def _machine_cable(placement: Placement, switch_pid: int) -> list[str]:
         f"link add {link} type veth peer name {UPLINK} netns {switch_pid}",
         f"addr add {network[1]}/{network.prefixlen} dev {link}",
         f"link set {link} up",
-        # quickack: packets are acknowledged at once, as on the hosts.
+        # With quickack, packets are acknowledged at once, as on the hosts.
         f"route replace {network} dev {link} proto kernel scope link src {network[1]} quickack 1",
     ]
 
 
 def _host_cable(port: str, pid: int) -> list[str]:
     mac = f"02:00:{':'.join(port[1:].zfill(8)[i : i + 2] for i in range(0, 8, 2))}"
-    # A host always has the same hardware address, so that neighbours reach it at once after a reboot, not when their
+    # A host always has the same hardware address. Otherwise neighbours could not reach it after a reboot until their
     # ARP entries expire.
     return [
         f"link add {port} type veth peer name eth0 address {mac} netns {pid}",

@@ -89,7 +89,7 @@ class LocalNodes:
 
 
 def open_nodes(runner: Runner, folder: Folder, *, read_only: bool = False) -> LocalNodes:
-    """Open the nodes of a cluster. Raise if the cluster is being changed, unless they are only read (`read_only`)."""
+    """Open the nodes of a cluster. Raise if the cluster is being changed, unless `read_only` is set."""
     state, applied = read_state(folder), read_applied(folder)
     if state is None or applied is None:
         raise TargetError(f"there is no cluster {folder.name}", hint="`dalsegno up` creates it")
@@ -99,7 +99,7 @@ def open_nodes(runner: Runner, folder: Folder, *, read_only: bool = False) -> Lo
 
 
 def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> None:
-    """Keep the node's host from starting these services. If `held` is false, let it start them again."""
+    """Prevent the node's host from starting these services. If `held` is false, allow it again."""
     folder = nodes.folder.host(nodes.host_name(node))
     with locked(folder / "plan.lock", f"the plan of {nodes.host_name(node)}", wait_s=5.0):
         plan = read_plan(folder)
@@ -111,8 +111,8 @@ def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> No
 
 
 def service_processes(nodes: LocalNodes, node: str, names: Collection[str]) -> list[Process]:
-    """Return the processes of services. They are found by their arguments, because a host knows only PIDs of its own
-    namespace."""
+    """Return the processes of services. They are found by their arguments, because the PIDs that a host reports are
+    valid only in its own namespace."""
     plan = read_plan(nodes.folder.host(nodes.host_name(node)))
     wanted = [list(each.argv) for each in plan.services if each.name in names] if plan else []
     return [process for process in _below(nodes, node) if arguments(process.pid) in wanted]
@@ -120,7 +120,7 @@ def service_processes(nodes: LocalNodes, node: str, names: Collection[str]) -> l
 
 def tasks_of(nodes: LocalNodes, node: str) -> list[Process]:
     """Return the processes of jobs on the node."""
-    if not nodes.virtual:  # nodes share the machine: each task has its node's name in its environment
+    if not nodes.virtual:  # nodes share the machine, so a task is found by the node's name in its environment
         conf, name = f"SLURM_CONF={nodes.folder.slurm_conf}".encode(), f"SLURMD_NODENAME={node}".encode()
         return find(lambda pid: {conf, name} <= set(environment(pid)))
     return [process for process in _below(nodes, node) if _is_task(process.pid)]
@@ -186,8 +186,8 @@ def _boot(nodes: LocalNodes, node: str) -> None:
 
 
 def _half_booted(nodes: LocalNodes, plan: str) -> list[Process]:
-    """Return the processes of an interrupted boot, which may still become the host. Only their last arguments identify
-    them: hosts that are booted together have each other's plans among their arguments."""
+    """Return the processes of an interrupted boot, which may still become the host. They are found by their last
+    argument, because hosts that boot together have each other's plans among their arguments."""
     ours = marked(str(nodes.folder.root))
     return [process for process in ours if arguments(process.pid)[-2:] == [PACKAGES, plan]]
 

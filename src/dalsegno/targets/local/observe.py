@@ -71,7 +71,7 @@ def controller_runs(folder: Folder) -> bool:
 
 
 def find_removal(folder: Folder, slurm: SlurmClient) -> Removal:
-    """Return what `down` would end or delete. What cannot be read from a damaged cluster is left out."""
+    """Return what `down` would end or delete. If the cluster is damaged, unreadable parts are left out."""
     applied = None
     with contextlib.suppress(DalsegnoError):
         applied = read_applied(folder)
@@ -179,7 +179,7 @@ def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
 
 
 def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
-    """Return Slurm's nodes and jobs, and sentences about what Slurm did not answer or what could not be read."""
+    """Return Slurm's nodes and jobs, and sentences about requests that failed and answers that could not be read."""
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
         odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
@@ -204,7 +204,7 @@ def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
 
 
 def dead_daemons(folder: Folder) -> list[DaemonStatus]:
-    """Return the daemons that do not run. Call it outside the hosts: inside, processes of others cannot be seen."""
+    """Return the daemons that do not run. Call this outside the hosts, because a host sees only its own processes."""
     return [daemon for daemon in _daemons(folder) if not daemon.running]
 
 
@@ -225,7 +225,7 @@ def read_daemon_logs(folder: Folder) -> list[DaemonLog]:
         for service in services or ():
             kind, _, node = str(service["name"]).partition(":")
             log = Path(str(service["log"]))
-            if log.parent in folders:  # a plan may belong to another user, who must not choose which files are read
+            if log.parent in folders:  # another user may own the plan and must not choose which files are read
                 logs.append(DaemonLog(node or path.name, kind, log))
         if services is not None:
             logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))

@@ -23,7 +23,7 @@ def shared_accounts(users: Sequence[User], machine: People) -> list[str]:
 def cluster_accounts(
     cluster: Cluster, machine: People, uids: Mapping[str, int], gids: Mapping[str, int], homes: str
 ) -> AccountSet:
-    """Return the accounts of the cluster that the machine lacks. Each user has a group of their own."""
+    """Return the accounts of the cluster that the machine lacks. Each user has a separate group."""
     own = [user for user in cluster.users if user.name not in machine.names and user.name in uids]
     users = [
         PosixUser(user.name, uids[user.name], uids[user.name], user.full_name, f"{homes}/{user.name}", user.ssh_keys)

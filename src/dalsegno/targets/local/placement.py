@@ -18,15 +18,15 @@ from dalsegno.users.checks import People, assign_gids, assign_uids, check_new_gr
 VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
-REST = "rest"  # the host of slurmrestd, which checks callers by PID and so must see the PIDs of the whole machine
-SHELL = "shell"  # host name of a shell that is on the head or a login node, but in the machine's own network
-ROOM = "machine-room"  # outside all other hosts, because it boots them
+REST = "rest"  # the host of slurmrestd, which checks callers by PID and so needs the machine's PID namespace
+SHELL = "shell"  # the host name of a shell on the head or a login node that uses the machine's own network
+ROOM = "machine-room"  # the machine room runs outside all other hosts, because it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, rarely used by offices and clouds
 SUBNET_BITS = 20
-AGENTS, AGENTS_PORT = "agents", 6816  # the controller listens here for node agents; the port is beside slurmctld's
-OBSERVER, OBSERVER_PORT = "observer", 6820  # metrics and the web page
+AGENTS, AGENTS_PORT = "agents", 6816  # the controller listens here for node agents; slurmctld's port is 6817
+OBSERVER, OBSERVER_PORT = "observer", 6820  # the observer serves metrics and the web page here
 MONITORS = ("prometheus", "alertmanager")
-FIRST_PORT, LAST_PORT = 17000, 32000  # below the range of ports that Linux uses for clients
+FIRST_PORT, LAST_PORT = 17000, 32000  # below the ephemeral ports of Linux
 HOSTS_MAX = 1000  # a Linux bridge has at most 1023 ports
 
 
@@ -34,11 +34,11 @@ HOSTS_MAX = 1000  # a Linux bridge has at most 1023 ports
 class Placement:
     """Choices that stay the same while the cluster exists."""
 
-    hosts: str  # virtual or loopback
+    hosts: str  # "virtual" or "loopback"
     subnet: str = ""
     link: str = ""  # the machine's end of the link to the cluster
     addresses: Mapping[str, str] = field(default_factory=dict)
-    ports: Mapping[str, int] = field(default_factory=dict)  # loopback: node or daemon -> port
+    ports: Mapping[str, int] = field(default_factory=dict)  # on loopback only: node or daemon -> port
     gpu_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gpus_simulated: bool = True
     uids: Mapping[str, int] = field(default_factory=dict)  # uids of users that exist only in this cluster
@@ -120,7 +120,7 @@ def place(
 
 
 def _place_people(cluster: Cluster, base: Placement, free: Free) -> Placement:
-    """Assign ids to users and groups. Raise if one of them would be an account of somebody else."""
+    """Assign ids to users and groups. Raise if a user or group would get the account of somebody else."""
     check_people(cluster.users, free.people, base.uids, cluster.groups)
     in_use = free.directory.ids
     uids = assign_uids(cluster.users, free.people, base.uids, in_use)
@@ -205,7 +205,7 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
 
 
 def _place_gpus(cluster: Cluster, machine: MachineFacts, base: Placement, devices: str) -> Placement:
-    """Assign real GPUs in order if there are enough for all nodes; otherwise simulate all."""
+    """Assign real GPUs in order if there are enough for all nodes; otherwise simulate all GPUs."""
     total = sum(node.gpus for node in cluster.nodes)
     enough = 0 < total <= len(machine.gpu_files)
     if cluster.local.gpus == "real" and not enough:

@@ -18,7 +18,7 @@ from dalsegno.users.accounts import AccountPlan, AccountSet, plan_accounts
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job that a change could affect; a pending one has no nodes yet."""
+    """A job that a change could affect. A pending job has no nodes yet."""
 
     id: str
     partition: str
@@ -34,13 +34,13 @@ class Observed:
     files: Mapping[str, str] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()  # running hosts
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
-    jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not answer
+    jobs: tuple[RunningJob, ...] | None = ()  # None if slurmctld does not answer
     faulty: tuple[str, ...] = ()  # hosts with injected faults
     unbound: tuple[str, ...] = ()  # hosts that have lost their own user, group or hosts file, or their storage
     binds: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)  # host -> its bind mounts
     images: frozenset[str] = frozenset()  # imported images
-    accounts: AccountSet = field(default_factory=AccountSet)  # those that the cluster has had since the last `up`
-    directory: AccountSet = field(default_factory=AccountSet)  # those in its LDAP directory
+    accounts: AccountSet = field(default_factory=AccountSet)  # accounts of the cluster since the last `up`
+    directory: AccountSet = field(default_factory=AccountSet)  # accounts in the cluster's LDAP directory
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LocalPlan:
     placement: Placement
     desired: Desired
     fresh: bool
-    unfinished: bool = False  # an earlier `up` was interrupted: all steps are repeated
+    unfinished: bool = False  # an earlier `up` was interrupted, so all steps are repeated
     add_nodes: tuple[str, ...] = ()
     remove_nodes: tuple[str, ...] = ()
     remove_partitions: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class LocalPlan:
     remount: tuple[str, ...] = ()  # running hosts whose mounts change
     mounts: tuple[str, ...] = ()  # sentences about storage that is added or removed
     write: tuple[str, ...] = ()
-    start: tuple[tuple[str, str], ...] = ()  # (host, service)
+    start: tuple[tuple[str, str], ...] = ()  # pairs of host and service
     restart: tuple[tuple[str, str], ...] = ()
     stop: tuple[tuple[str, str], ...] = ()
     reconfigure: bool = False
@@ -71,14 +71,14 @@ class LocalPlan:
     remove_members: tuple[str, ...] = ()  # users whose associations in Slurm are removed
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
-    wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: unknown
-    blocked: tuple[str, ...] = ()  # pending jobs in a partition that will be removed: the user must cancel or move them
+    wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None if unknown
+    blocked: tuple[str, ...] = ()  # pending jobs of a removed partition, which the user must cancel or move first
     import_images: tuple[str, ...] = ()  # images to import last, when the cluster is up
     left_out: tuple[str, ...] = ()  # sentences about differences from what the user may expect
     limits: str = ""  # sentence about limits on jobs; `plan` shows it, `up` does not
-    containers: bool | None = None  # switched on or off; None: unchanged
+    containers: bool | None = None  # whether containers are switched on or off; None if unchanged
     no_containers: str = ""  # why containers are off, if the cluster file leaves the choice to the machine
-    monitor_switch: bool | None = None  # `dalsegno monitor up` or `down`; None: neither
+    monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
     only_user: str = ""  # the account that all jobs run as on loopback ports
 
     @property
@@ -212,7 +212,7 @@ def _jobs_on_removed(
 
 
 def _people(cluster: Cluster) -> object:
-    """Return what Slurm's database knows about people."""
+    """Return the parts of the cluster that Slurm's database stores about people."""
     members = [
         replace(user, uid=None, groups=(), allow_privileged=(), ssh_keys=(), full_name="", added=False)
         for user in cluster.users
@@ -221,7 +221,7 @@ def _people(cluster: Cluster) -> object:
 
 
 def _removed_by_command(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
-    """Return the users that `dalsegno user rm` removes. Users that leave the file stay in Slurm's database."""
+    """Return the users that `dalsegno user rm` removes. Users removed from the file stay in Slurm's database."""
     names = {user.name for user in wanted.users}
     return tuple(user.name for user in before.users if user.added and user.name not in names) if before else ()
 
@@ -308,7 +308,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.containers, "switches containers on (`srun --container-image`)"),
         (plan.containers is False, "switches containers off"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
-        (f"etc/{HEALTH}" in plan.write, "changes how nodes are looked after (`health:`)"),
+        (f"etc/{HEALTH}" in plan.write, "changes the recovery of nodes (`health:`)"),
         (any(name.startswith("monitor/") for name in plan.write), "changes what Prometheus reads and reports"),
         (plan.accounting, "updates accounts, users and QOS"),
         (plan.reservations, "updates reservations"),
@@ -328,7 +328,7 @@ def _restarts(plan: LocalPlan) -> str:
 
 def _jobs(plan: LocalPlan) -> str:
     if plan.wait_for is None and (plan.remove_nodes or plan.remove_partitions):
-        return "slurmctld does not answer: which jobs this would hurt is not known"
+        return "slurmctld does not answer, so the affected jobs are unknown"
     if plan.blocked:
         jobs = named("job", plan.blocked)
         return f"cannot: {jobs} is pending in a partition that will be removed; cancel or move it first"

@@ -1,4 +1,4 @@
-"""What this machine must have for a cluster: the programs of its daemons, and those for containers."""
+"""What this machine needs for a cluster: the programs of the daemons, and the programs for containers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
 
 def check_packages(cluster: Cluster, machine: MachineFacts, prometheus: bool) -> None:
-    """Raise if a program is missing that this cluster needs, or if others can read a file with a secret."""
+    """Raise if a program that this cluster needs is missing, or if others can read a file with a secret."""
     programs = [
         *ALWAYS,
         *(ACCOUNTING if cluster.slurm.accounting else ()),
@@ -48,7 +48,7 @@ def resolve_containers(
 ) -> tuple[Cluster, str]:
     """Switch containers on or off. If the cluster file does not say, they are on if this machine can run them.
 
-    Return the cluster, and why this machine cannot run containers ("" if they are on, or off in the file).
+    Return the cluster, and the reason why this machine cannot run containers; "" if it can, or if the file decides.
     """
     if cluster.containers.enabled is False:
         return cluster, ""

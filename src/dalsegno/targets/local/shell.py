@@ -19,7 +19,7 @@ from dalsegno.targets.local.daemons import slurm_env
 from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
-ON_ONE_MACHINE_S = "1.5"  # node timeout; it can be short, because the hosts are not connected by a real network
+ON_ONE_MACHINE_S = "1.5"  # a short node timeout, because there is no real network between the hosts
 RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # run in a new UTS namespace
 # Entering a mount namespace loses the working folder, so change to it by name before the command.
 CHANGE_FOLDER = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
@@ -84,7 +84,7 @@ def person_uid(folder: Folder, user: str) -> int:
 
 
 def person_name(folder: Folder, uid: int) -> str:
-    """Return the name of a user of the cluster's hosts; "" if they have none with this uid."""
+    """Return the name of a user on the cluster's hosts; "" if no user has this uid."""
     rows = (line.split(":") for line in (read_text(folder.etc / "passwd") or "").splitlines())
     return next((row[0] for row in rows if len(row) > 2 and row[2] == str(uid)), "")
 
@@ -92,7 +92,7 @@ def person_name(folder: Folder, uid: int) -> str:
 def entry_command(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
     """Return the arguments to put before a command so that it runs on the login node, the head or the named host.
 
-    The list is empty for a plain user and for loopback hosts: there the environment is enough.
+    The list is empty for a user without root rights and for loopback hosts, where the environment is sufficient.
     """
     state = read_state(folder)
     virtual = state is not None and state.placement.hosts == VIRTUAL
@@ -115,8 +115,8 @@ def entry_command(folder: Folder, cwd: str, *, host: str | None = None, user: st
     if user:
         person = _person(folder, user)
         become = ["setpriv", f"--reuid={person.uid}", f"--regid={person.gid}", "--init-groups", "--"]
-    # Without a named host, the shell keeps this machine's network, for pip, git and the like. It gets a host name of
-    # its own, by which slurmctld reaches the sruns in it (`submit_hosts`).
+    # Without a named host, the shell keeps this machine's network, so that pip and git work. It gets its own host name,
+    # by which slurmctld reaches the sruns in it (`submit_hosts`).
     named = ["--uts", "--net"] if host else []
     renamed = [] if host else ["unshare", "--uts", "/bin/sh", "-c", RENAME, SHELL]
     nsenter = [program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--ipc", "--pid", *named, "--"]
@@ -136,13 +136,13 @@ RESUME = "dalsegno-resume"
 
 
 def own_command() -> str:
-    """Return a script that starts this program with this Python, for every user who can read both."""
+    """Return a script that starts `dalsegno` with this Python, for every user who can read both."""
     return f'#!/bin/sh\nexec {join(own_argv())} "$@"\n'
 
 
 def resume_command() -> str:
-    """Return a script that replaces srun for `--auto-resume=1`. Where this Python cannot be read, it runs plain
-    srun."""
+    """Return a script that replaces srun for `--auto-resume=1`. If the user cannot read this Python, the script runs
+    plain srun."""
     from dalsegno.runs.auto_resume.decide import NOTES  # this import takes 0.03 s, and only `up` needs it
 
     words = list(launcher())

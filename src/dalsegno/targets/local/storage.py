@@ -25,27 +25,27 @@ from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.users.accounts import PosixUser
 from dalsegno.users.homes import install_keys, make_home
 
-SHARED_MODE = 0o1777  # as /tmp: every user may create files, nobody removes those of others
+SHARED_MODE = 0o1777  # like /tmp: every user may create files, and may remove only their own
 
 
 # Values
 
 
 def source_of(storage: Storage, folder: Folder) -> Path:
-    """Return the folder of this machine that a storage is."""
+    """Return the folder of this machine that contains a storage."""
     if storage.type == "existing":
         return Path(storage.mount)
     return Path(storage.source) if storage.source else folder.storage / storage.name
 
 
 def shared_binds(cluster: Cluster, folder: Folder) -> tuple[tuple[str, str], ...]:
-    """Return the bind mounts of every virtual host: folder of the machine, mount point."""
+    """Return the bind mounts of every virtual host, as pairs of a folder of the machine and a mount point."""
     pairs = [(str(source_of(each, folder)), each.mount) for each in cluster.storage if each.type == "folder"]
     return tuple((source, mount) for source, mount in pairs if source != mount)
 
 
 def node_binds(cluster: Cluster, folder: Folder, node: str) -> tuple[tuple[str, str], ...]:
-    """Return the bind mount of a node's own scratch disk, which a replacement does not keep."""
+    """Return the bind mount of a node's scratch disk. A replacement gets a new scratch disk."""
     scratch = scratch_of(cluster)
     return ((str(folder.scratch(node)), scratch.mount),) if scratch else ()
 
@@ -115,7 +115,7 @@ def _mounted(storage: Storage, folder: Folder) -> str:
 
 
 def _not_mounted(storage: Storage, folder: Folder) -> str:
-    """Return what loopback nodes cannot have: they are processes that see this machine's file system."""
+    """Return sentences about storage that loopback nodes cannot mount. They use this machine's file system."""
     if storage.type == "scratch":
         return f"no scratch folders at {storage.mount}: nodes on loopback ports have no disk of their own"
     source = source_of(storage, folder)
@@ -195,13 +195,13 @@ def _check_mount_point(storage: Storage, folder: Folder, cluster: Cluster) -> No
 
 
 def _needed(folder: Folder, cluster: Cluster) -> Iterator[Path]:
-    """Yield what the hosts read by its path: the state folder, Dal Segno, Python, images, and sources of storage."""
+    """Yield the paths that hosts must be able to read: state folder, Dal Segno, Python, images and storage sources."""
     yield from (folder.root, Path(PACKAGES))
     for path in (sys.executable, sys.prefix, sys.base_prefix):
         yield from (Path(path), Path(os.path.realpath(path)))
     if cluster.containers.folder:
         yield Path(cluster.containers.folder)
-    # A host looks for the source of a lost mount again, and must find it.
+    # A host mounts a lost storage again, so it must be able to read the source.
     yield from (source_of(storage, folder) for storage in cluster.storage if storage.type != "scratch")
 
 
@@ -226,9 +226,9 @@ def make_storage(cluster: Cluster, folder: Folder, placement: Placement) -> None
 
 
 def make_mount_points(folder: Folder, mounts: Sequence[str]) -> None:
-    """Create missing mount points on this machine, which hosts share. They are recorded first, for `down`.
+    """Create missing mount points on this machine, whose folders all hosts share. Record them first, for `down`.
 
-    A mount point that `up` of another cluster created is recorded too: the last cluster that goes removes it.
+    Mount points that another cluster created are recorded too. The last cluster that is removed deletes them.
     """
     others = {path for each in folder.root.parent.iterdir() for path in _recorded(Folder(each))}
     missing = [path for mount in mounts for path in _missing_parts(Path(mount))]
@@ -287,7 +287,7 @@ def _mounted_anywhere() -> set[str]:
 def make_homes(homes: Path, users: Iterable[PosixUser]) -> None:
     """Create home folders for users that exist only inside the cluster, and install the keys that may log in.
 
-    A folder of that name that belongs to somebody else is left alone: `plan` has a sentence about it.
+    A folder that belongs to somebody else is not changed; `plan` has a sentence about it.
     """
     try:
         for user in users:
@@ -316,7 +316,7 @@ def foreign_homes(cluster: Cluster, folder: Folder, placement: Placement, users:
 
 
 def lost_homes(cluster: Cluster | None, folder: Folder) -> tuple[str, ...]:
-    """Return the home folders with content, unless they are on storage that outlives the cluster."""
+    """Return the home folders that contain files, unless they are on storage that outlives the cluster."""
     storage = home_storage(cluster) if cluster else None
     homes = source_of(storage, folder) if storage else folder.homes
     if not homes.is_relative_to(folder.root):
@@ -327,6 +327,6 @@ def lost_homes(cluster: Cluster | None, folder: Folder) -> tuple[str, ...]:
 
 
 def lost_storage(cluster: Cluster | None, folder: Folder) -> tuple[str, ...]:
-    """Return the storage with content, without home folders."""
+    """Return the storage that contains files, without home folders."""
     inside = [each for each in cluster.storage if each.type == "folder" and not each.source] if cluster else []
     return tuple(each.name for each in inside if not each.home and _has_content(source_of(each, folder)))

@@ -33,8 +33,8 @@ LINK_GONE_S = 5.0
 
 
 def sweep(runner: Runner, folder: Folder) -> bool:
-    """Remove everything that belongs to the cluster; return False if there was nothing. Needs only the folder's
-    path."""
+    """Remove everything that belongs to the cluster; return False if there was nothing. Only the path of the state
+    folder is needed."""
     found = folder.root.exists()
     found |= end_processes(folder)
     if os.geteuid() == 0:
@@ -50,7 +50,7 @@ def sweep(runner: Runner, folder: Folder) -> bool:
 def end_processes(folder: Folder) -> bool:
     """Kill all processes with the cluster's mark, and their children; return whether there were any.
 
-    Repeat until a search finds none: a daemon may fork during a search. When a virtual host's first process is killed,
+    Repeat until a search finds none, because a daemon may fork during a search. If a virtual host's first process dies,
     the kernel kills the host's other processes.
     """
     found = False
@@ -80,11 +80,11 @@ def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
 
 
 def coordinators(folder: Folder) -> list[Process]:
-    """Return the running coordinators that the controller has recorded. The list is empty on virtual hosts: there the
+    """Return the running coordinators that the controller has recorded. The list is empty for virtual hosts, where the
     records have PIDs of another namespace, and coordinators end with their host."""
     found = []
     for path in folder.runs.glob("*.json"):
-        with contextlib.suppress(DalsegnoError, OSError):  # a damaged or just removed record proves nothing
+        with contextlib.suppress(DalsegnoError, OSError):  # skip a record that is damaged or was just removed
             fact = read_json(path)
             pid, start = (fact.get("pid"), fact.get("start")) if isinstance(fact, dict) else (None, None)
             if isinstance(pid, int) and isinstance(start, int):
@@ -98,8 +98,8 @@ def _ours(folder: Folder) -> list[Process]:
 
 
 def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
-    """Return whether the process belongs to the cluster: a process that Dal Segno started, or a task of a job, even one
-    that left its step's session.
+    """Return whether the process belongs to the cluster. This is a process that Dal Segno started or a task of a job,
+    even if the task has left its step's session.
 
     A process of another user may have a forged mark, so it counts only if it is a recorded coordinator (`kept`).
     """

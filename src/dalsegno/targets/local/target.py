@@ -141,7 +141,7 @@ class LocalTarget:
             homes = homes_inside(applied, self.folder, before)
             seen = replace(seen, accounts=cluster_accounts(applied, self._people(), before.uids, before.gids, homes))
             if directory is None and applied.directory.ldap:
-                directory = seen.accounts  # its server has stopped, and has kept them
+                directory = seen.accounts  # the LDAP server has stopped, but still stores the accounts
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory or AccountSet()))
         stored = storage_sentences(cluster, self.folder, placement) if plan.fresh else ()
         left_out = (*plan.left_out, *stored, *self._surprises(cluster, placement))
@@ -175,11 +175,11 @@ class LocalTarget:
             )
         state = self._state()
         if state is None:
-            sweep(self.runner, self.folder)  # leftovers of an earlier cluster of this name, or of an interrupted `down`
+            sweep(self.runner, self.folder)  # remove leftovers of an earlier cluster of this name
         site = ApplySite(self.runner, self.folder, self.machine, self.cache, self.slurm, say)
         before = read_applied(self.folder)
         old_switch = read_text(self.folder.monitor_switch)
-        if plan.monitor_switch is not None:  # first: if this is interrupted, the next `up` continues
+        if plan.monitor_switch is not None:  # first, so that the next `up` continues if this is interrupted
             write_monitor_switch(plan.cluster, self.folder, plan.monitor_switch)
         try:
             apply(site, plan, state)
@@ -198,18 +198,18 @@ class LocalTarget:
     def _restore(self, site: ApplySite, before: Cluster, state: ClusterState, error: DalsegnoError) -> NoReturn:
         """Undo a change that failed, and raise its error."""
         try:
-            # Use the old placement: it has the hosts that the failed change was to remove. MAKING makes `plan` repeat
-            # all steps.
+            # Use the old placement, which includes the hosts that the failed change would have removed. MAKING makes
+            # `plan` repeat all steps.
             write_state(self.folder, replace(state, phase=ApplyStage.MAKING))
             apply(site, self.plan(before), state)
         except DalsegnoError as second:
             raise TargetError(
-                f"{error.what}\nPutting the cluster back as it was failed too: {second.what}",
+                f"{error.what}\nRestoring the cluster failed too: {second.what}",
                 where=error.where,
                 hint="`dalsegno status` shows what is running; run `dalsegno up` with the old file to try again",
             ) from error
         raise TargetError(
-            f"{error.what}\nThe cluster was put back as it was: its hosts, nodes, partitions and settings.",
+            f"{error.what}\nThe cluster was restored: its hosts, nodes, partitions and settings.",
             where=error.where,
             hint=error.hint or "fix the setting named above in the cluster file, then run `dalsegno up` again",
         ) from error
@@ -225,8 +225,8 @@ class LocalTarget:
         return sweep(self.runner, self.folder)
 
     def status(self) -> ClusterStatus:
-        """Return the status. Slurm's commands run inside the cluster if possible: only there do the cluster's own users
-        have names."""
+        """Return the status. Slurm's commands run inside the cluster if possible, because only there the cluster's own
+        users have names."""
         return read_status(self.folder, self._client(self._entry_command(), timeout_s=STATUS_S))
 
     def _entry_command(self) -> list[str]:
@@ -361,8 +361,8 @@ class LocalTarget:
         return self._room.read_logs(node)
 
     def user_name(self, uid: int) -> str:
-        """Return the name of a user of the hosts or of this machine. Hosts do not know users of the machine that were
-        created after `up`: the machine room does."""
+        """Return the name of a user of the hosts or of this machine. Hosts do not know users that were created on the
+        machine after `up`, but the machine room does."""
         known = find_user(uid) or person_name(self.folder, uid)
         return known or (self._room.user_name(uid) if runs_inside_host() else user_of(uid))
 

@@ -1,21 +1,29 @@
-"""Resource Manager of OCI: stacks, their jobs and the logs of jobs. The SDK behind it, or a fake in tests."""
+"""Resource Manager of OCI: stacks, their jobs and the logs of jobs, through the SDK or, in tests, a fake."""
 
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from dalsegno.errors import TargetError
-from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_of_code
+from dalsegno.errors import TargetError, install_hint
+from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_of_code, repeat_throttled
 
-INSTALL = 'pip install "dalsegno[oci]"'
+_HINTS = {
+    CloudRefusal.WRONG_CREDENTIALS: "check key and fingerprint in ~/.oci/config; `oci iam region list` tests them",
+    CloudRefusal.EXPIRED: "log in again: `oci session authenticate`, then repeat the command",
+    CloudRefusal.DENIED: "`dalsegno plan --write FOLDER` writes the IAM policies that the tenancy needs",
+    CloudRefusal.CAPACITY: "choose another availability domain, reserve capacity, or ask for fewer nodes",
+    CloudRefusal.QUOTA: "request a higher service limit in the console (Limits, Quotas and Usage)",
+    CloudRefusal.NOT_THERE: "check `oci.stack`, `oci.compartment` and `oci.region` in the cluster file",
+}
 
 
 class StackOperation(Enum):
-    """What a job does with a stack. The SDK accepts any text, but Resource Manager only these."""
+    """What a job does with a stack. The SDK accepts any text; Resource Manager accepts only these."""
 
     PLAN = "PLAN"
     APPLY = "APPLY"
@@ -54,6 +62,9 @@ class ResourceManager(Protocol):
 
     def has_stack(self, stack: str) -> bool: ...
 
+    def find_stacks(self, name: str, compartment: str) -> Sequence[str]:
+        """Return the ids of all stacks with this name."""
+
     def delete_stack(self, stack: str) -> None: ...
 
     def start(self, stack: str, operation: StackOperation, plan: str = "") -> str:
@@ -67,13 +78,21 @@ class ResourceManager(Protocol):
 
 
 class SdkResourceManager:
-    """Resource Manager through the SDK, with a profile of ~/.oci/config. `endpoint` is for tests."""
+    """Sends requests with the SDK and a profile of ~/.oci/config. `endpoint` is for tests."""
 
-    def __init__(self, region: str, profile: str, file: str = "~/.oci/config", endpoint: str = "") -> None:
-        self._oci = _import_sdk()
+    def __init__(
+        self,
+        region: str,
+        profile: str,
+        file: str = "~/.oci/config",
+        endpoint: str = "",
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._oci, self._pause = _import_sdk(), pause
         try:
             self.config = {**self._oci.config.from_file(file, profile), "region": region}
             settings = {"service_endpoint": endpoint} if endpoint else {}
+            settings["retry_strategy"] = self._oci.retry.NoneRetryStrategy()  # `_call` repeats requests itself
             self._client = self._oci.resource_manager.ResourceManagerClient(self.config, **settings)
         except Exception as error:  # the SDK has a class for each way in which a profile can be wrong
             raise CloudError(
@@ -87,13 +106,17 @@ class SdkResourceManager:
         return str(self.config.get("tenancy", ""))
 
     def _call(self, doing: str, call: Callable[[], Any]) -> Any:
+        """Send a request. One that OCI throttles is repeated."""
+        return repeat_throttled(lambda: self._send(doing, call), self._pause)
+
+    def _send(self, doing: str, call: Callable[[], Any]) -> Any:
         errors = self._oci.exceptions
         try:
             return call().data
         except errors.ServiceError as error:
             code = str(error.code)
             refusal = CloudRefusal.WRONG_CREDENTIALS if error.status == 401 else refusal_of_code(code)
-            raise explain(refusal, f"OCI {doing}", str(error.message), code) from None
+            raise explain(refusal, f"OCI {doing}", str(error.message), code, _HINTS) from None
         except (errors.RequestException, errors.ConnectTimeout) as error:
             raise explain(CloudRefusal.UNREACHABLE, f"OCI {doing}", str(error)) from None
 
@@ -119,6 +142,11 @@ class SdkResourceManager:
                 return False
             raise
         return str(found.lifecycle_state) != "DELETED"
+
+    def find_stacks(self, name: str, compartment: str) -> list[str]:
+        settings = {"compartment_id": compartment, "display_name": name, "lifecycle_state": "ACTIVE"}
+        found = self._call("list-stacks", lambda: self._client.list_stacks(**settings))
+        return [str(each.id) for each in found]
 
     def delete_stack(self, stack: str) -> None:
         self._call("delete-stack", lambda: self._client.delete_stack(stack))
@@ -158,39 +186,56 @@ def _import_sdk() -> Any:
         import oci
         import oci.resource_manager
     except ImportError:
-        raise TargetError("the OCI SDK for Python is not installed", hint=f"install it: `{INSTALL}`") from None
+        raise TargetError("the OCI SDK for Python is not installed", hint=install_hint("oci")) from None
     return oci
 
 
 @dataclass
 class FakeResourceManager:
-    """Resource Manager in memory. `ends` are the states and failures that jobs end with; SUCCEEDED by default."""
+    """Resource Manager in memory. `ends` are the states and failures that jobs end with; SUCCEEDED by default.
+
+    `refusals` are raised once each, in order, by the operation they name.
+    """
 
     ends: list[tuple[StackJobState, str]] = field(default_factory=list)
+    refusals: list[tuple[str, CloudRefusal]] = field(default_factory=list)
     stacks: dict[str, Mapping[str, str]] = field(default_factory=dict)
     started: list[tuple[StackOperation, str]] = field(default_factory=list)
     polls: dict[str, int] = field(default_factory=dict)
     tenancy: str = "ocid1.tenancy.oc1..aaaaaaaaexample"
 
+    def _meet(self, operation: str) -> None:
+        if self.refusals and self.refusals[0][0] == operation:
+            raise explain(self.refusals.pop(0)[1], f"OCI {operation}", hints=_HINTS)
+
     def create_stack(self, name: str, compartment: str, archive: bytes, variables: Mapping[str, str]) -> str:
+        self._meet("create-stack")
         stack = f"ocid1.ormstack.oc1.eu-frankfurt-1.{name}{len(self.stacks)}"
         self.stacks[stack] = dict(variables)
         return stack
 
     def update_stack(self, stack: str, variables: Mapping[str, str]) -> None:
+        self._meet("update-stack")
         self.stacks[stack] = dict(variables)
 
     def has_stack(self, stack: str) -> bool:
+        self._meet("get-stack")
         return stack in self.stacks
+
+    def find_stacks(self, name: str, compartment: str) -> list[str]:
+        self._meet("list-stacks")
+        return [stack for stack in self.stacks if stack.rpartition(".")[2].rstrip("0123456789") == name]
 
     def delete_stack(self, stack: str) -> None:
         del self.stacks[stack]
 
     def start(self, stack: str, operation: StackOperation, plan: str = "") -> str:
+        self._meet("create-job")
         self.started.append((operation, plan))
         return f"job-{len(self.started)}"
 
     def job(self, job: str) -> StackJob:
+        self._meet("get-job")
         self.polls[job] = self.polls.get(job, 0) + 1
         if self.polls[job] == 1:
             return StackJob(job, StackJobState.IN_PROGRESS)

@@ -1,4 +1,4 @@
-"""A cluster on OCI, created by the HPC stack in Resource Manager and seen from the operator's machine."""
+"""The operator's side of a cluster on OCI, which Resource Manager creates from Oracle's HPC stack."""
 
 from __future__ import annotations
 
@@ -77,6 +77,11 @@ class OciTarget(OperatorSide):
             raise TargetError(
                 "the cluster file names neither the files of the HPC stack nor an existing stack",
                 hint=f"download a release from {RELEASES_PAGE} and set `oci: {{template: oci-hpc.zip}}`",
+            )
+        if not exists and (others := manager.find_stacks(cluster.name, own.compartment)):
+            raise TargetError(
+                f"the compartment has a stack `{cluster.name}` already, which was not created from here",
+                hint=f"choose another name, or use that stack: `oci: {{stack: {others[0]}}}`",
             )
         wanted = resource_manager_variables(variables)
         fresh = state is None or not exists or not state.variables

@@ -1,4 +1,4 @@
-"""The variables of Oracle's HPC stack from a cluster file, by the names that each release has. Pure.
+"""Turn a cluster file into the variables of Oracle's HPC stack, under the names of each release. Pure.
 
 variables.csv has our settings and, for each release, the name and the type of the stack's variable.
 """
@@ -122,7 +122,7 @@ def _image(cluster: Cluster) -> dict[str, Setting]:
 
 
 def uses_rdma(cluster: Cluster) -> bool:
-    """Return whether the nodes are in a cluster network: as set in the file, else if the shape has RDMA cards."""
+    """Return whether the nodes are in a cluster network: as the file says, or else if the shape has RDMA cards."""
     own = settings_of(cluster)
     return own.rdma if own.rdma is not None else bool(find_instance(cluster.nodes[0].instance).nics)
 
@@ -220,7 +220,7 @@ def terraform_variables(variables: Mapping[str, Setting]) -> str:
 
 
 def resource_manager_variables(variables: Mapping[str, Setting]) -> dict[str, str]:
-    """Return the variables as Resource Manager wants them: all values are text."""
+    """Return the variables for Resource Manager, which accepts only text as values."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in variables.items()}
 
 

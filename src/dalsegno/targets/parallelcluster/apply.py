@@ -134,7 +134,7 @@ class ApplyOnAws:
             else:
                 self.pcluster.update(self.folder.config)
         except TargetError:
-            self._keep_config(before)  # what was refused is not what the cluster has
+            self._keep_config(before)  # the cluster does not have the config that was refused
             raise
         try:
             ended = self._follow(f"{'update' if there else 'creation'} of {cluster.name}")

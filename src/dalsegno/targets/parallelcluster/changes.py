@@ -47,7 +47,7 @@ def policies() -> Mapping[str, UpdatePolicy]:
 
 
 def policy_of(path: str) -> UpdatePolicy:
-    """Return the policy of a setting; of the nearest one above it if the setting has none of its own."""
+    """Return the policy of a setting, or of the nearest setting above it that has one."""
     plain = _NAMED.sub("", path).replace("/Sequence", "")
     while plain:
         if plain in policies():

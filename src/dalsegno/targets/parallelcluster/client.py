@@ -1,4 +1,4 @@
-"""ParallelCluster's own program `pcluster`, as a subprocess: how it is found, how it is asked, what it answers.
+"""ParallelCluster's own program `pcluster`, run as a subprocess: find it, call it, parse its answers.
 
 It is never imported: it pins old versions of many packages. Its version is pinned per cluster.
 """
@@ -17,8 +17,7 @@ from typing import Any
 from dalsegno.errors import TargetError
 from dalsegno.printable import one_line
 from dalsegno.system.processes import Completed, Runner
-from dalsegno.targets.cloud.aws import THROTTLE_PAUSES_S
-from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_in_text
+from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal, explain, refusal_in_text, repeat_throttled
 from dalsegno.targets.cloud.progress import OperationReport, OperationState, ResourceEvent, ResourceEventKind
 
 PACKAGE = "aws-parallelcluster"
@@ -44,7 +43,7 @@ class PclusterStatus(Enum):
     def operation(self) -> OperationState:
         if self.value.endswith("IN_PROGRESS"):
             return OperationState.RUNNING
-        if self.value.endswith("FAILED") or self is PclusterStatus.UNKNOWN:  # never taken for a success
+        if self.value.endswith("FAILED") or self is PclusterStatus.UNKNOWN:  # an unknown status is not a success
             return OperationState.FAILED
         return OperationState.GONE if self is PclusterStatus.DELETE_COMPLETE else OperationState.DONE
 
@@ -124,7 +123,7 @@ class Pcluster:
         self._runner, self._env, self._pause = runner, env, pause
 
     def describe(self) -> PclusterView | None:
-        """Return the cluster; None if ParallelCluster knows none of this name."""
+        """Return the cluster; None if ParallelCluster has none with this name."""
         try:
             return parse_cluster(self._ask("describe-cluster"))
         except CloudError as error:
@@ -160,7 +159,7 @@ class Pcluster:
                 return tuple(reversed(found))
 
     def report(self) -> OperationReport:
-        """Return how far the operation is that runs on the cluster."""
+        """Return the progress of the operation that runs on the cluster."""
         view = self.describe()
         if view is None:
             return OperationReport(OperationState.GONE)
@@ -168,7 +167,7 @@ class Pcluster:
         return OperationReport(view.status.operation, events, "; ".join(view.failures))
 
     def create(self, config: Path) -> None:
-        """Start the creation. What a failed creation leaves stays there, so that its logs can be read."""
+        """Start the creation. The remains of a failed creation are kept, so that its logs can be read."""
         self._ask("create-cluster", "--cluster-configuration", str(config), "--rollback-on-failure", "false")
 
     def update(self, config: Path) -> None:
@@ -188,7 +187,7 @@ class Pcluster:
         self._ask("update-compute-fleet", "--status", "START_REQUESTED")
 
     def export_logs(self, bucket: str, file: Path) -> bool:
-        """Write the logs of all machines to a file; return False if there are none, which is no further error."""
+        """Write the logs of all machines to a file; return False if they cannot be exported, which is not an error."""
         try:
             self._ask("export-cluster-logs", "--bucket", bucket, "--output-file", str(file), timeout_s=LOGS_S)
         except TargetError:
@@ -200,16 +199,15 @@ class Pcluster:
 
     def _ask(self, name: str, *words: str, timeout_s: float = TIMEOUT_S) -> Mapping[str, Any]:
         """Run one command; return its answer. A throttled request is repeated."""
-        for pause_s in (*THROTTLE_PAUSES_S, None):
+
+        def send() -> Mapping[str, Any]:
             done = self._runner.run(self.command(name, *words), env=self._env, timeout_s=timeout_s)
             answer = _parse(done.stdout)
             if done.exit_code == 0:
                 return answer
-            error = refusal(f"pcluster {name}", answer, done.stderr or done.stdout)
-            if error.refusal is not CloudRefusal.THROTTLED or pause_s is None:
-                raise error
-            self._pause(pause_s)
-        raise AssertionError("not reached")
+            raise refusal(f"pcluster {name}", answer, done.stderr or done.stdout)
+
+        return repeat_throttled(send, self._pause)
 
 
 def _parse(text: str) -> Mapping[str, Any]:

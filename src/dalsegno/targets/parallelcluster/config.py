@@ -149,7 +149,7 @@ def _time(minutes: int) -> str:
 
 
 def _default_first(cluster: Cluster, own: PclusterSettings) -> list[SlurmQueue]:
-    """Return the queues in the order of the file, but the default one first: the first queue is the default."""
+    """Return the queues in the order of the file, but the default queue first, where ParallelCluster expects it."""
     default = {partition.name for partition in cluster.partitions if partition.default}
     return sorted(own.queues, key=lambda queue: queue.name not in default)
 

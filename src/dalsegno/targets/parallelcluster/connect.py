@@ -13,7 +13,7 @@ LOGIN_USERS = {"ubuntu": "ubuntu", "alinux": "ec2-user", "rhel": "ec2-user", "ro
 
 
 def login_user(system: str) -> str:
-    """Return the user of a system's images that may use sudo."""
+    """Return the login user of a system's images, who may use sudo."""
     return next(name for family, name in LOGIN_USERS.items() if system.startswith(family))
 
 

@@ -62,7 +62,7 @@ class PclusterState:
     stack: str = ""  # our stack, if there is one
     bucket: str = ""
     login_user: str = "ubuntu"
-    key: str = ""  # file with the private key; "": SSM
+    key: str = ""  # file of the private key; "" if connections use SSM
     scripts: str = ""
     role: ClusterRole = ClusterRole.OPERATOR
     target: str = "parallelcluster"

@@ -2,8 +2,8 @@
 
 clustermgtd, ParallelCluster's daemon, owns the nodes: once a minute it replaces nodes that are down, or drained and
 idle. So draining a node replaces its machine. Nodes are repaired through Slurm, never by changing their machines.
-Reasons that clustermgtd wrote are never cleared, and no MAINT reservation is made: some releases replace its nodes
-without end.
+Reasons that clustermgtd wrote are never cleared. No MAINT reservation is made: in some releases clustermgtd replaces
+the nodes in one again and again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dalsegno.targets.base import NodeTimes
 from dalsegno.targets.cloud.node_plans import SLURM_BIN
 from dalsegno.targets.sides import HeadSide
 
-SLURMCTLD_PORT = 6820  # the first of those that ParallelCluster gives slurmctld
+SLURMCTLD_PORT = 6820  # the first port of ParallelCluster's range for slurmctld
 TIMES = NodeTimes(boot_s=1800.0, gone_s=60.0)  # clustermgtd's limit for a replacement, and its interval
-PREFIX = "dalsegno:"  # of all reasons that the controller writes
+PREFIX = "dalsegno:"  # the start of all reasons that the controller writes
 REASON = f"{PREFIX}replace:requested"
 
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """The words after `scontrol` that carry out a repair in ParallelCluster's way."""
+    """The arguments of `scontrol` for a repair on ParallelCluster."""
 
     words: tuple[str, ...]
 
@@ -33,7 +33,7 @@ def is_dynamic(node: str) -> bool:
 
 
 def replace_command(node: str, reason: str) -> NodeCommand:
-    """Return how a machine is replaced.
+    """Return the command that replaces a machine.
 
     A dynamic node is powered down at once and started again for the next job. A static node is set down: clustermgtd
     terminates its machine and starts another under the same name.
@@ -43,19 +43,19 @@ def replace_command(node: str, reason: str) -> NodeCommand:
 
 
 def reboot_command(node: str, reason: str) -> NodeCommand:
-    """Return how a machine is rebooted. clustermgtd leaves a node alone that Slurm itself reboots."""
+    """Return the command that reboots a machine. clustermgtd ignores a node while Slurm reboots it."""
     return NodeCommand(("reboot", "ASAP", "nextstate=RESUME", f"reason={reason}", node))
 
 
 def reason_to_keep(found: str) -> str | None:
-    """Return the reason to give Slurm; None if clustermgtd or a person wrote the present one and handles the node."""
+    """Return the reason to give Slurm; None if clustermgtd or a person wrote the current one and handles the node."""
     if not found:
         return REASON
     return found if found.startswith(PREFIX) else None
 
 
 class PclusterHead(HeadSide):
-    """The head node's side, with repairs in ParallelCluster's way."""
+    """The cluster in the state folder of its head node. Repairs are requests to Slurm, which clustermgtd acts on."""
 
     kind = "parallelcluster"
     times = TIMES

@@ -28,8 +28,8 @@ CREATION, UPDATE, FILE_SYSTEMS = Minutes(15, 20), Minutes(3, 10), Minutes(10, 15
 class PclusterPlan(CloudPlan):
     """The consequences, and what `apply` needs: the template, the ids that are known, and the config."""
 
-    external: Prerequisites = field(default_factory=Prerequisites)  # without our own stack
-    known: Prerequisites = field(default_factory=Prerequisites)  # with it
+    external: Prerequisites = field(default_factory=Prerequisites)  # ids in the cluster file and in the stacks it names
+    known: Prerequisites = field(default_factory=Prerequisites)  # these, and the outputs of our own stack
     template: Mapping[str, Any] = field(default_factory=dict)
     new_stack: bool = False
     changed_stack: bool = False
@@ -37,7 +37,7 @@ class PclusterPlan(CloudPlan):
     removes_failed: bool = False  # the remains of a failed creation are deleted first
     new_scripts: bool = False
     fleet_stopped: bool = False
-    missing_repositories: tuple[str, ...] = ()  # S3 addresses
+    missing_repositories: tuple[str, ...] = ()  # S3 addresses of associations to create
     ends: Mapping[str, float] = field(default_factory=dict)  # queue -> when EC2 starts to take its reserved machines
 
     @property

@@ -17,7 +17,7 @@ from dalsegno.targets.cloud.consequences import CloudResource
 
 VPC_CIDR, PUBLIC_CIDR, PRIVATE_CIDR = "10.0.0.0/16", "10.0.0.0/20", "10.0.128.0/17"
 _MAKES = ("lustre", "openzfs")  # storage types that our stack creates; ParallelCluster creates efs and ebs itself
-DEFAULT_LUSTRE_THROUGHPUT, OPENZFS_THROUGHPUT = 250, 256  # MB/s: per TiB, and of the whole file system
+DEFAULT_LUSTRE_THROUGHPUT, OPENZFS_THROUGHPUT = 250, 256  # MB/s per TiB; MB/s of the whole file system
 # Names of outputs in stacks that others publish, besides our own
 _ALIASES = {
     "head_subnet": ("PublicSubnet", "PublicSubnetId", "HeadNodeSubnetId", "PublicSubnet1"),
@@ -50,7 +50,7 @@ def settings_of(cluster: Cluster) -> PclusterSettings:
 
 
 def given(cluster: Cluster) -> Prerequisites:
-    """Return what the cluster file itself names."""
+    """Return the ids that the cluster file names."""
     own = settings_of(cluster)
     return Prerequisites(
         own.head_subnet,
@@ -62,7 +62,7 @@ def given(cluster: Cluster) -> Prerequisites:
 
 
 def merge_outputs(known: Prerequisites, cluster: Cluster, outputs: Mapping[str, str]) -> Prerequisites:
-    """Add what the outputs of a stack have. What is known already stays."""
+    """Return the ids, with those from the outputs of a stack added. Known ids are not replaced."""
 
     def first(kind: str) -> str:
         return next((outputs[name] for name in _ALIASES[kind] if outputs.get(name)), "")
@@ -265,7 +265,7 @@ def _routes(cluster: Cluster) -> dict[str, Any]:
         },
         "PublicRoutesOfSubnet": joins("PublicSubnet", "PublicRoutes"),
         "PrivateRoutesOfSubnet": joins("PrivateSubnet", "PrivateRoutes"),
-        "S3Endpoint": {  # traffic to S3 costs nothing through it, and the NAT gateway's price per GB otherwise
+        "S3Endpoint": {  # free of charge; the NAT gateway has a price per GB
             "Type": "AWS::EC2::VPCEndpoint",
             "Properties": {
                 "VpcId": _VPC,
@@ -339,7 +339,7 @@ def _add_file_system(
                 "ThroughputCapacity": storage.throughput_mb_per_s_per_tib or OPENZFS_THROUGHPUT,
                 "RootVolumeConfiguration": {
                     "DataCompressionType": "ZSTD",
-                    # Who reaches it is decided by the security group.
+                    # The security group decides who can reach it.
                     "NfsExports": [{"ClientConfigurations": [{"Clients": "*", "Options": _NFS_OPTIONS}]}],
                 },
             },

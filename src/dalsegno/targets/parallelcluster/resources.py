@@ -13,7 +13,7 @@ from dalsegno.errors import TargetError
 from dalsegno.spec.aws_facts import DataRepository, PclusterSettings
 from dalsegno.system.files import make_folder
 from dalsegno.targets.base import Say
-from dalsegno.targets.cloud.aws import AwsApi
+from dalsegno.targets.cloud.aws import AwsApi, caller_account
 from dalsegno.targets.cloud.consequences import CapacityCheck
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
 from dalsegno.targets.cloud.progress import POLL_S, OperationReport, OperationState, follow
@@ -21,7 +21,6 @@ from dalsegno.targets.parallelcluster.client import last_operation, parse_event
 from dalsegno.targets.parallelcluster.plan import CapacityReservation, check_quota, parse_reservation, quota_needs
 
 Pause = Callable[[float], None]
-_NO_CHANGE = "No updates are to be performed"
 
 
 class AwsResources:
@@ -77,17 +76,24 @@ class AwsResources:
             try:
                 self.api.call("cloudformation", "update_stack", **common)
             except CloudError as error:
-                if _NO_CHANGE not in error.what:
+                # CloudFormation has the same code for a template without changes and for a wrong one.
+                if error.refusal is not CloudRefusal.INVALID or self._template(stack) != template:
                     raise
         follow(f"stack {stack}", lambda: self.report(stack), say, self._logs, pause=self._pause)
         return self.outputs(stack) or {}
+
+    def _template(self, stack: str) -> Mapping[str, Any]:
+        """Return the template that a stack was created from or last updated with."""
+        found = self.api.call("cloudformation", "get_template", StackName=stack).get("TemplateBody", {})
+        parsed: Mapping[str, Any] = json.loads(found) if isinstance(found, str) else found
+        return parsed
 
     def _created_once(self, stack: str) -> bool:
         found = self._stack(stack)
         return str(found.get("StackStatus", "") if found else "").startswith("UPDATE")
 
     def report(self, stack: str) -> OperationReport:
-        """Return how far the operation on a stack is."""
+        """Return the progress of the operation on a stack."""
         state = self.stack_state(stack)
         if state is OperationState.GONE:
             return OperationReport(state)
@@ -96,7 +102,7 @@ class AwsResources:
         except CloudError as error:
             if error.refusal not in (CloudRefusal.NOT_THERE, CloudRefusal.INVALID):
                 raise
-            return OperationReport(OperationState.GONE)  # deleted since its state was asked for
+            return OperationReport(OperationState.GONE)  # deleted after its state was read
         events = tuple(parse_event(each) for each in reversed(answer.get("StackEvents", [])))
         return OperationReport(state, last_operation(events, stack))
 
@@ -108,9 +114,9 @@ class AwsResources:
         follow(f"deletion of stack {stack}", lambda: self.report(stack), say, self._logs, pause=self._pause)
         return True
 
-    # What must be there
+    # Reservations, subnets, quotas
     def reservations(self, own: PclusterSettings) -> dict[str, CapacityReservation]:
-        """Return the capacity reservations that the queues name, as far as they exist."""
+        """Return the capacity reservations of the queues that exist, by id."""
         wanted = sorted({queue.capacity_reservation for queue in own.queues if queue.capacity_reservation})
         if not wanted:
             return {}
@@ -166,8 +172,10 @@ class AwsResources:
             opened.write(str(answer["KeyMaterial"]))
 
     def upload(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        """Write objects to a bucket of this account. Scripts in a bucket of others would run as root on our nodes."""
+        owner = caller_account(self.api)
         for key, data in objects.items():
-            self.api.call("s3", "put_object", Bucket=bucket, Key=key, Body=data)
+            self.api.call("s3", "put_object", Bucket=bucket, Key=key, Body=data, ExpectedBucketOwner=owner)
 
     def repositories(self, file_system: str) -> dict[str, str]:
         """Return the state of each data repository association of a file system, by its S3 address."""

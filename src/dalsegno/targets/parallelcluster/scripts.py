@@ -42,7 +42,7 @@ def bootstrap_scripts(
 
 
 def site_of(cluster: Cluster, state: PclusterState, code: str, ends: Mapping[str, float]) -> ManagedSlurm:
-    """Return what the plans of the machines depend on."""
+    """Return the values that the plans of the machines are made from."""
     there = as_named_there(cluster)
     scratch = next((each.mount for each in cluster.storage if each.type == "scratch"), "")
     taken_at = {node: ends[each.name] for each in there.partitions if each.name in ends for node in each.nodes}

@@ -26,7 +26,7 @@ def read_status(
 ) -> ClusterStatus:
     """Return the status, however broken the cluster is. Without `slurm`, the states of nodes are unknown.
 
-    `silence` says why ParallelCluster could not be asked; then nothing is known about the cluster there.
+    `silence` says why ParallelCluster did not answer. Then the status comes from the state folder alone.
     """
     if state is None:
         gone = "its folder holds no state: `dalsegno down` removes the rest"

@@ -66,7 +66,7 @@ from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts, digest_o
 from dalsegno.targets.parallelcluster.status import phase_of, read_status
 from dalsegno.targets.sides import CommandsOnHead, OperatorSide, as_user, at_terminal, known
 
-_REMAINS = (PclusterStatus.CREATE_FAILED, PclusterStatus.DELETE_FAILED)  # of a cluster that cannot be used
+_REMAINS = (PclusterStatus.CREATE_FAILED, PclusterStatus.DELETE_FAILED)  # the remains of a cluster that cannot be used
 _LOST = (*_REMAINS, PclusterStatus.DELETE_IN_PROGRESS)
 Pause = Callable[[float], None]
 
@@ -145,7 +145,7 @@ class PclusterTarget(OperatorSide):
         )
 
     def _external(self, aws: AwsResources, cluster: Cluster) -> Prerequisites:
-        """Return what the file and the stacks it names have."""
+        """Return the ids in the cluster file and in the outputs of the stacks it names."""
         known = given(cluster)
         for name in settings_of(cluster).stacks:
             outputs = aws.outputs(name)
@@ -225,7 +225,7 @@ class PclusterTarget(OperatorSide):
             there = pcluster.describe()
             machines = pcluster.instances() if there else []
         except DalsegnoError as error:
-            silence = f"AWS cannot be asked: {error.what}; {error.hint}"
+            silence = f"the state on AWS is unknown: {error.what}; {error.hint}"
             return read_status(self.folder.name, state, applied, None, (), None, silence)
         slurm = self._slurm(state, there) if there and there.head_address and state.key else None
         return read_status(self.folder.name, state, applied, there, machines, slurm)
@@ -272,7 +272,7 @@ class PclusterTarget(OperatorSide):
         return AwsResources(self._connect(region), self.folder.logs, self._pause)
 
     def _pcluster(self, name: str, region: str, version: str) -> Pcluster:
-        if version not in self._found:  # to start `pcluster` takes a second
+        if version not in self._found:  # because starting `pcluster` takes a second
             self._found[version] = find_pcluster(version, self._runner, self._env)
         return Pcluster(self._found[version], self._runner, self._env, name, region, self._pause)
 

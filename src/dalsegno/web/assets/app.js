@@ -1,4 +1,4 @@
-// Live updates, ages of times, dialogs and the cursor of charts. Every page reads without this file.
+// Live updates, ages of times, dialogs and the cursor of charts. All pages can be read without this script.
 "use strict";
 
 const main = document.getElementById("main");
@@ -14,7 +14,7 @@ function show(state, text) {
   main.classList.toggle("stale", state === "off");
 }
 
-// Replace the elements that have changed. What is focused, open or scrolled stays so.
+// Replace the elements that have changed, and keep focus, open details and scroll positions.
 function apply(parts) {
   for (const [id, html] of Object.entries(parts)) {
     const old = document.getElementById(id);
@@ -93,7 +93,7 @@ function tick() {
   if (source && heard && now - heard > 15000) show("off", "no answer");
 }
 
-// Questions: the form of the page that asks is shown as a dialog.
+// Confirmation: the form of the confirmation page is shown as a dialog.
 document.addEventListener("click", async (event) => {
   const link = event.target.closest?.('a[href^="/confirm"]');
   if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
@@ -157,7 +157,7 @@ function closest(plot, x) {
   return best;
 }
 
-// A hidden page needs no updates: its connection is one of six that a browser opens.
+// A hidden page closes its stream, because a browser opens at most six connections to a server.
 document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
 addEventListener("pagehide", disconnect);
 addEventListener("pageshow", () => { if (!document.hidden) connect(); });

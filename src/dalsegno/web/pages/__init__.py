@@ -1,1 +1,1 @@
-"""The pages: each module turns the picture of the cluster into the parts of one page. Pure."""
+"""The pages: each module turns the snapshot of the cluster into the parts of one page. Pure."""

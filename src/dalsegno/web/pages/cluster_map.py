@@ -14,25 +14,25 @@ from dalsegno.web.pages.labels import state_chip
 from dalsegno.web.snapshot import ClusterPicture, GpuView, NodeTone, NodeView, order_of
 from dalsegno.web.view import Page, PageContext, PagePart, bare, section
 
-COMPACT = 48  # with more nodes than this, each is a small tile
+COMPACT = 48  # clusters with more nodes show each node as a small tile
 HOT_C, WARM_C = 85.0, 76.0
 _OUT = (NodeTone.DOWN, NodeTone.DRAINED, NodeTone.REPAIRING, NodeTone.VALIDATING)
 
 
 def cluster_page(context: PageContext) -> Page:
-    """Return the first page."""
+    """Return the start page: figures, the map, and the latest events."""
     snapshot = context.snapshot
     groups = partitions_of(snapshot.nodes)
     parts = [_partition(name, nodes, len(snapshot.nodes)) for name, nodes in groups.items()]
     if not groups:
         parts.append(section("partitions", "Nodes", tag("p", "Slurm has not reported a node yet.", class_="empty")))
-    at = 0 if len(snapshot.nodes) > COMPACT else len(parts)  # below a map of hundreds of nodes nobody would see it
+    at = 0 if len(snapshot.nodes) > COMPACT else len(parts)  # above the map if the map is large
     parts.insert(at, _attention(snapshot))
     return Page("Cluster", "cluster", (overview(context), *parts, latest_events(snapshot)))
 
 
 def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
-    """Return the nodes by partition, most GPUs first. A node of several partitions is shown in its first one."""
+    """Return the nodes by partition, the one with the most GPUs first. A node is listed in its first partition."""
     groups: dict[str, list[NodeView]] = {}
     for node in sorted(nodes.values(), key=lambda each: order_of(each.name)):
         groups.setdefault(node.partitions[0] if node.partitions else "no partition", []).append(node)
@@ -43,7 +43,7 @@ def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
 
 
 def verdict_line(snapshot: ClusterPicture) -> Markup:
-    """Return the verdict on the cluster, as `dalsegno status` words it."""
+    """Return the verdict on the cluster, with the text of `dalsegno status`."""
     if not snapshot.nodes and not snapshot.troubles:
         text, level = "waiting for the first report", VerdictLevel.WARN
     else:
@@ -116,7 +116,7 @@ def _partition(name: str, nodes: Sequence[NodeView], total: int) -> PagePart:
 
 
 def _word(name: str) -> str:
-    """Return a name as part of an element's id."""
+    """Return a name in a form that is valid in an element's id."""
     return "".join(letter if letter.isalnum() or letter in "-_" else f"_{ord(letter):x}" for letter in name)
 
 
@@ -144,7 +144,7 @@ def _cpus(node: NodeView) -> Markup:
 
 
 def _gpu(gpu: GpuView) -> str:
-    """Return a GPU as a cell: its fill is the memory in use, its text the temperature, or that it is lost."""
+    """Return a GPU as a cell. Its fill shows the memory in use, and its text is the temperature or "lost"."""
     reading = gpu.reading
     degrees = "lost" if gpu.lost else "" if reading.temperature_c is None else f"{reading.temperature_c:.0f}°"
     fill = 100 * _memory_share(gpu)
@@ -170,7 +170,7 @@ def _memory_share(gpu: GpuView) -> float:
 
 
 def gpu_text(gpu: GpuView) -> str:
-    """Return what is known about a GPU: `GPU 3: 41 °C, 12 of 80 GiB, in use by job 7`."""
+    """Return a GPU's readings as text, such as `GPU 3: 41 °C, 12 of 80 GiB, in use by job 7`."""
     reading, words = gpu.reading, ["lost, the driver does not reach it"] if gpu.lost else []
     if reading.temperature_c is not None:
         words.append(f"{reading.temperature_c:.0f} °C")
@@ -184,7 +184,7 @@ def gpu_text(gpu: GpuView) -> str:
 
 
 def tile(node: NodeView) -> str:
-    """Return a node as a small tile, for clusters of hundreds of nodes. Built by hand: a page has a thousand."""
+    """Return a node as a small tile, for large clusters. It does not use `tag`, because a page may have 1,000 tiles."""
     cells = "".join(f'<i class="{_gpu_class(gpu)}"></i>' for gpu in node.gpus)
     users = ", ".join(dict.fromkeys(f"{job.label} {job.user}" for job in node.jobs[:3]))
     about = ", ".join(filter(None, (node.label, users, node.reason)))
@@ -196,7 +196,7 @@ def tile(node: NodeView) -> str:
     )
 
 
-# What needs attention, and what happened
+# Nodes that need attention, and events
 
 
 def _attention(snapshot: ClusterPicture) -> PagePart:
@@ -230,5 +230,5 @@ def latest_events(snapshot: ClusterPicture) -> PagePart:
 
 
 def node_word(name: str, nodes: Iterable[str]) -> Markup:
-    """Return a link to the node of an event, or its name if it is gone."""
+    """Return a link to the node of an event, or only its name if the node no longer exists."""
     return link(f"/node/{name}", name) if name and name in nodes else join([name])

@@ -1,4 +1,4 @@
-"""The question that every action asks first. Pure."""
+"""The page that asks for confirmation before every action. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dalsegno.web.view import Page, bare
 
 
 def confirm_page(action: WebAction, visitor: Visitor, faults: tuple[str, ...] = ()) -> Page:
-    """Return the page that asks before an action. Scripts show its form as a dialog."""
+    """Return the page that asks for confirmation. Scripts show its form as a dialog."""
     hidden = {"csrf": visitor.csrf, "do": action.kind.value, "node": action.node, "run": action.run}
     if action.job:
         hidden["job"] = str(action.job)

@@ -35,7 +35,7 @@ def head(title: str, cluster: str, assets: str, *, refresh_s: int = 0) -> Markup
 
 
 def start(page: Page, cluster: str, visitor: Visitor, stream: str) -> Markup:
-    """Return the body up to the parts of the page."""
+    """Return the start of the body, before the parts of the page."""
     entries = [
         link(target, name, aria_current="page" if section == page.section else None)
         for section, target, name in SECTIONS

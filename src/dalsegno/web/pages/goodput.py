@@ -17,7 +17,7 @@ MAX_ROWS = 100
 
 
 def goodput_page(context: PageContext) -> Page:
-    """Return how all runs have spent their time, and what that cost."""
+    """Return the page that shows how all runs have spent their time, and the cost."""
     views = [view for view in context.snapshot.runs if view.progress]
     gpus = {view.run: context.data.gpus_of(view) for view in views}
     price = context.data.gpu_price
@@ -27,7 +27,7 @@ def goodput_page(context: PageContext) -> Page:
 
 
 def _note(price: GpuPrice) -> str:
-    return f"GPUs: the most that the run has held, with its spares; {price.text}"
+    return f"GPUs: the largest number that the run has held, with its spares; {price.text}"
 
 
 def _spent(views: Sequence[RunPicture], weights: dict[str, int] | None = None) -> dict[TimeKind, float]:
@@ -64,7 +64,7 @@ def _gpu_hours(gpu_s: float, price: float) -> str:
 def _table(views: Sequence[RunPicture], gpus: dict[str, int], price: float) -> Markup:
     head = ["Run", "State", "User", "GPUs", "Goodput", "Productive", "Lost", "Other", "GPU hours", "Failures"]
     if price:
-        head += ["Cost", "Of it lost"]
+        head += ["Cost", "Lost cost"]
     return table(head, [_row(view, gpus[view.run], price) for view in views], empty="No run has reported a step yet.",
                  class_="wide")  # fmt: skip
 
@@ -84,7 +84,7 @@ def _row(view: RunPicture, gpus: int, price: float) -> list[object]:
 
 
 def users_page(context: PageContext) -> Page:
-    """Return the GPU hours of users in the last days."""
+    """Return the page with the GPU hours of users in the last days."""
     asked = context.query.get("days", "")
     days = int(asked) if asked in map(str, DAYS) else 7
     hours = context.data.user_hours(days)

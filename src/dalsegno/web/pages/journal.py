@@ -1,4 +1,4 @@
-"""Entries of a run's journal as sentences. Users write these files: every value may be of any kind. Pure."""
+"""Entries of a run's journal as sentences. Users own these files, so a value may have any type. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def journal_list(entries: Sequence[Entry]) -> Markup:
 
 
 def entry_text(entry: Entry) -> str:
-    """Return a journal entry as a sentence; one that this version does not know, with all its details."""
+    """Return a journal entry as a sentence. An entry of an unknown kind is shown with all its details."""
     event = str(entry.get("event", ""))
     known = _SENTENCES.get(event)
     if known is not None:

@@ -1,4 +1,4 @@
-"""Words and chips that several pages share. Pure."""
+"""Labels that several pages share: coloured chips for states of nodes, runs and events. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chip(text: object, kind: ChipKind) -> Markup:
 
 
 def state_chip(node: NodeView) -> Markup:
-    """Return the state of a node."""
+    """Return a chip with the state of a node."""
     return tag("span", node.label, class_=f"chip {node.tone.value}")
 
 
@@ -43,7 +43,7 @@ _PHASES = {
 
 
 def run_chip(status: RunStatus) -> Markup:
-    """Return the phase of a run, or how it ended."""
+    """Return a chip with the phase of a run, or with the way it ended."""
     if not status.over:
         return chip(status.phase.value, _PHASES[status.phase])
     if status.exit_code == 0:
@@ -84,7 +84,7 @@ _KINDS = {
 
 
 def event_chip(event: Event) -> Markup:
-    """Return the kind of an event; a failed action is red whatever its kind."""
+    """Return the kind of an event as a chip. A failed action is always red."""
     failed = event.stage is EventStage.FAILED
     return chip(event.kind.value, ChipKind.BAD if failed else _KINDS.get(event.kind, ChipKind.PLAIN))
 

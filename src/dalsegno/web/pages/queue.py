@@ -14,7 +14,7 @@ MAX_SHOWN = 500
 
 
 def queue_page(context: PageContext) -> Page:
-    """Return the queue."""
+    """Return the page with the running and pending jobs."""
     jobs = [job for job in context.snapshot.jobs if not job.state.ended]
     running = [job for job in jobs if job.state is not JobState.PENDING]
     pending = sorted((job for job in jobs if job.state is JobState.PENDING), key=lambda job: -job.priority)

@@ -136,7 +136,7 @@ def _facts(view: RunPicture) -> Iterator[Markup]:
 
 
 def reported(view: RunPicture) -> list[tuple[str, float]]:
-    """Return the figures of the script by their labels. Rates are for all ranks together, as in the metrics."""
+    """Return the figures that the script reports, by label. Rates are sums over all ranks, as in the metrics."""
     figures = view.progress.figures if view.progress else {}
     shown = [(name, value) for name, value in sorted(figures.items()) if name not in OWN_FIGURES and value is not None]
     rates = [(label, rate_of_ranks(name, view.status, view.progress)) for name, label in RATES.items()]
@@ -175,7 +175,7 @@ _NOTED = {RunEvent.CAME_BACK.value, RunEvent.IDLE.value, RunEvent.PAUSE.value, R
 
 
 def spans_of(entries: Sequence[Entry], status: RunStatus, now: float) -> list[Span]:
-    """Return the generations of a run. One ends when something fails, or the next one starts."""
+    """Return the generations of a run. A generation ends when something fails, or when the next one starts."""
     found: list[Span] = []
     for entry in entries:
         event, at = entry.get("event"), float(entry["at"])
