@@ -40,7 +40,7 @@ def test_a_job_in_a_container_has_its_image_and_runs_nowhere_else():
     words = srun_argv(plan(nodes=NodeCount(1, 1), container_image="/fsx/nccl.sqsh"), ["all_reduce_perf"])
     assert "--container-image=/fsx/nccl.sqsh" in words
     assert words[-1] == "all_reduce_perf"
-    assert "sh" in words  # the guard
+    assert "sh" in words  # the shell of the guard
 
 
 def test_the_variables_of_the_instance_type_are_part_of_the_plan():
@@ -100,7 +100,7 @@ def test_make_gets_the_folders_that_are_given():
     ]
 
 
-# Compiling, with make and a Makefile that stands for nccl-tests'
+# Compiling, with make and a Makefile that stands in for that of nccl-tests
 
 
 MAKEFILE = "all:\n\tmkdir -p build\n\ttouch build/all_reduce_perf build/mpi-$(MPI)\n"

@@ -100,7 +100,7 @@ def test_a_certificate_survives_its_json_report():
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", "nonsense", '{"format": "other"}', "[" * 100_000, '{"format": "dalsegno-certificate-1"}']
 )
-def test_a_file_that_is_no_certificate_is_refused_with_a_hint(text: str):
+def test_file_that_is_not_a_certificate_is_refused_with_a_hint(text: str):
     with pytest.raises(CertificateUnreadable) as refused:
         read_certificate(text, "old.json")
     assert "old.json" in refused.value.what

@@ -1,4 +1,4 @@
-"""What NCCL's own lines show: the network, links, ranks, algorithm; and the advice."""
+"""What NCCL's log lines show: the network, links, ranks and algorithm, and the advice for them."""
 
 from pathlib import Path
 
@@ -91,7 +91,10 @@ def test_processes_that_ran_alone_are_found_in_the_log_of_nccl():
 
 
 def test_real_output_of_one_rank_has_no_verdict_and_no_false_cause():
-    """The file was printed by nccl-tests 2.19.6 with NCCL 2.28.9 on one H200; the rank logs its size four times."""
+    """The file was printed by nccl-tests 2.19.6 with NCCL 2.28.9 on one H200.
+
+    With a single rank, NCCL logs its size four times.
+    """
     text = (RECORDED / "nccl-2.28.9/one_rank.txt").read_text()
     (report,) = read_reports("log", text, MachineAsk())
     assert report.verdict.level is BenchLevel.UNKNOWN and report.verdict.reason is BenchReason.ONE_RANK

@@ -13,7 +13,7 @@ from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.cluster.test_containers import make_image
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "nccl-tests-2.13" / "2x-p5.48xlarge.txt"
-# Stands for a program of nccl-tests with MPI: rank 0 prints the table.
+# Stands in for a program of nccl-tests with MPI. Rank 0 prints the table.
 STAND_IN = f'#!/bin/sh\n[ "$SLURM_PROCID" != 0 ] || cat {RECORDED}\n'
 
 

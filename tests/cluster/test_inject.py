@@ -93,7 +93,7 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 
 def what_became(peer: subprocess.Popen[str]) -> str:
-    """Return what happened to its connection."""
+    """Return how the connection ended."""
     assert peer.stdin is not None
     print(file=peer.stdin, flush=True)
     return next_line(peer)
@@ -141,7 +141,8 @@ def test_power_cut_closes_no_connection_and_up_boots_the_host(two: Cli):
 
 def test_network_cut_drops_all_packets_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
-    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))  # the command itself may take as long
+    # Injected directly, because the command itself may take as long as the fault lasts.
+    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))
     assert not reaches(two, "train-2")
     eventually(lambda: reaches(two, "train-2"))
     two.ok("inject", "net-cut", "train-2", "--for", "0.1s")
@@ -163,10 +164,10 @@ def test_network_cut_keeps_link_and_connections(two: Cli):
 
 
 def test_timer_of_an_earlier_cut_does_not_end_a_later_one(two: Cli):
-    two.ok("inject", "net-cut", "train-2", "--for", "3s")  # not over when the second one begins
+    two.ok("inject", "net-cut", "train-2", "--for", "3s")  # this fault is still active when the second one begins
     two.ok("inject", "net-cut", "train-2")
     mark = str(two.home / "clusters/one/hosts/train-2/faults/net-cut.json")
-    eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # its timer has expired
+    eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # the timer of the fault has expired
     assert not reaches(two, "train-2")
     assert "undoes the faults injected into 1 host (train-2)" in two.ok("plan")
     two.ok("up")
@@ -459,7 +460,7 @@ def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
 
 
 def test_killed_machine_room_leaves_no_partial_host(two: Cli):
-    """The machine room is killed at various moments; its successor completes the host."""
+    """The machine room is killed at various moments. Its successor completes the host."""
     room = HostControlClient(folder(two).root)
     for delay_s in (0.0, 0.02, 0.05, 0.08):
         threading.Thread(target=ask_in_vain, args=(room,), daemon=True).start()

@@ -140,7 +140,7 @@ def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):
     tab.run("new MutationObserver(() => { const chip = document.querySelector('#node-train-2 .chip');"
             " if (!window.seen && /lost|down|repairing/.test(chip.textContent)) window.seen = Date.now() / 1000; })"
             ".observe(document.body, {childList: true, subtree: true})")  # fmt: skip
-    off_at = time.time()  # before the command, which returns after the cut
+    off_at = time.time()  # taken before the command, which returns after the cut
     cluster.ok("inject", "power-off", "train-2")
     tab.until("window.seen")
     assert tab.run("window.seen") - off_at < SEEN_S * slowness()
@@ -184,7 +184,7 @@ def test_recovery_is_paused_and_resumed_with_the_name_of_the_operator(cluster: C
 
 
 def requests(cluster: Cli, node: str) -> list[str]:
-    """Return what people asked for on a node, as the journal has it."""
+    """Return the requests of users about a node, from the journal."""
     return [each["text"] for each in events(cluster) if each["kind"] == "request" and each["node"] == node]
 
 

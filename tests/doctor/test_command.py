@@ -80,7 +80,7 @@ def test_batch_script_is_read_with_the_script_it_starts(folder: Path):
 
 
 def test_environment_and_script_are_found_through_paths_of_the_batch_script(folder: Path):
-    """As in the sample that walkthrough 002 uses: the environment was never created."""
+    """As in the sample of a published walkthrough, the environment was never created."""
     (folder / "slurm").mkdir()
     shutil.copy(RECORDED / "scripts/no_process_group.py", folder / "ddp.py")
     job = """#!/bin/bash

@@ -1,4 +1,4 @@
-"""Each symptom of the doctor: what shows it, and what it advises."""
+"""Each symptom of the doctor: the evidence that shows it, and the advice."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ SHOWN: list[tuple[str, Callable[[], Case], str, str]] = [
 @pytest.mark.parametrize(
     ("name", "case", "what", "fix"), SHOWN, ids=[f"{each[0]}-{at}" for at, each in enumerate(SHOWN)]
 )
-def test_symptom_is_found_and_its_fix_is_told(name: str, case: Callable[[], Case], what: str, fix: str):
+def test_symptom_is_found_with_its_fix(name: str, case: Callable[[], Case], what: str, fix: str):
     (finding, *_) = [each for each in found(case(), name) if what in each.what] or pytest.fail(str(examine(case())))
     assert fix in finding.fix
     assert finding.evidence or case().hang, "a finding says where it was seen"
@@ -273,7 +273,7 @@ def test_every_symptom_is_shown_here_and_named_once():
     assert len(set(names)) == len(names)
 
 
-# The problems that walkthrough 002 lists, by their messages
+# The problems that a published walkthrough lists, by their messages
 WALKTHROUGH = {
     "CondaToSNonInteractiveError: Terms of Service have not been accepted for the following channels": "conda-terms",
     "FileNotFoundError: [Errno 2] No such file or directory: torchrun": "launcher-missing",

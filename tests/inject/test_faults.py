@@ -1,4 +1,4 @@
-"""Which worker is killed, and how the command line reads its arguments. No cluster needed."""
+"""Which worker is killed, and how the command line parses its arguments. No cluster is needed."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_no_such_worker_is_told_with_those_there_are():
     assert caught.value.hint == "no run has workers there"
 
 
-def test_an_unknown_node_is_told_with_those_there_are():
+def test_unknown_node_is_refused_with_the_known_names():
     nodes = LocalNodes(LocalRunner(), FOLDER, put(cluster(2)), cluster(2))
     assert nodes.node("train-1").name == "train-1"
     with pytest.raises(NotThere, match="no node `train1`") as caught:

@@ -1,4 +1,4 @@
-"""What faults do to a node's telemetry, and which remedy ends which of them: no cluster needed."""
+"""What faults do to a node's telemetry, and which remedy ends which of them. No cluster is needed."""
 
 import os
 from pathlib import Path
@@ -167,7 +167,7 @@ def test_the_packets_to_drop_are_a_share_of_all_numbers():
     assert "37 0 1 4294967295" in drop_program(100)
 
 
-def test_a_cable_whose_link_is_not_up_yet_is_repaired_by_the_kernel_and_any_other_refusal_is_told():
+def test_cable_whose_link_is_not_up_yet_is_repaired_by_the_kernel_and_other_refusals_are_reported():
     words = ("bridge", "link", "set", "dev", "pafdf004", "state", "3")
     check_restored(Completed(words, 0))
     check_restored(Completed(words, 255, stderr="RTNETLINK answers: Network is down\n"))

@@ -51,7 +51,7 @@ CASES = {
     "small root volume of a queue": (queue("root_volume: 8G"), 4, "but the image needs 40", "leave it out"),
     "directory in clear text": (
         own(f"directory_service: {{domain: a.org, address: 'ldap://a', password_secret: '{SECRET}', reader: r}}"),
-        4, "the directory is asked without encryption", "write `ldaps://`",
+        4, "the directory is queried without encryption", "write `ldaps://`",
     ),
     "accounting without a database": (
         BASE + "slurm: {accounting: true}\n", 5, "needs a MySQL server of your own", "add `database:`",

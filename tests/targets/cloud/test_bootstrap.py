@@ -90,7 +90,7 @@ def test_prolog_stops_a_job_only_for_a_failed_check(tmp_path):
 
     assert code("echo HEALTH_CHECK_RESULT:n:Failed:reset:gpu; exit 1") == 1
     assert code("echo HEALTH_CHECK_RESULT:n:Passed:none:; exit 0") == 0
-    assert code("echo error: damaged settings >&2; exit 1") == 0  # our own fault must not cost a machine
+    assert code("echo error: damaged settings >&2; exit 1") == 0  # a fault in our own settings must not cost a machine
     assert code("exit 127") == 0
     program.unlink()
     assert subprocess.run(["sh", script], capture_output=True, timeout=20).returncode == 0
@@ -99,7 +99,7 @@ def test_prolog_stops_a_job_only_for_a_failed_check(tmp_path):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("trap", ["folder of a user", "link to a folder", "link below", "none"])
 def test_prolog_creates_folders_of_users_only_below_a_folder_of_root(tmp_path, trap):
-    """/scratch is open to all, and empty after a restart of the machine: a user may be there before us."""
+    """/scratch is open to all users and empty after a restart, so a user may create the folder first."""
     base, prize, job = (
         tmp_path / "scratch/enroot",
         tmp_path / "etc",

@@ -166,7 +166,7 @@ def test_change_that_would_end_jobs_waits_until_the_operator_has_stopped_the_nod
     assert stage.clusters["demo"]["fleet"] == "RUNNING"
 
 
-def test_plan_on_the_page_is_what_plan_says(stage: Stage):
+def test_plan_on_the_page_matches_the_command(stage: Stage):
     page = (Path(__file__).parents[3] / "docs" / "parallelcluster.md").read_text()
     file = page.partition("```yaml\n")[2].partition("```")[0]
     outside = page.partition("```yaml\n")[0] + page.partition("```yaml\n")[2].partition("```\n")[2]
@@ -195,7 +195,7 @@ def test_interrupted_creation_is_followed_and_not_started_again(stage: Stage):
     assert stage.target().status().phase is ClusterPhase.UP
 
 
-def test_up_that_was_interrupted_during_the_stack_goes_on_from_there(stage: Stage):
+def test_up_interrupted_during_the_stack_continues_from_there(stage: Stage):
     target = stage.target()
 
     def interrupt(line: str) -> None:

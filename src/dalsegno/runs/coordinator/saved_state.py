@@ -1,4 +1,4 @@
-"""The state that a coordinator saves for a successor: the state of the run, its jobs and its steps."""
+"""The state that a coordinator saves for the next one: the state of the run, its jobs and its steps."""
 
 from __future__ import annotations
 

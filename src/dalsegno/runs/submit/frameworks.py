@@ -119,7 +119,7 @@ def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
 
     JAX reads the coordinator's address and the devices from its own variables, but the number and the ids of processes
     from Slurm's. Slurm's values for the step count the agents, including spares. Therefore each process gets the values
-    that it would have if srun had started it.
+    that srun would set for it.
     """
     local = world.local_rank(rank)
     hosts = compress(world.hosts)

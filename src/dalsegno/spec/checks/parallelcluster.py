@@ -1,4 +1,4 @@
-"""Check what ParallelCluster or AWS would refuse, often only after minutes, and what has no effect there."""
+"""Check for settings that ParallelCluster or AWS would refuse, often only after minutes, or that have no effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNUSED_IN_PARTITION = {
 
 
 def check_parallelcluster(spec: ClusterSpec, report: Problems) -> None:
-    """Check the section and everything in the file that means something else on ParallelCluster."""
+    """Check the section, and all settings elsewhere in the file that have another meaning on ParallelCluster."""
     own = spec.parallelcluster
     if spec.target != "parallelcluster" or own is None or not report.whole("target"):
         return
@@ -94,7 +94,7 @@ def _check_cluster(own: ParallelCluster, spec: ClusterSpec, report: Problems) ->
     for field, size in (("root_volume", own.root_volume), ("head_root_volume", own.head_root_volume)):
         _check_root(own, field, size, report)
     if own.directory_service and own.directory_service.address.startswith("ldap://"):
-        what = "the directory is asked without encryption, and so are the passwords of its users"
+        what = "the directory is queried without encryption, which exposes the passwords of its users"
         report.add(own.directory_service, "address", what, "write `ldaps://`")
 
 
@@ -114,7 +114,7 @@ def _check_root(section: Section, field: str, size_mib: int | None, report: Prob
 
 
 def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
-    """Refuse parts of the file that nothing sets up on ParallelCluster, so that nobody relies on them."""
+    """Refuse parts of the file that have no effect on ParallelCluster, so that nobody relies on them."""
     if own.database is None:
         needs = "Slurm's accounting on ParallelCluster needs a MySQL server of your own"
         hint = "add `database:` below `parallelcluster:`"
@@ -188,7 +188,7 @@ def _check_capacity(
 
 
 def _check_types(partition: PartitionSpec, queue: QueueSpec, report: Problems) -> None:
-    """Check that the instance types of a queue are alike, because Slurm sees one kind of node."""
+    """Check that the instance types of a queue are alike, because Slurm treats them as one kind of node."""
     first = instances().get(partition.instance)
     for name in queue.instances:
         other = instances().get(name)
