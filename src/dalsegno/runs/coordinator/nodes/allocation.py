@@ -323,7 +323,6 @@ class NodeAllocation:
         self._down = frozenset(node.name for node in nodes if node.down)
         before, self._vacating = set(self._vacating), drained_for_repair(nodes)
         self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.lost_since)
-        # Nodes whose notice only an agent has read stay in service in Slurm.
         back = usable_again(self.lost_since, nodes, view.now, self._were_out - self._departures.told)
         for name in back:
             del self.lost_since[name]
@@ -420,12 +419,8 @@ class NodeAllocation:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
-        """Return which of `nodes` have no agent, by job number.
-
-        At the end of the run, agents are started there to clean up.
-        """
-        without_agent = {job.number: self.jobs.nodes_without_agent(job, view, self.excluded) for job in self.jobs}
-        return {number: [node for node in each if node in nodes] for number, each in without_agent.items()}
+        """Return which of `nodes` have no agent, by job number. At the end, agents are started there to clean up."""
+        return self.jobs.all_without_agent(nodes, view, self.excluded)
 
     def recall(self, nodes: Mapping[int, Collection[str]], dead: Collection[str], view: RunView) -> list[Action]:
         alive = [(job, tuple(node for node in nodes.get(job.number, ()) if node not in dead)) for job in self.jobs]

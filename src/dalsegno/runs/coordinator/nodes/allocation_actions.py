@@ -101,6 +101,13 @@ class RunJobs(list[Job]):
         coming = {*view.present, *self.expected(view), *without}
         return [node for node in job.nodes if node not in coming]
 
+    def all_without_agent(
+        self, nodes: Collection[str], view: RunView, without: Collection[str]
+    ) -> dict[int, list[str]]:
+        """Return which of `nodes`, except those in `without`, have no agent and get none, by job number."""
+        found = {job.number: self.nodes_without_agent(job, view, without) for job in self}
+        return {number: [node for node in each if node in nodes] for number, each in found.items()}
+
 
 # Inputs of the state machine
 
