@@ -133,6 +133,14 @@ def test_causes_are_looked_for_only_where_the_bandwidth_is_not_right():
     assert [finding.problem for finding in read_reports("log", slow)[0].findings] == [NcclProblem.SWITCHED_OFF]
 
 
+def test_error_of_a_rank_is_the_verdict_with_its_own_hint():
+    text = (RECORDED / "nccl-tests-2.13/1x-BM.GPU4.8.txt").read_text()
+    failure = "gpu-1: Test CUDA failure common.cu:291 'unspecified launch failure'\n"
+    (report,) = read_reports("log", text[: text.index("# Out of bounds")] + failure)
+    assert report.verdict.sentences()[0].endswith("the test ended with an error: unspecified launch failure")
+    assert [hint.partition(":")[0] for hint in report.hints()] == ["check the GPUs of the node that the error names"]
+
+
 def test_hint_tells_how_to_get_a_log_where_there_is_none():
     slow = (RECORDED / "nccl-tests-2.13/2x-BM.GPU4.8.txt").read_text()
     assert "NCCL_DEBUG=INFO" in read_reports("log", slow)[0].hints()[0]

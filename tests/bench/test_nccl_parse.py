@@ -185,6 +185,22 @@ def test_footer_tells_wrong_data_and_a_missed_minimum():
     assert (table.out_of_bounds, table.avg_ok, table.error) == (7, False, "unhandled system error")
 
 
+@pytest.mark.parametrize(
+    ("rank", "line", "error"),
+    [
+        ("", "train-2: Test CUDA failure util.cu:674 'no CUDA-capable device is detected'", "no CUDA-capable device"),
+        ("", "gpu-9: Test NCCL failure common.cu:1010 'unhandled system error / socket'", "unhandled system error"),
+        ("3: ", "3gpu: Test NCCL failure common.cu:1010 'remote process exited'", "remote process exited"),
+    ],
+)
+def test_failure_of_a_rank_is_the_error_of_the_table(rank: str, line: str, error: str):
+    whole = recorded("nccl-tests-2.19.6/all_reduce.txt").splitlines()
+    rows = [at for at, each in enumerate(whole) if each.split()[:1] and each.split()[0].isdecimal()]
+    text = "\n".join(f"{'0: ' if rank else ''}{each}" for each in whole[: rows[0] + 1])
+    (table,) = read_tables(f"{text}\n{rank}{line}\n .. gpu-9 pid 24: Test failure common.cu:1454\n")
+    assert table.error.startswith(error) and len(table.rows) == 1
+
+
 def test_header_that_lists_one_device_per_process_gives_all_ranks():
     table = only(recorded("nccl-tests-2.19.6/all_reduce.json"))
     assert len(table.devices) == 2 and table.listed_ranks == 16

@@ -320,6 +320,41 @@ def test_packet_loss_and_delay_are_injected(two: Cli):
     eventually(lambda: arrives(two, "train-1", "train-2") > 475)
 
 
+RECEIVE = """
+import socket, time
+sock = socket.create_server(("0.0.0.0", 9997))
+print("ready", flush=True)
+peer, _ = sock.accept()
+began = time.monotonic()
+while peer.recv(65536):
+    pass
+print(time.monotonic() - began, flush=True)
+"""
+TRANSMIT = """
+import socket, sys
+socket.create_connection((sys.argv[1], 9997), 60).sendall(bytes(512 << 10))
+"""
+
+
+def transfer_s(cli: Cli, sender: str, receiver: str) -> float:
+    """Return how long half a mebibyte takes over TCP, in seconds."""
+    with on(cli, receiver, RECEIVE) as receiving:
+        assert next_line(receiving) == "ready"
+        with on(cli, sender, TRANSMIT, receiver):
+            return float(next_line(receiving))
+
+
+def test_slow_link_slows_only_the_packets_between_its_two_ends(two: Cli):
+    two.ok("inject", "link-slow", "train-2", "--peer", "train-1", "--rate", "1mbit")
+    for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
+        assert transfer_s(two, sender, receiver) > 2.5, "half a mebibyte at 125 kB/s"
+    for sender, receiver in (("head", "train-2"), ("train-2", "head")):
+        assert transfer_s(two, sender, receiver) < 2.5
+    two.ok("inject", "--clear", "train-2")
+    for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
+        assert transfer_s(two, sender, receiver) < 2.5
+
+
 def test_link_down_is_injected(two: Cli):
     two.ok("inject", "link-down", "train-2")
     eventually(lambda: "NO-CARRIER" in in_host(two, "train-2", "ip", "-br", "link", "show", "eth0").out)

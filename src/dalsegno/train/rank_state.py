@@ -212,7 +212,7 @@ def _call_after_iter(loader: Any, call: Callable[[], None]) -> None:
 
     class Resuming(kind):  # type: ignore[misc,valid-type]
         def __iter__(self) -> Iterator[Any]:
-            made = super().__iter__()
+            made: Iterator[Any] = super().__iter__()
             call()
             return made
 

@@ -16,10 +16,11 @@ from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.system.processes import FakeRunner
+from dalsegno.targets.cloud.monitoring import prometheus_files
 from dalsegno.targets.folder import ClusterFolder, write_applied
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.lifecycle import lifecycle_files
-from dalsegno.targets.hyperpod.node_plans import prometheus_files, role_plan
+from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.partitions import DERIVE, PartitionGuard, plan_repair, read_groups, real_cluster
 from dalsegno.targets.hyperpod.requests import SharedFileSystem
 from tests.targets.hyperpod.conftest import CPU, GPU, cluster_of
