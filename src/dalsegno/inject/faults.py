@@ -106,6 +106,11 @@ FAULTS = {
             ("for_s", "run", "rank"), safe=True,
         ),
         InjectableFault(
+            "bit-flip",
+            "One bit is wrong in the gradients of one worker that calls `verify`: the lowest rank there, or --rank.",
+            ("for_s", "run", "rank"),
+        ),
+        InjectableFault(
             "cloud-notice",
             "The cloud announces that it takes the node, in --by (2m). It does not: that would be `power-off`.",
             ("for_s", "by_s", "until"), Remedy.REPLACE,

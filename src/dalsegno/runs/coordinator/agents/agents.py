@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
@@ -260,24 +261,33 @@ class StartMessages:
         self._layout: GenerationLayout
         self._names: list[str] = []
 
-    def message(self, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None) -> Message | None:
-        """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
+    def message(
+        self,
+        order: Start,
+        peers: Mapping[str, Peer],
+        in_memory: Message | None = None,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> Message | None:
+        """Return a node's start message; None if a member was just lost, since the generation will be stopped.
+
+        `env`: variables for all workers.
+        """
         if self._group is not order.group:
             if any(agent not in peers for agent in order.group.agents):
                 return None
             self._group, self._layout = order.group, _layout(order, peers)
             self._peers = dict(peers)  # a spare may leave while the messages are sent
             self._names = list(peers)
-        return self._message(order.group, order.agent, in_memory)
+        return self._message(order.group, order.agent, in_memory, env)
 
-    def _message(self, group: Members, agent: str, in_memory: Message | None) -> Message:
+    def _message(self, group: Members, agent: str, in_memory: Message | None, env: Mapping[str, str]) -> Message:
         first = group.place_of(agent).first_rank
         ranks = range(first, first + group.nproc_per_node)
         envs = _worker_envs(self._site, self._layout, self._peers[agent], ranks)
-        common = dict(set.intersection(*(set(env.items()) for env in envs)))
+        common = {**dict(set.intersection(*(set(each.items()) for each in envs))), **env}
         workers = [
-            {"rank": rank, "env": {name: value for name, value in env.items() if name not in common}}
-            for rank, env in zip(ranks, envs, strict=True)
+            {"rank": rank, "env": {name: value for name, value in own.items() if name not in common}}
+            for rank, own in zip(ranks, envs, strict=True)
         ]
         others = [list(self._peers[name].probe) for name in probed_peers(self._names, agent, group.generation)]
         start = {"generation": group.generation, "env": common, "workers": workers, "peers": others}
