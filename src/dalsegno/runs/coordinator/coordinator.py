@@ -401,11 +401,10 @@ class Coordinator:
         """Write the state and return whether that succeeded. With `durable`, the file survives a machine crash."""
         if self.is_shut_down:
             return True
-        source = self.node_source
+        source, used = self.node_source, tuple(sorted(self.memory.used))
         saved = Saved(
             run=self.run, jobs=source.saved(), excluded=tuple(source.excluded), lost_since=dict(source.lost_since),
-            lost_nodes=self.lost_nodes, started=self.started, trust=self.trust.state,
-            used=tuple(sorted(self.memory.used)),
+            lost_nodes=self.lost_nodes, started=self.started, trust=self.trust.state, used=used,
         )  # fmt: skip
         try:
             write_saved(self.folder.state, saved, durable)
