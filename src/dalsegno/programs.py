@@ -18,6 +18,7 @@ PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)`
     "observer": "dalsegno.observer",
     "gpu-facts": "dalsegno.health.readers.nvml_process",
     "machine-room": "dalsegno.targets.local.machine_room",
+    "metadata-service": "dalsegno.targets.local.metadata_service",
     "break-worker": "dalsegno.inject.worker_program",
     "undo-fault": "dalsegno.targets.local.fault_access",
     "node-agent": "dalsegno.node_agent.agent",

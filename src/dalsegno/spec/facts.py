@@ -201,6 +201,7 @@ class Local:
     hosts: str = "auto"  # auto, virtual (namespaces, needs root) or loopback (processes on ports)
     gpus: str = "auto"  # auto, simulated or real
     subnet: str = ""  # subnet of the virtual hosts; "" chooses a free one
+    cloud: str = "none"  # none, ec2: the cloud that virtual hosts believe to be on
 
 
 @dataclass(frozen=True)

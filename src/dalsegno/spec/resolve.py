@@ -297,7 +297,7 @@ def _storage(storage: StorageSpec) -> facts.Storage:
 def _local(spec: ClusterSpec) -> facts.Local:
     if spec.local is None:
         return facts.Local()
-    return facts.Local(hosts=spec.local.hosts, gpus=spec.local.gpus, subnet=spec.local.subnet)
+    return facts.Local(hosts=spec.local.hosts, gpus=spec.local.gpus, subnet=spec.local.subnet, cloud=spec.local.cloud)
 
 
 def _ssh(spec: ClusterSpec) -> facts.SshAccess:

@@ -98,6 +98,9 @@ class LocalSpec(Section):
     subnet: Annotated[str, AfterValidator(_subnet)] = Field(
         default="", description="Subnet of the virtual hosts. Default: a free one."
     )
+    cloud: Literal["none", "ec2"] = Field(
+        default="none", description="ec2: virtual hosts have a metadata service that can announce their end."
+    )
 
 
 class SshHostSpec(Section):

@@ -19,7 +19,8 @@ from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeS
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView
 
-NODE_DAEMONS = {"slurmd": "node", "node-agent": "node", "node-exporter": "host"}  # the head runs one too
+# The head runs a node-exporter, too.
+NODE_DAEMONS = {"slurmd": "node", "metadata-service": "node", "node-agent": "node", "node-exporter": "host"}
 NAME_COLUMNS = 40
 
 
