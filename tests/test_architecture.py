@@ -155,6 +155,7 @@ MAY_READ_SENTENCES = {
     "demo/researchers.py": "sbatch",
     "doctor/logs.py": "Python, PyTorch, NCCL, torchrun, Slurm, conda and the NVIDIA driver",
     "runs/submit/container.py": "`srun --mpi=list`",
+    "wire/instance_metadata.py": "the vendor's name in the firmware",
     "bench/collectives/collective_measure.py": "the kernel's /proc/cpuinfo",
     "runs/torchrun/args.py": "argparse",
     "setup/machine_record.py": "its own marks around a part of a file",

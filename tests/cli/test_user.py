@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.cluster.user import _as_json, _fingerprint, _given, _user, check_home
-from dalsegno.errors import TargetError, UsageError
+from dalsegno.cli.cluster.user import _as_json, _fingerprint, _given, _user
+from dalsegno.errors import UsageError
 from dalsegno.spec.facts import Cluster, Slurm, User
 from dalsegno.targets.base import PeopleView
 
@@ -90,11 +90,3 @@ def test_user_is_shown_with_home_entry_and_fingerprints():
 
 def test_unreadable_key_is_shown_as_such():
     assert _fingerprint("ssh-ed25519 A bea") == "ssh-ed25519 (unreadable) bea"
-
-
-def test_home_of_somebody_else_is_not_deleted(tmp_path: Path):
-    check_home(tmp_path / "absent", 20001)
-    check_home(tmp_path, tmp_path.stat().st_uid)
-    for uid in (20001, None):
-        with pytest.raises(TargetError, match="belongs to uid"):
-            check_home(tmp_path, uid)

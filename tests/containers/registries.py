@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,8 +28,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def registry(folder: Path, auth: str = "") -> Iterator[str]:
-    """Run a registry and yield its host and port. Several may serve the same folder."""
+def registry(folder: Path, auth: str = "", prefix: Sequence[str] = ()) -> Iterator[str]:
+    """Run a registry and yield its host and port. Several may serve the same folder. `prefix` starts it elsewhere, such
+    as in a network namespace."""
     address = f"127.0.0.1:{free_port()}"
     config = folder / f"{address}.yml"
     config.write_text(
@@ -37,23 +38,36 @@ def registry(folder: Path, auth: str = "") -> Iterator[str]:
         f"storage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: '{address}'}}\n{auth}"
     )
     with open(folder / "log", "ab") as log:
-        process = subprocess.Popen(["docker-registry", "serve", config], stdout=log, stderr=log)
+        process = subprocess.Popen([*prefix, "docker-registry", "serve", config], stdout=log, stderr=log)
     try:
-        _wait_for(address)
+        _wait_for(address, prefix)
         yield address
     finally:
         process.kill()
         process.wait()
 
 
-def _wait_for(address: str) -> None:
+def _wait_for(address: str, prefix: Sequence[str]) -> None:
+    if prefix:
+        argv = [*prefix, "curl", "--silent", "--fail", f"http://{address}/v2/"]
+        eventually(lambda: subprocess.run(argv, capture_output=True, timeout=10).returncode == 0)
+        return
     host, port = address.split(":")
     eventually(lambda: socket.create_connection((host, int(port)), 10)).close()
 
 
-def push(layout: Path, tag: str, address: str, name: str) -> None:
+def push(layout: Path, tag: str, address: str, name: str, prefix: Sequence[str] = ()) -> None:
     """Push an image with skopeo: every architecture, with unchanged digests."""
-    argv = ["skopeo", "--insecure-policy", "copy", "-q", "--all", "--dest-tls-verify=false", "--preserve-digests"]
+    argv = [
+        *prefix,
+        "skopeo",
+        "--insecure-policy",
+        "copy",
+        "-q",
+        "--all",
+        "--dest-tls-verify=false",
+        "--preserve-digests",
+    ]
     done = subprocess.run([*argv, f"oci:{layout}:{tag}", f"docker://{address}/{name}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -69,6 +69,7 @@ def test_a_gpu_that_fell_off_the_bus_does_not_answer_any_more():
         ("link-down", lambda told: told.ports[0].state, "ACTIVE", "DOWN"),
         ("link-flap", lambda told: told.ports[0].flaps, (), (1000, 1001, 1002)),
         ("oom", lambda told: len(told.kernel_log), 0, 1),
+        ("cloud-notice", lambda told: told.notice_at, 0, 1120),
     ],
 )
 def test_what_the_hardware_tells(fault: str, of: Any, before: object, then: object):

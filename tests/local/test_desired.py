@@ -525,6 +525,19 @@ def test_virtual_hosts_have_address_host_file_and_users():
     assert (hosts["switch"].address, hosts["switch"].binds) == ("", ())
 
 
+def test_only_virtual_hosts_of_a_simulated_cloud_have_a_metadata_service():
+    on_ec2 = cluster(1, local=Local(cloud="ec2"))
+    there, plain = want(on_ec2), want(cluster(1))
+    names = [service.name for service in there.hosts["train-1"].services]
+    assert names == ["slurmd", "metadata-service", "node-agent"]
+    agent = next(each for each in there.hosts["train-1"].services if each.name == "node-agent")
+    assert agent.argv[-2:] == ("--cloud", "/state/clusters/demo/etc/dalsegno-cloud.json")
+    assert json.loads(there.files["etc/dalsegno-cloud.json"].text) == {"cloud": "ec2", "ends": {}}
+    assert "metadata-service" not in [service.name for service in plain.hosts["train-1"].services]
+    on_ports = [service.name for host in want(on_ec2, USER).hosts.values() for service in host.services]
+    assert "node-agent:train-1" in on_ports and "metadata-service" not in on_ports
+
+
 def test_each_controller_has_its_own_pid_files():
     """slurm.conf has one path for all controllers. In a shared folder, the backup would end the primary."""
     hosts = want(cluster(1, slurm=Slurm(backup_controller=True))).hosts

@@ -6,7 +6,8 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster, Group, User
-from dalsegno.targets.local.people import cluster_accounts, group_file, passwd_file, shared_accounts
+from dalsegno.targets.local.people import group_file, passwd_file, shared_accounts
+from dalsegno.users.accounts import cluster_accounts
 from dalsegno.users.checks import People, assign_gids, assign_uids, check_added, check_new_groups, check_people
 
 MACHINE = People(

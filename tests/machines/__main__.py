@@ -77,6 +77,8 @@ DEMO: dict[str, Sessions] = {"demo": (("root", f"cd {CLONE_THERE} && ./dalsegno 
 IN_VM = {
     **UP,
     **CGROUPS,
+    # Only this kernel has the server and the client of NFS.
+    "nfs": (("root", f"cd {CLONE_THERE} && {PYTEST} tests/storage/test_nfs.py"),),
     # A step of the full demo's training takes 10 s on this machine. The container runs the whole demo.
     "demo": (("root", f"cd {CLONE_THERE} && {RESEARCHERS}"),),
     # Six agents import torch at once, on two emulated cores that are shared with other work on this machine.

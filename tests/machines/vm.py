@@ -23,7 +23,7 @@ from tests.machines.chroot import CLONE, CLONE_THERE, MIRROR, folder, local_inde
 SUITE = "bookworm"
 PACKAGES = (
     "systemd-sysv,dbus,udev,kmod,sudo,openssh-server,linux-image-cloud-amd64,python3,python3-venv,git,ca-certificates,"
-    "iproute2,procps,libpam-systemd,dbus-user-session,polkitd"
+    "iproute2,procps,libpam-systemd,dbus-user-session,polkitd,nfs-kernel-server"
 )
 DISK_GIB = 14
 BOOT_TIMEOUT_S = 600.0
@@ -62,7 +62,7 @@ def build() -> None:
     An interrupted build continues after its last complete step.
     """
     vm = folder() / "vm"
-    needed, installed = (CLONE / "pyproject.toml").read_text(), vm / "installed"
+    needed, installed = f"{PACKAGES}\n{(CLONE / 'pyproject.toml').read_text()}", vm / "installed"
     if (vm / "disk.img").exists() and installed.exists() and installed.read_text() == needed:
         return
     root, bare = vm / "root", vm / "bare"

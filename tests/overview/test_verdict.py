@@ -362,6 +362,13 @@ def test_verdict_names_the_most_urgent_fault_and_says_what_it_means_for_training
     assert (verdict.code, describe(verdict)) == (code, text)
 
 
+@pytest.mark.parametrize("phase", [NodePhase.DRAINED, NodePhase.DOWN])
+def test_node_that_its_cloud_takes_is_not_said_to_be_repaired(phase: NodePhase):
+    reason = "dalsegno:drain:cloud-notice[spot:2026-11-18T12:02:00Z] the cloud takes this node"
+    verdict = assess(with_runs(with_record(healthy(), "train-2", phase, reason=reason), RUN))
+    assert describe(verdict) == "1 of 5 nodes is taken away by its cloud; training is not affected"
+
+
 def test_json_of_a_verdict_has_codes_nodes_and_runs():
     message = verdict_message(assess(with_runs(replacing(healthy()), RUN)))
     assert message == {

@@ -117,6 +117,18 @@ def test_a_fault_is_remembered_for_a_day_after_its_repair(path: Path, journal: J
     assert [each for each in later if name in each] == [f'{name}{{node="a-1",check="gone",code=""}}']
 
 
+def test_a_notice_of_the_cloud_is_shown_with_its_deadline_and_without_a_label_for_each_time(
+    path: Path, journal: Journal
+):
+    notice = NodeFault("cloud-notice", Remedy.DRAIN, "the cloud takes this node", "spot:2026-11-18T12:02:00Z")
+    carry_out(journal, Drain("a-2", notice), 100.0, 101.0)
+    found = samples(metrics(path).collect())
+    last = "dalsegno_recovery_last_fault_timestamp_seconds"
+    assert found[f'{last}{{node="a-2",check="cloud-notice",code="spot"}}'] == 100.0
+    deadline = "dalsegno_recovery_notice_deadline_timestamp_seconds"
+    assert found[f'{deadline}{{node="a-2",kind="spot"}}'] == 1795003320.0
+
+
 def test_retries_of_a_drain_count_once_from_the_first_attempt():
     times = RecoveryTimes()
     times.add(FinishedAction(SetDown("a", GONE, heard_at=8.0), 10.0, 11.0, failed=True))

@@ -11,6 +11,7 @@ from dalsegno.runs.coordinator.agents.messages import (
     EndedWorker,
     GrantRequested,
     LogPiece,
+    NoticeRead,
     ParentDied,
     Ready,
     Signalled,
@@ -23,6 +24,7 @@ from dalsegno.runs.coordinator.agents.messages import (
     read_hello,
     read_message,
 )
+from dalsegno.wire.cloud_notice import CloudNotice, NoticeKind
 from dalsegno.wire.frames import Message
 
 REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", "oom": True, "at": 1.5}
@@ -47,6 +49,8 @@ REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", 
         ({"step": 9, "generation": 2, "over": True}, Stepped(2, 9, over=True)),
         ({"step": 9, "generation": 2, "busy": {"4": 0.5}}, Stepped(2, 9, busy_s={4: 0.5})),
         ({"signal": "SIGTERM"}, Signalled("SIGTERM")),
+        ({"notice": "spot:2026-11-18T12:02:00Z"}, NoticeRead(CloudNotice(NoticeKind.SPOT, 1795003320.0))),
+        ({"notice": "of a later version"}, NoticeRead(None)),
         ({"note": "hello"}, UserNote("hello")),
         ({"resumed": 600, "source": "disk", "generation": 2}, WorkersResumed(2, 600, from_memory=False)),
         ({"resumed": 678, "source": "memory", "generation": 2}, WorkersResumed(2, 678, from_memory=True)),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno.runs.agent.agent import BUSY_EVERY_S, MAX_WORKERS, BusyTimes
+from dalsegno.runs.agent.worker_socket import BUSY_EVERY_S, MAX_WORKERS, BusyTimes
 
 
 def test_busy_times_of_all_ranks_are_sent_together_once_a_second():

@@ -20,11 +20,14 @@ from dalsegno.runs.coordinator.generations.events import (
     Hung,
     NodesOutOfService,
     NodesReclaimed,
+    NodesTaken,
     OpenStore,
     Order,
     PauseOver,
     ReleaseNodes,
     RunMoved,
+    SaveGeneration,
+    SaveOverdue,
     Start,
     StopGeneration,
     StoreOpened,
@@ -325,6 +328,65 @@ def test_agents_that_end_before_their_workers_release_the_nodes_too():
     assert play(run, AgentGone("b"))[1] == [ReleaseNodes()]
 
 
+def test_leaving_without_a_signal_of_slurm_tells_the_workers_to_save():
+    run, orders = play(running(), NodesReclaimed(save_s=20.0))
+    assert orders == [SaveGeneration(("a", "b"), 1, 20.0)]
+    assert play(run, SaveOverdue(1))[1] == [StopGeneration("a", 1), StopGeneration("b", 1)]
+
+
+TAKEN = NodesTaken({"b": "the cloud takes it"}, 20.0)
+LEAVE_B = Exclude("b", "the cloud takes it", until_repaired=True)
+
+
+def test_workers_save_before_the_run_leaves_a_node_and_the_spare_takes_its_rank():
+    run, orders = play(running(TWO, "a", "b", "spare"), TAKEN)
+    assert orders == [SaveGeneration(("a", "b"), 1, 20.0)] and run.phase is GenerationPhase.RUNNING
+    assert play(run, TAKEN)[1] == [], "they are told once"
+    run, orders = play(run, WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
+    assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
+    run, orders = play(run, *all_stopped(run))
+    assert orders == [LEAVE_B, OpenStore("a", 2)]
+    assert run.group is not None and run.group.agents == ("a", "spare")
+    assert (run.restarts, run.spent, dict(run.taken)) == (0, 0, {})
+
+
+def test_workers_that_do_not_save_in_time_are_stopped_and_the_run_moves():
+    run, orders = play(running(TWO, "a", "b", "spare"), TAKEN, SaveOverdue(1))
+    assert orders[1:] == [StopGeneration("a", 1), StopGeneration("b", 1)]
+    assert play(run, *all_stopped(run))[1] == [LEAVE_B, OpenStore("a", 2)]
+
+
+def test_time_to_save_has_no_effect_after_the_move():
+    run, _ = play(running(TWO, "a", "b", "spare"), TAKEN, SaveOverdue(1))
+    run, _ = play(run, *all_stopped(run), StoreOpened("a", 2, 5000))
+    assert play(run, SaveOverdue(1), SaveOverdue(2))[1] == []
+
+
+def test_run_that_finishes_while_it_should_save_is_done():
+    run, _ = play(running(TWO, "a", "b", "spare"), TAKEN, WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0))
+    assert play(run, *all_stopped(run))[1] == [Finish(0)]
+
+
+def test_spare_that_is_taken_is_left_without_a_save():
+    run, orders = play(running(TWO, "a", "b", "spare"), NodesTaken({"spare": "the cloud takes it"}, 20.0))
+    assert orders == [Exclude("spare", "the cloud takes it", until_repaired=True)]
+    assert run.phase is GenerationPhase.RUNNING and run.ready == ("a", "b")
+
+
+def test_node_that_is_taken_while_a_generation_stops_does_not_join_the_next_one():
+    run, orders = play(running(TWO, "a", "b", "spare"), ended(running(), fault(code=-9)), TAKEN)
+    assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
+    run, orders = play(run, *all_stopped(run))
+    assert orders == [LEAVE_B, OpenStore("a", 2)]
+
+
+def test_run_that_loses_all_nodes_while_it_saves_releases_them():
+    run, orders = play(running(TWO, "a", "b", "spare"), TAKEN, NodesReclaimed(save_s=5.0))
+    assert orders == [SaveGeneration(("a", "b"), 1, 20.0)], "they save already"
+    run, _ = play(run, WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
+    assert play(run, *all_stopped(run))[1] == [ReleaseNodes()]
+
+
 def test_generations_continue_in_another_job_after_a_move():
     run, _ = play(running(), NodesReclaimed(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
     run, _ = play(run, *all_stopped(run), AgentGone("a"), AgentGone("b"))
@@ -621,6 +683,14 @@ class AnyOrder(RuleBasedStateMachine):
     def leave_the_nodes(self) -> None:
         self.tell(NodesReclaimed())
 
+    @rule(agent=agents)
+    def cloud_takes(self, agent: str) -> None:
+        self.tell(NodesTaken({agent: "taken"}, 5.0))
+
+    @rule(late=st.booleans())
+    def save_is_overdue(self, late: bool) -> None:
+        self.tell(SaveOverdue(self.run.generation - late))
+
     @precondition(lambda self: self.released)
     @rule()
     def move(self) -> None:
@@ -674,7 +744,8 @@ class AnyOrder(RuleBasedStateMachine):
         for agent in sorted(self.cold):
             self.tell(AgentJoined(agent))
         self.obey_all()
-        if self.run.leaving and self.run.phase is GenerationPhase.RUNNING and self.run.group:
+        saves = self.run.leaving or self.run.taken
+        if saves and self.run.phase is GenerationPhase.RUNNING and self.run.group:
             for rank in sorted(self.run.group.ranks):
                 self.tell(WorkerEnded("", self.run.generation, rank, 75))
             self.obey_all()

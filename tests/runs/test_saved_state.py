@@ -58,6 +58,7 @@ runs = st.builds(
     last=st.none() | failures,
     pausing=st.booleans(),
     leaving=st.booleans(),
+    taken=st.dictionaries(st.sampled_from(NODES), st.text(max_size=5)),
     exit_code=st.none() | st.integers(0, 255),
     why=st.text(max_size=9),
     smaller=st.booleans(),

@@ -187,7 +187,7 @@ def test_agent_that_will_not_come_is_started_again(staffed: Staffed, why: str):
 def test_request_that_was_released_before_it_was_made_is_not_made(staffed: Staffed):
     """The run may end while earlier jobs are being released. The fake site raises on a request."""
     staff, _, coordinator = staffed
-    asked = staff.allocation.begin(JobRole.NEXT)
+    asked = staff.allocation.begin()
     staff._execute(staff.allocation.release_all())
     staff._execute(asked)
     assert staff.jobs == () and not staff.waits

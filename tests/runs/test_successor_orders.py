@@ -2,10 +2,12 @@
 
 import pytest
 
+from dalsegno.runs.coordinator.agents.agents import current_order
 from dalsegno.runs.coordinator.generations.causes import read_failure
-from dalsegno.runs.coordinator.generations.events import Finish, ReleaseNodes
+from dalsegno.runs.coordinator.generations.events import Finish, ReleaseNodes, SaveGeneration
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
-from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.coordinator.generations.group import Shape, form_group
+from dalsegno.runs.coordinator.nodes.departure import SAVE_S
 from dalsegno.runs.coordinator.saved_state import unfinished
 
 SHAPE = Shape(2, 2, 1)
@@ -19,6 +21,14 @@ def test_interrupted_shutdown_is_repeated_with_its_cause():
 
 def test_interrupted_release_of_nodes_is_repeated():
     assert unfinished(Run(SHAPE, leaving=True)) == [ReleaseNodes()]
+
+
+def test_workers_that_may_not_have_been_told_to_save_are_told_again():
+    group = form_group(3, SHAPE, ["n1", "n2"])
+    run = Run(SHAPE, phase=GenerationPhase.RUNNING, generation=3, group=group, taken={"n2": "the cloud takes it"})
+    assert unfinished(run) == [SaveGeneration(("n1", "n2"), 3, SAVE_S)]
+    assert group is not None and current_order(run, group, "n1") == {"save": 3}, "and after they have reconnected"
+    assert current_order(Run(SHAPE, phase=GenerationPhase.RUNNING, group=group), group, "n1") is None
 
 
 @pytest.mark.parametrize("phase", [GenerationPhase.RUNNING, GenerationPhase.STOPPING, GenerationPhase.OPENING])

@@ -129,6 +129,23 @@ def test_only_workers_with_a_handler_are_signalled(node: Node):
     assert (report["rank"], report["code"]) == (1, 75) and children.start_ticks(waiting) is not None
 
 
+def test_workers_of_the_current_generation_are_told_to_save(node: Node):
+    node.set_up(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))\n"
+        "print('runs', flush=True)\n"
+        "time.sleep(60)"
+    )
+    node.hear("ready")
+    node.start(2, ranks=1)
+    node.until(lambda: node.folder.log(2, 0).exists() and node.folder.log(2, 0).read_text())
+    node.pids()
+    node.workers.save(1)
+    assert node.workers._signalled == {}, "the order is late"
+    node.workers.save(2)
+    assert node.hear("ended")["ended"]["code"] == 75
+
+
 # Tests that kill run in a separate process, because an agent kills all its descendants.
 
 

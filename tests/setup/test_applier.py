@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -223,6 +224,25 @@ def test_code_is_installed_once_and_under_its_key(tmp_path):
     assert compare(plan, root) == ()
 
 
+def test_code_before_the_last_version_is_deleted_unless_a_process_runs_from_it(tmp_path):
+    source = tmp_path / "program.py"
+    source.write_text("input()\n")
+    root = tmp_path / "root"
+    root.mkdir()
+
+    def versions_after(key: str) -> set[str]:
+        bundle = CodeBundle(key, ((source, "program.py"),))
+        apply(replace(PLAN, bundle=key, links=()), root, bundle.archive())
+        return set(os.listdir(root / "opt/dalsegno"))
+
+    assert versions_after("1") == {"1"}
+    with subprocess.Popen([sys.executable, root / "opt/dalsegno/1/program.py"], stdin=subprocess.PIPE):
+        assert versions_after("2") == {"1", "2"}
+        assert versions_after("3") == {"1", "2", "3"}
+    assert versions_after("4") == {"3", "4"}
+    assert versions_after("4") == {"3", "4"}
+
+
 @pytest.mark.cluster  # many processes or connections: too slow for the unit part
 def test_own_code_runs_from_its_archive_alone(tmp_path):
     import io
@@ -281,3 +301,14 @@ def test_file_whose_backup_is_gone_is_not_replaced_by_an_empty_one(tmp_path: Pat
     with pytest.raises(Refused, match="backup"):
         record.restore(str(target), "files")
     assert target.read_text() == "ours"
+
+
+def test_systemd_understands_the_unit_of_a_service(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd's programs")
+    env = {"PATH": "/usr/bin", "TOLD": 'a "b" 100% $HOME'}
+    service = PlannedService("controller", ("/bin/true", "--agents", "a b", "50%", "$HOME"), "/var/log/a.log", env)
+    unit = tmp_path / "dalsegno-controller.service"
+    unit.write_text(unit_text(plan_to_json(replace(PLAN, services=(service,)))["services"][0], "demo"))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -145,7 +145,7 @@ def _become_host(plan: dict[str, Any], host: dict[str, Any], result: int) -> NoR
             init._join_cgroups(
                 {"cgroups": {plan["cgroups"]: host["cgroup"]}, "unified": plan["unified"], "isolate": True, "unit": ""}
             )
-        root = _make_root(host)
+        root = _make_root(host, plan["root"])
         _write_files(root, plan, host)
         _enter_root(root, plan["shared"])
         set_hostname(host["name"])
@@ -162,52 +162,54 @@ def _become_host(plan: dict[str, Any], host: dict[str, Any], result: int) -> NoR
     os._exit(1)
 
 
-def _make_root(host: dict[str, Any]) -> str:
-    """Mount a tree that shows the machine's files below a writable layer in memory, and return its path."""
+def _make_root(host: dict[str, Any], lower: str) -> str:
+    """Mount a tree that shows the files of `lower` below a writable layer in memory, and return its path. `lower` is
+    the machine's own root, or a folder with another system."""
     base = host["folder"]
     mount("tmpfs", base, "tmpfs", 0, f"size={host['disk_mib']}m,mode=755")
     upper, work, root = (os.path.join(base, each) for each in ("upper", "work", "root"))
     for folder in (upper, work, root):
         os.mkdir(folder)
-    for name in os.listdir("/"):
-        if name not in KEPT and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
-            _empty(upper, name)
+    for name in os.listdir(lower):
+        place = os.path.join(lower, name)
+        if name not in KEPT and os.path.isdir(place) and not os.path.islink(place):
+            _empty(upper, lower, name)
     for name in EMPTY:
-        if os.path.isdir(f"/{name}"):
-            _empty(upper, name)
+        if os.path.isdir(os.path.join(lower, name)):
+            _empty(upper, lower, name)
     for name in ("root", "tmp", "run", "home", "opt", "srv", "dev", "proc", "sys", "mnt"):
         os.makedirs(os.path.join(upper, name), exist_ok=True)
     os.chmod(os.path.join(upper, "root"), 0o700)
     for name in ("tmp", "var/tmp"):
         os.chmod(os.path.join(upper, name), 0o1777)
-    _keep_folders_only(upper, "var/log")
-    mount("overlay", root, "overlay", 0, f"lowerdir=/,upperdir={upper},workdir={work}")
+    _keep_folders_only(upper, lower, "var/log")
+    mount("overlay", root, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}")
     return root
 
 
-def _empty(upper: str, name: str) -> None:
-    """Make an empty folder that hides the machine's, with the same owner and mode."""
+def _empty(upper: str, lower: str, name: str) -> None:
+    """Make an empty folder that hides the lower one, with the same owner and mode."""
     path = os.path.join(upper, name)
-    _copy_parents(upper, name)
+    _copy_parents(upper, lower, name)
     os.mkdir(path)
-    _copy_status(f"/{name}", path)
+    _copy_status(os.path.join(lower, name), path)
     os.setxattr(path, "trusted.overlay.opaque", b"y")
 
 
-def _keep_folders_only(upper: str, name: str) -> None:
-    _empty(upper, name)
-    for entry in os.scandir(f"/{name}"):
+def _keep_folders_only(upper: str, lower: str, name: str) -> None:
+    _empty(upper, lower, name)
+    for entry in os.scandir(os.path.join(lower, name)):
         if entry.is_dir(follow_symlinks=False):
             os.mkdir(os.path.join(upper, name, entry.name))
             _copy_status(entry.path, os.path.join(upper, name, entry.name))
 
 
-def _copy_parents(upper: str, name: str) -> None:
+def _copy_parents(upper: str, lower: str, name: str) -> None:
     for parent in reversed(Path(name).parents):
         path = os.path.join(upper, parent)
         if not os.path.isdir(path):
             os.mkdir(path)
-            _copy_status(f"/{parent}", path)
+            _copy_status(os.path.join(lower, parent), path)
 
 
 def _copy_status(source: str, target: str) -> None:

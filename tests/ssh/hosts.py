@@ -125,10 +125,15 @@ def reason_to_skip() -> str:
 
 @contextmanager
 def running_hosts(
-    count: int, folder: Path, names: Sequence[str] = (), disk_mib: int = DISK_MIB, shared: Path | None = None
+    count: int,
+    folder: Path,
+    names: Sequence[str] = (),
+    disk_mib: int = DISK_MIB,
+    shared: Path | None = None,
+    root: Path = Path("/"),
 ) -> Iterator[HostRack]:
     """Run `count` hosts named host-1 … (or `names`), and end them completely. All of them see the folder `shared` of
-    the machine at /shared."""
+    the machine at /shared. `root` is the folder with their system, by default the machine's own."""
     assert 1 <= count <= MOST
     names = list(names) or [f"host-{number}" for number in range(1, count + 1)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,6 +160,7 @@ def running_hosts(
     plan = {
         "hosts": hosts, "cable": f"dss{tag}", "operator": str(addresses[0]), "bits": BITS, "port": 22,
         "shared": str(shared) if shared else "",
+        "root": str(root),
         "cgroups": tree.root, "unified": tree.version == 2, "authorized_key": (folder / "operator-key.pub").read_text(),
         "users": [
             {"name": name, "uid": FIRST_UID + at, "sudoers": rule, "password": password}

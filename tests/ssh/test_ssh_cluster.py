@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers.images import Layout, folder, member
+from tests.containers.registries import push, registry
 from tests.ssh.cluster_operator import SOURCE, Done, Operator
 from tests.ssh.hosts import make_key, reason_to_skip, running_hosts
 from tests.waiting import eventually
@@ -23,7 +25,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 LOGIN = "admin"  # this user may use sudo without a password
 FOREIGN = "# written by hand\n"
 STORAGE = "[{name: team, mount: /shared, type: existing, home: true}, {name: disk, mount: /scratch, type: scratch}]"
-PARTS = f"storage: {STORAGE}\ncontainers: {{enabled: true}}\nslurm: {{rest: true}}\nmonitoring: {{interval: 5s}}\n"
+IMAGES = "/shared/images"
+CONTAINERS = f"containers: {{enabled: true, folder: {IMAGES}}}\n"
+PARTS = f"storage: {STORAGE}\n{CONTAINERS}slurm: {{rest: true}}\nmonitoring: {{interval: 5s}}\n"
 MORE = f"users: [{{name: ada}}]\nhealth: {{mode: observe}}\n{PARTS}"
 
 
@@ -166,12 +170,21 @@ def test_user_neither_reads_files_of_others_nor_cancels_their_jobs(lab, bea):
     lab.on_head("scancel", job)
 
 
+def test_home_is_deleted_where_it_is_served_and_nothing_that_it_links_to(lab):
+    lab.dalsegno("user", "add", "cem")
+    lab.on_head("runuser", "-u", "cem", "--", "ln", "-s", "/shared/ada", "/shared/cem/to-ada")
+    lab.on_head("sh", "-c", "touch /shared/ada/kept; chown root: /shared/cem")
+    refused = lab.dalsegno("user", "rm", "cem", "--remove-home", code=1)
+    assert "head: /shared/cem belongs to uid 0" in refused.err
+    lab.on_head("chown", "cem:", "/shared/cem")
+    assert "deleted /shared/cem" in lab.dalsegno("user", "rm", "cem", "--remove-home").err
+    assert lab.on_head("ls", "/shared/ada/kept", "/shared").split() == ["/shared/ada/kept", "/shared:", "ada", "bea"]
+
+
 def test_removed_user_cannot_log_in_and_the_home_is_kept(lab, bea):
     uid = lab.on_head("id", "-u", "bea")
     left = f"setpriv --reuid={uid.strip()} --regid={uid.strip()} --clear-groups sleep 300 >/dev/null 2>&1 & :"
     lab.on_head("sh", "-c", left)
-    refused = lab.dalsegno("user", "rm", "bea", "--remove-home", code=2)
-    assert "/shared/bea is not on this machine" in refused.err
     assert "kept /shared/bea" in lab.dalsegno("user", "rm", "bea").err
     assert ssh_as(lab, "bea", bea, "true").code == 255
     assert lab.rack["n1"].run("sh", "-c", "getent passwd bea vision || true") == ""
@@ -182,6 +195,7 @@ def test_removed_user_cannot_log_in_and_the_home_is_kept(lab, bea):
 def test_status_of_the_operator_shows_all_daemons(lab):
     status = json.loads(lab.dalsegno("status", "--json").out)
     assert status["phase"] == "up", status["problems"]
+    assert status["verdict"]["code"], "the head's own"
     running = {(each["host"], each["name"]) for each in status["daemons"] if each["running"]}
     assert {("head", "slurmctld"), ("head", "slurmdbd"), ("n1", "slurmd"), ("n2", "node-agent")} <= running
     assert {node["name"]: node["state"] for node in status["nodes"]} == {"n1": "idle", "n2": "idle"}
@@ -243,6 +257,28 @@ def test_run_continues_after_a_worker_was_killed(lab):
     assert eventually(lambda: lab.on_head("squeue", "-h") == "", every_s=0.5)
 
 
+def test_images_of_the_file_are_imported_on_the_head_and_used_by_all_hosts(lab, tmp_path):
+    """Of an existing and a missing image, the first is imported and the second reported; the cluster is up."""
+    layout = Layout(tmp_path / "oci")
+    busybox = Path(shutil.which("busybox") or "").read_bytes()
+    layout.image("v1", [([folder("bin"), member("bin/sh", busybox, mode=0o755)], "gzip")], config={"Env": ["FROM=v1"]})
+    text, on_head = lab.file.read_text(), ("nsenter", f"--net=/proc/{lab.rack['head'].pid}/ns/net")
+    with registry(tmp_path, prefix=on_head) as address:
+        push(layout.path, "v1", address, "team/app:v1", prefix=on_head)
+        there, missing = f"{address}#team/app:v1", f"{address}#team/none:v1"
+        lab.file.write_text(text.replace(f"folder: {IMAGES}", f"folder: {IMAGES}, images: ['{missing}', '{there}']"))
+        done = lab.up(code=1)
+    assert "lab is up, but images were not imported" in done.err and f"{missing}: " in done.err
+    as_ada = ["runuser", "-l", "ada", "-c"]
+    assert "team/app:v1" in lab.on_head(*as_ada, "dalsegno image ls")
+    # All hosts find the file of root. Here they have no loop devices to mount it, so a copy is run instead.
+    found = lab.on_head(*as_ada, f"srun -N2 --container-image={there} true 2>&1 || true")
+    assert all(f"{node}: container: /dev/loop-control" in found for node in ("n1", "n2"))
+    lab.on_head(*as_ada, f"cp {IMAGES}/images/*.sqsh app.sqsh")
+    assert lab.on_head(*as_ada, "srun -N2 --container-image=./app.sqsh sh -c 'echo $FROM'") == "v1\nv1\n"
+    lab.file.write_text(text)  # the next `up` has other things to do, too
+
+
 def test_changed_file_applies_only_the_difference(lab):
     before = pids(lab, "slurmctld", "slurmd", "munged")
     text = lab.file.read_text()
@@ -276,11 +312,64 @@ def test_killed_daemon_is_started_again(lab):
     assert lab.on_head("srun", "-w", "n1", "hostname") == "n1\n"
 
 
+HEAL = "health: {reboots: {per_fault: 0}, checks: {pair-collective: off, load-product: off, load-memory: off}}"
+
+# A machine that was replaced has another boot id. Its agent is restarted, and reads it.
+NEW_MACHINE = """
+cat /proc/sys/kernel/random/uuid > /run/boot_id
+mount --bind /run/boot_id /proc/sys/kernel/random/boot_id
+pkill -f '[p]rograms.py node-agent'
+"""
+
+
+def test_spare_takes_the_place_of_a_node_and_a_person_is_told_which_machine_to_replace(lab):
+    text = lab.file.read_text()
+    lab.file.write_text(text.replace("'n[1-2]'", "n1, spares: n2").replace("health: {mode: observe}", HEAL))
+    lab.up()
+
+    def phases() -> dict[str, str]:
+        """Return the phases of the nodes. On a busy machine, a node in service is also suspected at times."""
+        told = {node["node"]: node["phase"] for node in json.loads(lab.dalsegno("nodes", "--json").out)}
+        return {name: "in service" if phase == "suspected" else phase for name, phase in told.items()}
+
+    assert eventually(lambda: phases() == {"n1": "in service", "n2": "spare"}, timeout_s=60, every_s=1)
+    lab.rack["n1"].run("sh", "-c", "kill -9 $(pidof slurmd)")
+    assert eventually(lambda: phases() == {"n1": "given up", "n2": "in service"}, timeout_s=60, every_s=1)
+    machine = f"a person must replace the machine of n1 at {lab.rack['n1'].address}"
+    assert f"in service in place of n1: {machine}" in lab.dalsegno("events", "--node", "n2").out
+    assert machine in lab.dalsegno("why", "n1").out
+    assert lab.on_head("srun", "-N1", "hostname") == "n2\n"
+    lab.up()
+    lab.rack["n1"].run("sh", "-c", NEW_MACHINE)
+    assert eventually(lambda: phases() == {"n1": "in service", "n2": "spare"}, timeout_s=60, every_s=1)
+
+
+ADOPT = Path("/lib/security/pam_slurm_adopt.so")
+
+
 def test_node_that_leaves_the_file_is_cleaned(lab):
     lab.write(nodes="n1", more=MORE, user=LOGIN)
-    lab.up()
+    if ADOPT.exists():  # for the next test
+        lab.file.write_text(lab.file.read_text().replace("ssh:\n", "ssh:\n  logins_need_job: true\n"))
+    known = lab.rack["n2"].run("sha256sum", "/etc/munge/munge.key")
+    assert "replaces the key of munge" in lab.up().err
+    assert known not in {host.run("sha256sum", "/etc/munge/munge.key") for host in lab.rack.hosts}
     assert lab.on_head("sinfo", "-hNo", "%N").split() == ["n1"]
     assert lab.rack["n2"].run("sh", "-c", "ls /etc/slurm; pidof slurmd munged || true") == ""
+
+
+def test_user_logs_in_to_a_node_only_with_a_job_there_and_the_session_is_part_of_the_job(lab):
+    if not ADOPT.exists():
+        pytest.skip("needs the package libpam-slurm-adopt")
+    as_ada, ssh = ["runuser", "-l", "ada", "-c"], "ssh -o BatchMode=yes n1"
+    assert "you have no active jobs on this node" in lab.on_head(*as_ada, f"{ssh} hostname 2>&1 || true")
+    job = lab.on_head(*as_ada, "sbatch --parsable -D /tmp --wrap 'sleep 300'").strip()
+    eventually(lambda: lab.on_head("squeue", "-hj", job, "-o", "%T").strip() == "RUNNING")
+    assert f"/job_{job}/step_extern" in lab.on_head(*as_ada, f"{ssh} cat /proc/self/cgroup")
+    lab.on_head(*as_ada, f"{ssh} 'sleep 300 >/dev/null 2>&1 &'")
+    lab.on_head("scancel", job)
+    eventually(lambda: lab.rack["n1"].run("sh", "-c", "pgrep -u ada -x sleep || true") == "")
+    assert lab.dalsegno("ssh", "n1", "--", "hostname").out == "n1\n", "the operator gets in without a job"
 
 
 def test_connection_that_is_cut_half_way_is_continued_by_the_next_up(lab):
@@ -295,6 +384,7 @@ def test_connection_that_is_cut_half_way_is_continued_by_the_next_up(lab):
     lab.rack.start_sshd("n2")
     lab.up()
     assert sorted(lab.on_head("srun", "-N2", "hostname").split()) == ["n1", "n2"]
+    assert "slurm_adopt" not in lab.rack["n1"].run("cat", "/etc/pam.d/sshd"), "the file no longer asks for it"
 
 
 def test_upgrade_updates_host_by_host_and_runs_continue(lab, tmp_path):
@@ -318,6 +408,8 @@ def test_upgrade_updates_host_by_host_and_runs_continue(lab, tmp_path):
     lab.on_head(*as_ada, f"dalsegno cancel {run}")
     assert eventually(lambda: lab.on_head("squeue", "-h") == "", every_s=0.5)
     assert "nothing to do" in newer.up().err
+    versions = lab.on_head("sh", "-c", "ls -d /opt/dalsegno/*/ | wc -l")
+    assert versions == "3\n", "the present code, the code before it, and the link `current`"
 
 
 def test_down_restores_every_host(lab):

@@ -1,9 +1,12 @@
-"""Tests of what hosts export and mount: values, and the system files against golden files.
-
-The files are not applied here, because that needs an NFS server and client in the kernel.
+"""Tests of what hosts export and mount: values, and the system files against golden files and the programs that read
+them. `test_nfs.py` mounts for real.
 """
 
+import os
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +98,47 @@ def test_exports_match_the_golden_file(golden: Callable[[str, str], None]):
 @pytest.mark.parametrize("host", ["mgmt", "gpu1"])
 def test_fstab_matches_the_golden_file(host: str, golden: Callable[[str, str], None]):
     golden(f"storage/fstab.{host}", "".join(f"{fstab_line(mount)}\n" for mount in of(host, *STORAGE).mounts))
+
+
+EXPORTFS = r"""
+set -e
+mount -t tmpfs state /var/lib; mkdir /var/lib/nfs
+mount -t tmpfs served /srv; mkdir -p $3
+cp -a /etc $1/etc; rm -rf $1/etc/exports*; mkdir $1/etc/exports.d; touch $1/etc/exports
+cp $2 $1/etc/exports.d/lab.exports
+mount --bind $1/etc /etc
+exportfs -rv 2>&1
+exportfs -s
+"""
+
+
+def test_nfs_server_understands_the_exports(tmp_path: Path):
+    if os.geteuid() != 0 or not shutil.which("exportfs"):
+        pytest.skip("needs root and exportfs, which the package nfs-kernel-server has")
+    exports = tmp_path / "exports"
+    exports.write_text(render_exports("lab", of("mgmt", Storage("home", "/home", home=True)).exports))
+    argv = ["unshare", "--mount", "sh", "-c", EXPORTFS, "sh", str(tmp_path), str(exports), "/srv/dalsegno/home"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    served = [line.split("(") for line in done.stdout.splitlines() if line.startswith("/")]
+    assert [where.split() for where, _ in served] == [["/srv/dalsegno/home", client] for client in CLIENTS]
+    assert all({"rw", "sync", "root_squash", "no_subtree_check"} <= set(opts[:-1].split(",")) for _, opts in served)
+
+
+GENERATOR = Path("/usr/lib/systemd/system-generators/systemd-fstab-generator")
+
+
+def test_systemd_makes_mount_units_that_wait_for_the_network_and_may_fail(tmp_path: Path):
+    if not GENERATOR.exists():
+        pytest.skip("needs systemd's programs")
+    fstab = tmp_path / "fstab"
+    fstab.write_text(f"{fstab_line(of('gpu1', Storage('home', '/people', home=True)).mounts[0])}\n")
+    env = {"SYSTEMD_FSTAB": str(fstab), "SYSTEMD_SYSROOT_FSTAB": "/dev/null", "SYSTEMD_LOG_TARGET": "console"}
+    done = subprocess.run([GENERATOR, *[tmp_path] * 3], env=env, capture_output=True, text=True, timeout=30)
+    unit = (tmp_path / "people.mount").read_text()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "What=192.0.2.10:/srv/dalsegno/home\n" in unit and "Type=nfs\n" in unit and "TimeoutSec=1min\n" in unit
+    assert (tmp_path / "remote-fs.target.wants/people.mount").is_symlink(), "a host must boot without its file server"
 
 
 LINES = [{"path": "/home", "line": "192.0.2.10:/srv/dalsegno/home /home nfs hard 0 0"}]

@@ -18,6 +18,7 @@ from dalsegno.targets.folder import ClusterRole
 from dalsegno.targets.registry import is_elsewhere, open_existing
 from dalsegno.targets.ssh.folder import SshFolder, SshStage, SshState, write_ssh_state
 from dalsegno.targets.ssh.head import HeadTarget
+from dalsegno.targets.ssh.repair import head_parts
 from dalsegno.targets.ssh.target import SshTarget
 
 HOSTS = (
@@ -77,6 +78,11 @@ def test_shell_as_another_user_gets_neither_the_terminal_nor_the_environment_of_
 def test_head_reboots_nodes_with_the_command_of_the_file(tmp_path):
     root = make(tmp_path, replace(STATE, role=ClusterRole.HEAD))
     assert isinstance(open_existing(root), CanReboot)
+    folder = SshFolder(root)
+    (parts,) = [each for each in head_parts(folder, "key", SSH).files if each.path == str(folder.power)]
+    assert parts.mode == 0o600 and parts.secret
+    folder.power.parent.mkdir()
+    folder.power.write_text(parts.content)
     runner = FakeRunner({HOSTS[1].power_cycle: ""})
     HeadTarget(root, runner).reboot("gpu-1")
     assert runner.calls == [HOSTS[1].power_cycle]

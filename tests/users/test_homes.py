@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.users.homes import FIRST_LINE, LAST_LINE, install_keys, make_home, with_keys
+from dalsegno.users.homes import FIRST_LINE, LAST_LINE, check_home, install_keys, make_home, remove_home, with_keys
 
 KEY, OTHER = "ssh-ed25519 AAAAC3 bea@laptop", "ssh-ed25519 BBBBC3 own"
 UID = 20001 if os.geteuid() == 0 else os.geteuid()
@@ -126,3 +126,45 @@ def test_pipe_in_place_of_keys_does_not_block(homes: Path):
     os.chown(homes / "bea/.ssh/authorized_keys", UID, GID)
     with pytest.raises(DalsegnoError, match="cannot be installed"):
         install_keys(homes, "bea", UID, GID, [KEY])
+
+
+def test_home_of_somebody_else_is_not_deleted(homes: Path):
+    check_home(homes / "absent", UID)
+    check_home(homes / "bea", UID)
+    for uid in (UID + 1, None):
+        with pytest.raises(DalsegnoError, match="belongs to uid"):
+            check_home(homes / "bea", uid)
+    with pytest.raises(DalsegnoError, match="belongs to uid"):
+        remove_home(homes / "bea", UID + 1)
+    assert (homes / "bea").is_dir()
+
+
+def test_home_is_deleted_without_following_links(homes: Path, tmp_path_factory: pytest.TempPathFactory):
+    others = tmp_path_factory.mktemp("others")
+    (others / "kept").touch()
+    (homes / "bea/deep").mkdir()
+    for link in ("bea/folder", "bea/deep/folder"):
+        (homes / link).symlink_to(others)
+    (homes / "bea/file").symlink_to(others / "kept")
+    homes.chmod(0o755)
+    remove_home(homes / "bea", UID)
+    assert not (homes / "bea").exists() and (others / "kept").exists()
+    remove_home(homes / "bea", UID)  # what is gone is deleted
+
+
+def test_link_in_place_of_a_home_is_not_deleted_through(homes: Path):
+    homes.chmod(0o755)
+    (homes / "ada").symlink_to("bea")
+    with pytest.raises(DalsegnoError):
+        remove_home(homes / "ada", UID + 1)
+    os.lchown(homes / "ada", UID, GID)
+    with pytest.raises(DalsegnoError, match="cannot be deleted"):
+        remove_home(homes / "ada", UID)
+    assert (homes / "bea").is_dir()
+
+
+def test_nothing_is_deleted_where_users_can_replace_a_home(homes: Path):
+    homes.chmod(0o1777)
+    with pytest.raises(DalsegnoError, match="users can change"):
+        remove_home(homes / "bea", UID)
+    assert (homes / "bea").is_dir()

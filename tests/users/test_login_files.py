@@ -6,19 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dalsegno.users.login_files import (
-    DirectoryClient,
-    render_nsswitch,
-    render_pam_sshd,
-    render_sshd_keys,
-    render_sssd_conf,
-    restore_pam,
-    without_pam_systemd,
-)
+from dalsegno.users.login_files import DirectoryClient, render_nslcd_conf, render_nsswitch, render_pam_sshd, restore_pam
 from dalsegno.users.slapd import SlapdLayout, render_rootpw, render_slapd_conf, slapd_args
 
-CLIENT = DirectoryClient("one", "ldaps://head", "dc=local", "/etc/dalsegno/ldap-ca.pem")
-READER = DirectoryClient("one", "ldap://head", "dc=local", "/etc/dalsegno/ldap-ca.pem", "cn=hosts,dc=local", "secret")
+CLIENT = DirectoryClient("one", "ldaps://10.0.0.1/", "dc=local", "/etc/dalsegno/ldap-ca.pem")
 DEBIAN_SSHD = """\
 # PAM configuration for the Secure Shell service
 @include common-auth
@@ -27,6 +18,11 @@ account    required     pam_nologin.so
 session [success=ok ignore=ignore module_unknown=ignore default=bad]        pam_selinux.so close
 @include common-session
 @include common-password
+"""
+COMMON_SESSION = """\
+# here are the per-package modules (the "Primary" block)
+session required pam_unix.so
+session optional pam_systemd.so
 """
 RHEL_SSHD = """\
 #%PAM-1.0
@@ -43,12 +39,10 @@ group:          files [SUCCESS=merge] systemd
 hosts:          files dns
 """
 FILES = {
-    "sssd.conf": lambda: render_sssd_conf(CLIENT),
-    "sssd-with-keys.conf": lambda: render_sssd_conf(READER),
+    "nslcd.conf": lambda: render_nslcd_conf(CLIENT),
     "nsswitch.conf": lambda: render_nsswitch(NSSWITCH),
-    "sshd-keys.conf": lambda: render_sshd_keys("one"),
-    "pam-sshd-debian": lambda: render_pam_sshd(DEBIAN_SSHD, ["admins"]),
-    "pam-sshd-rhel": lambda: without_pam_systemd(render_pam_sshd(RHEL_SSHD)),
+    "pam-sshd-debian": lambda: render_pam_sshd(DEBIAN_SSHD, {"/etc/pam.d/common-session": COMMON_SESSION}, ["ops"]),
+    "pam-sshd-rhel": lambda: render_pam_sshd(RHEL_SSHD, {}),
     "slapd.conf": lambda: render_slapd_conf(SlapdLayout("one", "dc=local", "/state/ldap")),
 }
 
@@ -60,8 +54,10 @@ def test_files_match_the_golden_files(name: str, golden: Callable[[str, str], No
 
 @pytest.mark.parametrize("found", [DEBIAN_SSHD, RHEL_SSHD])
 def test_pam_files_can_be_rendered_again_and_restored(found: str) -> None:
-    once = without_pam_systemd(render_pam_sshd(found))
-    assert without_pam_systemd(render_pam_sshd(once)) == once
+    files = {"/etc/pam.d/common-session": COMMON_SESSION}
+    once = render_pam_sshd(found, files)
+    assert not any(" pam_systemd.so" in line for line in once.splitlines() if not line.startswith("#"))
+    assert render_pam_sshd(once, files) == once
     assert restore_pam(once) == found
 
 

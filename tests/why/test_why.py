@@ -129,6 +129,16 @@ def test_node_events_after_the_end_count_only_for_failures():
 # Nodes
 
 
+def test_node_that_the_cloud_takes_is_not_expected_to_be_repaired():
+    reason = "dalsegno:drain:cloud-notice[spot:2026-11-18T12:02:00Z] the cloud takes this node (spot: terminate)"
+    drained = node(NodeFlag.DRAIN, reason=reason)
+    found = explain_node(drained, ControllerView(NodePhase.DRAINED))
+    assert found.sentence.endswith(
+        "the cloud takes this node (spot: terminate); "
+        "it is not repaired, and returns to service when the cloud has given it another machine"
+    )
+
+
 def test_node_drained_by_the_controller_names_the_fault_and_the_repair():
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
     assert explain_node(drained, ControllerView(NodePhase.REPAIRING)) == Conclusion(

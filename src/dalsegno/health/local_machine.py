@@ -67,7 +67,7 @@ def node_name(env: Mapping[str, str]) -> str:
 
 
 def machine_here(
-    env: Mapping[str, str] = os.environ, node: str = "", gpus: Callable[[], Gpus] | None = None
+    env: Mapping[str, str] = os.environ, node: str = "", gpus: Callable[[], Gpus] | None = None, cloud_file: str = ""
 ) -> LocalNode:
     conf = slurm_conf(env)
     try:
@@ -75,7 +75,8 @@ def machine_here(
     except OSError:
         text = ""
     expected = expected_of(node or node_name(env), text)
-    return LocalNode(replace(expected, missing_reason=_missing_reason(expected, conf, bool(text), env)), env, gpus)
+    why = _missing_reason(expected, conf, bool(text), env)
+    return LocalNode(replace(expected, missing_reason=why, cloud_file=cloud_file), env, gpus)
 
 
 def _missing_reason(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,7 @@ from dalsegno.system.hanging_calls import AbandonableCall, NoAnswer
 from dalsegno.system.kernel import KernelLog, greatest_error_s, listening_ports, parse_listening
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed
+from dalsegno.wire.instance_metadata import InstanceMetadata, NoMetadata
 
 NVML_TIMEOUT_S = 6.0
 MAX_PACE_S = 1.0
@@ -75,6 +77,10 @@ class NodeReader(Protocol):
         only metrics show, which may be older."""
         ...
 
+    def metadata(self, path: str) -> str | None:
+        """Return an item of the cloud's metadata service; None if it has none. Raise NoAnswer if it is silent."""
+        ...
+
 
 class LocalNode:
     """The local node. `gpus` queries NVML, by default within this process.
@@ -93,6 +99,7 @@ class LocalNode:
         }
         self._gpus: dict[bool, tuple[float, Gpus]] = {}
         self.until = math.inf
+        self._metadata = InstanceMetadata()
 
     def now(self) -> float:
         return time.time()
@@ -163,6 +170,12 @@ class LocalNode:
             self._gpus[detailed] = began + good_for_s(time.monotonic() - began, oldest_s), found
         return found
 
+    def metadata(self, path: str) -> str | None:
+        try:
+            return self._metadata.get(path)
+        except NoMetadata as error:
+            raise NoAnswer(str(error)) from error
+
     def close(self) -> None:
         """Release the log, and the GPUs so that they can be reset. The next round opens them again."""
         self._gpus = {}
@@ -177,13 +190,16 @@ def good_for_s(took_s: float, oldest_s: float = NVML_MAX_AGE_S) -> float:
 
 class RecordedNode:
     """A node recorded in a folder. A command's file is named after its first words, with `.exit2` appended for exit
-    code 2, or `.hangs` if it hangs. The files `env`, `now` and `pace_s` hold the environment, time and pace."""
+    code 2, or `.hangs` if it hangs. The files `env`, `now` and `pace_s` hold the environment, time and pace, and
+    `metadata/` what its cloud answers."""
 
     def __init__(self, folder: Path, expected: Expected, seen: SeenBefore | None = None) -> None:
         self.folder, self.expected, self.seen = folder, expected, seen or SeenBefore()
         self.env: Mapping[str, str] = dict(line.split("=", 1) for line in self._lines("env"))
         if (folder / "telemetry.json").exists():
             self.env = {**self.env, "DALSEGNO_TELEMETRY": "/telemetry.json"}
+        if (folder / "cloud.json").exists():
+            self.expected = replace(expected, cloud_file="/cloud.json")
 
     def now(self) -> float:
         return float(next(iter(self._lines("now")), "1700000000"))
@@ -225,6 +241,13 @@ class RecordedNode:
 
     def nvml(self, detailed: bool = False) -> Gpus:
         return None
+
+    def metadata(self, path: str) -> str | None:
+        """Return the file below `metadata/`. Without that folder, the service is silent."""
+        if not (self.folder / "metadata").is_dir():
+            raise NoAnswer("the metadata service does not answer")
+        file = self.folder / "metadata" / path
+        return file.read_text() if file.exists() else None
 
     def _lines(self, name: str) -> list[str]:
         path = self.folder / name

@@ -24,6 +24,11 @@ class NodeAccess(Protocol):
     def gpus_simulated(self) -> bool: ...
 
     @property
+    def cloud(self) -> str:
+        """The cloud that the nodes believe to be on; "none" if there is none."""
+        ...
+
+    @property
     def homes(self) -> Path:
         """The home folders that all nodes share."""
         ...

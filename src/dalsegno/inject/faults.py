@@ -111,6 +111,11 @@ FAULTS = {
             ("for_s", "run", "rank"),
         ),
         InjectableFault(
+            "cloud-notice",
+            "The cloud announces that it takes the node, in --by (2m). It does not: that would be `power-off`.",
+            ("for_s", "by_s", "until"), Remedy.REPLACE,
+        ),
+        InjectableFault(
             "bad-replacement",
             "The next --count (1) machines that replace this one have a bad GPU; "
             "with --same-gpus, they have the old machine's GPUs.",

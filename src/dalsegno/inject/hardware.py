@@ -12,6 +12,7 @@ from dataclasses import replace
 from dalsegno.health.facts import HW_POWER_BRAKE, HW_THERMAL, GpuFacts
 from dalsegno.health.telemetry import Telemetry, with_gpu, with_line, xid_line
 from dalsegno.inject.records import FaultRecord
+from dalsegno.wire.cloud_notice import SPOT_S
 
 XID_TEXTS = {
     31: "Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS faulted",
@@ -89,6 +90,10 @@ def _down(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     return replace(telemetry, ports=(*ports, *telemetry.ports[1:]))
 
 
+def _notice(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
+    return replace(telemetry, notice_at=fault.at + float(fault.options.get("by_s", SPOT_S)))
+
+
 CHANGES: dict[str, Callable[[Telemetry, FaultRecord], Telemetry]] = {
     "xid": _xid,
     "ecc": _ecc,
@@ -100,6 +105,7 @@ CHANGES: dict[str, Callable[[Telemetry, FaultRecord], Telemetry]] = {
     "oom": _oom,
     "link-flap": _flap,
     "link-down": _down,
+    "cloud-notice": _notice,
 }
 
 

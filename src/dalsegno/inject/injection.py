@@ -116,6 +116,8 @@ def _check(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultO
         raise TargetError(f"{node} is off{already}", hint="`dalsegno up` boots it")
     if fault.name in DAEMONS:
         check_runs(nodes, node, DAEMONS[fault.name])
+    if fault.name == "cloud-notice" and nodes.cloud == "none":
+        raise TargetError("the nodes are on no cloud", hint="set `local: {cloud: ec2}` in the cluster file, then `up`")
     if fault.name in GPU_FAULTS:
         _check_gpu(nodes, node, options.gpu or 0)
     if fault.name in ONE_LIMIT:

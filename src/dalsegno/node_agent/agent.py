@@ -1,6 +1,7 @@
 """The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE`.
 
-With `--metrics FOLDER`, it also writes the metrics of the node to a file in that folder, for node_exporter.
+With `--metrics FOLDER`, it also writes the metrics of the node to a file in that folder, for node_exporter. With
+`--cloud FILE`, it asks the cloud that the file names for notices.
 
 One thread serves all sockets. Checks and orders run in separate processes, which the agent can kill. The agent also
 runs without a controller, and reports its last findings when it has reconnected.
@@ -245,7 +246,7 @@ def main(arguments: Sequence[str]) -> int:
     except DalsegnoError as error:
         log.error("cannot start: %s; %s", error.what, error.hint)
         return error.exit_code
-    duties = OrderHandlers(options.node, options.boot, options.metrics)
+    duties = OrderHandlers(options.node, options.boot, options.metrics, options.cloud)
     agent = NodeAgent(options, secret, duties.continuous_checks, duties.do)
     duties.findings, duties.address, duties.settings = agent.findings.all, agent.link_address, agent.watch.settings
     signal.signal(signal.SIGTERM, _stop)
@@ -273,25 +274,29 @@ class NodeAgentOptions:
     secret: Path
     boot: str
     metrics: Path | None = None  # folder for the file with the node's metrics
+    cloud: Path | None = None  # file that tells which cloud the node is on
 
 
 def parse_options(arguments: Sequence[str]) -> NodeAgentOptions:
     """Parse the command line by hand: argparse takes as much memory as everything else here."""
-    hint = "node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE [--metrics FOLDER]"
+    needed = "--node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE"
+    hint = f"node-agent {needed} [--metrics FOLDER] [--cloud FILE]"
     names = {"--node", "--controller", "--secret", "--boot-id"}
     given = dict(zip(arguments[::2], arguments[1::2], strict=False))
-    if len(arguments) != 2 * len(given) or set(given) - {"--metrics"} != names:
-        raise UsageError("the node agent needs four options, and takes `--metrics`", hint=hint)
+    if len(arguments) != 2 * len(given) or set(given) - {"--metrics", "--cloud"} != names:
+        raise UsageError("the node agent needs four options, and takes `--metrics` and `--cloud`", hint=hint)
     host, _, port = given["--controller"].rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"`{given['--controller']}` is not HOST:PORT", hint=hint)
     if not is_node_name(given["--node"]):
         raise UsageError(f"invalid node name `{given['--node']}`", hint=hint)
-    metrics = Path(given["--metrics"]) if "--metrics" in given else None
-    if metrics and not metrics.is_absolute():
-        raise UsageError(f"`{metrics}` is not an absolute path", hint=hint)
+    metrics, cloud = (Path(given[name]) if name in given else None for name in ("--metrics", "--cloud"))
+    for path in (metrics, cloud):
+        if path and not path.is_absolute():
+            raise UsageError(f"`{path}` is not an absolute path", hint=hint)
     boot = _boot(given["--boot-id"], hint)
-    return NodeAgentOptions(given["--node"], host.strip("[]"), int(port), Path(given["--secret"]), boot, metrics)
+    secret = Path(given["--secret"])
+    return NodeAgentOptions(given["--node"], host.strip("[]"), int(port), secret, boot, metrics, cloud)
 
 
 def _boot(value: str, hint: str) -> str:

@@ -227,6 +227,7 @@ class OrderHandlers:
     node: str
     boot: str
     metrics: Path | None = None
+    cloud: Path | None = None  # file that tells which cloud the node is on
     findings: Callable[[], tuple[Finding, ...]] = field(default=tuple)
     address: Callable[[], str] = field(default=str)
     settings: Callable[[], Message] = field(default=dict)
@@ -241,7 +242,8 @@ class OrderHandlers:
         return ContinuousChecks(checkup, NodeMetrics(checkup.node, self.node, Textfile(self.metrics)))
 
     def checkup(self, settings: Message) -> Checkup:
-        return Checkup(CHECKS, machine_here(os.environ, self.node), check_settings(settings))
+        node = machine_here(os.environ, self.node, cloud_file=str(self.cloud or ""))
+        return Checkup(CHECKS, node, check_settings(settings))
 
     def do(self, order: Order, send: Send) -> None:
         """Carry out one order and send the parts of the answer as they are ready."""

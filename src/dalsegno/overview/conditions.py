@@ -11,6 +11,7 @@ from dalsegno.recovery.decisions.reason import Owner, find_owner
 from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.facts import NodeState
 from dalsegno.targets.base import NodeStatus
+from dalsegno.wire.cloud_notice import find_notice
 
 
 class NodeCondition(Enum):
@@ -22,6 +23,7 @@ class NodeCondition(Enum):
     OUT = "out"  # the node is down or drained in Slurm, and the controller has not acted yet
     NOT_RESPONDING = "not-responding"  # slurmctld gets no answer from the node's slurmd
     UNKNOWN = "unknown"  # slurmctld does not know the node
+    TAKEN = "taken"  # the cloud takes the machine of the node
     DOWN = "down"
     DRAINED = "drained"
     REPAIRING = "repairing"
@@ -97,6 +99,8 @@ def _out_condition(record: NodeRecovery) -> NodeCondition | None:
         return NodeCondition.HELD_BACK
     if record.phase is NodePhase.REPAIRING:
         return _REPAIRS.get(record.tried[-1], NodeCondition.REPAIRING) if record.tried else NodeCondition.REPAIRING
+    if record.phase in (NodePhase.DRAINED, NodePhase.DOWN) and find_notice(record.reason):
+        return NodeCondition.TAKEN
     return _OUT_PHASES.get(record.phase) if record.reason else None
 
 

@@ -215,6 +215,7 @@ _NODES = {  # the text of each condition, in singular and plural
     NodeCondition.OUT: ("is out of service", "are out of service"),
     NodeCondition.NOT_RESPONDING: ("does not respond to slurmctld", "do not respond to slurmctld"),
     NodeCondition.UNKNOWN: ("is unknown to slurmctld", "are unknown to slurmctld"),
+    NodeCondition.TAKEN: ("is taken away by its cloud", "are taken away by their cloud"),
     NodeCondition.DOWN: ("is down and will be repaired", "are down and will be repaired"),
     NodeCondition.DRAINED: ("is drained and will be repaired", "are drained and will be repaired"),
     NodeCondition.REPAIRING: ("is being repaired", "are being repaired"),

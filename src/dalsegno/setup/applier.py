@@ -50,6 +50,8 @@ from dalsegno.setup.machine_record import (
 from dalsegno.setup.machine_services import MachineServices, end_marked
 
 PACKAGES_TIMEOUT_S = 1800.0
+# Packages whose unit would start another server at the next boot, beside the cluster's own.
+UNUSED_UNITS = {"mariadb-server": "mariadb.service", "slapd": "slapd.service"}
 
 
 class Applier:
@@ -117,6 +119,8 @@ class Applier:
         self.accounts.apply()
         self.run_commands("")
         self.services.apply(self.run_commands)
+        self.accounts.complete_homes()
+        self.remove_old_code()
         return changes
 
     def stale(self, kind: str) -> list[str]:
@@ -156,6 +160,9 @@ class Applier:
                     checked(install, hint, PACKAGES_TIMEOUT_S)
             else:
                 checked(["dnf", "-y", "install", *names], hint, PACKAGES_TIMEOUT_S)
+            for name in names if os.path.isdir("/run/systemd/system") else ():
+                if name in UNUSED_UNITS:
+                    run(["systemctl", "disable", "--quiet", UNUSED_UNITS[name]])
         finally:
             self.record.restore(policy, "files")
 
@@ -237,7 +244,7 @@ class Applier:
         return bool(key) and not os.path.exists(self.place(f"{CODE}/{key}/complete"))
 
     def unpack(self) -> None:
-        """Unpack our code and switch to it. Older code is kept, because processes may still use it."""
+        """Unpack our code and switch to it."""
         if self.bundle is None:
             raise Refused("the code of Dal Segno was not sent along", "run `dalsegno up` again")
         emit(step="installing Dal Segno")
@@ -249,6 +256,27 @@ class Applier:
         with tarfile.open(fileobj=io.BytesIO(self.bundle)) as archive:
             archive.extractall(folder)  # safe, because the operator sent the archive over an authenticated connection
         write(f"{folder}/complete", b"", 0o644)
+
+    def remove_old_code(self) -> None:
+        """Delete our code of earlier versions, but not the one before, and none that a process still runs from.
+
+        Coordinators and agents of runs keep the code that they started with.
+        """
+        key = self.plan["bundle"]
+        if not key:
+            return
+        kept: list[str] = [each for each in self.record.part("code").get("keys", []) if each != key]
+        self.record.part("code")["keys"] = [*kept[-1:], key]
+        self.record.save()
+        try:
+            found = os.listdir(self.place(CODE))
+        except FileNotFoundError:
+            return
+        for name in found:
+            folder = self.place(f"{CODE}/{name}")
+            old = name not in (key, *kept[-1:]) and os.path.exists(f"{folder}/complete")
+            if old and not os.path.islink(folder) and not runs_from(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def is_due(self, item: Json) -> bool:
         if item["creates"]:
@@ -294,6 +322,12 @@ class Applier:
             about = os.stat(path)
             write(path, rest.encode(errors="surrogateescape"), about.st_mode & 0o7777, (about.st_uid, about.st_gid))
         self.record.save()
+
+
+def runs_from(folder: str) -> bool:
+    """Return whether the command line of a process names a file in this folder."""
+    mark = f"{folder}/".encode()
+    return any(mark in (read(f"/proc/{pid}/cmdline") or b"") for pid in filter(str.isdigit, os.listdir("/proc")))
 
 
 def answer(request: Json, rest: BinaryIO) -> Json:

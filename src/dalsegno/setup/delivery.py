@@ -218,13 +218,13 @@ class CodeBundle:
         return packed.getvalue()
 
 
-def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None) -> CodeBundle:
-    """Return this installation of Dal Segno, with the packages it needs.
+def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None, more: Iterable[str] = ()) -> CodeBundle:
+    """Return this installation of Dal Segno, with the packages it needs and `more`.
 
     For machines with another Python, `wheels` has the compiled packages (`setup/wheels.py`). All other packages are
     pure Python, or work without their compiled part.
     """
-    files = tuple(found for name in ("dalsegno", *names) for found in _files_of(name))
+    files = tuple(found for name in ("dalsegno", *names, *more) for found in _files_of(name))
     if wheels is not None:
         own = [path for path in sorted(wheels.rglob("*")) if path.is_file()]
         replaced = {path.name for path in wheels.iterdir() if path.is_dir()}

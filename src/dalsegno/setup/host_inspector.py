@@ -29,6 +29,8 @@ RECORD = "/var/lib/dalsegno/setup"
 ACCOUNTS = "/var/lib/dalsegno/accounts.json"  # the accounts that Dal Segno has created
 # Calls on these file systems hang if their server is unreachable.
 REMOTE = ("nfs", "lustre", "fuse", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p", "afs", "weka")
+# Files of which the set-up may write a changed copy.
+FILES = ("/etc/nsswitch.conf", "/etc/pam.d/sshd", "/etc/pam.d/common-session", "/etc/pam.d/password-auth")
 DISKS = ("ext", "xfs", "btrfs", "zfs", "vfat", "overlay", "tmpfs", "f2fs", "bcachefs")
 
 
@@ -215,6 +217,10 @@ def accounts() -> dict[str, Any]:
         if len(fields) == 7 and fields[2].isdigit() and fields[3].isdigit():
             ours = fields[0] in made.get("users", {})
             users.append({"name": fields[0], "uid": int(fields[2]), "gid": int(fields[3]), "ours": ours})
+    local = {user["name"] for user in users}
+    for name, uid in made.get("users", {}).items():
+        if type(uid) is int and name not in local:  # in a directory, which may be gone
+            users.append({"name": name, "uid": uid, "gid": uid, "ours": True})
     for fields in (line.split(":") for line in read("/etc/group").splitlines()):
         if len(fields) == 4 and fields[2].isdigit():
             ours = fields[0] in made.get("groups", {})
@@ -228,6 +234,11 @@ def host_keys() -> dict[str, Any]:
     return {"host_keys": [" ".join(key) for key in found if len(key) == 2]}
 
 
+def files() -> dict[str, Any]:
+    found = {path: try_read(path) for path in FILES}
+    return {"files": {path: text for path, text in found.items() if text}}
+
+
 def addresses() -> dict[str, Any]:
     links = json.loads(ask("ip", "-j", "address") or "[]")
     found = [
@@ -238,7 +249,7 @@ def addresses() -> dict[str, Any]:
 
 PARTS: list[Callable[[], dict[str, Any]]] = [
     system, processors, gpus, disks, fabric, packages, ports, cgroups, slurm, accounts, addresses,
-    host_keys,
+    host_keys, files,
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ OLDEST_PYTHON = (3, 9)
 TIMEOUT_S = 120.0
 MARK = "inspection"
 MAX_TEXT = 256
+MAX_FILE = 1 << 16
 MAX_ENTRIES = 5000
 MAX_NUMBER = 1 << 53
 NOT_INSTALLED = 127
@@ -131,6 +132,7 @@ class HostFacts:
     groups: tuple[HostGroup, ...] = ()
     host_keys: tuple[str, ...] = ()  # type and key of each host key of its sshd
     addresses: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)  # path -> content, which is never printed
     clock_offset_s: float = 0.0  # the host's clock minus ours
     problems: tuple[str, ...] = ()
 
@@ -211,6 +213,7 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
         users=read.objects("users", _user),
         groups=read.objects("groups", _group),
         host_keys=tuple(key for key in read.texts("host_keys") if HOST_KEY.fullmatch(key)),
+        files={_text(path): text for path, text in read.mapping("files").items() if _is_file(text)},
         clock_offset_s=read.time("time", answered_at) - answered_at,
     )
 
@@ -272,6 +275,11 @@ def _group(each: _AnswerReader) -> HostGroup:
 
 def _text(value: object) -> str:
     return one_line(value[:MAX_TEXT]) if isinstance(value, str) else ""
+
+
+def _is_file(text: object) -> bool:
+    """Return whether a text can be a whole file. A cut one must not be written back."""
+    return isinstance(text, str) and len(text) <= MAX_FILE
 
 
 def _number(value: object) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.setup.machine_record import SETUP, Change, Json, Record, Refused, checked, digest, emit, read, run, write
-from dalsegno.users.homes import install_keys, make_home
+from dalsegno.users.homes import check_home, install_keys, make_home, remove_home
 
 ACCOUNTS = os.path.join(os.path.dirname(SETUP), "accounts.json")
 PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
@@ -61,14 +61,21 @@ class MachineAccounts:
         for name in self.stale("groups"):
             self.remove_group(name)
 
+    def complete_homes(self) -> None:
+        """Create the keys of users in a directory, which ssh-keygen does only for accounts that it can look up."""
+        for user in self.users:
+            if user["directory"] and self.home_differs(user):
+                self.prepare_home(user)
+
     def stale(self, kind: str) -> list[str]:
         """Return the accounts that an earlier plan of this cluster created and that are not in this plan."""
         wanted = {each["name"] for each in (self.users if kind == "users" else self.groups)}
         return [name for name in self.record.part(f"cluster_{kind}") if name not in wanted]
 
-    def note(self, kind: str, name: str) -> None:
-        """Record that an account is ours, before it is created."""
-        self.made[kind][name] = True
+    def note(self, kind: str, name: str, uid: int | None = None) -> None:
+        """Record that an account is ours, before it is created. The uid of one in a directory is recorded too: it is
+        known when the directory is gone."""
+        self.made[kind][name] = True if uid is None else uid
         os.makedirs(os.path.dirname(ACCOUNTS), exist_ok=True)
         write(ACCOUNTS, json.dumps(self.made).encode())
         self.record.part(f"cluster_{kind}")[name] = {}
@@ -126,17 +133,18 @@ class MachineAccounts:
     # Unix users
 
     def user_differs(self, user: Json) -> str:
-        found = find_user(user["name"])
-        if found is None:
-            return "create"
-        if found.pw_uid != user["uid"]:
+        found, listed = find_user(user["name"]), user["name"] in self.record.part("cluster_users")
+        if found is not None and found.pw_uid != user["uid"]:
             raise Refused(
                 f"user {user['name']} has uid {found.pw_uid} here, and {user['uid']} on other hosts",
                 "give the account the same uid on all hosts, or set `uid` in the cluster file",
             )
+        if user["directory"]:
+            return "create" if not listed else "change" if self.home_differs(user) else ""
+        if found is None:
+            return "create"
         if user["name"] not in self.made["users"]:
             return ""
-        listed = user["name"] in self.record.part("cluster_users")
         same = (found.pw_gecos, found.pw_dir, found.pw_shell) == (user["full_name"], home_of(user), user["shell"])
         return "" if listed and same and not self.home_differs(user) else "change"
 
@@ -146,6 +154,12 @@ class MachineAccounts:
 
     def make_user(self, user: Json) -> None:
         name, home = user["name"], home_of(user)
+        if user["directory"]:
+            emit(step=f"adding user {name}")
+            self.note("users", name, user["uid"])
+            if self.home_differs(user):
+                self.prepare_home(user)
+            return
         settings = ["--comment", user["full_name"], "--shell", user["shell"]]
         found = find_user(name)
         if found is None:
@@ -163,25 +177,27 @@ class MachineAccounts:
 
     def prepare_home(self, user: Json) -> None:
         """Create the home, and install the keys that may log in. Root opens nothing below the home by its path."""
-        found, home = pwd.getpwnam(user["name"]), Path(home_of(user))
-        ids = (found.pw_uid, found.pw_gid)
+        home = Path(home_of(user))
+        found = None if user["directory"] else pwd.getpwnam(user["name"])
+        ids: tuple[int, int] = (found.pw_uid, found.pw_gid) if found else (user["uid"], user["uid"])
         os.makedirs(home.parent, exist_ok=True)
         refuse_open(home.parent)
         if make_home(home.parent, home.name, *ids):
             as_user(ids, COPY_SKELETON, str(home))
-        elif home.lstat().st_uid != found.pw_uid:
+        elif home.lstat().st_uid != ids[0]:
             hint = f"set `uid: {home.lstat().st_uid}` for {user['name']} if it is the same person"
             raise Refused(f"{home} belongs to uid {home.lstat().st_uid}, not to {user['name']} ({ids[0]})", hint)
-        keys = list(user["ssh_keys"])
-        if user["cluster_key"]:
+        keys, known = list(user["ssh_keys"]), find_user(user["name"]) is not None
+        if user["cluster_key"] and known:
             keys += self.cluster_key(ids, user["name"], str(home))
         try:
             install_keys(home.parent, home.name, *ids, keys)
         except DalsegnoError as error:  # a user must not be able to stop `up` with a link in the home
             emit(step=f"{error.what}: {error.hint}")
             return
-        self.record.part("homes")[user["name"]] = home_stamp(user)
-        self.record.save()
+        if known:
+            self.record.part("homes")[user["name"]] = home_stamp(user)
+            self.record.save()
 
     def cluster_key(self, ids: tuple[int, int], name: str, home: str) -> list[str]:
         """Return the user's public key for the other machines of the cluster; create the key pair if there is none."""
@@ -192,8 +208,10 @@ class MachineAccounts:
     def remove_user(self, name: str) -> None:
         """Remove an account and end its processes. The home is kept."""
         emit(step=f"removing user {name}")
-        found = find_user(name)
-        if found is not None and name in self.made["users"]:
+        found, uid = find_user(name), self.made["users"].get(name)
+        if uid is not None and uid is not True:
+            run(["pkill", "-KILL", "-U", str(uid)])
+        elif found is not None and name in self.made["users"]:
             run(["pkill", "-KILL", "-U", str(found.pw_uid)])
             checked(["userdel", "--force", name])
             with contextlib.suppress(Refused):  # userdel has already removed the group, unless it has other members
@@ -238,3 +256,20 @@ def find_group(name: str) -> grp.struct_group | None:
         return grp.getgrnam(name)
     except KeyError:
         return None
+
+
+def main(arguments: list[str]) -> int:
+    """Run `remove-home (check|delete) HOME UID` on a machine that has our code and serves the home.
+
+    The home of an account that the machine had before is not ours to delete.
+    """
+    action, path, uid = arguments
+    home = Path(path)
+    try:
+        if find_user(home.name) and home.name not in json.loads(read(ACCOUNTS) or b"{}").get("users", {}):
+            what = f"{home.name} is an account that this machine had before, so {home} is not deleted"
+            raise DalsegnoError(what, hint="leave out `--remove-home`")
+        (remove_home if action == "delete" else check_home)(home, int(uid))
+    except DalsegnoError as error:
+        raise SystemExit(f"{error.what}\n{error.hint}") from None
+    return 0

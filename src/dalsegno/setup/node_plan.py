@@ -29,6 +29,7 @@ class PlannedUser:
     ssh_keys: tuple[str, ...] = ()
     make_home: bool = True  # false if another machine creates the home, on shared storage
     cluster_key: bool = False  # whether the home gets a key with which the user reaches the other machines
+    directory: bool = False  # whether the account is in a directory, so that the machine has only the home
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ class Programs:
     health_check: str = ""
     health_check_interval_s: int = 300
     mail: str = ""
+    contain: bool = False  # whether each job has a step that ssh sessions on its nodes are put into
 
 
 @dataclass(frozen=True)

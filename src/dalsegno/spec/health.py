@@ -132,6 +132,7 @@ CHECK_THRESHOLDS: Mapping[str, tuple[str, ...]] = {
     "file-systems": (),
     "containers": (),
     "host-names": (),
+    "cloud-notice": ("maintenance_s", "reservation_s"),
 }
 # Load tests of a validation that can be switched off, under `checks` as well. They have no other settings.
 LOAD_TESTS = ("load-product", "load-memory", "load-loopback", "pair-collective")

@@ -297,7 +297,7 @@ def _storage(storage: StorageSpec) -> facts.Storage:
 def _local(spec: ClusterSpec) -> facts.Local:
     if spec.local is None:
         return facts.Local()
-    return facts.Local(hosts=spec.local.hosts, gpus=spec.local.gpus, subnet=spec.local.subnet)
+    return facts.Local(hosts=spec.local.hosts, gpus=spec.local.gpus, subnet=spec.local.subnet, cloud=spec.local.cloud)
 
 
 def _ssh(spec: ClusterSpec) -> facts.SshAccess:
@@ -319,7 +319,12 @@ def _ssh(spec: ClusterSpec) -> facts.SshAccess:
     ]
     files = (_expanded(ssh.known_hosts), _expanded(ssh.sudo_password_file))
     return facts.SshAccess(
-        tuple(hosts), *files, tuple(ssh.packages), tuple(ssh.slurm_packages), ssh.slurm_version or ""
+        tuple(hosts),
+        *files,
+        tuple(ssh.packages),
+        tuple(ssh.slurm_packages),
+        ssh.slurm_version or "",
+        ssh.logins_need_job,
     )
 
 

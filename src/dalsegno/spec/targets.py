@@ -98,6 +98,9 @@ class LocalSpec(Section):
     subnet: Annotated[str, AfterValidator(_subnet)] = Field(
         default="", description="Subnet of the virtual hosts. Default: a free one."
     )
+    cloud: Literal["none", "ec2"] = Field(
+        default="none", description="ec2: virtual hosts have a metadata service that can announce their end."
+    )
 
 
 class SshHostSpec(Section):
@@ -136,6 +139,9 @@ class Ssh(Section):
     )
     slurm_version: SlurmRelease | None = Field(
         default=None, description="Release of `slurm_packages`. Needed until the hosts have them."
+    )
+    logins_need_job: bool = Field(
+        default=False, description="Let users log in to a compute node only while they have a job there."
     )
 
 

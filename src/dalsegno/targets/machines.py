@@ -1,11 +1,12 @@
-"""Abilities of targets on a platform that manages machines by itself: list, replace and reboot them, export metrics."""
+"""Abilities of targets whose machines are elsewhere: list, replace and reboot them, export metrics, ask the head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from dalsegno.spec.facts import Cluster
 from dalsegno.targets.base import Plan
@@ -53,6 +54,23 @@ class CanExport(Protocol):
     """A target that puts exporters and Prometheus on its own machines, and sends the metrics elsewhere."""
 
     def switch_exporters(self, on: bool) -> Plan: ...
+
+
+@runtime_checkable
+class AsksHead(Protocol):
+    """A target whose head node can be asked for its own status, which has the verdict of the controller."""
+
+    def head_status(self) -> Mapping[str, Any] | None:
+        """Return what `dalsegno status --json` prints on the head; None if it gives no answer."""
+
+
+@runtime_checkable
+class ServesHomes(Protocol):
+    """A target whose home folders are on other machines, where they can be deleted."""
+
+    def remove_home(self, home: Path, uid: int | None, *, only_check: bool = False) -> None:
+        """Delete a home folder with everything in it. Raise if it belongs to somebody else than this uid; with
+        `only_check`, do nothing more."""
 
 
 @runtime_checkable

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dalsegno.errors import TargetError
+from dalsegno.spec.facts import Cluster
+from dalsegno.users.checks import People
 
 SHELL = "/bin/bash"
 # The names of the fields in sentences.
@@ -227,3 +229,24 @@ def _refuse_conflicts(wanted: AccountSet, found: AccountSet) -> None:
                 f"gid {group.gid} of group `{group.name}` belongs to {group_owners[group.gid]} in the directory",
                 hint="leave the gid out, or choose a free one",
             )
+
+
+def cluster_accounts(
+    cluster: Cluster, machine: People, uids: Mapping[str, int], gids: Mapping[str, int], homes: str
+) -> AccountSet:
+    """Return the accounts of the cluster that the machine lacks. Each user has a group of their own."""
+    own = [user for user in cluster.users if user.name not in machine.names and user.name in uids]
+    users = [
+        PosixUser(user.name, uids[user.name], uids[user.name], user.full_name, f"{homes}/{user.name}", user.ssh_keys)
+        for user in own
+    ]
+    named = dict.fromkeys(
+        [*(each.name for each in cluster.groups), *(g for each in cluster.users for g in each.groups)]
+    )
+    groups = [PosixGroup(user.name, uids[user.name]) for user in own]
+    groups += [
+        PosixGroup(name, gids[name], tuple(user.name for user in cluster.users if name in user.groups))
+        for name in named
+        if name in gids and name not in machine.groups
+    ]
+    return AccountSet.of(users, groups)

@@ -168,3 +168,36 @@ def with_keys(text: str, keys: Sequence[str]) -> str:
         own = [line for line in lines if line != FIRST_LINE]
     block = [FIRST_LINE, *keys, LAST_LINE] if keys else []
     return "".join(f"{line}\n" for line in [*block, *own])
+
+
+def check_home(home: Path, uid: int | None) -> None:
+    """Raise if a home folder, which may be on storage that others use too, belongs to somebody else."""
+    try:
+        owner = home.lstat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != uid:
+        raise DalsegnoError(
+            f"{home} belongs to uid {owner}, not to the user, and is not deleted", hint="leave out `--remove-home`"
+        )
+
+
+def remove_home(home: Path, uid: int) -> None:
+    """Delete the home folder of a user with everything in it. Nobody but root may be able to replace it meanwhile.
+
+    Below it, no link is followed, and no other file system is entered (`remove_tree`).
+    """
+    from dalsegno.system.files import remove_tree  # this module is sent to machines without it
+
+    about = home.parent.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        raise DalsegnoError(
+            f"users can change {home.parent}, so {home} is not deleted", hint=f"`chmod 755 {home.parent}`, or delete it"
+        )
+    check_home(home, uid)
+    try:
+        remove_tree(home)
+    except OSError as error:
+        raise DalsegnoError(
+            f"{home} cannot be deleted: {error.strerror}", hint="delete it on the machine that serves it"
+        ) from error

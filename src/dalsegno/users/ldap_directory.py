@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from dalsegno.errors import DalsegnoError, install_hint
+from dalsegno.spec.facts import facts_from_json, facts_to_json
+from dalsegno.system.files import read_text, write_atomic
 from dalsegno.system.ownership import trusted_owners
-from dalsegno.users.accounts import AccountPlan, AccountSet
+from dalsegno.users.accounts import AccountPlan, AccountSet, plan_accounts
 from dalsegno.users.ldap_entries import (
     GROUPS,
     PEOPLE,
@@ -30,6 +33,7 @@ from dalsegno.users.ldap_entries import (
 )
 
 TIMEOUT_S = 10
+LDAP_PACKAGES = ("ldap3", "pyasn1")  # Python packages that the head of a cluster needs
 _SUCCESS, _NO_SUCH_OBJECT, _INVALID_CREDENTIALS, _EXISTS = 0, 32, 49, 68  # result codes (RFC 4511)
 
 
@@ -244,3 +248,35 @@ def _verified_tls(ldap3: Any, ca_file: Path) -> Any:
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:300]
+
+
+@dataclass(frozen=True)
+class DirectoryAccounts:
+    """The accounts that a directory must hold, and where it is. The program below reads it from a file."""
+
+    url: str
+    base: str
+    admin: str
+    accounts: AccountSet = field(default_factory=AccountSet)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `directory-accounts FOLDER DONE` on the head of a cluster: make its directory hold the accounts of the file
+    `ldap/accounts.json`, then create the file DONE. Accounts of the last call that are not in it are removed."""
+    folder, done = Path(arguments[0]), Path(arguments[1])
+    wanted = facts_from_json(DirectoryAccounts, json.loads((folder / "ldap/accounts.json").read_text()))
+    former_file = folder / "ldap/former.json"
+    former = facts_from_json(AccountSet, json.loads(read_text(former_file) or "{}"))
+    settings = LdapSettings(
+        wanted.url, wanted.base, wanted.admin, folder / "secret/ldap-password", folder / "ldap-ca.pem"
+    )
+    directory = LdapDirectory(settings)
+    try:
+        directory.apply(plan_accounts(wanted.accounts, directory.read(), former))
+    except DalsegnoError as error:
+        raise SystemExit(f"{error.what}\n{error.hint}") from None
+    write_atomic(former_file, json.dumps(facts_to_json(wanted.accounts)), 0o600)
+    for old in done.parent.glob("applied-*"):
+        old.unlink()
+    write_atomic(done, "", 0o600)
+    return 0

@@ -154,6 +154,9 @@ def _drained_by_others(node: NodeInfo, controller: ControllerView) -> Conclusion
 def _fault(fault: NodeFault, controller: ControllerView) -> str:
     code = f" {fault.code}" if fault.code else ""
     details = f" ({fault.text})" if fault.text else ""
+    if notice := fault.notice:
+        text = fault.text or notice.summary
+        return f"{text}; it is not repaired, and returns to service when the cloud has given it another machine"
     return f"{fault.check}{code}{details}; {_does(fault.remedy, controller)}"
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 import yaml
 
 from dalsegno.errors import TargetError
+from dalsegno.health.checks.cloud import parse_cloud
 from dalsegno.targets.cloud.consequences import ChangeEffect, SettingChange
 from dalsegno.targets.cloud.cost import PriceTable
+from dalsegno.targets.cloud.node_plans import compute_plan, head_plan
 from dalsegno.targets.parallelcluster.changes import UpdatePolicy, find_changes, policies, policy_of
 from dalsegno.targets.parallelcluster.config import as_named_there, config_text, node_names, render_config
+from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
 from dalsegno.targets.parallelcluster.plan import (
     CapacityReservation,
     check_reservations,
     estimate_cost,
     notes,
+    parse_reservation,
+    queue_ends,
     quota_needs,
     zone_of_network,
 )
@@ -29,6 +35,7 @@ from dalsegno.targets.parallelcluster.prerequisites import (
     render_template,
     settings_of,
 )
+from dalsegno.targets.parallelcluster.scripts import site_of
 from tests.targets.parallelcluster.files import BLOCK, FILES, FULL, MINIMAL, WALKTHROUGH, cluster_of, known_for
 
 
@@ -148,6 +155,38 @@ def test_reservation_must_fit_the_queue_and_its_zone(found, zones, fault):
     there = {"cr-0123456789abcdef0": found} if found else {}
     (check,) = check_reservations(own, there, zones, running=False)
     assert check.fault.startswith(fault) and bool(check.fault) == bool(fault)
+
+
+@pytest.mark.parametrize(
+    ("found", "ends"),
+    [
+        (RESERVED, {}),
+        (replace(RESERVED, ends_at=1795003320.0), {"train": 1795003320.0 - 30 * 60}),
+        (replace(RESERVED, ends_at=1795003320.0, instance_type="p6e-gb200.36xlarge"), {"train": 1795003320.0 - 3600}),
+        (replace(RESERVED, ends_at=1795003320.0, block=False), {}),
+    ],
+)
+def test_machines_of_a_capacity_block_are_taken_before_its_end(found, ends):
+    assert queue_ends(settings_of(cluster_of(BLOCK)), {RESERVED.id: found}) == ends
+
+
+def test_end_of_a_reservation_is_read_from_ec2():
+    end = datetime(2026, 11, 18, 12, 2, tzinfo=UTC)
+    assert parse_reservation({"CapacityReservationId": "cr-1", "EndDate": end}).ends_at == 1795003320.0
+    assert parse_reservation({"CapacityReservationId": "cr-1"}).ends_at is None
+
+
+def test_node_agents_are_told_about_their_cloud_and_the_end_of_their_block():
+    cluster = cluster_of(BLOCK)
+    state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-2", "3.16.1", bucket="b")
+    site = site_of(cluster, state, "k", {"train": 1795000000.0})
+    told = json.loads(site.cloud)
+    assert told["cloud"] == "ec2" and set(told["ends"]) == set(site.nodes)
+    assert parse_cloud(site.cloud, site.nodes[0]).ends_at == 1795000000.0
+    path = "/opt/slurm/etc/dalsegno-cloud.json"
+    assert [file.content for file in head_plan(site).files if file.path == path] == [site.cloud]
+    (agent,) = compute_plan(site).services
+    assert agent.argv[-2:] == ("--cloud", path)
 
 
 def test_nodes_that_run_already_may_have_used_the_reservation():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView
 
 # Daemons that are counted in one line, with the noun for their hosts. The head runs node-exporter too.
-NODE_DAEMONS = {"slurmd": "node", "node-agent": "node", "node-exporter": "host"}
+NODE_DAEMONS = {"slurmd": "node", "metadata-service": "node", "node-agent": "node", "node-exporter": "host"}
 NAME_COLUMNS = 40
 
 
@@ -37,9 +37,8 @@ def command(name: str | None, json_: bool) -> None:
 
     sources = _open_sources(name)
     target = sources.target
-    # Without a verdict, because it needs the controller, which runs on the head node.
-    if target is not None and isinstance(target, CanForward):
-        _report(target.status(), json_)
+    if target is not None and isinstance(target, CanForward):  # only its head node can give the verdict
+        _report(target.status(), _told_verdict(target), json_)
         return
     overview = _look(sources)
     verdict = assess(overview)
@@ -62,13 +61,27 @@ def _open_sources(name: str | None) -> ClusterSources:
     return ClusterSources(place.name, target, None, target.controller_socket)
 
 
-def _report(status: ClusterStatus, json_: bool) -> None:
+def _told_verdict(target: object) -> dict[str, Any] | None:
+    """Return the verdict that the head of a cluster elsewhere gives; None if it gives none."""
+    from dalsegno.printable import one_line
+    from dalsegno.targets.machines import AsksHead
+
+    told = target.head_status() if isinstance(target, AsksHead) else None
+    verdict = told.get("verdict") if told else None
+    if not isinstance(verdict, dict):
+        return None
+    return {**verdict, "text": one_line(str(verdict.get("text", "")))}
+
+
+def _report(status: ClusterStatus, verdict: Mapping[str, Any] | None, json_: bool) -> None:
     from dalsegno.spec.facts import facts_to_json
 
     if json_:
-        out.as_json(facts_to_json(status))
-    else:
-        _show(status)
+        out.as_json({**facts_to_json(status), **({"verdict": verdict} if verdict else {})})
+        return
+    if verdict:
+        out.data(verdict["text"])
+    _show(status)
 
 
 def _look(sources: ClusterSources) -> Overview:

@@ -101,7 +101,6 @@ def edit(user: str, name: str | None, password: bool, **options: Any) -> None:
 def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     """Remove a user that `user add` has added. The home folder is kept, and the user's uid is not used again."""
     from dalsegno.cluster import find_place
-    from dalsegno.system.files import remove_tree
     from dalsegno.targets.base import CanManageUsers, require
     from dalsegno.users.roster import remove_user, roster_of
 
@@ -110,23 +109,32 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     remove_user(roster_of(view.cluster), user)  # raises for a user who does not exist or is in the cluster file
     _refuse_jobs(target, user)
     home = view.homes / user
-    if remove_home and view.elsewhere:
-        raise UsageError(
-            f"{home} is not on this machine",
-            hint=f"leave out `--remove-home`; then: `dalsegno ssh head -- rm -r {home}`",
-        )
     if remove_home:
-        check_home(home, view.uids.get(user))
+        _remove_home(target, home, view.uids.get(user), only_check=True)
     if remove_home and not yes and sys.stdin.isatty() and not click.confirm(f"delete {home} and all its files?"):
         raise SystemExit(1)
     _change(name, lambda roster, _: remove_user(roster, user))
     if uid := view.uids.get(user):
         end_sessions(find_place(name).folder, uid)
     if remove_home:
-        remove_tree(home)
+        _remove_home(target, home, view.uids.get(user))
         out.talk(f"deleted {home}")
     elif view.elsewhere or home.exists():
         out.talk(f"kept {home}")
+
+
+def _remove_home(target: Target, home: Path, uid: int | None, *, only_check: bool = False) -> None:
+    """Delete a home folder on the machine that serves it, or raise if it belongs to somebody else."""
+    from dalsegno.system.files import remove_tree
+    from dalsegno.targets.machines import ServesHomes
+    from dalsegno.users.homes import check_home
+
+    if isinstance(target, ServesHomes):
+        target.remove_home(home, uid, only_check=only_check)
+    elif only_check:
+        check_home(home, uid)
+    else:
+        remove_tree(home)
 
 
 def end_sessions(folder: Path, uid: int) -> None:
@@ -138,18 +146,6 @@ def end_sessions(folder: Path, uid: int) -> None:
             revoke_logins(folder, uid)
         except DalsegnoError as error:
             out.warn(f"the user may still be logged in to the web page: {error.what}; `dalsegno web --revoke` ends all")
-
-
-def check_home(home: Path, uid: int | None) -> None:
-    """Raise if a home folder does not belong to the user. It may be on storage that other clusters share."""
-    try:
-        owner = home.lstat().st_uid
-    except FileNotFoundError:
-        return
-    if owner != uid:
-        raise TargetError(
-            f"{home} belongs to uid {owner}, not to the user, and is not deleted", hint="leave out `--remove-home`"
-        )
 
 
 @command.command()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--percent", type=float, metavar="P", help="net-loss: percentage of lost packets. Default: 30.")
 @click.option("--rate", metavar="RATE", help="net-slow, link-slow: bandwidth, such as 10mbit. Default: 1mbit.")
 @click.option("--peer", metavar="NODE", help="link-slow: the node at the other end of the link.")
-@click.option("--by", metavar="TIME", help="clock-skew: clock offset. Default: 5m.")
+@click.option("--by", metavar="TIME", help="clock-skew: offset (5m). cloud-notice: time left (2m).")
 @click.option(
     "--until", type=click.Choice(["reset", "reboot", "replace"]), help="Weakest action that repairs the fault."
 )

@@ -1,5 +1,6 @@
 """All health checks, in the order in which they are shown."""
 
+from dalsegno.health.checks.cloud import CLOUD_CHECKS
 from dalsegno.health.checks.gpu import GPU_CHECKS, GPU_LINK_CHECKS, XID
 from dalsegno.health.checks.host import FABRIC_CHECKS, HOST_CHECKS, KERNEL_CHECKS, NETWORK
 from dalsegno.health.checks.services import CONTAINER_CHECKS, SERVICE_CHECKS, SHARED_CHECKS
@@ -15,6 +16,7 @@ CHECKS = (
     *SERVICE_CHECKS,
     *SHARED_CHECKS,
     *CONTAINER_CHECKS,
+    *CLOUD_CHECKS,
 )
 
 __all__ = ["CHECKS"]

@@ -9,6 +9,7 @@ from dalsegno.recovery.decisions.facts import NodeFacts
 from dalsegno.recovery.decisions.phase import HeldAction
 from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.decisions.records import DAY_S, HOUR_S, MarkKind, NodeRecords
+from dalsegno.wire.cloud_notice import CHECK as CLOUD_NOTICE
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,16 @@ def max_out(policy: Policy, size: int) -> int:
 
 
 def count_taken_last_hour(records: NodeRecords, partition: str, now: float) -> int:
-    """Return how many nodes were taken out in the last hour, or since recovery was last resumed."""
-    return records.count(MarkKind.TAKEN, max(now - HOUR_S, resumed_at(records)), partition=partition)
+    """Return how many nodes were taken out in the last hour, or since recovery was last resumed. Machines that the
+    cloud takes do not count."""
+    since = max(now - HOUR_S, resumed_at(records))
+    return sum(
+        mark.kind is MarkKind.TAKEN
+        and mark.at > since
+        and partition in mark.partitions
+        and mark.key.partition("[")[0] != CLOUD_NOTICE
+        for mark in records.marks
+    )
 
 
 def reboot_refusal(records: NodeRecords, node: str, key: str, policy: Policy, now: float) -> str:

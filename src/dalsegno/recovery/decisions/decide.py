@@ -327,7 +327,8 @@ def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) ->
 
 
 def _take_out(this: DecisionRound, node: NodeFacts, own: NodeRecord, fault: NodeFault) -> Action | None:
-    if refusal := this.outs.refusal(node):
+    # The limits hold recovery back. A machine that the cloud takes is lost whether the node is drained or not.
+    if not fault.notice and (refusal := this.outs.refusal(node)):
         remark = _remark(own, f"{fault.summary}; no action: {refusal.why}", fault, refusal.held)
         return replace(remark, fault=True) if isinstance(remark, Note) else remark
     this.outs.take(node)

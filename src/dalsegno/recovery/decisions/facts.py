@@ -10,6 +10,8 @@ from dalsegno.health import Finding, Remedy, Verdict
 from dalsegno.recovery.agents.view import AgentView
 from dalsegno.runs.comment import JobRole, nodes_left, read_comment
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
+from dalsegno.wire.cloud_notice import CHECK as CLOUD_NOTICE
+from dalsegno.wire.cloud_notice import CloudNotice, parse_code
 from dalsegno.wire.liveness import Presence
 
 _WAITING = (
@@ -199,6 +201,11 @@ class NodeFault:
     def summary(self) -> str:
         """Return a line such as `disk: / is 97 % full`."""
         return f"{self.key}: {self.text}"
+
+    @property
+    def notice(self) -> CloudNotice | None:
+        """The notice of the cloud that takes the machine; None for a fault of the node itself."""
+        return parse_code(self.code) if self.check == CLOUD_NOTICE else None
 
 
 def fault_of(finding: Finding) -> NodeFault:

@@ -90,9 +90,11 @@ def _trusts_run(node: NodeFacts, policy: Policy) -> bool:
 
 
 def reported_faults(node: NodeFacts, policy: Policy) -> list[NodeFault]:
-    """Return the faults that the node's own checks report."""
+    """Return the faults that the node's own checks report. A notice of the cloud hides all others: nothing is repaired
+    on a machine that is taken away."""
     findings = node.agent.report.findings if node.agent.report else ()
     faults = [fault_of(each) for each in failures(findings) if each.check not in policy.off]
+    faults = [fault for fault in faults if fault.notice] or faults
     return [replace(fault, remedy=policy.remedy(fault)) for fault in faults]
 
 

@@ -12,6 +12,7 @@ from dalsegno.recovery.act import SlurmActions
 from dalsegno.recovery.decisions.facts import NodeFault
 from dalsegno.recovery.decisions.reason import SLURM_USERS
 from dalsegno.spec.facts import Health
+from dalsegno.wire.cloud_notice import CHECK as CLOUD_NOTICE
 
 AUTO, OBSERVE, OFF = "auto", "observe", "off"
 
@@ -45,6 +46,7 @@ class Policy:
     begin_s: float = 15.0  # a target starts a reboot or replacement within this time, or not at all
     validate_s: float = PHASE_S  # time limit for checks, load test and pair test
     removal_s: float = 600.0  # time limit for Slurm to remove a node from its jobs
+    absent_s: float = 3600.0  # how long a machine that the cloud took may stay away
     person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is `given up`
     burn_in_s: float = 86400.0  # interval between two validations of a spare
     # Time without faults that ends the first suspicion, the second, and so on.
@@ -54,7 +56,9 @@ class Policy:
     capacity_s: float = 600.0  # delay after a failed replacement
     doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # faults with which no job can continue
     # Faults that leave no damage: once the check passes again, runs that are still on the node can stay.
-    passing: frozenset[str] = frozenset({"file-systems", "host-names", "munge", "clock", "disk", "inodes"})
+    passing: frozenset[str] = frozenset(
+        {"file-systems", "host-names", "munge", "clock", "disk", "inodes", CLOUD_NOTICE}
+    )
     quick_s: float = 10.0  # a job that fails within this time of its start is a quick failure
     quick_failures: int = 3  # a node is faulty after this many quick failures within `quick_window_s`
     quick_window_s: float = 300.0  # time window in which quick failures are counted

@@ -184,6 +184,8 @@ def _return_for_runs(case: RepairCase) -> Action | None:
 
 def _decide_free(case: RepairCase) -> Action | None:
     """Decide the next action for a node that has no more jobs."""
+    if _is_announced(case):
+        return _wait_for_administrator(case)
     if _is_stale(case) or _is_over(case):
         return _validate(case)
     if case.fault.remedy is Remedy.DRAIN:
@@ -196,10 +198,9 @@ def _escalate(case: RepairCase) -> Action | None:
     fault = find_fault(case.node, replace(case.own, excuses=()), case.policy)
     if fault and fault.gone and not case.fault.gone:
         jobs = tuple(job.id for job in case.node.jobs if is_plain(job))
-        return SetDown(
-            case.name, replace(case.fault, gone=True, remedy=max(case.fault.remedy, fault.remedy)), jobs, case.node.held
-        )
-    if fault and case.fault.remedy < fault.remedy:
+        remedy = case.fault.remedy if case.fault.notice else max(case.fault.remedy, fault.remedy)
+        return SetDown(case.name, replace(case.fault, gone=True, remedy=remedy), jobs, case.node.held)
+    if fault and (case.fault.remedy < fault.remedy or (fault.notice and fault.code != case.fault.code)):
         return Drain(case.name, fault, case.node.held)
     return None
 
@@ -228,6 +229,8 @@ def _wait_for_administrator(case: RepairCase) -> Action | None:
         return _validate(case)
     if case.in_phase_s >= AGAIN_S and _passes_now(case):  # the check that failed in the validation passes now
         return _validate(case)
+    if (notice := case.fault.notice) and case.now < notice.deadline + case.policy.person_s:
+        return None  # nobody can do anything: the cloud takes it
     return _give_up_after(case, case.policy.person_s, f"needs an administrator: {case.fault.summary}")
 
 
@@ -245,11 +248,18 @@ def _decide_down(case: RepairCase) -> Action | None:
         return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
         return _decide_free(case)  # the node was set down only to remove it from runs that had left it
-    if case.node.connected and not case.own.steps and not case.own.asked:
+    if case.node.connected and not case.own.steps and not case.own.asked and not _is_announced(case):
         return _validate(case)  # the node came back by itself
+    if case.fault.notice:
+        return _give_up_after(case, case.policy.absent_s, f"the cloud has not given it back: {case.fault.summary}")
     if case.in_phase_s < case.policy.gone_s and not case.node.off:
         return None
     return _start_repair(case)
+
+
+def _is_announced(case: RepairCase) -> bool:
+    """Return whether the cloud takes the machine that the node has now."""
+    return case.node.connected and any(fault.notice for fault in reported_faults(case.node, case.policy))
 
 
 def _start_repair(case: RepairCase) -> Action | None:
@@ -405,6 +415,8 @@ def forecast(
         return Forecast(
             None, "the controller has lost contact with nearly all nodes: no action until it hears them again"
         )
+    if own.fault.notice:
+        return Forecast(None, "the cloud takes this machine: it is not repaired")
     if own.fault.remedy is Remedy.DRAIN:
         return Forecast(Remedy.DRAIN)
     step = next_step(own, own.fault, partitions, records, policy, now)

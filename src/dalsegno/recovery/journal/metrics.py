@@ -124,7 +124,8 @@ class JournalCounts:
     def _add_fault(self, done: FinishedAction) -> None:
         action = done.action
         if isinstance(action, (Drain, SetDown)):
-            key = action.node, action.fault.check, action.fault.code
+            notice = action.fault.notice  # the code of a notice has a time, and would be a new label value each time
+            key = action.node, action.fault.check, notice.kind.value if notice else action.fault.code
             self.faults[key] = max(self.faults.get(key, 0.0), done.begun_at)
 
     def _finished(self, db: sqlite3.Connection) -> list[FinishedAction]:
@@ -281,6 +282,16 @@ def record_families(records: NodeRecords, nodes: Iterable[str]) -> list[Family]:
             "Nodes with a fault for which nothing is done, by reason.",
             ("reason",),
             {(reason.name.lower(),): held[reason] for reason in HELD},
+        ),
+        labelled(
+            "dalsegno_recovery_notice_deadline_timestamp_seconds",
+            "When the cloud takes a node, for nodes that were drained for its notice.",
+            ("node", "kind"),
+            {
+                (node.node, notice.kind.value): notice.deadline
+                for node in known
+                if node.fault and (notice := node.fault.notice)
+            },
         ),
         gauge("dalsegno_recovery_paused", "1 while an administrator has paused recovery.", int(records.paused)),
     ]

@@ -27,11 +27,12 @@ from dalsegno.runs.agent.evidence import environment, own_processes
 from dalsegno.runs.agent.gpu_use import read_gpu_use
 from dalsegno.runs.agent.link import CoordinatorLink, HeartbeatSender, beat_key
 from dalsegno.runs.agent.log_stream import LogStream, left_folders
+from dalsegno.runs.agent.notice_watch import NoticeWatch
 from dalsegno.runs.agent.orders import read_keeper, read_setup, read_standby, read_start
 from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.agent.warm import adopt_orphans
 from dalsegno.runs.agent.worker_processes import trim_reports
-from dalsegno.runs.agent.worker_socket import WorkerSocket
+from dalsegno.runs.agent.worker_socket import BusyTimes, WorkerSocket
 from dalsegno.runs.agent.workers import Workers
 from dalsegno.train.contract import RUN, TERMINATED
 from dalsegno.train.memory import files
@@ -126,35 +127,6 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
     sock.close()
 
 
-# The busy time of each rank's steps, for the detection of slow ranks
-
-
-BUSY_EVERY_S = 1.0
-MAX_BUSY_S, MAX_WORKERS = 1e6, 1024
-
-
-class BusyTimes:
-    """Collects the busy times that this node's workers report. `take` returns them at most once a second."""
-
-    def __init__(self) -> None:
-        self._latest: dict[int, float] = {}
-        self._due = 0.0
-
-    def note(self, message: Message) -> None:
-        """Record a worker's report. Invalid values are ignored, because they come from the user's code."""
-        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-            rank, busy_s = int(message["rank"]), float(message["busy_s"])
-            if 0 <= busy_s < MAX_BUSY_S and len(self._latest) < MAX_WORKERS:
-                self._latest[rank] = busy_s
-
-    def take(self, now: float) -> Message:
-        """Return fields to add to the next message to the coordinator; empty if none are due."""
-        if not self._latest or now < self._due:
-            return {}
-        latest, self._latest, self._due = self._latest, {}, now + BUSY_EVERY_S
-        return {"busy": {str(rank): seconds for rank, seconds in latest.items()}}
-
-
 # The agent of one node
 
 
@@ -189,7 +161,7 @@ class RunAgent:
         )
         self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
-        self.busy_times = BusyTimes()
+        self.busy_times, self.notices = BusyTimes(), NoticeWatch()
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -210,6 +182,7 @@ class RunAgent:
             "open_store": self.workers.open_store,
             "start": self._start,
             "stop": self.workers.stop,
+            "save": self.workers.save,
             "standby": lambda data: self.workers.prepare_standbys(read_standby(data)),
             "stacks": self.workers.capture_stacks,
             "work": self.workers.report_work,
@@ -226,6 +199,7 @@ class RunAgent:
         sweep(self.run, self.node)
         sweep_stale()
         self._catch_signals()
+        self.notices.start()
         while self.exit_code is None:
             if self.link.sock is None:
                 self._find_coordinator()
@@ -253,6 +227,7 @@ class RunAgent:
         self.heartbeats.aim(self.link.peer, self.link.port, beat_key(self.link.session))
         log.info("connected to %s:%d", self.link.peer, self.link.port)
         self.watched, self.cut_off = self.link.sock, False
+        self.notices.repeat()
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._read_coordinator)
 
     def _disconnect(self) -> None:
@@ -309,6 +284,8 @@ class RunAgent:
     def _send_heartbeat(self) -> None:
         if self.stream is not None:
             self.stream.pump(self.link.send)
+        if self.link.sock is not None and (notice := self.notices.take()):
+            self.link.send({"notice": notice})
         if time.monotonic() - self.spoke_at > BEAT_MESSAGE_S:
             self.spoke_at = time.monotonic()
             self.link.send({"beat": True})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -267,6 +268,11 @@ class Workers:
         """
         self._signalled[number] = set()
         self.repeat_signals()
+
+    def save(self, generation: int) -> None:
+        """Tell the workers of a generation to save and exit, as Slurm does before a time limit."""
+        if generation == self.current.generation:
+            self.signal(signal.SIGUSR2)
 
     def repeat_signals(self) -> None:
         """Send pending signals to workers that have installed a handler in the meantime.

@@ -11,7 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.runs.coordinator.agents.agents import Peer, RunAgents, StartMessages, order_standbys, setup_message
+from dalsegno.runs.coordinator.agents import agents as orders
+from dalsegno.runs.coordinator.agents.agents import Peer, RunAgents, StartMessages, setup_message
 from dalsegno.runs.coordinator.agents.connect import Connect, listen_again, read_connect, write_connect
 from dalsegno.runs.coordinator.agents.hangs import HangWatch
 from dalsegno.runs.coordinator.agents.messages import (
@@ -23,6 +24,7 @@ from dalsegno.runs.coordinator.agents.messages import (
     GrantRequested,
     MemoryHeld,
     NodeActivity,
+    NoticeRead,
     ParentDied,
     Ready,
     Signalled,
@@ -47,6 +49,7 @@ from dalsegno.runs.coordinator.generations.events import (
     PauseOver,
     ReleaseNodes,
     RunMoved,
+    SaveGeneration,
     Start,
     StopGeneration,
     Wait,
@@ -171,13 +174,11 @@ class Coordinator:
         run = self.run
         if run.group is None or peer.name not in run.group.agents:
             return
-        if run.phase is GenerationPhase.OPENING and run.group.store_agent == peer.name:
-            peer.send({"open_store": run.generation})
-        elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
-            peer.send({"stop": run.generation})
-        elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
+        if run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
             self.apply(AgentGone(peer.name))  # otherwise the other nodes would wait for workers that no longer exist
             peer.send({"reset": True})
+        elif (message := orders.current_order(run, run.group, peer.name)) is not None:
+            peer.send(message)
 
     # Agents: connections, messages and losses
 
@@ -219,6 +220,8 @@ class Coordinator:
             self._exclude(peer.name, message.why)
         elif isinstance(message, Signalled):
             self._start_leaving(peer.hello.job, peer.name)
+        elif isinstance(message, NoticeRead) and message.notice:
+            self.node_source.notice_told(peer.name, message.notice)
         elif isinstance(message, Stepped):
             self._stepped(message)
         elif isinstance(message, WorkersResumed) and (why := self.memory.explain_resume(message)):
@@ -307,6 +310,8 @@ class Coordinator:
             self.agents.send(order.agent, {"open_store": order.generation})
         elif isinstance(order, Start):
             self._start_workers(order)
+        elif isinstance(order, SaveGeneration):
+            orders.order_save(order, self.agents, self.apply)
         elif isinstance(order, StopGeneration):
             self.agents.send(order.agent, {"stop": order.generation})
         elif isinstance(order, Wait):
@@ -361,7 +366,7 @@ class Coordinator:
             self.hangs.check()
             self._send_memory_updates()
             self.progress_writer.watch_slow_ranks(self.run, self.note)
-            order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
+            orders.order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
             self._reporting.request()
 
     async def _ask_slurm(self) -> None:
@@ -396,16 +401,11 @@ class Coordinator:
         """Write the state and return whether that succeeded. With `durable`, the file survives a machine crash."""
         if self.is_shut_down:
             return True
+        source, used = self.node_source, tuple(sorted(self.memory.used))
         saved = Saved(
-            run=self.run,
-            jobs=self.node_source.saved(),
-            excluded=tuple(self.node_source.excluded),
-            lost_since=dict(self.node_source.lost_since),
-            lost_nodes=self.lost_nodes,
-            started=self.started,
-            trust=self.trust.state,
-            used=tuple(sorted(self.memory.used)),
-        )
+            run=self.run, jobs=source.saved(), excluded=tuple(source.excluded), lost_since=dict(source.lost_since),
+            lost_nodes=self.lost_nodes, started=self.started, trust=self.trust.state, used=used,
+        )  # fmt: skip
         try:
             write_saved(self.folder.state, saved, durable)
         except DalsegnoError:

@@ -12,8 +12,9 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.generations.causes import CauseKind, Failure, first_cause
 from dalsegno.runs.coordinator.generations.events import Finish, Order, ReleaseNodes
-from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, save_orders
 from dalsegno.runs.coordinator.generations.group import GroupPlace, Members
+from dalsegno.runs.coordinator.nodes.departure import SAVE_S
 from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.folder import repair_hint
 from dalsegno.system.children import Process
@@ -115,6 +116,7 @@ def _run_to_json(run: Run) -> dict[str, Any]:
     plain = {each.name: getattr(run, each.name) for each in fields(run)}
     return {
         **plain,
+        "taken": dict(run.taken),
         "shape": None,
         "phase": run.phase.value,
         "done": sorted(run.done),
@@ -193,7 +195,9 @@ async def find_saved(
 
 
 def unfinished(run: Run) -> list[Order]:
-    """Return the orders to end the run or to release its nodes that the previous coordinator may not have completed."""
+    """Return orders that the previous coordinator may not have completed: to end the run, save, or leave nodes."""
     if run.phase is GenerationPhase.ENDED:
         return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
+    if run.taken and run.phase is GenerationPhase.RUNNING:
+        return save_orders(run, SAVE_S)
     return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []

@@ -340,6 +340,7 @@ def _programs(layout: Layout) -> Settings:
         "Prolog": programs.prolog,
         "Epilog": programs.epilog,
         "TaskProlog": programs.task_prolog,
+        "PrologFlags": "Contain" if programs.contain else "",
         "HealthCheckProgram": programs.health_check,
         "HealthCheckInterval": every,
         "HealthCheckNodeState": "ANY" if programs.health_check else "",

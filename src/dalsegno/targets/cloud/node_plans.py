@@ -31,6 +31,7 @@ from dalsegno.system.hosts import revision
 from dalsegno.targets.folder import IDENTITY, LOGS, ClusterFolder
 from dalsegno.targets.sides import COMMAND
 from dalsegno.targets.sides import PATH as USUAL_PATH
+from dalsegno.wire.cloud_notice import CLOUD_FILE
 
 HEAD_HOME = Path("/var/lib/dalsegno")
 METRICS = "/var/lib/dalsegno/metrics"
@@ -51,6 +52,7 @@ class ManagedSlurm:
     etc: str = "/opt/slurm/etc"  # Slurm's files, which all machines share
     prolog: str = ""  # our script in the platform's folder of prologs; "" if it has none
     scratch: str = ""  # mount point of the local disks; "" if there are none
+    cloud: str = ""  # file that tells node agents about their cloud; "" if its notices are not read
     pyxis: bool = False  # whether to enable the Enroot and Pyxis of the platform's image
     shared_homes: bool = False  # whether the head serves /home to all machines and creates the homes
     packages: tuple[str, ...] = field(
@@ -99,6 +101,7 @@ def head_plan(site: ManagedSlurm) -> NodePlan:
             PlannedFile(str(folder.applied), json.dumps(facts_to_json(cluster), indent=1)),
             PlannedFile(f"{site.etc}/{HEALTH}", settings_text(cluster.health)),
             PlannedFile(f"{site.etc}/{IDENTITY}", f"{site.cluster_id}\n"),
+            *([PlannedFile(f"{site.etc}/{CLOUD_FILE}", site.cloud)] if site.cloud else []),
             *([PlannedFile(site.prolog, prolog_text(site), 0o755)] if site.prolog else []),
             *(_pyxis_files(site) if site.pyxis else []),
         ),
@@ -124,8 +127,9 @@ def compute_plan(site: ManagedSlurm) -> NodePlan:
     """Return the plan of every compute node. Its name is filled in on the machine."""
     watched = site.cluster.health.mode != "off"
     metrics = ["--metrics", METRICS] if site.cluster.monitoring.enabled else []
+    cloud = ["--cloud", f"{site.etc}/{CLOUD_FILE}"] if site.cloud else []
     arguments = ["--node", HOST, "--controller", f"{HEAD}:{AGENTS_PORT}", "--secret", f"{site.shared}/{HOST}",
-                 "--boot-id", "/proc/sys/kernel/random/boot_id", *metrics]  # fmt: skip
+                 "--boot-id", "/proc/sys/kernel/random/boot_id", *metrics, *cloud]  # fmt: skip
     return NodePlan(
         site.cluster.name,
         site.cluster_id,

@@ -118,7 +118,8 @@ def write_file(folder: Folder, name: str, file: File) -> None:
     write_atomic(path, file.text, file.mode)
 
 
-LAST = ("node-agent", "prometheus", "alertmanager", "node-exporter")  # started last, as nothing waits for them
+# Started last, as nothing waits for them.
+LAST = ("metadata-service", "node-agent", "prometheus", "alertmanager", "node-exporter")
 MOUNT_TIMEOUT_S = 10.0  # the time that running hosts have to mount new files
 
 

@@ -25,7 +25,8 @@ from dalsegno.targets.accounting import mariadbd_options
 from dalsegno.targets.local.directory import directory_files, slapd_command
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.monitoring import monitor_services
-from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, OBSERVER, OBSERVER_PORT, ROOM, Placement
+from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, LOOPBACK, OBSERVER, OBSERVER_PORT, ROOM, Placement
+from dalsegno.wire.cloud_notice import CLOUD_FILE
 
 BOOT_ID = "DALSEGNO_BOOT_ID"  # an environment variable with the path of the file that contains the boot id
 # Add `-i` if slurmctld was killed before it first saved the usage of associations. Without `-i` it would not start.
@@ -80,7 +81,17 @@ class Services:
         """Return the services of a node. If health checks are off, there is no node agent."""
         watched = self.cluster.health.mode != "off"
         monitor = self.monitor.compute(node, host) if self.monitor else []
-        return [self.slurmd(node, host), *([self.node_agent(node, host)] if watched else []), *monitor]
+        cloud = [self.metadata_service(node)] if self.on_cloud else []
+        return [self.slurmd(node, host), *cloud, *([self.node_agent(node, host)] if watched else []), *monitor]
+
+    @property
+    def on_cloud(self) -> bool:
+        """Whether nodes believe to be on a cloud. Only virtual hosts can: they have networks of their own."""
+        return self.cluster.local.cloud != "none" and self.placement.hosts != LOOPBACK
+
+    def metadata_service(self, node: str) -> Service:
+        env = daemon_env(self.folder)
+        return self._own("metadata-service", [str(self.folder.telemetry(node))], env, node)
 
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
@@ -147,6 +158,8 @@ class Services:
         arguments = ["--node", node, "--controller", self.agents_address, "--secret", secret, "--boot-id", boot]
         if self.cluster.monitoring.enabled:
             arguments += ["--metrics", str(self.folder.node_metrics(node))]
+        if self.on_cloud:
+            arguments += ["--cloud", str(self.folder.etc / CLOUD_FILE)]
         env = {**daemon_env(self.folder), **node_env(self.folder, node)}
         service = self._own("node-agent", arguments, env, node)
         return service if node == host else replace(service, name=f"node-agent:{node}")

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from dalsegno.containers.native import PLUGIN, build_key
+from dalsegno.health.checks.cloud import cloud_text
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import telemetry_text
@@ -32,7 +33,7 @@ from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.local.daemons import Services
 from dalsegno.targets.local.directory import directory_files
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.people import cluster_accounts, group_file, passwd_file
+from dalsegno.targets.local.people import group_file, passwd_file
 from dalsegno.targets.local.placement import (
     BACKUP,
     LOOPBACK,
@@ -56,8 +57,9 @@ from dalsegno.targets.local.storage import (
     slurm_programs,
     without_own_programs,
 )
-from dalsegno.users.accounts import AccountSet
+from dalsegno.users.accounts import AccountSet, cluster_accounts
 from dalsegno.users.checks import People
+from dalsegno.wire.cloud_notice import CLOUD_FILE
 
 CREDENTIAL_S = 30  # lifetime of job credentials; short, because Slurm delays a requeued job while its old one is valid
 
@@ -330,6 +332,8 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
+    if cluster.local.cloud != "none":
+        files[f"etc/{CLOUD_FILE}"] = File(cloud_text(cloud=cluster.local.cloud))
     if cluster.slurm.topology:
         files["etc/topology.conf"] = File(render_topology_conf(cluster, layout, version))
     if cluster.slurm.accounting:

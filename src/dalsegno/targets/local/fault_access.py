@@ -51,7 +51,7 @@ def only_in_hardware(folder: Folder, node: str) -> bool:
     from dalsegno.inject.injection import GPU_FAULTS
     from dalsegno.inject.records import BAD_REPLACEMENT
 
-    return {each.fault for each in faults_of(folder, node)} <= {*GPU_FAULTS, "oom", BAD_REPLACEMENT}
+    return {each.fault for each in faults_of(folder, node)} <= {*GPU_FAULTS, "oom", "cloud-notice", BAD_REPLACEMENT}
 
 
 def write_hardware(folder: Folder, node: Node, simulated: bool) -> None:
@@ -103,6 +103,10 @@ class LocalAccess:
     @property
     def gpus_simulated(self) -> bool:
         return self.nodes.placement.gpus_simulated
+
+    @property
+    def cloud(self) -> str:
+        return self.nodes.cluster.local.cloud if self.nodes.virtual else "none"
 
     @property
     def homes(self) -> Path:

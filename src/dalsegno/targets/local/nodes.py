@@ -24,7 +24,7 @@ from dalsegno.targets.local.folder import ApplyStage, Folder, read_state
 from dalsegno.targets.local.network import plug_in, port_name, remove_cgroups_of
 from dalsegno.targets.local.placement import SWITCH, VIRTUAL, Placement
 
-NODE_SERVICES = ("slurmd", "node-agent", "node-exporter")
+NODE_SERVICES = ("slurmd", "metadata-service", "node-agent", "node-exporter")
 
 
 @dataclass(frozen=True)

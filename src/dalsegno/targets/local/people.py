@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from dalsegno.spec.facts import Cluster, User
-from dalsegno.users.accounts import AccountSet, PosixGroup, PosixUser
+from dalsegno.spec.facts import User
+from dalsegno.users.accounts import AccountSet
 from dalsegno.users.checks import People
 
 
@@ -18,27 +18,6 @@ def shared_accounts(users: Sequence[User], machine: People) -> list[str]:
         f"{kept if user.full_name or user.ssh_keys else ''}"
         for user, account in found
     ]
-
-
-def cluster_accounts(
-    cluster: Cluster, machine: People, uids: Mapping[str, int], gids: Mapping[str, int], homes: str
-) -> AccountSet:
-    """Return the accounts of the cluster that the machine lacks. Each user has a separate group."""
-    own = [user for user in cluster.users if user.name not in machine.names and user.name in uids]
-    users = [
-        PosixUser(user.name, uids[user.name], uids[user.name], user.full_name, f"{homes}/{user.name}", user.ssh_keys)
-        for user in own
-    ]
-    named = dict.fromkeys(
-        [*(each.name for each in cluster.groups), *(g for each in cluster.users for g in each.groups)]
-    )
-    groups = [PosixGroup(user.name, uids[user.name]) for user in own]
-    groups += [
-        PosixGroup(name, gids[name], tuple(user.name for user in cluster.users if name in user.groups))
-        for name in named
-        if name in gids and name not in machine.groups
-    ]
-    return AccountSet.of(users, groups)
 
 
 def passwd_file(machine: People, accounts: AccountSet) -> str:

@@ -64,14 +64,14 @@ from dalsegno.targets.local.observe import (
     read_status,
     read_summary,
 )
-from dalsegno.targets.local.people import cluster_accounts, shared_accounts
+from dalsegno.targets.local.people import shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.requirements import check_packages, resolve_containers
 from dalsegno.targets.local.shell import enter, entry_command, person_name, person_uid, user_env
 from dalsegno.targets.local.storage import check_storage, foreign_homes, homes_here, homes_inside, storage_sentences
 from dalsegno.targets.local.sweep import sweep
-from dalsegno.users.accounts import AccountSet
+from dalsegno.users.accounts import AccountSet, cluster_accounts
 from dalsegno.users.checks import People, check_added
 from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 

@@ -86,7 +86,7 @@ class ApplyOnAws:
             state = replace(state, key=str(self.folder.key(own.key)))
             write_state(self.folder, state)
         known = self._prepare(plan)
-        state = self._upload(cluster, replace(state, bucket=known.bucket))
+        state = self._upload(plan, replace(state, bucket=known.bucket))
         for each in own.data_repositories:
             self.aws.add_repository(known.storage[each.storage], each, self.say)
         self._make(plan, known, state)
@@ -107,9 +107,9 @@ class ApplyOnAws:
         outputs = self.aws.put_stack(stack_name(cluster.name), plan.template, tags, self.say)
         return merge_outputs(plan.external, cluster, outputs)
 
-    def _upload(self, cluster: Cluster, state: PclusterState) -> PclusterState:
-        bundle = self._code
-        scripts = bootstrap_scripts(cluster, state, bundle.key)
+    def _upload(self, plan: PclusterPlan, state: PclusterState) -> PclusterState:
+        cluster, bundle = plan.cluster, self._code
+        scripts = bootstrap_scripts(cluster, state, bundle.key, plan.ends)
         digest = digest_of(scripts)
         if digest == state.scripts:
             return state

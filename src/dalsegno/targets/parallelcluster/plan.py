@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from dalsegno.errors import TargetError
@@ -37,6 +38,7 @@ class PclusterPlan(CloudPlan):
     new_scripts: bool = False
     fleet_stopped: bool = False
     missing_repositories: tuple[str, ...] = ()  # S3 addresses of associations to create
+    ends: Mapping[str, float] = field(default_factory=dict)  # queue -> when EC2 starts to take its reserved machines
     unfinished: bool = False  # an earlier `up` was interrupted, or failed
     new_accounts: bool = False  # accounts, users or QOS of Slurm's accounting differ from those of the last `up`
 
@@ -71,9 +73,11 @@ class CapacityReservation:
     available: int
     active: bool
     block: bool = False
+    ends_at: float | None = None  # seconds since 1970; None: it does not end
 
 
 def parse_reservation(answer: Mapping[str, Any]) -> CapacityReservation:
+    end = answer.get("EndDate")
     return CapacityReservation(
         str(answer.get("CapacityReservationId", "")),
         str(answer.get("InstanceType", "")),
@@ -83,7 +87,29 @@ def parse_reservation(answer: Mapping[str, Any]) -> CapacityReservation:
         int(answer.get("AvailableInstanceCount", 0)),
         answer.get("State") in ("active", "scheduled"),
         answer.get("ReservationType") == "capacity-block",
+        end.timestamp() if isinstance(end, datetime) else None,
     )
+
+
+# EC2 starts to take the machines of a capacity block half an hour before its end. Those of UltraServers have to be
+# left an hour before it.
+TAKEN_BEFORE_S, ULTRASERVER_BEFORE_S = 1800.0, 3600.0
+_ULTRASERVERS = ("p6e-gb", "trn2u.")
+
+
+def queue_ends(own: PclusterSettings, found: Mapping[str, CapacityReservation]) -> dict[str, float]:
+    """Return, by queue, when EC2 starts to take the machines of its capacity block. Machines of other reservations
+    stay when the reservation ends."""
+    blocks = {queue.name: found.get(queue.capacity_reservation) for queue in own.queues}
+    return {
+        name: block.ends_at - (ULTRASERVER_BEFORE_S if _is_ultraserver(block) else TAKEN_BEFORE_S)
+        for name, block in blocks.items()
+        if block is not None and block.block and block.ends_at is not None
+    }
+
+
+def _is_ultraserver(reservation: CapacityReservation) -> bool:
+    return reservation.instance_type.startswith(_ULTRASERVERS)
 
 
 def check_reservations(

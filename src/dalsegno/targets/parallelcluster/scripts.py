@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dalsegno.health.checks.cloud import cloud_text
 from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.node_plan import NodePlan, PlannedFile
 from dalsegno.spec.facts import Cluster
@@ -30,10 +31,12 @@ def archive_key(cluster: str, code: str) -> str:
     return f"{scripts_prefix(cluster)}dalsegno-{code}.tar.gz"
 
 
-def bootstrap_scripts(cluster: Cluster, state: PclusterState, code_key: str) -> dict[str, bytes]:
-    """Return the scripts of all machines, by their keys in the bucket."""
+def bootstrap_scripts(
+    cluster: Cluster, state: PclusterState, code_key: str, ends: Mapping[str, float] | None = None
+) -> dict[str, bytes]:
+    """Return the scripts of all machines, by their keys in the bucket. `ends`: when EC2 takes a queue's machines."""
     code = BootstrapCode(CodeSource.S3, uri=f"s3://{state.bucket}/{archive_key(cluster.name, code_key)}")
-    site = site_of(cluster, state, code_key)
+    site = site_of(cluster, state, code_key, ends)
     secret = f"{site.shared}/{site.nodes[0]}" if site.nodes else ""
     plans = machine_plans(site, state.bucket)
     scripts = {
@@ -59,10 +62,12 @@ def _with_refresh(plan: NodePlan, uri: str) -> NodePlan:
     return replace(plan, files=(*plan.files, PlannedFile(REFRESH, refresh_script(fetch, "bootstrap.sh"), 0o755)))
 
 
-def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
+def site_of(cluster: Cluster, state: PclusterState, code: str, ends: Mapping[str, float] | None = None) -> ManagedSlurm:
     """Return the values that the plans of the machines are made from."""
     there = as_named_there(cluster)
     scratch = next((each.mount for each in cluster.storage if each.type == "scratch"), "")
+    ends = ends or {}
+    taken_at = {node: ends[each.name] for each in there.partitions if each.name in ends for node in each.nodes}
     on_head = replace(state, phase=PclusterStage.UP, role=ClusterRole.HEAD, key="", scripts="", stack="")
     return ManagedSlurm(
         there,
@@ -73,6 +78,7 @@ def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
         prolog=PROLOG if cluster.health.mode != "off" else "",
         scratch=scratch,
         pyxis=bool(cluster.containers.enabled),
+        cloud=cloud_text(taken_at),
         shared_homes=True,
     )
 

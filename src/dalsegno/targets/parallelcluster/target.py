@@ -48,6 +48,7 @@ from dalsegno.targets.parallelcluster.plan import (
     check_reservations,
     estimate_cost,
     notes,
+    queue_ends,
     refuse_impossible,
     zone_of_network,
 )
@@ -129,7 +130,8 @@ class PclusterTarget(OperatorSide):
         running = there is not None and there.status.operation is OperationState.RUNNING
         changes = () if lost else find_changes(read_sent_config(self.folder), config, own.queue_update)
         missing = self._missing_repositories(aws, cluster, known)
-        scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), self._code().key)
+        ends = queue_ends(own, found)
+        scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), self._code().key, ends)
         return PclusterPlan(
             cluster,
             fresh=lost,
@@ -151,6 +153,7 @@ class PclusterTarget(OperatorSide):
             new_scripts=state is None or state.scripts != digest_of(scripts),
             fleet_stopped=there is not None and there.fleet is FleetStatus.STOPPED,
             missing_repositories=missing,
+            ends=ends,
             unfinished=state is not None and state.phase is not PclusterStage.UP,
             new_accounts=cluster.slurm.accounting and (lost or before is None or _people(before) != _people(cluster)),
         )

@@ -21,12 +21,14 @@ from dalsegno.setup.delivery import (
     remove_request,
 )
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.spec.facts import SshAccess
+from dalsegno.spec.facts import Cluster, SshAccess
+from dalsegno.storage.mounts import host_storage
 from dalsegno.system.ssh import HostRunner
 from dalsegno.targets.accounting import update_people, update_reservations
 from dalsegno.targets.base import Say, named
-from dalsegno.targets.folder import write_applied
+from dalsegno.targets.folder import read_applied, write_applied
 from dalsegno.targets.registration import REMOVAL_REASON, is_registered, resume_and_find_missing, wait_for
+from dalsegno.targets.ssh.directory import write_directory_secrets
 from dalsegno.targets.ssh.folder import (
     SshFolder,
     SshStage,
@@ -58,6 +60,8 @@ class ApplyOnHosts:
     def apply(self, plan: SshPlan) -> None:
         """Change all hosts. A host that fails is reported at the end, and the next `up` repairs it."""
         write_secrets(self.folder, plan.secrets)
+        if plan.directory:
+            write_directory_secrets(self.folder, plan.directory)
         write_seen(self.folder, {**read_seen(self.folder), **plan.facts})
         write_ids(self.folder, plan.ids)  # written before any account is created
         self._drain(plan)
@@ -160,7 +164,9 @@ def _in_turn(plan: SshPlan, changed: Sequence[str]) -> list[list[str]]:
     others = [host for host in changed if host != head]
     if plan.upgrades:
         return [[host] for host in (*others, *([head] if head in changed else []))]
-    return [[head], others] if plan.head_first and head in changed else [list(changed)]
+    if head not in changed or not (plan.head_first or plan.head_last):
+        return [list(changed)]
+    return [[head], others] if plan.head_first else [others, [head]]
 
 
 def remove_from(hosts: HostRunner, host: str, cluster_id: str, say: Say) -> Answer:
@@ -182,8 +188,9 @@ def remove_from_hosts(hosts: HostRunner, slurm: SlurmClient, folder: SshFolder, 
     repeated."""
     with contextlib.suppress(DalsegnoError):  # a head that does not answer must not prevent the removal
         _end_jobs(slurm)
-    names = state.ssh.names
-    done = hosts.each(names, lambda host: remove_from(hosts, host, state.cluster_id, say))
+    names, done = state.ssh.names, dict[str, Answer | DalsegnoError]()
+    for group in removal_order(read_applied(folder), state):
+        done |= hosts.each(group, lambda host: remove_from(hosts, host, state.cluster_id, say))
     failed = {host: each for host, each in done.items() if isinstance(each, DalsegnoError)}
     done_with = [name for name in names if name not in failed]
     write_ssh_state(folder, replace(state, phase=SshStage.REMOVING, ssh=without(state.ssh, done_with)))
@@ -193,6 +200,16 @@ def remove_from_hosts(hosts: HostRunner, slurm: SlurmClient, folder: SshFolder, 
             f"{named('host', failed)} could not be cleaned\n{reports}",
             hint=f"run `dalsegno down` again; if these machines are gone for good: rm -r {folder.root}",
         )
+
+
+def removal_order(applied: Cluster | None, state: SshState) -> list[list[str]]:
+    """Return the hosts in the groups in which they are cleaned. A head that serves NFS is the last: without their
+    server, the others could not unmount its folders."""
+    names = list(state.ssh.names)
+    addresses = {host.name: host.address for host in state.ssh.hosts}
+    if applied is None or not host_storage(applied, applied.head, addresses).exports:
+        return [names]
+    return [[name for name in names if name != applied.head], [name for name in names if name == applied.head]]
 
 
 def without(ssh: SshAccess, names: Collection[str]) -> SshAccess:

@@ -29,11 +29,13 @@ from dalsegno.system.hosts import revision
 from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.folder import IDENTITY, LOGS, ClusterRole
 from dalsegno.targets.ssh.containers import container_parts, container_plugin
+from dalsegno.targets.ssh.directory import DirectorySecrets, directory_parts
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshStage, SshState, head_folder, state_text
+from dalsegno.targets.ssh.logins import job_login_parts
 from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
 from dalsegno.targets.ssh.releases import DEBIAN, packages_for, slurm_version
-from dalsegno.targets.ssh.repair import head_parts, node_parts
+from dalsegno.targets.ssh.repair import head_parts, node_parts, without_power
 from dalsegno.targets.ssh.services import ServiceSite, compute_services, head_commands, head_services, munge, rest_parts
 from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
 
@@ -52,6 +54,7 @@ class ClusterOnHosts:
     codes: Mapping[str, str]  # host -> key of our code for its Python
     operator: str = ""
     before: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of an earlier `up`
+    directory: DirectorySecrets | None = None  # with accounts in LDAP
 
     @cached_property
     def ids(self) -> AssignedIds:
@@ -95,7 +98,7 @@ class ClusterOnHosts:
             slurm_user="slurm",
             proctrack="cgroup" if tracked else "linuxproc",
             task_plugin="task/cgroup" if tracked and self._constrains else "task/none",
-            programs=scratch_programs(cluster, ETC),
+            programs=replace(scratch_programs(cluster, ETC), contain=cluster.ssh.logins_need_job),
             spank=container_plugin(cluster, str(self.slurm), ETC) if cluster.containers.enabled else None,
             timeouts=Timeouts(credential_s=30),
             submit_hosts={
@@ -188,7 +191,10 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     cluster, facts = on.sized, on.facts[host]
     site, debian = on.site(host), facts.os_id in DEBIAN
     launcher = [facts.python_path, "-I", "/opt/dalsegno/current/dalsegno/programs.py"]
-    parts = storage_parts(cluster, host, on.addresses, debian=debian, etc=ETC, launcher=launcher) + _role(on, host)
+    parts = HostParts()
+    if on.directory:  # first: Slurm looks up users
+        parts = directory_parts(cluster, host, on.facts, on.ids, on.directory, launcher)
+    parts += storage_parts(cluster, host, on.addresses, debian=debian, etc=ETC, launcher=launcher) + _role(on, host)
     if cluster.containers.enabled:
         parts += container_parts(str(on.slurm), debian=debian, launcher=launcher)
     if cluster.monitoring.prometheus:
@@ -197,9 +203,10 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
         package = "slurmrestd" if debian else "slurm-slurmrestd"
         parts += rest_parts(site, on.slurm, package, systemd=facts.systemd)
     if host == cluster.head:
-        parts += head_parts(site.folder, on.secrets.repair_key)
+        parts += head_parts(site.folder, on.secrets.repair_key, cluster.ssh)
     elif host in {node.name for node in cluster.nodes}:
         parts += node_parts(on.secrets.repair_public)
+        parts += job_login_parts(cluster, host, facts) if cluster.ssh.logins_need_job else HostParts()
     return NodePlan(
         cluster.name,
         on.cluster_id,
@@ -234,13 +241,13 @@ def _role(on: ClusterOnHosts, host: str) -> HostParts:
 
 def _head(on: ClusterOnHosts) -> HostParts:
     cluster, host, folder = on.sized, on.cluster.head, head_folder(on.cluster.name)
-    site, slurm = on.site(host), ("slurm", "slurm")
+    site, slurm, shown = on.site(host), ("slurm", "slurm"), replace(cluster, ssh=without_power(cluster.ssh))
     dbd_conf = render_slurmdbd_conf(cluster, on.layout, on.slurm) if cluster.slurm.accounting else ""
     version, role = str(on.slurm), ClusterRole.HEAD
     state = SshState(SshStage.UP, on.cluster_id, cluster.head, slurm_version=version, role=role, operator=on.operator)
     files = [
         PlannedFile(str(folder.state), state_text(state)),
-        PlannedFile(str(folder.applied), json.dumps(facts_to_json(cluster), indent=1)),
+        PlannedFile(str(folder.applied), json.dumps(facts_to_json(shown), indent=1)),
         PlannedFile(str(folder.metrics_token), on.secrets.metrics_token, 0o600, secret=True),
         *(
             PlannedFile(str(folder.agent_secret(node.name)), on.secrets.agents[node.name], 0o600, secret=True)

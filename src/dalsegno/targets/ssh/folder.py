@@ -35,6 +35,11 @@ class SshFolder(ClusterFolder):
         return self.secret / "repair-key"
 
     @property
+    def power(self) -> Path:
+        """The commands that switch nodes off and on, on the head. They may hold a password."""
+        return self.secret / "power.json"
+
+    @property
     def metrics_token(self) -> Path:
         return self.secret / "metrics-token"
 
@@ -93,6 +98,7 @@ class SshState:
     slurm_version: str = ""
     role: ClusterRole = ClusterRole.OPERATOR
     operator: str = ""  # user and machine that created the cluster
+    new_key: bool = False  # a host that knows the key of munge has left, and the others still use that key
     target: str = "ssh"
 
 
@@ -129,8 +135,11 @@ class ClusterSecrets:
         return "ClusterSecrets(…)"
 
 
-def read_secrets(folder: SshFolder, nodes: Iterable[str], *, prometheus: bool = False) -> ClusterSecrets:
-    """Return the secrets in the folder. Those that are missing are new, and not written yet."""
+def read_secrets(
+    folder: SshFolder, nodes: Iterable[str], *, prometheus: bool = False, new_key: bool = False
+) -> ClusterSecrets:
+    """Return the secrets in the folder. Those that are missing are new, and not written yet. `new_key`: so is the key
+    of munge."""
     monitor = _web_login(folder, "monitor") if prometheus else ("", "")
     exporter = _web_login(folder, "exporter") if prometheus else ("", "")
 
@@ -138,7 +147,7 @@ def read_secrets(folder: SshFolder, nodes: Iterable[str], *, prometheus: bool = 
         return (read_text(path) or "").strip() or secrets.token_hex(size)
 
     return ClusterSecrets(
-        kept(folder.munge_key, 64),
+        secrets.token_hex(64) if new_key else kept(folder.munge_key, 64),
         kept(folder.metrics_token, 32),
         {node: kept(folder.agent_secret(node), 32) for node in nodes},
         *monitor,
@@ -180,6 +189,13 @@ def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
     for path in (folder.secret / "agents").iterdir():
         if path.name not in held.agents:
             path.unlink()
+
+
+@dataclass(frozen=True)
+class PowerCommands:
+    """The command of each node that switches it off and on."""
+
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_ids(folder: SshFolder) -> AssignedIds:

@@ -17,9 +17,9 @@ from dalsegno.setup.applier import answer
 from dalsegno.spec.facts import Cluster, SshHost
 from dalsegno.system.processes import Runner
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, NodeTimes, Plan
-from dalsegno.targets.folder import read_applied
+from dalsegno.targets.folder import read_applied, read_facts
 from dalsegno.targets.sides import NO_SLURMCTLD, HeadSide, applied_cluster
-from dalsegno.targets.ssh.folder import SshFolder, read_ssh_state
+from dalsegno.targets.ssh.folder import PowerCommands, SshFolder, read_ssh_state
 from dalsegno.targets.ssh.monitoring import monitor_layout
 from dalsegno.targets.ssh.repair import REBOOT, RESET, repair_argv
 from dalsegno.targets.ssh.services import PATH
@@ -105,11 +105,12 @@ class HeadTarget(HeadSide):
     def reboot(self, node: str) -> None:
         """Reboot a node: with the command of the cluster file, which also helps if the node hangs, or else over ssh."""
         host = self._node(node)
-        if not host.power_cycle:
+        power = (read_facts(PowerCommands, self.folder.power) or PowerCommands()).nodes.get(node)
+        if not power:
             self._order(host, REBOOT)
             return
         hint = "check `ssh.power_cycle` in the cluster file; it runs on the head, as root"
-        self.runner.run(host.power_cycle, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)
+        self.runner.run(power, env={"PATH": PATH}, timeout_s=POWER_S).checked(hint=hint)
 
     def _order(self, host: SshHost, order: str) -> None:
         hint = "sshd there must let root log in with a key; `ssh.power_cycle` in the file reboots a machine that hangs"

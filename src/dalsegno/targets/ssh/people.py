@@ -109,12 +109,16 @@ def planned_users(cluster: Cluster, host: str, ids: AssignedIds) -> tuple[Planne
             ssh_keys=user.ssh_keys,
             make_home=not shared or host == cluster.head,
             cluster_key=shared,
+            directory=cluster.directory.ldap,
         )
         for user in cluster.users
     )
 
 
 def planned_groups(cluster: Cluster, ids: AssignedIds) -> tuple[PlannedGroup, ...]:
+    """Return the groups in the files of a host. With LDAP there are none."""
+    if cluster.directory.ldap:
+        return ()
     named = dict.fromkeys(
         [*(group.name for group in cluster.groups), *(name for user in cluster.users for name in user.groups)]
     )

@@ -14,6 +14,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.spec.values import is_node_name
 from dalsegno.targets.base import counted, named
 from dalsegno.targets.ssh.desired import ETC, sized_node
+from dalsegno.targets.ssh.directory import DirectorySecrets
 from dalsegno.targets.ssh.folder import ClusterSecrets
 from dalsegno.targets.ssh.people import AssignedIds
 from dalsegno.targets.ssh.releases import DEBIAN, check_system, slurm_version
@@ -46,6 +47,8 @@ class SshPlan:
     prometheus_in_file: bool = False  # whether the cluster file enables Prometheus; `monitor up` can enable it too
     monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
+    directory: DirectorySecrets | None = None  # secrets of the LDAP directory; None without one
+    new_key: bool = False  # whether munge's key is replaced, because hosts that know it have left
     wait_for: tuple[str, ...] = ()  # jobs on nodes that leave the cluster, which must end first
     people: bool = False  # whether accounts, users and QOS change in Slurm
     reservations: bool = False
@@ -81,6 +84,16 @@ class SshPlan:
         serves = any(service.name == NFS_SERVER for service in self.plans[self.cluster.head].services)
         return serves and any(change.kind is ChangeKind.MOUNT for each in self.changes.values() for change in each)
 
+    @property
+    def head_last(self) -> bool:
+        """Whether the head must be changed after the other hosts: they unmount what it exported until now."""
+        gone = (ChangeAction.UNMOUNT, ChangeAction.CHANGE)
+        return not self.head_first and any(
+            change.kind is ChangeKind.MOUNT and change.action in gone
+            for each in self.changes.values()
+            for change in each
+        )
+
     def writes(self, path: str) -> bool:
         return self._does(ChangeKind.FILE, path)
 
@@ -98,6 +111,7 @@ class SshPlan:
             (self.upgrades, f"updates Dal Segno on {named('host', self.upgrades)}, one after the other"),
             (self.unfinished, "finishes what an earlier `up` began"),
             (self.remove_hosts, f"drains and removes {named('host', self.remove_hosts)}"),
+            (self.new_key, "replaces the key of munge, which the removed hosts know"),
             (self.people, "updates accounts, users and QOS"),
             (self.reservations, "updates reservations"),
             (self.reconfigures, "changes Slurm's settings in place (scontrol reconfigure)"),
@@ -196,7 +210,6 @@ _VERBS = {ChangeAction.START: "starts", ChangeAction.RESTART: "restarts", Change
 def refuse_unbuilt(cluster: Cluster) -> None:
     """Raise for parts of the cluster file that nothing sets up on ssh hosts yet, so that nobody relies on them."""
     parts = {
-        "`directory: {kind: ldap}`": cluster.directory.ldap,
         "`slurm.backup_controller`": cluster.slurm.backup_controller,
         "`containers.images` without `containers.folder`": bool(cluster.containers.images)
         and not cluster.containers.folder,
@@ -204,7 +217,7 @@ def refuse_unbuilt(cluster: Cluster) -> None:
     if found := [name for name, used in parts.items() if used]:
         raise TargetError(
             f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} not built yet for `target: ssh`",
-            hint="remove it from the cluster file",
+            hint="remove it from the cluster file; docs/ssh.md says what is missing",
         )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dalsegno.errors import TargetError
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.slurm.versions import Version
@@ -13,19 +11,11 @@ DEBIAN, RED_HAT = ("debian", "ubuntu"), ("rhel", "rocky", "almalinux", "centos",
 OLDEST_SLURM = Version(22, 5)
 
 
-@dataclass(frozen=True)
-class SystemRelease:
-    """The Slurm of one release of a distribution. `tested`: the suite runs a cluster on it."""
-
-    slurm: Version
-    tested: bool = False
-
-
-RELEASES = {
-    ("debian", "12"): SystemRelease(Version(22, 5, 8), tested=True),
-    ("debian", "13"): SystemRelease(Version(24, 11, 5)),
-    ("ubuntu", "22.04"): SystemRelease(Version(21, 8, 5)),
-    ("ubuntu", "24.04"): SystemRelease(Version(23, 11, 4)),
+RELEASES = {  # distribution and its release -> its Slurm
+    ("debian", "12"): Version(22, 5, 8),
+    ("debian", "13"): Version(24, 11, 5),
+    ("ubuntu", "22.04"): Version(21, 8, 5),
+    ("ubuntu", "24.04"): Version(23, 11, 4),
 }
 # Part of a cluster -> packages of the Debian family, and those of the RHEL family (EPEL has Slurm and munge)
 PACKAGES = {
@@ -69,7 +59,7 @@ def slurm_version(facts: HostFacts, ssh: SshAccess) -> Version:
             f"{facts.host}: Slurm is not installed, and its release for {facts.os_id} {facts.os_version} is not known",
             hint=f"install {wanted}{repository} on that machine, or set `ssh.slurm_packages` and `ssh.slurm_version`",
         )
-    return known.slurm
+    return known
 
 
 def check_system(host: str, facts: HostFacts, ssh: SshAccess) -> TargetError | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from dalsegno.setup.node_plan import HostParts, PlannedFile, PlannedFolder
-from dalsegno.spec.facts import SshHost
-from dalsegno.targets.ssh.folder import SshFolder
+from dalsegno.spec.facts import SshAccess, SshHost, facts_to_json
+from dalsegno.targets.ssh.folder import PowerCommands, SshFolder
 
 REBOOT, RESET = "reboot", "reset"
 PROGRAM = "/opt/dalsegno/node-repair"
@@ -27,8 +30,16 @@ esac
 """
 
 
-def head_parts(folder: SshFolder, key: str) -> HostParts:
-    return HostParts(files=(PlannedFile(str(folder.repair_key), key, 0o600, secret=True),))
+def head_parts(folder: SshFolder, key: str, ssh: SshAccess) -> HostParts:
+    """Return what the head needs to repair nodes. Only root can read the commands, which may hold a password."""
+    power = PowerCommands({host.name: host.power_cycle for host in ssh.hosts if host.power_cycle})
+    texts = {folder.repair_key: key, **({folder.power: json.dumps(facts_to_json(power))} if power.nodes else {})}
+    return HostParts(files=tuple(PlannedFile(str(path), text, 0o600, secret=True) for path, text in texts.items()))
+
+
+def without_power(ssh: SshAccess) -> SshAccess:
+    """Return the hosts without their power commands, for a file that all users of the head can read."""
+    return replace(ssh, hosts=tuple(replace(host, power_cycle=()) for host in ssh.hosts))
 
 
 def node_parts(public_key: str) -> HostParts:

@@ -58,9 +58,9 @@ def _nfs_server() -> PlannedService:
 
 
 def _export(exports: str) -> PlannedCommand:
-    """Return the command that makes the server read changed exports, once for each content and boot."""
+    """Return the command that makes the server read changed exports. The file that it creates names their content."""
     done = f"/run/dalsegno/exports-{content_digest(exports)[:16]}"
-    script = f"exportfs -ra && mkdir -p /run/dalsegno && touch {done}"
+    script = f"exportfs -ra && mkdir -p /run/dalsegno && rm -f /run/dalsegno/exports-* && touch {done}"
     return PlannedCommand("exporting folders", ("/bin/sh", "-c", script), creates=done, after=NFS_SERVER)
 
 

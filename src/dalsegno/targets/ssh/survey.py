@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, TargetError
@@ -12,7 +12,10 @@ from dalsegno.setup.wheels import fetch_wheels
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.ssh import HostRunner
+from dalsegno.targets.ssh.desired import tracks_with_cgroups
+from dalsegno.targets.ssh.directory import DIRECTORY_PORTS, check_directory
 from dalsegno.targets.ssh.folder import SshStage, SshState
+from dalsegno.targets.ssh.logins import check_job_logins
 from dalsegno.targets.ssh.monitoring import MONITOR_PORTS
 from dalsegno.targets.ssh.people import AssignedIds, check_accounts, known_ids
 from dalsegno.targets.ssh.plan import check_hosts, check_monitoring, foreign_programs
@@ -33,10 +36,14 @@ def inspect_cluster(
     facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
     ids = known_ids(cluster, facts, ids)
     faults |= {**check_accounts(cluster, facts, ids), **check_storage(cluster, facts)}
+    tracked = tracks_with_cgroups(facts[node.name] for node in cluster.nodes if node.name in facts)
+    faults |= check_directory(cluster, facts)
+    faults |= check_job_logins(cluster, facts, tracked=tracked)
     faults |= {**check_monitoring(cluster, facts), **check_hosts(cluster, facts)}
     monitor_ports = MONITOR_PORTS if cluster.monitoring.prometheus else ()
+    head_ports = (*HEAD_PORTS, *(DIRECTORY_PORTS if cluster.directory.ldap else ()))
     foreign = {
-        host: foreign_programs(host, each, (*(HEAD_PORTS if host == cluster.head else NODE_PORTS), *monitor_ports))
+        host: foreign_programs(host, each, (*(head_ports if host == cluster.head else NODE_PORTS), *monitor_ports))
         for host, each in facts.items()
         if not each.record
     }
@@ -45,14 +52,14 @@ def inspect_cluster(
 
 
 def code_for_hosts(
-    facts: Mapping[str, HostFacts], faults: dict[str, DalsegnoError], wheels: Path
+    facts: Mapping[str, HostFacts], faults: dict[str, DalsegnoError], wheels: Path, more: Sequence[str] = ()
 ) -> dict[str, CodeBundle]:
-    """Return our code for the Python of each host. A host without it is added to the faults."""
+    """Return our code for the Python of each host, with `more` packages. A host without it is added to the faults."""
     found: dict[CodeFit, CodeBundle | DalsegnoError] = {}
     for each in facts.values():
         fit = CodeFit(each.python[:2], each.machine)
         if fit not in found:
-            found[fit] = _bundle_for(fit, wheels)
+            found[fit] = _bundle_for(fit, wheels, more)
     code = {host: found[CodeFit(each.python[:2], each.machine)] for host, each in facts.items()}
     faults |= {
         host: TargetError(f"{host}: {each.what}", hint=each.hint)
@@ -62,11 +69,11 @@ def code_for_hosts(
     return {host: each for host, each in code.items() if not isinstance(each, DalsegnoError)}
 
 
-def _bundle_for(fit: CodeFit, cache: Path) -> CodeBundle | DalsegnoError:
+def _bundle_for(fit: CodeFit, cache: Path, more: Sequence[str]) -> CodeBundle | DalsegnoError:
     if fit == CodeFit.here():
-        return find_bundle()
+        return find_bundle(more=more)
     try:
-        return find_bundle(wheels=fetch_wheels(LocalRunner(), cache, fit))
+        return find_bundle(wheels=fetch_wheels(LocalRunner(), cache, fit), more=more)
     except DalsegnoError as error:
         return error
 
@@ -102,6 +109,11 @@ def refuse_impossible(before: Cluster | None, wanted: Cluster) -> None:
         word = "on" if wanted.slurm.accounting else "off"
         raise TargetError(
             f"accounting cannot be switched {word} while the cluster is up: job ids would be used twice",
+            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
+        )
+    if before.directory != wanted.directory:
+        raise TargetError(
+            "`directory` cannot change while the cluster is up: users would be without accounts meanwhile",
             hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
         )
     if before.head != wanted.head:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import os
 import secrets
 import socket
@@ -11,10 +12,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
 from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
+from dalsegno.programs import HOST_LAUNCHER
 from dalsegno.setup.delivery import compare_request, status_request
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, SshAccess, SshHost
@@ -33,9 +36,19 @@ from dalsegno.targets.base import (
     named,
 )
 from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
-from dalsegno.targets.sides import COMMAND, IMPORT_S, OperatorSide, applied_cluster, at_terminal, import_on_head, known
+from dalsegno.targets.sides import (
+    ANSWER_S,
+    COMMAND,
+    IMPORT_S,
+    OperatorSide,
+    applied_cluster,
+    at_terminal,
+    import_on_head,
+    known,
+)
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
 from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
+from dalsegno.targets.ssh.directory import directory_secrets, refuse_machine_groups
 from dalsegno.targets.ssh.folder import (
     SshFolder,
     SshStage,
@@ -49,7 +62,7 @@ from dalsegno.targets.ssh.folder import (
 )
 from dalsegno.targets.ssh.head import TIMES
 from dalsegno.targets.ssh.monitoring import monitor_layout
-from dalsegno.targets.ssh.people import homes_of, refuse_privileges
+from dalsegno.targets.ssh.people import home_storage, homes_of, refuse_privileges
 from dalsegno.targets.ssh.plan import SshPlan, check_releases, refuse_unbuilt
 from dalsegno.targets.ssh.services import PATH
 from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
@@ -62,6 +75,7 @@ from dalsegno.targets.ssh.survey import (
     raise_for_head,
     refuse_impossible,
 )
+from dalsegno.users.ldap_directory import LDAP_PACKAGES, check_ldap3
 from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
 
 Connect = Callable[[SshAccess], contextlib.AbstractContextManager[HostRunner]]
@@ -72,6 +86,9 @@ def connect(ssh: SshAccess) -> SshConnections:
     known_hosts = Path(ssh.known_hosts) if ssh.known_hosts else None
     password = read_password_file(Path(ssh.sudo_password_file)) if ssh.sudo_password_file else ""
     return SshConnections([address_of(host) for host in ssh.hosts], known_hosts=known_hosts, sudo_password=password)
+
+
+REMOVE_S = 3600.0
 
 
 class SshTarget(OperatorSide):
@@ -99,6 +116,8 @@ class SshTarget(OperatorSide):
         in_file = cluster.monitoring.prometheus
         cluster = replace(cluster, monitoring=replace(cluster.monitoring, prometheus=prometheus))
         refuse_unbuilt(cluster)
+        if cluster.directory.ldap:
+            check_ldap3()
         refuse_privileges(cluster)
         refuse_impossible(before, cluster)
         with self._connect(cluster.ssh) as hosts:
@@ -106,13 +125,18 @@ class SshTarget(OperatorSide):
             raise_for_head(cluster, faults)
             check_releases(cluster, facts)
             cluster_id = self._cluster_id()
-            code = code_for_hosts(facts, faults, self.folder.root.parents[1] / "wheels")
+            more = LDAP_PACKAGES if cluster.directory.ldap else ()
+            code = code_for_hosts(facts, faults, self.folder.root.parents[1] / "wheels", more)
             facts = {host: each for host, each in facts.items() if host in code}
             raise_for_head(cluster, faults)
             remembered = read_seen(self.folder) if before else {}
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
-            held_secrets = read_secrets(self.folder, [node.name for node in cluster.nodes], prometheus=prometheus)
+            leaving = tuple(host for host in (state.ssh.names if state else ()) if host not in wanted)
+            # A host that cannot be reached now would be cut off from the others by a new key.
+            new_key = bool(leaving or (state and state.new_key)) and not faults
+            nodes = [node.name for node in cluster.nodes]
+            held_secrets = read_secrets(self.folder, nodes, prometheus=prometheus, new_key=new_key)
             on = ClusterOnHosts(
                 cluster,
                 {**held, **facts},
@@ -121,15 +145,15 @@ class SshTarget(OperatorSide):
                 {host: bundle.key for host, bundle in code.items()},
                 f"{getpass.getuser()}@{socket.gethostname()}",
                 ids,
+                directory_secrets(self.folder, cluster) if cluster.directory.ldap else None,
             )
+            refuse_machine_groups(cluster, on.ids)
             if not on.sized.nodes:
                 raise next(iter(faults.values()))
             plans = {host: host_plan(on, host) for host in facts}
             compared = hosts.each(plans, lambda host: ask_host(hosts, host, compare_request(plans[host]), facts[host]))
         faults |= {host: each for host, each in compared.items() if isinstance(each, DalsegnoError)}
         raise_for_head(cluster, faults)
-        old = state.ssh.names if state else ()
-        leaving = tuple(host for host in old if host not in wanted)
         return SshPlan(
             on.cluster,
             {host: plan for host, plan in plans.items() if host not in faults},
@@ -145,6 +169,8 @@ class SshTarget(OperatorSide):
             upgrades=hosts_to_upgrade(state, compared),
             prometheus_in_file=in_file,
             remove_hosts=leaving,
+            new_key=new_key,
+            directory=on.directory,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
             reservations=(before.reservations if before else ()) != cluster.reservations,
             old_reservations=tuple(each.name for each in before.reservations) if before else (),
@@ -164,7 +190,8 @@ class SshTarget(OperatorSide):
         machines = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
         ssh = replace(plan.cluster.ssh, hosts=tuple(machines.values()))
         head = plan.plans[plan.cluster.head]
-        state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh)
+        new_key = bool(plan.remove_hosts or (old and old.new_key)) and not plan.new_key
+        state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh, new_key=new_key)
         write_ssh_state(self.folder, state)  # written first: from now on, `down` and `status` find the cluster
         write_atomic(self._identity, plan.cluster_id)
         if plan.monitor_switch is not None:
@@ -180,6 +207,21 @@ class SshTarget(OperatorSide):
     def change_people(self, roster: Roster) -> SshPlan:
         applied = self.people().cluster
         return self._plan(with_roster(from_file(applied), roster), has_prometheus(applied, self.folder))
+
+    def remove_home(self, home: Path, uid: int | None, *, only_check: bool = False) -> None:
+        state, applied = self._known(), self.people().cluster
+        places = [state.head] if home_storage(applied) else list(state.ssh.names)
+        action = "check" if only_check else "delete"
+        argv = [*HOST_LAUNCHER, "remove-home", action, str(home), str(-1 if uid is None else uid)]
+        with self._connect(state.ssh) as hosts:
+            for host, done in hosts.each(
+                places, lambda host: hosts.run(host, argv, root=True, timeout_s=REMOVE_S)
+            ).items():
+                if isinstance(done, DalsegnoError):
+                    raise done
+                if done.exit_code != 0:
+                    what, _, hint = done.stderr.strip().partition("\n")
+                    raise TargetError(f"{host}: {what}", hint=hint)
 
     def switch_monitor(self, on: bool) -> SshPlan:
         applied = self.people().cluster
@@ -240,6 +282,14 @@ class SshTarget(OperatorSide):
             works = any(each.name == "slurmctld" and each.running for each in daemons)
             slurm = self._slurm(hosts, state.head) if works else None
             return read_status(state, self.folder.name, read_applied(self.folder), slurm, daemons, silent)
+
+    def head_status(self) -> Mapping[str, Any] | None:
+        state = self._known()
+        with contextlib.suppress(DalsegnoError, ValueError), self._connect(state.ssh) as hosts:
+            argv = [COMMAND, "status", "--cluster", self.folder.name, "--json"]
+            told = json.loads(hosts.run(state.head, argv, root=True, timeout_s=ANSWER_S).stdout)
+            return told if isinstance(told, dict) else None
+        return None
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
         state = read_ssh_state(self.folder)

@@ -12,8 +12,8 @@ from typing import Protocol
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing, beat_interval_s
 from dalsegno.runs.coordinator.agents.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
-from dalsegno.runs.coordinator.generations.events import Start
-from dalsegno.runs.coordinator.generations.generations import Run
+from dalsegno.runs.coordinator.generations.events import Event, SaveGeneration, SaveOverdue, Start
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.generations.group import Members
 from dalsegno.runs.coordinator.generations.standbys import StandbyPlan
 from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
@@ -316,6 +316,22 @@ def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, ag
             layout = _layout(Start(agent, run.group, 0, 0), agents.peers)
             envs = _worker_envs(site, layout, agents.peers[agent], range(run.group.nproc_per_node))
             agents.send(agent, plan.message(envs))
+
+
+def current_order(run: Run, group: Members, agent: str) -> Message | None:
+    """Return the order that an agent has to carry out now, for an agent that may have missed it; None if none."""
+    if run.phase is GenerationPhase.OPENING and group.store_agent == agent:
+        return {"open_store": run.generation}
+    if run.phase is GenerationPhase.STOPPING and agent in run.waiting_for:
+        return {"stop": run.generation}
+    return {"save": run.generation} if run.phase is GenerationPhase.RUNNING and run.taken else None
+
+
+def order_save(order: SaveGeneration, agents: RunAgents, apply: Callable[[Event], None]) -> None:
+    """Tell all workers of a generation to save and exit, and set the time limit for that."""
+    for agent in order.agents:
+        agents.send(agent, {"save": order.generation})
+    asyncio.get_running_loop().call_later(order.within_s, apply, SaveOverdue(order.generation))
 
 
 def _layout(order: Start, peers: Mapping[str, Peer]) -> GenerationLayout:

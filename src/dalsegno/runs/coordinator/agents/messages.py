@@ -22,6 +22,7 @@ from dalsegno.runs.coordinator.generations.snapshots import HeldSnapshot
 from dalsegno.runs.coordinator.generations.standbys import GpuUse, StandbyReady
 from dalsegno.train.contract import DONE, SAVED
 from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
+from dalsegno.wire.cloud_notice import CloudNotice, parse_code
 from dalsegno.wire.frames import Message
 
 MAX_EVIDENCE = 500  # characters
@@ -159,6 +160,13 @@ class Signalled:
 
 
 @dataclass(frozen=True)
+class NoticeRead:
+    """An agent has read that the cloud takes its node. None: it sent a notice that this version does not know."""
+
+    notice: CloudNotice | None
+
+
+@dataclass(frozen=True)
 class UserNote:
     """A line for the user."""
 
@@ -202,7 +210,7 @@ class LogPiece:
 
 AgentMessage = (
     Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantRequested
-    | StacksTaken | NodeActivity | Signalled | UserNote | WorkersResumed | LogPiece | GpuUse | StandbyReady
+    | StacksTaken | NodeActivity | Signalled | NoticeRead | UserNote | WorkersResumed | LogPiece | GpuUse | StandbyReady
     | StepVerified | CorruptionFound
 )  # fmt: skip
 
@@ -249,6 +257,7 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
     "stacks": lambda message: StacksTaken(int(message["stacks"])),
     "worked": lambda message: NodeActivity(int(message["worked"]), _works(message["ranks"])),
     "signal": lambda message: Signalled(str(message["signal"])),
+    "notice": lambda message: NoticeRead(parse_code(str(message["notice"]))),
     "note": lambda message: UserNote(str(message["note"])),
     "resumed": lambda message: WorkersResumed(
         _number(message, "generation"), int(message["resumed"]), message.get("source") == "memory"

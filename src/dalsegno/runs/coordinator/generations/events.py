@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dalsegno.runs.coordinator.generations.causes import Failure
@@ -67,7 +68,26 @@ class PauseOver:
 
 @dataclass(frozen=True)
 class NodesReclaimed:
-    """Slurm is about to reclaim the nodes (time limit or preemption). Workers have been signalled to save and exit."""
+    """The run is about to lose its nodes. At a time limit or a preemption, Slurm has signalled the workers to save and
+    exit. Otherwise they are told to, and have `save_s` seconds."""
+
+    save_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodesTaken:
+    """A cloud takes these nodes, each for its reason. The run leaves them once its workers have saved, which they have
+    `save_s` seconds for."""
+
+    nodes: Mapping[str, str]
+    save_s: float
+
+
+@dataclass(frozen=True)
+class SaveOverdue:
+    """The time to save before the run leaves nodes is over."""
+
+    generation: int
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,8 @@ Event = (
     | Hung
     | PauseOver
     | NodesReclaimed
+    | NodesTaken
+    | SaveOverdue
     | RunMoved
     | Cancelled
     | GatherTimeout
@@ -127,6 +149,15 @@ class Start:
     group: Members
     store_port: int
     restarts: int
+
+
+@dataclass(frozen=True)
+class SaveGeneration:
+    """Tell the workers of this generation to save and exit. Those that take longer than `within_s` are stopped."""
+
+    agents: tuple[str, ...]
+    generation: int
+    within_s: float
 
 
 @dataclass(frozen=True)
@@ -168,4 +199,4 @@ class ReleaseNodes:
     """Release the nodes, where no workers are left, and request others."""
 
 
-Order = OpenStore | Start | StopGeneration | Finish | Wait | Exclude | ReleaseNodes
+Order = OpenStore | Start | SaveGeneration | StopGeneration | Finish | Wait | Exclude | ReleaseNodes

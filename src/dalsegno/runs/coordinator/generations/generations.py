@@ -8,7 +8,8 @@ generation than the current one are late and are ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from dalsegno.runs.coordinator.generations.causes import (
@@ -31,11 +32,14 @@ from dalsegno.runs.coordinator.generations.events import (
     Hung,
     NodesOutOfService,
     NodesReclaimed,
+    NodesTaken,
     OpenStore,
     Order,
     PauseOver,
     ReleaseNodes,
     RunMoved,
+    SaveGeneration,
+    SaveOverdue,
     Start,
     StopGeneration,
     StoreOpened,
@@ -82,7 +86,8 @@ class Run:
     lost_member: bool = False
     last: Failure | None = None  # why the previous generation failed
     pausing: bool = False  # whether the run pauses after a quick failure
-    leaving: bool = False  # whether Slurm is reclaiming the nodes
+    leaving: bool = False  # whether the run is losing all its nodes
+    taken: Mapping[str, str] = field(default_factory=dict)  # nodes to leave once all workers have saved -> why
     exit_code: int | None = None  # if set, the run ends with this code
     why: str = ""  # why the run ends
     cancelled: bool = False  # whether the user cancelled the run
@@ -118,7 +123,12 @@ def _external_event(run: Run, event: Event) -> Step:
         ends = run.exit_code is not None  # a run that is already ending keeps its exit code
         return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled", cancelled=True))
     if isinstance(event, NodesReclaimed):
-        return _leaving(run)
+        return _leaving(run, event.save_s)
+    if isinstance(event, NodesTaken):
+        return _leave_nodes(run, event)
+    if isinstance(event, SaveOverdue):
+        saving = run.phase is GenerationPhase.RUNNING and event.generation == run.generation
+        return _stop_all(run) if saving and (run.taken or run.leaving) else (run, [])
     if isinstance(event, NodesOutOfService):
         return (run, []) if event.nodes == run.doubted else (replace(run, doubted=event.nodes), [])
     if isinstance(event, RunMoved):
@@ -164,7 +174,7 @@ def _store_opened(run: Run, event: StoreOpened) -> Step:
 def _worker_ended(run: Run, event: WorkerEnded) -> Step:
     if run.group is None or event.generation != run.generation:
         return run, []
-    if event.code == DONE or (event.code == SAVED and not run.literal) or (run.leaving and event.code != STOP):
+    if event.code == DONE or (event.code == SAVED and not run.literal) or (_saves(run) and event.code != STOP):
         return _ended_well(run, event)
     failure = event.failure or read_failure(event.rank, event.agent, event.code)
     if run.phase is GenerationPhase.STOPPING:
@@ -179,7 +189,7 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
     """Record a successful end.
 
-    While the run leaves its nodes, every end counts as successful, because workers resume from their last save.
+    While the run leaves nodes, every end counts as successful, because workers resume from their last save.
     """
     if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
@@ -187,7 +197,7 @@ def _ended_well(run: Run, event: WorkerEnded) -> Step:
     run = replace(run, done=run.done | {event.rank}, saved=run.saved or event.code != DONE)
     if run.done != all_ranks:
         return run, []
-    if run.leaving and run.saved:
+    if _saves(run) and run.saved:
         return _stop_all(run)
     return _stop_all(replace(run, exit_code=SAVED if run.saved else DONE))
 
@@ -199,14 +209,50 @@ def _hung(run: Run, event: Hung) -> Step:
     return _stop_all(replace(run, failures=(failure,), age_s=event.age_s))
 
 
-def _leaving(run: Run) -> Step:
-    """Leave the nodes. Running workers may save; a generation that is still forming is not started."""
+def _saves(run: Run) -> bool:
+    """Return whether the workers have been told to save and exit."""
+    return run.leaving or bool(run.taken)
+
+
+def _leaving(run: Run, save_s: float) -> Step:
+    """Leave all nodes. Running workers may save; a generation that is still forming is not started."""
     if run.leaving:
         return run, []
-    run = replace(run, leaving=True)
+    told = bool(run.taken)
+    run = replace(run, leaving=True, taken={})
     if run.phase is GenerationPhase.OPENING:
         return _stop_all(run)
-    return _when_all_stopped(run) if run.phase is GenerationPhase.GATHERING else (run, [])
+    if run.phase is GenerationPhase.GATHERING:
+        return _when_all_stopped(run)
+    return run, [] if told or not save_s else save_orders(run, save_s)
+
+
+def _leave_nodes(run: Run, event: NodesTaken) -> Step:
+    """Leave some nodes. If workers run there, all workers save first, so that no step is lost."""
+    nodes = {node: why for node, why in event.nodes.items() if node in run.ready and node not in run.taken}
+    if not nodes or run.leaving or run.exit_code is not None:
+        return run, []
+    told, members = bool(run.taken), set(run.group.agents if run.group else ())
+    run = replace(run, taken={**run.taken, **nodes})
+    if run.phase is GenerationPhase.GATHERING or members.isdisjoint(nodes):
+        run, orders = _drop(run, nodes)
+        run, more = _try_to_form(run)
+        return run, [*orders, *more]
+    if run.phase is GenerationPhase.OPENING:
+        return _stop_all(run)
+    return run, [] if told or run.phase is GenerationPhase.STOPPING else save_orders(run, event.save_s)
+
+
+def save_orders(run: Run, save_s: float) -> list[Order]:
+    return [SaveGeneration(run.group.agents, run.generation, save_s)] if run.group else []
+
+
+def _drop(run: Run, nodes: Iterable[str]) -> Step:
+    """Remove nodes that the run leaves. They are used again when they are back."""
+    gone = {node: run.taken[node] for node in nodes}
+    left = {node: why for node, why in run.taken.items() if node not in gone}
+    orders: list[Order] = [Exclude(node, why, until_repaired=True) for node, why in gone.items() if node in run.ready]
+    return replace(run, taken=left, ready=tuple(each for each in run.ready if each not in gone)), orders
 
 
 def _stop_all(run: Run) -> Step:
@@ -236,9 +282,12 @@ def _when_all_stopped(run: Run) -> Step:
     cause = first_cause(run.failures)
     if run.leaving and (cause is None or cause.code != STOP):
         return replace(run, failures=(), lost_member=False), [ReleaseNodes()]
+    run, left = _drop(run, tuple(run.taken))
     if cause is None or (run.lost_member and cause.noise):
-        return _try_to_form(replace(run, failures=(), lost_member=False))
-    return _after_failure(run, cause)
+        run, orders = _try_to_form(replace(run, failures=(), lost_member=False))
+    else:
+        run, orders = _after_failure(run, cause)
+    return run, [*left, *orders]
 
 
 def _about(run: Run) -> RunCause:

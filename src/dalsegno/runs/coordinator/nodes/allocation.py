@@ -42,9 +42,11 @@ from dalsegno.runs.coordinator.nodes.allocation_actions import (
     StartAgents,
     StopRun,
     SuspendRun,
+    WidenNext,
     WriteJournal,
     WriteNote,
 )
+from dalsegno.runs.coordinator.nodes.departure import Departures
 from dalsegno.runs.coordinator.nodes.node_rules import (
     Refusals,
     Tries,
@@ -61,6 +63,7 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.slurm.parse.srun import ended_on
+from dalsegno.wire.cloud_notice import CloudNotice
 
 ASK_AGAIN_S = 5.0
 SETTLE_S = 0.05  # pause between the end of a step and the next check
@@ -78,6 +81,7 @@ class NodeAllocation:
         self.unhealthy: frozenset[str] = frozenset()
         self._down: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # node drained for repair -> reason
+        self._departures = Departures(terms)
         self._were_out: set[str] = set()  # lost nodes that have been out of service since their loss
         self._tries = Tries()
         self.refusals = Refusals()  # Slurm's refusals of one-node jobs
@@ -88,11 +92,22 @@ class NodeAllocation:
 
     # The run's jobs
 
-    def begin(self, role: JobRole = JobRole.MAIN) -> list[Action]:
-        own = self.terms.own_job
+    def begin(self) -> list[Action]:
+        job, own = self._add(JobRole.MAIN, self.terms.own_job), self.terms.own_job
         if own is not None:
-            return [LoadJob(self._add(role, own).number, own), SaveState()]
-        return [RequestJob(self._add(role).number, role, self._suspects), SaveState()]
+            return [LoadJob(job.number, own), SaveState()]
+        return [RequestJob(job.number, job.role, (*self.excluded, *self.lost_since)), SaveState()]
+
+    def _request_next(self, view: RunView) -> list[Action]:
+        """Request the next job, without nodes that a cloud takes although Slurm has them in service."""
+        taken = self._departures.still_in_service(view.now)
+        request = RequestJob(self._add(JobRole.NEXT).number, JobRole.NEXT, (*self.excluded, *self.lost_since, *taken))
+        return [request, SaveState(), *([WidenNext(max(taken.values()) - view.now)] if taken else ())]
+
+    def widen_next(self, view: RunView) -> list[Action]:
+        """Request the next job again if it still waits, without excluding nodes that are gone by now."""
+        waiting = [job for job in self.jobs if job.role is JobRole.NEXT and not job.nodes]
+        return [*self._release(waiting), *self._request_next(view)] if waiting and not view.ending else []
 
     def _add(self, role: JobRole, job_id: int | None = None) -> Job:
         self._last_job += 1
@@ -144,7 +159,7 @@ class NodeAllocation:
         return [journal, note, RequestNext(ASK_AGAIN_S)]
 
     def next_due(self, view: RunView) -> list[Action]:
-        return [] if view.ending or self.jobs.has(JobRole.NEXT) else self.begin(JobRole.NEXT)
+        return [] if view.ending or self.jobs.has(JobRole.NEXT) else self._request_next(view)
 
     def job_over(self, number: int, job_id: int | None, state: JobState, view: RunView) -> list[Action]:
         job = self.jobs.find(number)
@@ -160,20 +175,12 @@ class NodeAllocation:
         actions: list[Action] = [WriteJournal(RunEvent.JOB_OVER, what)]
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
             actions.append(ApplyEvent(Cancelled()))
-        elif self.terms.own_job is not None or view.ending:
-            pass  # do not request another job: the coordinator runs inside this job, or the run is ending
-        elif job.role is not JobRole.JOIN and not self._promote(view) and not self.jobs.has(JobRole.NEXT):
+        elif self.terms.own_job is not None or view.ending or job.role is JobRole.JOIN:
+            pass  # do not request another job: the run has one, or is ending, or the coordinator runs inside this job
+        elif (view.closing or not self.jobs.promote_join()) and not self.jobs.has(JobRole.NEXT):
             actions += self._release(self.jobs.waiting_joins)  # the next job starts only after all others are gone
-            actions += self.begin(JobRole.NEXT)
+            actions += self._request_next(view)
         return [*actions, SaveState()]
-
-    def _promote(self, view: RunView) -> bool:
-        """Replace the run's own job, which has ended, with the oldest one-node job. Return False if there is none."""
-        joined = [job for job in self.jobs if job.role is JobRole.JOIN and job.nodes]
-        if view.closing or not joined:
-            return False
-        joined[0].role = JobRole.MAIN
-        return True
 
     def _ask_for_missing(self, view: RunView) -> list[Action]:
         """Request a one-node job if a node is missing and the run's own job has been granted."""
@@ -191,7 +198,7 @@ class NodeAllocation:
 
     @property
     def _suspects(self) -> tuple[str, ...]:
-        return (*self.excluded, *self.lost_since, *self._vacating)
+        return (*self.excluded, *self.lost_since, *self._vacating, *self._departures.told)
 
     def _not_to_join(self, view: RunView) -> set[str]:
         return {*self._suspects, *self.coming(view)}
@@ -316,14 +323,19 @@ class NodeAllocation:
         self._down = frozenset(node.name for node in nodes if node.down)
         before, self._vacating = set(self._vacating), drained_for_repair(nodes)
         self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.lost_since)
-        back = usable_again(self.lost_since, nodes, view.now, self._were_out)
+        back = usable_again(self.lost_since, nodes, view.now, self._were_out - self._departures.told)
         for name in back:
             del self.lost_since[name]
         self._tries.forget(*back)
+        self._departures.forget(back)
         stays = (before - set(self._vacating)) & view.present  # nodes that recovered before the run left them
         # Pending requests still exclude nodes that have returned, or ask for replacements that are no longer needed.
         released = self._release(self.jobs.waiting_joins) if back or stays else []
-        return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, ReleaseLostNodes(), ReportLeftNodes()]
+        news = self._departures.nodes_seen(nodes, view.now)
+        return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, *news, ReleaseLostNodes(), ReportLeftNodes()]
+
+    def notice_told(self, node: str, notice: CloudNotice, view: RunView) -> list[Action]:
+        return self._departures.notice_told(node, notice, view.now)
 
     def _lose(self, node: str, why: str, view: RunView) -> Action:
         self._leave(node, view)
@@ -355,9 +367,10 @@ class NodeAllocation:
         return [ReportLeftNodes()]
 
     def _leave_drained(self, view: RunView) -> list[Action]:
-        """Leave nodes drained for repair and end their agents."""
-        actions: list[Action] = []
-        for node in nodes_to_leave(self._vacating, view.ready, self.terms.max_nodes):
+        """Leave nodes drained for repair and end their agents. On nodes that a cloud takes, workers save first."""
+        actions = self._departures.leave(view)
+        ready = [node for node in view.ready if node not in self._departures.notices]
+        for node in nodes_to_leave(self._vacating, ready, self.terms.max_nodes):
             self._leave(node, view)
             actions += [LeaveNode(node, f"drained for repair ({self._vacating[node]})"), ReportLeftNodes()]
         return actions
@@ -400,18 +413,14 @@ class NodeAllocation:
         if self.terms.own_job is not None:
             return [RequeueOwnJob(self.terms.own_job)]
         released = self._release([job for job in self.jobs if job.role is not JobRole.NEXT], code=0)
-        return [*released, *(() if self.jobs else self.begin(JobRole.NEXT)), SaveState()]
+        return [*released, *(() if self.jobs else self._request_next(view)), SaveState()]
 
     def requeue_ended(self, done: bool) -> list[Action]:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
-        """Return which of `nodes` have no agent, by job number.
-
-        At the end of the run, agents are started there to clean up.
-        """
-        without_agent = {job.number: self.jobs.nodes_without_agent(job, view, self.excluded) for job in self.jobs}
-        return {number: [node for node in each if node in nodes] for number, each in without_agent.items()}
+        """Return which of `nodes` have no agent, by job number. At the end, agents are started there to clean up."""
+        return self.jobs.all_without_agent(nodes, view, self.excluded)
 
     def recall(self, nodes: Mapping[int, Collection[str]], dead: Collection[str], view: RunView) -> list[Action]:
         alive = [(job, tuple(node for node in nodes.get(job.number, ()) if node not in dead)) for job in self.jobs]

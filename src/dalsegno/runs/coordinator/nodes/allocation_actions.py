@@ -84,6 +84,13 @@ class RunJobs(list[Job]):
     def steps(self) -> list[AgentStep]:
         return [step for job in self for step in job.steps]
 
+    def promote_join(self) -> bool:
+        """Replace the run's own job, which has ended, with the oldest one-node job. Return False if there is none."""
+        joined = next((job for job in self if job.role is JobRole.JOIN and job.nodes), None)
+        if joined is not None:
+            joined.role = JobRole.MAIN
+        return joined is not None
+
     def expected(self, view: RunView) -> set[str]:
         """Return the nodes whose agents are starting and not late."""
         due = {node for step in self.steps for node in step.nodes if step.will_bring(node, view.clock)}
@@ -93,6 +100,13 @@ class RunJobs(list[Job]):
         """Return the nodes of a job, except those in `without`, that have no agent and on which none is starting."""
         coming = {*view.present, *self.expected(view), *without}
         return [node for node in job.nodes if node not in coming]
+
+    def all_without_agent(
+        self, nodes: Collection[str], view: RunView, without: Collection[str]
+    ) -> dict[int, list[str]]:
+        """Return which of `nodes`, except those in `without`, have no agent and get none, by job number."""
+        found = {job.number: self.nodes_without_agent(job, view, without) for job in self}
+        return {number: [node for node in each if node in nodes] for number, each in found.items()}
 
 
 # Inputs of the state machine
@@ -107,6 +121,8 @@ class AllocationTerms:
     own_job: int | None = None  # the job whose batch step runs the coordinator
     gone_s: float = 0.0  # maximum time until a lost host is detected
     log: str = ""  # path of the agents' log, for messages
+    min_nodes: int = 0  # the fewest with which the run continues; 0: max_nodes
+    home: str = ""  # the node that runs the coordinator, in a batch step
 
 
 @dataclass(frozen=True)
@@ -286,6 +302,13 @@ class RequestNext:
 
 
 @dataclass(frozen=True)
+class WidenNext:
+    """Request the next job again, if it still waits, because it excludes nodes that have been replaced."""
+
+    after_s: float
+
+
+@dataclass(frozen=True)
 class MoveRun:
     """Move the run to its next job."""
 
@@ -305,5 +328,5 @@ SlurmAction = (
     | RequeueOwnJob
 )
 RunAction = ApplyEvent | LeaveNode | StopRun | SuspendRun | WriteNote | WriteJournal | SaveState
-OwnEvent = CheckAgents | ReleaseLostNodes | ReportLeftNodes | RequestNext | MoveRun
+OwnEvent = CheckAgents | ReleaseLostNodes | ReportLeftNodes | RequestNext | WidenNext | MoveRun
 Action = SlurmAction | RunAction | OwnEvent

@@ -13,6 +13,7 @@ from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.slurm.parse.srun import refused_containers, started_outside, why_not_started
 from dalsegno.slurm.render import SPARE_REASON
+from dalsegno.wire.cloud_notice import CloudNotice, find_notice
 
 # Nodes on which no agent starts, and lost nodes
 
@@ -102,6 +103,12 @@ def drained_for_repair(nodes: Iterable[NodeInfo]) -> dict[str, str]:
     """Return the nodes that the controller has drained, and why. Work may continue on nodes drained by others."""
     drained = [node for node in nodes if node.draining and node.reason.startswith(OURS)]
     return {node.name: node.reason.removeprefix(OURS) for node in drained if node.reason != SPARE_REASON}
+
+
+def find_notices(nodes: Iterable[NodeInfo]) -> dict[str, CloudNotice]:
+    """Return the nodes that the controller has drained because their cloud takes them, with the notices."""
+    found = {node.name: find_notice(node.reason) for node in nodes if node.draining or node.down}
+    return {name: notice for name, notice in found.items() if notice is not None}
 
 
 def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: int) -> list[str]:

@@ -12,6 +12,7 @@ from dalsegno.runs.coordinator.site import ASK_SLURM_S
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
+from dalsegno.wire.cloud_notice import CloudNotice
 from dalsegno.wire.frames import Message
 
 
@@ -121,6 +122,10 @@ class NodeSource(Protocol):
         """Leave a node that is out of service in Slurm. The run may use it again when it is back in service."""
         ...
 
+    def notice_told(self, node: str, notice: CloudNotice) -> None:
+        """Prepare to leave a node, because its agent has read that the cloud takes it."""
+        ...
+
     def agent_connected(self, node: str, again: bool) -> bool:
         """Return whether the agent may join the run. `again` means that the agent was a member before it was lost."""
         ...
@@ -202,6 +207,8 @@ class NoNodeSource:
 
     def leave_for_repair(self, node: str) -> None:
         self.exclude(node)
+
+    def notice_told(self, node: str, notice: CloudNotice) -> None: ...
 
     def agent_connected(self, node: str, again: bool) -> bool:
         return True

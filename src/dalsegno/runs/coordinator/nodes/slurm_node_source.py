@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
@@ -40,6 +41,7 @@ from dalsegno.runs.coordinator.nodes.allocation_actions import (
     StartAgents,
     StopRun,
     SuspendRun,
+    WidenNext,
     WriteJournal,
     WriteNote,
 )
@@ -50,6 +52,7 @@ from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
 from dalsegno.runs.coordinator.site import CoordinatorSite
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 from dalsegno.system.children import start_ticks
+from dalsegno.wire.cloud_notice import CloudNotice
 
 
 class SlurmNodeSource:
@@ -57,11 +60,17 @@ class SlurmNodeSource:
 
     def __init__(self, site: CoordinatorSite, coordinator: RunControl) -> None:
         self.site, self.coordinator = site, coordinator
-        self.allocation = NodeAllocation(
-            AllocationTerms(
-                site.shape.max_nodes, site.spares, site.own_job, site.timing.gone_s, str(site.folder.agents_log)
-            )
+        shape, log = site.shape, str(site.folder.agents_log)
+        terms = AllocationTerms(
+            shape.max_nodes,
+            site.spares,
+            site.own_job,
+            site.timing.gone_s,
+            log,
+            shape.min_nodes,
+            home_node(site.own_job),
         )
+        self.allocation = NodeAllocation(terms)
         self._jobs = SlurmJobs(site, self)
 
     @property
@@ -147,6 +156,8 @@ class SlurmNodeSource:
                 _later(after_s, self.check_agents)
             case RequestNext(after_s):
                 _later(after_s, lambda: self._execute(self.allocation.next_due(self._view)))
+            case WidenNext(after_s):
+                _later(after_s, lambda: self._execute(self.allocation.widen_next(self._view)))
             case MoveRun(after_s):
                 _later(after_s, lambda: self.run_in_background(self.move()))
             case ReleaseLostNodes():
@@ -220,6 +231,9 @@ class SlurmNodeSource:
 
     def leave_for_repair(self, node: str) -> None:
         self._execute(self.allocation.leave_for_repair(node, self._view))
+
+    def notice_told(self, node: str, notice: CloudNotice) -> None:
+        self._execute(self.allocation.notice_told(node, notice, self._view))
 
     def agent_connected(self, node: str, again: bool) -> bool:
         admitted, actions = self.allocation.agent_connected(node, again, self._view)
@@ -303,6 +317,11 @@ class SlurmNodeSource:
     @property
     def refused(self) -> str:
         return self.allocation.refusals.why
+
+
+def home_node(own_job: int | None) -> str:
+    """Return the node of the batch step that this coordinator runs in; "" on the head node."""
+    return os.environ.get("SLURMD_NODENAME", "") if own_job is not None else ""
 
 
 def _later(after_s: float, call: Callable[[], None]) -> None:

@@ -1,0 +1,108 @@
+"""The check of a cloud's notices: whether the cloud has announced that it takes this machine, and when.
+
+Only nodes whose plan says that they are on a cloud have it. It cannot be repaired: the run has to move.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from dalsegno.health.check import WATCHING, Check
+from dalsegno.health.node_reader import NodeReader
+from dalsegno.health.result import Remedy, Result, failed, passed, warned
+from dalsegno.system.hanging_calls import NoAnswer
+from dalsegno.wire.cloud_notice import (
+    CHECK,
+    CloudNotice,
+    NoticeKind,
+    format_time,
+    parse_rebalance,
+    parse_scheduled,
+    parse_spot,
+)
+from dalsegno.wire.instance_metadata import REBALANCE, SCHEDULED, SPOT
+
+CLOUDS = ("ec2",)
+
+
+@dataclass(frozen=True)
+class CloudSite:
+    """What a node's plan says about its cloud. `ends_at`: when the cloud starts to take reserved machines."""
+
+    cloud: str
+    ends_at: float | None = None
+
+
+@dataclass(frozen=True)
+class NoticeAnswers:
+    """The answers of the metadata service, as text; None where it has no such item."""
+
+    now: float
+    spot: str | None = None
+    rebalance: str | None = None
+    scheduled: str | None = None
+    ends_at: float | None = None
+
+
+def cloud_text(ends: dict[str, float] | None = None, cloud: str = "ec2") -> str:
+    """Return the file that tells node agents about their cloud. `ends`: by node, when its reserved capacity ends."""
+    return json.dumps({"cloud": cloud, "ends": ends or {}}, indent=1, sort_keys=True) + "\n"
+
+
+def parse_cloud(text: str, node: str) -> CloudSite:
+    """Parse the file for one node. Raise ValueError if it is not valid."""
+    value = json.loads(text)
+    if not isinstance(value, dict) or value.get("cloud") not in CLOUDS or not isinstance(value.get("ends"), dict):
+        raise ValueError("not a description of a cloud")
+    end = value["ends"].get(node)
+    if end is not None and not (type(end) in (int, float) and 0 < end < 1e11):
+        raise ValueError(f"not the end of a reservation: {end!r}")
+    return CloudSite(value["cloud"], end)
+
+
+def ask_notices(node: NodeReader) -> NoticeAnswers:
+    """Read the notices. The end of a reservation is known even if the metadata service does not answer."""
+    site = parse_cloud(node.read(node.expected.cloud_file), node.expected.node)
+    try:
+        spot, rebalance, scheduled = (node.metadata(path) for path in (SPOT, REBALANCE, SCHEDULED))
+    except NoAnswer:
+        if site.ends_at is None:
+            raise
+        spot = rebalance = scheduled = None
+    return NoticeAnswers(node.now(), spot, rebalance, scheduled, site.ends_at)
+
+
+def judge_notices(answers: NoticeAnswers, *, maintenance_s: float = 3600.0, reservation_s: float = 600.0) -> Result:
+    """Fail if the machine is taken soon. A spot instance has two minutes left; other ends are known earlier.
+
+    `maintenance_s` and `reservation_s` say how long before a scheduled event, and before the end of reserved capacity,
+    the node is drained.
+    """
+    if answers.spot is not None:
+        return _taken(parse_spot(answers.spot))
+    if answers.ends_at is not None:
+        end = CloudNotice(NoticeKind.CAPACITY_BLOCK, answers.ends_at, "reserved time ends")
+        if answers.now >= end.deadline - reservation_s:
+            return _taken(end)
+    events = parse_scheduled(answers.scheduled) if answers.scheduled else []
+    if events and answers.now >= events[0].deadline - maintenance_s:
+        return _taken(events[0])
+    if events:
+        return warned(f"{events[0].action} is scheduled for {format_time(events[0].deadline)}", events[0].code)
+    if answers.rebalance is not None:
+        at = format_time(parse_rebalance(answers.rebalance))
+        return warned(f"EC2 recommends to move away since {at}: an interruption is likely", "rebalance")
+    return passed("the cloud has announced nothing")
+
+
+def _taken(notice: CloudNotice) -> Result:
+    return failed(notice.summary, Remedy.DRAIN, notice.code)
+
+
+CLOUD_CHECKS = (
+    Check(
+        CHECK, "the cloud does not take the machine away", ask_notices, judge_notices, WATCHING, 5,
+        applies=lambda node: bool(node.expected.cloud_file),
+    ),
+)  # fmt: skip

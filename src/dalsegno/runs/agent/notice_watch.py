@@ -1,0 +1,69 @@
+"""Watch for the notice with which a cloud announces that it takes this node.
+
+The node agent reads notices too, where there is one, and the controller then drains the node. The run agent does not
+depend on that: an ordinary user may run on a cluster without Dal Segno's daemons.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from dalsegno.wire.cloud_notice import CLOUD_FILE, BadNotice
+from dalsegno.wire.instance_metadata import InstanceMetadata, NoMetadata, is_ec2, read_spot_notice
+
+log = logging.getLogger("run-agent")
+
+EVERY_S = 5.0  # EC2's own advice
+
+
+def is_said_to_be_on_a_cloud(env: Mapping[str, str]) -> bool:
+    """Return whether the cluster's administrator says so, as on virtual hosts, whose firmware is that of another
+    machine. A user who pretends it only makes this agent ask, at a fixed address."""
+    return Path(env.get("SLURM_CONF") or "/etc/slurm/slurm.conf").with_name(CLOUD_FILE).exists()
+
+
+class NoticeWatch:
+    """Asks the metadata service in a thread, because it may be slow to answer. `take` never waits."""
+
+    def __init__(self, metadata: InstanceMetadata | None = None, every_s: float = EVERY_S) -> None:
+        self._metadata, self._every_s = metadata or InstanceMetadata(), every_s
+        self._code = self._sent = ""
+        self._failed = False
+
+    def start(self) -> None:
+        """Start to watch, if this is an instance of EC2. No other cloud announces anything to its machines."""
+        if is_ec2() or is_said_to_be_on_a_cloud(os.environ):
+            threading.Thread(target=self._watch, name="notices", daemon=True).start()
+
+    def take(self) -> str:
+        """Return the code of a notice that was not taken yet; "" if there is none."""
+        code = self._code
+        if code == self._sent:
+            return ""
+        self._sent = code
+        return code
+
+    def repeat(self) -> None:
+        """Return the notice again: a new coordinator does not know it."""
+        self._sent = ""
+
+    def look(self) -> None:
+        """Ask once. An answer that is missing or not understood is no notice; it is logged once."""
+        try:
+            notice = read_spot_notice(self._metadata)
+        except (NoMetadata, BadNotice) as error:
+            if not self._failed:
+                log.info("notices of the cloud cannot be read: %s", error)
+            self._failed = True
+            return
+        self._code = notice.code if notice else ""
+
+    def _watch(self) -> None:
+        while True:
+            self.look()
+            time.sleep(self._every_s)

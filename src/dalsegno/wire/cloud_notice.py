@@ -1,0 +1,145 @@
+"""Notices with which a cloud announces that it takes a machine: their values, and the parsers of EC2's answers. Pure.
+
+A notice travels as the code of a failed check and in a drain reason, `cloud-notice[spot:2026-11-18T12:02:00Z]`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from calendar import timegm
+from dataclasses import dataclass
+from email.utils import parsedate_tz
+from enum import Enum
+from time import gmtime, strftime, strptime
+from typing import Any
+
+CHECK = "cloud-notice"  # name of the health check
+CLOUD_FILE = "dalsegno-cloud.json"  # beside slurm.conf; tells the agents of nodes which cloud they are on
+SPOT_S = 120.0  # EC2 announces the end of a spot instance two minutes before it
+MAX_EVENTS = 100
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_CODE = re.compile(r"([a-z-]{1,32}):(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)")
+_REASON = re.compile(rf"dalsegno:[a-z]+:{CHECK}\[([^\]]*)\]")
+
+
+class NoticeKind(Enum):
+    """Why the cloud takes a machine."""
+
+    SPOT = "spot"  # it needs the capacity of a spot instance
+    CAPACITY_BLOCK = "capacity-block"  # the reserved time ends
+    MAINTENANCE = "maintenance"  # the machine is stopped, retired or rebooted at a scheduled time
+
+
+class BadNotice(ValueError):
+    """The answer of the metadata service is not a valid notice."""
+
+
+@dataclass(frozen=True)
+class CloudNotice:
+    """A notice. `deadline` is when the cloud takes the machine, in seconds since 1970."""
+
+    kind: NoticeKind
+    deadline: float
+    action: str = ""  # what the cloud does then, in its own word: terminate, stop, instance-retirement
+
+    @property
+    def code(self) -> str:
+        return f"{self.kind.value}:{format_time(self.deadline)}"
+
+    @property
+    def summary(self) -> str:
+        """Return a line such as `the cloud takes this node at 2026-11-18T12:02:00Z (spot: terminate)`."""
+        why = f"{self.kind.value}: {self.action}" if self.action else self.kind.value
+        return f"the cloud takes this node at {format_time(self.deadline)} ({why})"
+
+
+def format_time(at: float) -> str:
+    return strftime(_TIME, gmtime(at))
+
+
+def parse_code(code: str) -> CloudNotice | None:
+    """Return the notice that a code stands for; None for any other code."""
+    found = _CODE.fullmatch(code)
+    if not found:
+        return None
+    try:
+        return CloudNotice(NoticeKind(found[1]), _utc(found[2]))
+    except ValueError:
+        return None
+
+
+def find_notice(reason: str) -> CloudNotice | None:
+    """Return the notice for which the controller drained a node; None for any other drain reason."""
+    found = _REASON.match(reason)
+    return parse_code(found[1]) if found else None
+
+
+# Answers of EC2's metadata service
+
+
+# What EC2 does at the scheduled time. Other events, such as network maintenance, leave the machine running.
+TAKING = ("instance-stop", "instance-retirement", "instance-reboot", "system-reboot")
+
+
+def parse_spot(text: str) -> CloudNotice:
+    """Parse `spot/instance-action`: `{"action": "terminate", "time": "2026-11-18T12:02:00Z"}`."""
+    answer = _object(text)
+    action, at = answer.get("action"), answer.get("time")
+    if not isinstance(action, str) or not isinstance(at, str) or not action.isprintable() or len(action) > 32:
+        raise BadNotice(f"not an instance action: {text[:80]!r}")
+    return CloudNotice(NoticeKind.SPOT, _utc(at), action)
+
+
+def parse_rebalance(text: str) -> float:
+    """Parse `events/recommendations/rebalance` and return when EC2 wrote it."""
+    at = _object(text).get("noticeTime")
+    if not isinstance(at, str):
+        raise BadNotice(f"not a rebalance recommendation: {text[:80]!r}")
+    return _utc(at)
+
+
+def parse_scheduled(text: str) -> list[CloudNotice]:
+    """Parse `events/maintenance/scheduled` and return the events that take the machine, the earliest first."""
+    events = _json(text)
+    if not isinstance(events, list) or len(events) > MAX_EVENTS:
+        raise BadNotice(f"not a list of scheduled events: {text[:80]!r}")
+    found = [_event(each) for each in events]
+    return sorted((each for each in found if each is not None), key=lambda each: each.deadline)
+
+
+def _event(event: Any) -> CloudNotice | None:
+    if not isinstance(event, dict) or not isinstance(event.get("Code"), str):
+        raise BadNotice("a scheduled event without a code")
+    if event.get("State") != "active" or event["Code"] not in TAKING:
+        return None
+    return CloudNotice(NoticeKind.MAINTENANCE, _mail_date(event.get("NotBefore")), event["Code"])
+
+
+def _mail_date(value: Any) -> float:
+    """Parse EC2's form of a date in scheduled events, `21 Jan 2026 09:00:43 GMT`."""
+    found = parsedate_tz(value) if isinstance(value, str) else None
+    if found is None:
+        raise BadNotice(f"not a date: {str(value)[:40]!r}")
+    return float(timegm((*found[:6], 0, 0, 0)) - (found[9] or 0))
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = _json(text)
+    if not isinstance(value, dict):
+        raise BadNotice(f"not an object: {text[:80]!r}")
+    return value
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadNotice(f"not JSON: {text[:80]!r}") from error
+
+
+def _utc(text: str) -> float:
+    try:
+        return float(timegm(strptime(text, _TIME)))
+    except ValueError as error:
+        raise BadNotice(f"not a time: {text[:40]!r}") from error

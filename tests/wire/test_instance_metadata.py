@@ -1,0 +1,140 @@
+"""The reader of EC2's metadata service, against servers on the loopback."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from dalsegno.health.telemetry import Telemetry, write_telemetry
+from dalsegno.runs.agent.notice_watch import NoticeWatch
+from dalsegno.targets.local.metadata_service import serve
+from dalsegno.wire.instance_metadata import MAX_BYTES, SCHEDULED, SPOT, InstanceMetadata, NoMetadata, is_ec2
+
+HEALTHY = Telemetry("train-1")
+ANNOUNCED = replace(HEALTHY, notice_at=1795003320.0)
+LOOPBACK = ("127.0.0.1", 0)
+
+
+@contextmanager
+def served(server: ThreadingHTTPServer) -> Iterator[InstanceMetadata]:
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield InstanceMetadata(("127.0.0.1", server.server_address[1]))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def answering(status: int, body: bytes = b"token", location: str = "") -> ThreadingHTTPServer:
+    """Return a server that gives tokens and answers everything else in the same way."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.answer(200, b"token")
+
+        def do_GET(self) -> None:
+            self.answer(status, body)
+
+        def answer(self, code: int, data: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(data)))
+            if location:
+                self.send_header("Location", location)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    return ThreadingHTTPServer(LOOPBACK, Handler)
+
+
+@pytest.fixture
+def telemetry(tmp_path: Path) -> Path:
+    write_telemetry(tmp_path / "telemetry.json", HEALTHY)
+    return tmp_path / "telemetry.json"
+
+
+def test_missing_item_is_no_notice_and_a_later_notice_is_read(telemetry: Path):
+    with served(serve(telemetry, LOOPBACK)) as metadata:
+        assert metadata.get(SPOT) is None and metadata.get(SCHEDULED) == "[]"
+        write_telemetry(telemetry, ANNOUNCED)
+        assert metadata.get(SPOT) == '{"action": "terminate", "time": "2026-11-18T12:02:00Z"}'
+
+
+def test_expired_token_is_renewed(telemetry: Path):
+    server = serve(telemetry, LOOPBACK)
+    with served(server) as metadata:
+        assert metadata.get(SCHEDULED) == "[]"
+        server.RequestHandlerClass.token = "another"  # type: ignore[attr-defined]
+        assert metadata.get(SCHEDULED) == "[]"
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+def test_refusal_is_not_taken_for_an_answer(status: int):
+    with served(answering(status)) as metadata, pytest.raises(NoMetadata, match=str(status)):
+        metadata.get(SPOT)
+
+
+def test_redirects_are_not_followed(telemetry: Path):
+    elsewhere = serve(telemetry, LOOPBACK)
+    with served(elsewhere):
+        target = f"http://127.0.0.1:{elsewhere.server_address[1]}/latest/meta-data/{SCHEDULED}"
+        with served(answering(302, location=target)) as metadata, pytest.raises(NoMetadata, match="302"):
+            metadata.get(SCHEDULED)
+
+
+def test_answer_that_is_too_long_is_refused():
+    with served(answering(200, b"x" * (MAX_BYTES + 1))) as metadata, pytest.raises(NoMetadata, match="more than"):
+        metadata.get(SPOT)
+
+
+def test_proxies_of_the_environment_are_not_used(telemetry: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with served(serve(telemetry, LOOPBACK)) as metadata:
+        assert metadata.get(SCHEDULED) == "[]"
+
+
+def test_service_that_does_not_listen_gives_no_answer():
+    with socket.create_server(LOOPBACK) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(NoMetadata, match="does not answer"):
+        InstanceMetadata(("127.0.0.1", port)).get(SPOT)
+
+
+def test_only_firmware_of_ec2_makes_a_machine_an_instance(tmp_path: Path):
+    vendor = tmp_path / "sys_vendor"
+    assert not is_ec2(vendor)
+    vendor.write_text("Amazon EC2\n")
+    assert is_ec2(vendor)
+    vendor.write_text("QEMU\n")
+    assert not is_ec2(vendor)
+
+
+# The run agent's watch
+
+
+def test_run_agent_tells_a_notice_once_and_again_to_a_new_coordinator(telemetry: Path):
+    with served(serve(telemetry, LOOPBACK)) as metadata:
+        watch = NoticeWatch(metadata)
+        watch.look()
+        assert watch.take() == ""
+        write_telemetry(telemetry, ANNOUNCED)
+        watch.look()
+        assert (watch.take(), watch.take()) == ("spot:2026-11-18T12:02:00Z", "")
+        watch.repeat()
+        assert watch.take() == "spot:2026-11-18T12:02:00Z"
+
+
+def test_run_agent_takes_a_malformed_answer_for_no_notice():
+    with served(answering(200, b'{"action": ')) as metadata:
+        watch = NoticeWatch(metadata)
+        watch.look()
+        assert watch.take() == ""
