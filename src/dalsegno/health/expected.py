@@ -25,7 +25,7 @@ class Expected:
     munge: str | None = None  # munge's socket; "": the default socket; None: munge is not needed
     controllers: tuple[str, ...] = ()
     spool: str = "/var/spool/slurmd"  # slurmd's spool directory
-    cloud_file: str = ""  # file that tells which cloud the node is on; "": none
+    cloud_file: str = ""  # file that says which cloud the node is on; "" if there is none
     missing_reason: str = ""  # why slurm.conf has no line for the node, although Slurm runs on it
 
 

@@ -176,7 +176,7 @@ class GpuReadings:
 Word = AgentBeat | NewFindings | GpuReadings | Reply
 
 
-_WIDTHS = (5, len(fields(GpuReading)))  # of a row; agents of earlier versions send no clocks
+_WIDTHS = (5, len(fields(GpuReading)))  # valid lengths of a row; agents of earlier versions send no clocks
 
 
 def readings_message(gpus: Iterable[GpuReading]) -> Message:

@@ -122,7 +122,7 @@ class Telemetry:
     clock_skew_s: float | None = 0.0
     fabric_manager: str = "active"  # the service's state, as systemctl reports it
     booted_at: float = 0.0
-    notice_at: float = 0.0  # when the simulated cloud takes the node; 0: it has announced nothing
+    notice_at: float = 0.0  # when the simulated cloud takes the node; 0 if it has not announced this
     stamp: str = ""
 
 

@@ -24,7 +24,7 @@ from dalsegno.inject.methods import (
 from dalsegno.inject.records import FaultRecord, changing, forget, is_current, read_records, record
 from dalsegno.system.children import owner
 
-ONE_LIMIT = ("net-slow", "link-slow")  # both use the only queue of the node's cable
+ONE_LIMIT = ("net-slow", "link-slow")  # only one of these at a time: both use the only queue of the node's cable
 GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
 
 

@@ -10,7 +10,7 @@ from dalsegno.health.messages import GpuReading
 from dalsegno.printable import one_line
 from dalsegno.runs.status import RunStatus, SlowRank
 
-SLOW = 1.3  # times the median step time, from which a rank stands out
+SLOW = 1.3  # multiple of the median step time from which a rank counts as slow
 LASTING_S = 30.0  # how long a rank must be slow before the run reports it
 MAX_FINDINGS = 3
 

@@ -219,7 +219,7 @@ def accounts() -> dict[str, Any]:
             users.append({"name": fields[0], "uid": int(fields[2]), "gid": int(fields[3]), "ours": ours})
     local = {user["name"] for user in users}
     for name, uid in made.get("users", {}).items():
-        if type(uid) is int and name not in local:  # in a directory, which may be gone
+        if type(uid) is int and name not in local:  # the account is in a directory, which may be gone
             users.append({"name": name, "uid": uid, "gid": uid, "ours": True})
     for fields in (line.split(":") for line in read("/etc/group").splitlines()):
         if len(fields) == 4 and fields[2].isdigit():

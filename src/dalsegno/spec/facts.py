@@ -201,7 +201,7 @@ class Local:
     hosts: str = "auto"  # kind of hosts: virtual (namespaces, needs root), loopback (processes on ports) or auto
     gpus: str = "auto"  # kind of GPUs: simulated, real or auto
     subnet: str = ""  # subnet of the virtual hosts; "" chooses a free one
-    cloud: str = "none"  # none, ec2: the cloud that virtual hosts believe to be on
+    cloud: str = "none"  # the cloud that virtual hosts believe to be on: none or ec2
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class SshAccess:
     packages: tuple[str, ...] = ()  # additional packages to install
     slurm_packages: tuple[str, ...] = ()  # packages of Slurm to install instead of the distribution's
     slurm_version: str = ""  # the release of these packages, if hosts do not have them yet
-    logins_need_job: bool = False  # users may log in only to compute nodes where they have a job
+    logins_need_job: bool = False  # whether users may log in only to compute nodes on which they have a job
 
     def host(self, name: str) -> SshHost | None:
         return next((host for host in self.hosts if host.name == name), None)

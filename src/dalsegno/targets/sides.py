@@ -41,7 +41,7 @@ from dalsegno.targets.folder import LOGS, ClusterFolder, read_applied
 COMMAND = "/usr/local/bin/dalsegno"  # path of the command on the head
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ANSWER_S = 60.0
-IMPORT_S = 3600.0  # an image may have tens of GB
+IMPORT_S = 3600.0  # time limit for the import of an image, which may have tens of GB
 State = TypeVar("State")
 Execute = Callable[[Sequence[str]], Completed]
 

@@ -33,9 +33,9 @@ Backward = Callable[[Any, Any], object]  # computes gradients: `backward(module,
 # Digests of gradients
 
 
-_CHUNK = 1 << 22  # elements at a time, which limits the memory for a digest
+_CHUNK = 1 << 22  # number of elements at a time, which limits the memory for a digest
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_FIRST, _SECOND = 0x5BD1E995_9E3779B1, 0x2545F491_4F6CDD1D  # odd: a changed bit changes the first sum for certain
+_FIRST, _SECOND = 0x5BD1E995_9E3779B1, 0x2545F491_4F6CDD1D  # odd, so that a changed bit always changes the first sum
 
 
 def digest_tensors(tensors: Iterable[torch.Tensor | None]) -> str:

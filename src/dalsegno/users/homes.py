@@ -187,7 +187,7 @@ def remove_home(home: Path, uid: int) -> None:
 
     Below it, no link is followed, and no other file system is entered (`remove_tree`).
     """
-    from dalsegno.system.files import remove_tree  # this module is sent to machines without it
+    from dalsegno.system.files import remove_tree  # imported here: machines get this module without it
 
     about = home.parent.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:

@@ -37,7 +37,7 @@ def render_nslcd_conf(client: DirectoryClient) -> str:
         "tls_reqcert demand",
         f"tls_cacertfile {client.ca_file}",
         "nss_min_uid 1000",
-        "nss_initgroups_ignoreusers ALLLOCAL",  # root logs in without the server
+        "nss_initgroups_ignoreusers ALLLOCAL",  # root can log in without the server
         "bind_timelimit 5",
         "timelimit 5",
         "reconnect_retrytime 2",

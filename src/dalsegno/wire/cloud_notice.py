@@ -14,7 +14,7 @@ from enum import Enum
 from time import gmtime, strftime, strptime
 from typing import Any
 
-CHECK = "cloud-notice"  # name of the health check
+CHECK = "cloud-notice"  # the health check of notices
 CLOUD_FILE = "dalsegno-cloud.json"  # beside slurm.conf; tells the agents of nodes which cloud they are on
 SPOT_S = 120.0  # EC2 announces the end of a spot instance two minutes before it
 MAX_EVENTS = 100
@@ -26,8 +26,8 @@ _REASON = re.compile(rf"dalsegno:[a-z]+:{CHECK}\[([^\]]*)\]")
 class NoticeKind(Enum):
     """Why the cloud takes a machine."""
 
-    SPOT = "spot"  # it needs the capacity of a spot instance
-    CAPACITY_BLOCK = "capacity-block"  # the reserved time ends
+    SPOT = "spot"  # the cloud needs the capacity of a spot instance
+    CAPACITY_BLOCK = "capacity-block"  # the reserved time ends, and the cloud takes the machine
     MAINTENANCE = "maintenance"  # the machine is stopped, retired or rebooted at a scheduled time
 
 

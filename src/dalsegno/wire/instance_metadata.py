@@ -15,7 +15,7 @@ from dalsegno.wire.cloud_notice import CloudNotice, parse_spot
 ADDRESS = ("169.254.169.254", 80)
 TIMEOUT_S = 1.0
 MAX_BYTES = 16 << 10
-TOKEN_S = 6 * 3600  # the longest that EC2 allows
+TOKEN_S = 6 * 3600  # lifetime of a token: the longest that EC2 allows
 RENEW_S = 5 * 3600.0
 TOKEN_PATH = "/latest/api/token"
 TTL_HEADER, TOKEN_HEADER = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"

@@ -30,8 +30,8 @@ _PROBE_BYTES = 1 << 16
 _MAX_CALLS = 200
 _MAX_AGAIN = 16
 _PATIENCE = 4.0  # if one call would take this many times `seconds`, only the small probe is measured
-_GROUP_LOW = 0.85  # the slowest pair of a larger group may be slower than the usual one by this, without a fault
-_LEAST_CALLS = 3  # of an exchange; the first may wait for a partner that is not ready
+_GROUP_LOW = 0.85  # without a fault, the slowest pair of a larger group may be slower by this factor
+_LEAST_CALLS = 3  # minimum number of calls of an exchange; the first may wait for a partner that is not ready
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from dalsegno.runs.coordinator.reports.history import StepPoint
 
 MAX_WIDTH, HEIGHT = 100, 10
-_LABEL = 10  # columns of the scale on the left
-_CLIPPED = 0.995  # of the values are drawn to scale: one slow first step must not flatten the curve
+_LABEL = 10  # width in columns of the scale on the left
+_CLIPPED = 0.995  # share of the values that are drawn to scale, so that one slow first step does not flatten the curve
 
 Series = Sequence[tuple[int, float]]  # step and value
 

@@ -94,7 +94,7 @@ def _network(case: Case) -> Iterator[DoctorFinding]:
         yield DoctorFinding(Severity.ERROR, what, fix, evidence_of(signs))
     elif signs := case.seen(LogSign.PEER_LOST):
         if any(sign.sign not in _NETWORK_SIGNS for sign in case.signs):
-            return  # the log shows why the other rank ended
+            return  # no finding here: the log shows why the other rank ended
         what = "a rank lost the connection to another rank, which usually ended first"
         fix = "give the log of that rank to `dalsegno doctor`, and check its node: `dalsegno why NODE`"
         yield DoctorFinding(Severity.WARNING, what, fix, evidence_of(signs))

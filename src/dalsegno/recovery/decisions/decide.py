@@ -279,7 +279,7 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
             fault,
         )
     if owner is Owner.PLATFORM:
-        return None  # a reason of ours would take the place of the order
+        return None  # a reason of ours would replace the order in Slurm
     quick = this.quick.get(node.name, NONE)
     faults = current_faults(node, own, this.policy, quick)
     if own.excuses and is_over(node, own, faults, this.policy.agents):
@@ -327,7 +327,7 @@ def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) ->
 
 
 def _take_out(this: DecisionRound, node: NodeFacts, own: NodeRecord, fault: NodeFault) -> Action | None:
-    # The limits hold recovery back. A machine that the cloud takes is lost whether the node is drained or not.
+    # The limits hold back recovery, but not after a notice: a machine that the cloud takes is lost in any case.
     if not fault.notice and (refusal := this.outs.refusal(node)):
         remark = _remark(own, f"{fault.summary}; no action: {refusal.why}", fault, refusal.held)
         return replace(remark, fault=True) if isinstance(remark, Note) else remark
@@ -365,7 +365,7 @@ def _respect_administrator(node: NodeFacts, own: NodeRecord, owner: Owner, polic
     The same holds for a platform that repairs nodes by itself. What it returns has a new machine or was rebooted, so no
     fault is accepted: the checks decide again.
     """
-    ordered = bool(own.steps)  # by this controller
+    ordered = bool(own.steps)  # whether this controller ordered the repair
     if owner is Owner.PLATFORM and not ordered:
         return ChangePhase(node.name, NodePhase.IN_SERVICE, f"the platform has taken it over: {node.slurm.reason}")
     if owner is Owner.NOBODY and ordered and policy.platform_returns and node.slurm.in_service:

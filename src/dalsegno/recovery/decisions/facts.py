@@ -57,7 +57,7 @@ class NodeFacts:
     validation: Validation | None = None  # result of the last validation
     validating: str = ""  # id of the validation in progress; "": none
     off: bool = False  # whether the target is certain that the machine is off
-    accused: str = ""  # evidence of a run that its GPUs or CPUs compute wrongly; "": none
+    accused: str = ""  # evidence from a run that the node's GPUs or CPUs compute wrongly; "" if there is none
     accused_by_owner: bool = False  # whether that run belongs to root or to the cluster's owner
 
     @property

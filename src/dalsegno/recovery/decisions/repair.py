@@ -224,13 +224,13 @@ def _wait_for_administrator(case: RepairCase) -> Action | None:
     if not case.node.connected:
         return _give_up_after(case, case.policy.person_s, "its agent does not answer")
     still = any(fault.check == case.fault.check for fault in reported_faults(case.node, case.policy))
-    still = still or case.fault.check == CORRUPTION  # a validation does not find what a run found
+    still = still or case.fault.check == CORRUPTION  # no validation finds this fault again
     if not still and not case.own.asked:
         return _validate(case)
     if case.in_phase_s >= AGAIN_S and _passes_now(case):  # the check that failed in the validation passes now
         return _validate(case)
     if (notice := case.fault.notice) and case.now < notice.deadline + case.policy.person_s:
-        return None  # nobody can do anything: the cloud takes it
+        return None  # an administrator can do nothing, because the cloud takes the machine
     return _give_up_after(case, case.policy.person_s, f"needs an administrator: {case.fault.summary}")
 
 

@@ -57,9 +57,9 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
 # Nodes that a run accuses of wrong results
 
 
-ACCUSED_S = 60.0  # how long an accusation counts: a round of recovery takes seconds
-MAX_ACCUSED_A_DAY = 1  # nodes that one user's runs can have drained in a day
-MAX_EVIDENCE = 300  # characters
+ACCUSED_S = 60.0  # how long an accusation counts, which is enough for a round of recovery
+MAX_ACCUSED_A_DAY = 1  # maximum number of nodes that the runs of one user can have drained in a day
+MAX_EVIDENCE = 300  # maximum characters of the evidence
 DAY_S = 86400.0
 
 

@@ -18,7 +18,7 @@ from dalsegno.wire.instance_metadata import InstanceMetadata, NoMetadata, is_ec2
 
 log = logging.getLogger("run-agent")
 
-EVERY_S = 5.0  # EC2's own advice
+EVERY_S = 5.0  # interval between two queries, as EC2 advises
 
 
 def is_said_to_be_on_a_cloud(env: Mapping[str, str]) -> bool:

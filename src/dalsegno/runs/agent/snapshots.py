@@ -22,7 +22,7 @@ from dalsegno.train.memory.files import find_folder, own_folder, safe_name, swee
 from dalsegno.train.memory.safe_steps import SafeSteps, read_safe, render_safe_steps, write_safe
 from dalsegno.wire.frames import Message
 
-MAX_ACCUSED, MAX_EVIDENCE = 64, 500  # ranks, and characters of text
+MAX_ACCUSED, MAX_EVIDENCE = 64, 500  # maximum number of accused ranks, and maximum characters of the evidence
 Answer = Callable[[Message], None]
 Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files -> whether a process was forked
 

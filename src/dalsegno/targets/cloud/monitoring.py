@@ -76,7 +76,7 @@ def _prometheus(cluster: Cluster, root: str, settings: dict[str, str]) -> Planne
         f"--storage.tsdb.retention.time={cluster.monitoring.retention_s}s",
         f"--web.listen-address=127.0.0.1:{PROMETHEUS_PORT}",
     )  # fmt: skip
-    # Prometheus reads its targets again by itself.
+    # Targets are left out, because Prometheus reads them again by itself.
     return planned_service("prometheus", argv, *sorted(each for each in settings.items() if "targets/" not in each[0]))
 
 

@@ -141,7 +141,7 @@ class ReservationChange:
     """What to do so that Slurm has the reservations of the cluster file."""
 
     delete: tuple[str, ...]
-    create: Mapping[str, tuple[str, ...]]  # name -> the arguments of scontrol
+    create: Mapping[str, tuple[str, ...]]  # name of a reservation -> the arguments of scontrol
 
 
 def plan_reservations(
@@ -207,7 +207,7 @@ class PartitionGuard:
             self.slurm.scontrol(*words)
             log.warning("reservation %s is created", name)
             made[name] = list(words)
-            write_atomic(record, json.dumps(made, indent=1))  # after each: the next command may fail
+            write_atomic(record, json.dumps(made, indent=1))  # written after each one, because the next may fail
         kept = {name: words for name, words in made.items() if name in planned}
         write_if_changed(record, json.dumps(kept, indent=1))
 

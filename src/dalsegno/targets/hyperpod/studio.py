@@ -24,7 +24,7 @@ CONFIG = "arn:aws:sagemaker:us-east-1:000000000000:studio-lifecycle-config/sampl
 SAMPLES = {DOMAIN: "${domain}", VPC: "${vpc}", FILE_SYSTEM: "${files}", CONFIG: "${config}"}
 INSTANCE = "ml.t3.medium"
 FIRST_UID = 10000
-NO_USERS = "studio"  # the profile if the cluster file has no users
+NO_USERS = "studio"  # name of the profile if the cluster file has no users
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def studio_requests(cluster: Cluster, users: list[StudioUser]) -> list[StudioReq
 
 def _profile(user: StudioUser) -> StudioRequest:
     body: dict[str, Any] = {"DomainId": DOMAIN, "UserProfileName": user.profile}
-    if user.uid is not None and user.uid >= FIRST_UID:  # Studio accepts no other
+    if user.uid is not None and user.uid >= FIRST_UID:  # Studio accepts no lower uid
         body["UserSettings"] = {"CustomPosixUserConfig": {"Uid": user.uid, "Gid": user.uid}}
     return StudioRequest("CreateUserProfile", body)
 

@@ -73,7 +73,7 @@ def role_plan(cluster: Cluster, role: MachineRole, code: str) -> NodePlan:
         plan = replace(plan, services=(*plan.services, _secrets_service(site)), files=(*plan.files, *_hook(cluster)))
     else:
         plan = _compute_plan(site)
-    # The stack's LDAP directory has the users.
+    # No users and groups are created, because they are in the stack's LDAP directory.
     return replace(plan, files=(*plan.files, *profile), users=(), groups=())
 
 

@@ -15,9 +15,9 @@ from dalsegno.targets.registration import is_registered
 
 SETUP_S = 1800.0
 POLL_S = 15.0
-REACH_TURNS = 40  # ten minutes until sshd of the controller answers
-REGISTER_TURNS = 120  # half an hour until all nodes are in Slurm
-AT_ONCE = 8  # sshd refuses connections if more than ten log in at the same moment
+REACH_TURNS = 40  # polls until sshd of the controller answers: ten minutes
+REGISTER_TURNS = 120  # polls until all nodes are in Slurm: half an hour
+AT_ONCE = 8  # connections at a time; sshd refuses some if more than ten log in at once
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _registered(cluster: Cluster, controller: ControllerShell, say: Say) -> list
     for _ in range(REGISTER_TURNS):
         try:
             found = [node.name for node in controller.nodes() if is_registered(node)]
-        except DalsegnoError as error:  # slurmctld is restarting
+        except DalsegnoError as error:  # slurmctld may be restarting
             say(f"Slurm does not answer: {error.what.splitlines()[-1]}")
         if len(found) >= len(cluster.nodes):
             break

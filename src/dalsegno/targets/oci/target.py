@@ -65,7 +65,7 @@ from dalsegno.targets.sides import (
 )
 
 Connect = Callable[[OciFacts], ResourceManager]
-COMMAND_S = 1800.0  # resize.sh of release 2.10 waits until the new machine is configured
+COMMAND_S = 1800.0  # time limit of a command: resize.sh of release 2.10 waits until the new machine is configured
 RELEASES_PAGE = "https://github.com/oracle-quickstart/oci-hpc/releases"
 
 

@@ -39,8 +39,8 @@ class PclusterPlan(CloudPlan):
     fleet_stopped: bool = False
     missing_repositories: tuple[str, ...] = ()  # S3 addresses of associations to create
     ends: Mapping[str, float] = field(default_factory=dict)  # queue -> when EC2 starts to take its reserved machines
-    unfinished: bool = False  # an earlier `up` was interrupted, or failed
-    new_accounts: bool = False  # accounts, users or QOS of Slurm's accounting differ from those of the last `up`
+    unfinished: bool = False  # whether an earlier `up` was interrupted, or failed
+    new_accounts: bool = False  # whether accounts, users or QOS differ from those of the last `up`
 
     @property
     def empty(self) -> bool:
@@ -73,7 +73,7 @@ class CapacityReservation:
     available: int
     active: bool
     block: bool = False
-    ends_at: float | None = None  # seconds since 1970; None: it does not end
+    ends_at: float | None = None  # when it ends, in seconds since 1970; None if it does not end
 
 
 def parse_reservation(answer: Mapping[str, Any]) -> CapacityReservation:

@@ -54,7 +54,7 @@ class ClusterOnHosts:
     codes: Mapping[str, str]  # host -> key of our code for its Python
     operator: str = ""
     before: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of an earlier `up`
-    directory: DirectorySecrets | None = None  # with accounts in LDAP
+    directory: DirectorySecrets | None = None  # secrets of the LDAP directory; None without one
 
     @cached_property
     def ids(self) -> AssignedIds:
@@ -192,7 +192,7 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     site, debian = on.site(host), facts.os_id in DEBIAN
     launcher = [facts.python_path, "-I", "/opt/dalsegno/current/dalsegno/programs.py"]
     parts = HostParts()
-    if on.directory:  # first: Slurm looks up users
+    if on.directory:  # comes first, because Slurm looks up users
         parts = directory_parts(cluster, host, on.facts, on.ids, on.directory, launcher)
     parts += storage_parts(cluster, host, on.addresses, debian=debian, etc=ETC, launcher=launcher) + _role(on, host)
     if cluster.containers.enabled:

@@ -50,7 +50,7 @@ from dalsegno.users.slapd import (
 
 SERVER_PACKAGES, CLIENT_PACKAGES = ("slapd",), ("nslcd", "libnss-ldapd")
 DIRECTORY_PORTS = (LDAP_PORT, LDAPS_PORT)
-SLAPD_USER, NSLCD_USER = "openldap", "nslcd"  # of the packages
+SLAPD_USER, NSLCD_USER = "openldap", "nslcd"  # users that the packages create
 NSSWITCH, NSLCD_CONF = "/etc/nsswitch.conf", "/etc/nslcd.conf"
 _PARTS = ("password", "rootpw", "ca", "certificate", "key", "names")
 

@@ -98,7 +98,7 @@ class SshState:
     slurm_version: str = ""
     role: ClusterRole = ClusterRole.OPERATOR
     operator: str = ""  # user and machine that created the cluster
-    new_key: bool = False  # a host that knows the key of munge has left, and the others still use that key
+    new_key: bool = False  # whether munge's key must be replaced, because a host that knows it has left
     target: str = "ssh"
 
 

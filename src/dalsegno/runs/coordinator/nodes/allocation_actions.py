@@ -121,7 +121,7 @@ class AllocationTerms:
     own_job: int | None = None  # the job whose batch step runs the coordinator
     gone_s: float = 0.0  # maximum time until a lost host is detected
     log: str = ""  # path of the agents' log, for messages
-    min_nodes: int = 0  # the fewest with which the run continues; 0: max_nodes
+    min_nodes: int = 0  # the smallest number of nodes with which the run continues; 0 means max_nodes
     home: str = ""  # the node that runs the coordinator, in a batch step
 
 
