@@ -91,10 +91,10 @@ class Player:
         return self.beat_at
 
 
-def play(nodes: int, port: int) -> None:
+def play(numbers: range, port: int) -> None:
     selector = selectors.DefaultSelector()
     dial_from_own_address()
-    players = [Player(number, selector, port) for number in range(nodes)]
+    players = [Player(number, selector, port) for number in numbers]
     due = {player: 0.0 for player in players}
     while True:
         now = time.monotonic()
@@ -190,9 +190,14 @@ def kill(controller: Controller, number: int) -> float:
     """Cut a host off and return the seconds until it is detected as gone."""
     controller.until(lambda: False, random.random())
     node = f"n{number}"
+    cut_off(number)
+    return controller.until(lambda: controller.agents.view(node).presence is Presence.GONE, 10)
+
+
+def cut_off(number: int) -> None:
+    """Drop all packets from and to a host."""
     for way in ("-s", "-d"):
         subprocess.run(["iptables", "-w", "-I", "INPUT", way, address(number), "-j", "DROP"], check=True)
-    return controller.until(lambda: controller.agents.view(node).presence is Presence.GONE, 10)
 
 
 def memory_mib() -> float:
@@ -203,7 +208,7 @@ def memory_mib() -> float:
 def main() -> int:
     options = parse_options()
     if options.play:
-        play(options.nodes, options.play)
+        play(range(options.nodes), options.play)
     if not options.inside:
         if os.geteuid() != 0:
             print("a private network needs root", file=sys.stderr)

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Measure a run's coordinator with thousands of agents: generations, a lost node, CPU, memory, bytes on the wire.
+"""Measure a run's coordinator and the controller with thousands of agents: a lost node, CPU, memory, bytes on the wire.
 
     sudo benchmarks/scale.py                        256, 1,024 and 4,096 agents; some minutes
     sudo benchmarks/scale.py --nodes 256 --seconds 5 --json
+    sudo benchmarks/scale.py --part controller
 
-The coordinator is the real program, in a process of its own. A few processes play the agents: each agent has its own
-address in a private network, its own connection, and signed heartbeats. A host is lost like one with a cut cable: its
-agent falls silent, and no packet reaches its address. Players answer at once, so the times are those of the coordinator
-and the wire.
+The coordinator and the controller are the real programs, each in a process of its own. A few processes play the agents:
+each agent has its own address in a private network, its own connection, and its own heartbeats. A host is lost like one
+with a cut cable: no packet leaves or reaches its address. Players answer at once, so the times are those of the program
+and the wire. `scale_controller.py` has the controller's part.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import agents
+from scale_controller import PORT, ControllerFigures, control, measure_controller
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, INTERVAL_S, Heartbeat, beat_key, pack_beat
 from dalsegno.runs.coordinator.agents.liveness import Timing
@@ -245,13 +249,10 @@ class Measured:
     stopped_s: float  # … of this, until the last node's order to stop
     detected_s: float  # a lost node: cut, to its loss in the journal
     ordered_s: float  # from there to the last order of the next generation
+    restart_cpu_s: float  # CPU time of the coordinator for the killed worker, without the usual load
     cpu_percent: float
     memory_mib: float
     kbytes_per_s: float
-
-    @property
-    def good(self) -> bool:
-        return self.ordered_s <= MAX_ORDER_S and self.cpu_percent <= MAX_CPU_PERCENT and self.memory_mib <= MAX_MIB
 
 
 class Stage:
@@ -342,14 +343,17 @@ def measure(nodes: int, players: int, seconds: float) -> Measured:
         stage.tell("ready")
         formed_s = max(stage.wait_for(1)["started"]) - ready
         time.sleep(2)
-        cpu, traffic, since = cpu_s(stage.coordinator.pid), sent_bytes(), time.monotonic()
+        pid = stage.coordinator.pid
+        before, since = usage(pid), time.monotonic()
         time.sleep(seconds)
-        took = time.monotonic() - since
-        cpu_percent = 100 * (cpu_s(stage.coordinator.pid) - cpu) / took
-        kbytes = (sent_bytes() - traffic) / took / 1000
+        after, took = usage(pid), time.monotonic() - since
+        cpu_percent = 100 * (after.cpu_s - before.cpu_s) / took
+        kbytes = (after.sent_bytes - before.sent_bytes) / took / 1000
         crashed = time.time()
         stage.tell(f"crash={CRASHED}")
         again = stage.wait_for(2)
+        restart_s = time.time() - crashed
+        restart_cpu_s = usage(pid).cpu_s - after.cpu_s - restart_s * cpu_percent / 100
         cut = time.time()
         subprocess.run(["ip", "route", "replace", "blackhole", address(LOST), "table", "local"], check=True)
         stage.tell(f"cut={LOST}")
@@ -357,25 +361,27 @@ def measure(nodes: int, players: int, seconds: float) -> Measured:
         lost = next(entry["at"] for entry in stage.journal() if entry["event"] == "lost")
         return Measured(
             nodes, connected_s, formed_s, max(again["started"]) - crashed, max(again["stopped"]) - crashed, lost - cut,
-            max(next_one["started"]) - lost, cpu_percent, memory_mib(stage.coordinator.pid), kbytes,
+            max(next_one["started"]) - lost, restart_cpu_s, cpu_percent, usage(pid).memory_mib, kbytes,
         )  # fmt: skip
     finally:
         stage.close()
 
 
-def cpu_s(pid: int) -> float:
+@dataclass(frozen=True)
+class Usage:
+    """The CPU time and the highest memory of a process, and all bytes sent in the private network."""
+
+    cpu_s: float
+    memory_mib: float
+    sent_bytes: int
+
+
+def usage(pid: int) -> Usage:
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def memory_mib(pid: int) -> float:
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
-
-
-def sent_bytes() -> int:
-    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
-    return int(line.split()[9])
+    cpu_s = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    peak = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    lo = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return Usage(cpu_s, int(peak.split()[1]) / 1024, int(lo.split()[9]))
 
 
 def main() -> int:
@@ -389,6 +395,11 @@ def main() -> int:
         first, count = map(int, options.play[0].split(","))
         play(first, count, json.loads(options.play[1]))
         return 0
+    if options.control:
+        return control(Path(options.control))
+    if options.play_nodes:
+        first, count = map(int, options.play_nodes.split(","))
+        agents.play(range(first, first + count), PORT)
     if not options.inside:
         if os.geteuid() != 0:
             print("a private network needs root", file=sys.stderr)
@@ -396,21 +407,46 @@ def main() -> int:
         command = ["unshare", "--net", sys.executable, __file__, "--inside", *sys.argv[1:]]
         return subprocess.run(command).returncode
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    subprocess.run(["ip", "route", "add", "local", "10.98.0.0/16", "dev", "lo"], check=True)
-    measured = []
+    for network in ("10.98.0.0/16", "10.99.0.0/16"):
+        subprocess.run(["ip", "route", "add", "local", network, "dev", "lo"], check=True)
+    return 0 if all([is_good(one) for one in run_parts(options)]) else 1
+
+
+def run_parts(options: argparse.Namespace) -> Iterator[Measured | ControllerFigures]:
+    """Measure, print and yield each part and size."""
     for nodes in options.nodes or SIZES:
-        measured.append(measure(nodes, options.players, options.seconds))
-        print(json.dumps(asdict(measured[-1])) if options.json else describe(measured[-1]), flush=True)
-        subprocess.run(["ip", "route", "del", "blackhole", address(LOST), "table", "local"], check=True)
-    return 0 if all(each.good for each in measured) else 1
+        if options.part != "controller":
+            one = measure(nodes, options.players, options.seconds)
+            subprocess.run(["ip", "route", "del", "blackhole", address(LOST), "table", "local"], check=True)
+            print(json.dumps(asdict(one)) if options.json else describe(one), flush=True)
+            yield one
+        if options.part != "coordinator":
+            figures = measure_controller(__file__, nodes, options.players, options.seconds, usage)
+            subprocess.run(["iptables", "-w", "-F", "INPUT"], check=True)
+            print(json.dumps(asdict(figures)) if options.json else describe_controller(figures), flush=True)
+            yield figures
+
+
+def is_good(one: Measured | ControllerFigures) -> bool:
+    cheap = one.cpu_percent <= MAX_CPU_PERCENT and one.memory_mib <= MAX_MIB
+    return cheap and (one.ordered_s <= MAX_ORDER_S if isinstance(one, Measured) else not one.false_alarms)
+
+
+def describe_controller(one: ControllerFigures) -> str:
+    return (
+        f"controller, {one.nodes} nodes: connected {one.connected_s:.1f} s; lost node: noticed {one.noticed_s:.2f} s, "
+        f"out of service in Slurm {one.told_s:.2f} s; {one.false_alarms} false alarms; {one.cpu_percent:.0f} % of a "
+        f"core (at most {MAX_CPU_PERCENT:g}), {one.memory_mib:.0f} MiB (at most {MAX_MIB:g}), "
+        f"{one.kbytes_per_s:.0f} kB/s"
+    )
 
 
 def describe(one: Measured) -> str:
     return (
         f"{one.nodes} agents: connected {one.connected_s:.1f} s; first generation {one.formed_s:.2f} s; killed worker: "
         f"stopped {one.stopped_s:.2f} s, restarted {one.restarted_s:.2f} s; lost node: detected {one.detected_s:.2f} "
-        f"s, next generation ordered {one.ordered_s:.2f} s later (at most {MAX_ORDER_S:g}); "
-        f"{one.cpu_percent:.0f} % of a core (at most {MAX_CPU_PERCENT:g}), {one.memory_mib:.0f} MiB (at most "
+        f"s, next generation ordered {one.ordered_s:.2f} s later (at most {MAX_ORDER_S:g}); {one.restart_cpu_s:.2f} s of "
+        f"CPU time per restart; {one.cpu_percent:.0f} % of a core (at most {MAX_CPU_PERCENT:g}), {one.memory_mib:.0f} MiB (at most "
         f"{MAX_MIB:g}), {one.kbytes_per_s:.0f} kB/s"
     )
 
@@ -420,10 +456,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, action="append", help="number of agents; may be repeated")
     parser.add_argument("--players", type=int, default=4, help="processes that play the agents")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long the idle load is measured")
+    parser.add_argument("--part", choices=("coordinator", "controller"), help="measure only one of the programs")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--coordinate", default="", help=argparse.SUPPRESS)
     parser.add_argument("--play", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--control", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--play-nodes", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
