@@ -38,6 +38,7 @@ from dalsegno.recovery.agents.view import Presence
 HEAD = "10.99.255.1"
 CHECKS = 24  # the number on a node with GPUs
 CHANGE_S = 10.0  # how often a finding of each node changes
+DIALS_PER_S = 250  # connections that one process opens per second
 MOST_CPU_PERCENT, MOST_MIB, MOST_SEEN_S = 10.0, 150.0, 2.0
 
 
@@ -95,7 +96,7 @@ def play(numbers: range, port: int) -> None:
     selector = selectors.DefaultSelector()
     dial_from_own_address()
     players = [Player(number, selector, port) for number in numbers]
-    due = {player: 0.0 for player in players}
+    due = {player: time.monotonic() + place / DIALS_PER_S for place, player in enumerate(players)}
     while True:
         now = time.monotonic()
         for player, at in due.items():

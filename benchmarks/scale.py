@@ -43,8 +43,9 @@ from dalsegno.runs.coordinator.coordinator import Coordinator
 from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.generations.standbys import StandbyMode
 from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
-from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.site import GenerationLayout, NodeEnv
 from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
 from dalsegno.wire.client import read_frame
 from dalsegno.wire.frames import Message, Reader, pack, parse
 from dalsegno.wire.handshake import MAX_SEALED_BYTES, ClientHandshake, Session
@@ -82,14 +83,12 @@ class ScaleTerms:
     def setup(self) -> Message:
         return {"folder": str(self.folder.root), "gone_s": self.timing.gone_s}
 
-    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-        from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
-
+    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
         layout = ProcessLayout(
             run=self.folder.run, hosts=seats.hosts, nproc_per_node=seats.nproc_per_node, port=seats.port,
             restarts=seats.restarts, max_restarts=self.max_restarts,
         )  # fmt: skip
-        return torch_env(layout, rank, found)
+        return torch_env(layout, group_rank, found)
 
 
 def coordinate(root: Path, nodes: int) -> None:

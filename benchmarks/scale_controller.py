@@ -145,7 +145,10 @@ class ControllerStage:
         self.controller = subprocess.Popen(argv, stdout=self.log, stderr=self.log)
         share = -(-nodes // players)
         self.players = [
-            subprocess.Popen([sys.executable, script, "--play-nodes", f"{first},{min(share, nodes - first)}"])
+            subprocess.Popen(
+                [sys.executable, script, "--play-nodes", f"{first},{min(share, nodes - first)}"],
+                stderr=subprocess.DEVNULL,  # an agent logs each attempt to connect
+            )
             for first in range(0, nodes, share)
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from dalsegno.runs.coordinator.generations.events import Start
 from dalsegno.runs.coordinator.generations.generations import Run
 from dalsegno.runs.coordinator.generations.group import Members
 from dalsegno.runs.coordinator.generations.standbys import StandbyPlan
-from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
+from dalsegno.runs.coordinator.site import GenerationLayout, NodeEnv, RunTerms
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
 from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import ServerHandshake
@@ -257,7 +257,7 @@ class StartMessages:
         self._group: Members | None = None
         self._peers: Mapping[str, Peer] = {}
         self._layout: GenerationLayout
-        self._names: list[str] = []
+        self._sample: PeerSample
 
     def message(self, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None) -> Message | None:
         """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
@@ -266,33 +266,39 @@ class StartMessages:
                 return None
             self._group, self._layout = order.group, _layout(order, peers)
             self._peers = dict(peers)  # a spare may leave while the messages are sent
-            self._names = list(peers)
+            self._sample = PeerSample([(name, list(peer.probe)) for name, peer in peers.items()], order.group.generation)
         return self._message(order.group, order.agent, in_memory)
 
     def _message(self, group: Members, agent: str, in_memory: Message | None) -> Message:
-        first = group.place_of(agent).first_rank
-        ranks = range(first, first + group.nproc_per_node)
-        envs = _worker_envs(self._site, self._layout, self._peers[agent], ranks)
-        common = dict(set.intersection(*(set(env.items()) for env in envs)))
-        workers = [
-            {"rank": rank, "env": {name: value for name, value in env.items() if name not in common}}
-            for rank, env in zip(ranks, envs, strict=True)
-        ]
-        others = [list(self._peers[name].probe) for name in probed_peers(self._names, agent, group.generation)]
-        start = {"generation": group.generation, "env": common, "workers": workers, "peers": others}
+        place = group.place_of(agent)
+        env = _node_env(self._site, self._layout, self._peers[agent], place.group_rank)
+        workers = [{"rank": rank, "env": own} for rank, own in enumerate(env.own, start=place.first_rank)]
+        peers = self._sample.others(agent)
+        start = {"generation": group.generation, "env": env.common, "workers": workers, "peers": peers}
         return {"start": {**start, **(in_memory or {})}}
 
 
-def probed_peers(names: Sequence[str], agent: str, generation: int) -> list[str]:
-    """Return the other agents, or a random sample of them, so that a message has a limited size.
+class PeerSample:
+    """The probe addresses that each agent of a generation gets: those of all others, or a random sample of them.
 
-    At equal distances, an agent of 64 whose neighbors are on two switches in turn would probe its own switch only, and
-    never find out that it is cut off from the other one.
+    The sample limits the size of a message. The agents are put into a ring in random order, once per generation, and
+    each gets the ones that follow it. In the order of their names, an agent whose neighbors are on its own switch would
+    never find out that it is cut off from the other switches.
     """
-    if len(names) - 1 <= MAX_PROBED:
-        return [name for name in names if name != agent]
-    sample = random.Random(f"{generation} {agent}").sample(names, MAX_PROBED + 1)
-    return [name for name in sample if name != agent][:MAX_PROBED]
+
+    def __init__(self, addresses: Sequence[tuple[str, list[str | int]]], generation: int) -> None:
+        ring = list(addresses)
+        if len(ring) - 1 > MAX_PROBED:
+            random.Random(generation).shuffle(ring)
+        self._places = {name: at for at, (name, _) in enumerate(ring)}
+        self._ring = [address for _, address in ring]
+
+    def others(self, agent: str) -> list[list[str | int]]:
+        at = self._places[agent]
+        if len(self._ring) - 1 <= MAX_PROBED:
+            return self._ring[:at] + self._ring[at + 1 :]
+        following = self._ring[at + 1 : at + 1 + MAX_PROBED]
+        return following + self._ring[: MAX_PROBED - len(following)]
 
 
 def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:
@@ -300,8 +306,7 @@ def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, ag
     for agent in plan.due(run, age_s):
         if run.group is not None and {agent, *run.group.agents} <= agents.peers.keys():
             layout = _layout(Start(agent, run.group, 0, 0), agents.peers)
-            envs = _worker_envs(site, layout, agents.peers[agent], range(run.group.nproc_per_node))
-            agents.send(agent, plan.message(envs))
+            agents.send(agent, plan.message(_node_env(site, layout, agents.peers[agent], 0).whole()))
 
 
 def _layout(order: Start, peers: Mapping[str, Peer]) -> GenerationLayout:
@@ -310,6 +315,6 @@ def _layout(order: Start, peers: Mapping[str, Peer]) -> GenerationLayout:
     return GenerationLayout(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
 
 
-def _worker_envs(site: RunTerms, layout: GenerationLayout, peer: Peer, ranks: Iterable[int]) -> list[dict[str, str]]:
-    own = {RUN: site.folder.run, GENERATION: str(layout.generation), WANTED_NODES: str(site.shape.max_nodes)}
-    return [{**site.worker_env(layout, rank, peer.hello.found), **own} for rank in ranks]
+def _node_env(site: RunTerms, layout: GenerationLayout, peer: Peer, group_rank: int) -> NodeEnv:
+    run = {RUN: site.folder.run, GENERATION: str(layout.generation), WANTED_NODES: str(site.shape.max_nodes)}
+    return site.node_env(layout, group_rank, peer.hello.found).with_common(run)
