@@ -63,6 +63,13 @@ class ControllerFigures:
     told_s: float  # … to the command that takes it out of service in Slurm
     false_alarms: int
 
+    def describe(self) -> str:
+        return (
+            f"controller, {self.nodes} nodes: connected {self.connected_s:.1f} s; lost node: noticed "
+            f"{self.noticed_s:.2f} s, taken out of service in Slurm {self.told_s:.2f} s; {self.false_alarms} false "
+            f"alarms; {self.cpu_percent:.0f} % of a core, {self.memory_mib:.0f} MiB, {self.kbytes_per_s:.0f} kB/s"
+        )
+
 
 # Slurm
 

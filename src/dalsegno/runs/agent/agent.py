@@ -29,6 +29,7 @@ from dalsegno.runs.agent.link import CoordinatorLink, HeartbeatSender, beat_key
 from dalsegno.runs.agent.log_stream import LogStream, left_folders
 from dalsegno.runs.agent.orders import read_keeper, read_setup, read_standby, read_start
 from dalsegno.runs.agent.snapshots import Snapshots
+from dalsegno.runs.agent.step_reports import StepReports
 from dalsegno.runs.agent.warm import adopt_orphans
 from dalsegno.runs.agent.worker_processes import trim_reports
 from dalsegno.runs.agent.worker_socket import WorkerSocket
@@ -126,35 +127,6 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
     sock.close()
 
 
-# The busy time of each rank's steps, for the detection of slow ranks
-
-
-BUSY_EVERY_S = 1.0
-MAX_BUSY_S, MAX_WORKERS = 1e6, 1024
-
-
-class BusyTimes:
-    """Collects the busy times that this node's workers report. `take` returns them at most once a second."""
-
-    def __init__(self) -> None:
-        self._latest: dict[int, float] = {}
-        self._due = 0.0
-
-    def note(self, message: Message) -> None:
-        """Record a worker's report. Invalid values are ignored, because they come from the user's code."""
-        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-            rank, busy_s = int(message["rank"]), float(message["busy_s"])
-            if 0 <= busy_s < MAX_BUSY_S and len(self._latest) < MAX_WORKERS:
-                self._latest[rank] = busy_s
-
-    def take(self, now: float) -> Message:
-        """Return fields to add to the next message to the coordinator; empty if none are due."""
-        if not self._latest or now < self._due:
-            return {}
-        latest, self._latest, self._due = self._latest, {}, now + BUSY_EVERY_S
-        return {"busy": {str(rank): seconds for rank, seconds in latest.items()}}
-
-
 # The agent
 
 
@@ -189,7 +161,7 @@ class RunAgent:
         )
         self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
-        self.busy_times = BusyTimes()
+        self.step_reports = StepReports()
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -301,7 +273,7 @@ class RunAgent:
     def _set_up(self, data: Message) -> None:
         """Prepare for workers. If this node cannot access the run folder, logs are sent to the coordinator instead."""
         setup = read_setup(data)
-        self.heartbeats.interval_s = setup.beat_s
+        self.heartbeats.interval_s, self.step_reports.interval_s = setup.beat_s, setup.report_s
         if self.stream is None and not os.path.isdir(setup.folder):
             self.stream = LogStream(self.run, self.node)
         self.workers.set_up(replace(setup, folder=self.stream.folder) if self.stream else setup)
@@ -343,10 +315,9 @@ class RunAgent:
         if gpu:
             self.link.send(gpu)
         if "step" in data:
-            rest = {word: message.get(word) for word in ("progress", "over")}
-            self.busy_times.note(message)
-            busy = self.busy_times.take(time.monotonic())
-            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest, **busy})
+            report = self.step_reports.join(message, data["step"], data.get("generation"), time.monotonic())
+            if report is not None:
+                self.link.send(report)
         if "grant" in data:
             self._ask_grant(data["grant"], answer)
 

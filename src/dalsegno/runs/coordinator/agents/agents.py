@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
-from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing, beat_interval_s
+from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing, beat_interval_s, report_interval_s
 from dalsegno.runs.coordinator.agents.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
 from dalsegno.runs.coordinator.generations.events import Start
 from dalsegno.runs.coordinator.generations.generations import Run
@@ -245,8 +245,10 @@ MAX_PROBED = 32  # other hosts that an agent probes to find out whether it is cu
 
 
 def setup_message(site: RunTerms) -> Message:
-    """Return the first message to an agent. Agents of large runs send fewer heartbeats."""
-    return {"setup": {**site.setup(), "beat_s": beat_interval_s(site.shape.max_nodes, site.timing)}}
+    """Return the first message to an agent. Agents of large runs send fewer heartbeats and step reports."""
+    nodes = site.shape.max_nodes
+    pace = {"beat_s": beat_interval_s(nodes, site.timing), "report_s": report_interval_s(nodes)}
+    return {"setup": {**site.setup(), **pace}}
 
 
 class StartMessages:
@@ -266,7 +268,8 @@ class StartMessages:
                 return None
             self._group, self._layout = order.group, _layout(order, peers)
             self._peers = dict(peers)  # a spare may leave while the messages are sent
-            self._sample = PeerSample([(name, list(peer.probe)) for name, peer in peers.items()], order.group.generation)
+            addresses = [(name, list(peer.probe)) for name, peer in peers.items()]
+            self._sample = PeerSample(addresses, order.group.generation)
         return self._message(order.group, order.agent, in_memory)
 
     def _message(self, group: Members, agent: str, in_memory: Message | None) -> Message:
