@@ -199,12 +199,12 @@ def measure_controller(script: str, nodes: int, players: int, seconds: float, us
         began = time.monotonic()
         stage.until(lambda: stage.presence().get("connected") == nodes)
         connected_s = time.monotonic() - began
-        time.sleep(CALM_S)
+        time.sleep(min(CALM_S, seconds))
         before, since = usage(stage.controller.pid), time.monotonic()
         time.sleep(seconds)
         after, took = usage(stage.controller.pid), time.monotonic() - since
-        alarms = sum(view["presence"] in ("gone", "agent dead") for view in stage.views()) + len(stage.updates())
         known = len(stage.updates())
+        alarms = sum(view["presence"] in ("gone", "agent dead") for view in stage.views()) + known
         cut = time.time()
         agents.cut_off(LOST)
         lost: dict[str, Any] = {}
