@@ -20,8 +20,8 @@ TESTS = Path(__file__).parent
 CLUSTER_TIMEOUT_S = 600
 LONG = bool(os.environ.get("DALSEGNO_LONG"))  # more examples for hypothesis
 
-# No deadline, because other tests run at the same time. The same examples every time, so that a failure is due to a
-# change; only the long profile tries new ones.
+# There is no deadline, because other tests run at the same time. The examples are the same every time, so that a
+# failure is due to a change. Only the long profile tries new examples.
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("long" if LONG else "suite")
@@ -29,7 +29,7 @@ settings.load_profile("long" if LONG else "suite")
 # A background shell may have set SIGINT to ignored, which processes started by tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup sets this
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -78,7 +78,10 @@ Command = Callable[..., CommandResult]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Return a function that runs `dalsegno` with these words. A process of its own would import all modules again."""
+    """Return a function that runs `dalsegno` with these arguments in this process.
+
+    A separate process would import all modules again.
+    """
 
     def run(*words: str | Path) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["dalsegno", *map(str, words)])

@@ -1,9 +1,9 @@
 """Measure the CPU time of every test, with all processes that it starts. The suite is bound by it, not by waiting.
 
 `pytest -p tests.cpu_times --cpu-times FILE ...` appends lines to a file, also from lanes. `python -m tests.cpu_times
-FILE` sums them by file and lists the dearest tests. Daemons of clusters are counted, because a cgroup follows them;
-this needs root and cgroup v1's cpuacct. Measure on any machine: other programs change the time that a test takes, but
-hardly its CPU time.
+FILE` sums them by file and lists the most expensive tests. Daemons of clusters are counted, because a cgroup follows
+them; this needs root and cgroup v1's cpuacct. Measure on any machine: other programs change the time that a test takes,
+but hardly its CPU time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CpuTimes:
     def pytest_unconfigure(self) -> None:
         if self.pid == os.getpid():
             (CPUACCT / "cgroup.procs").write_text(str(self.pid))
-            with contextlib.suppress(OSError):  # a process that a test has left is still in it
+            with contextlib.suppress(OSError):  # a process that a test has left may still be in the cgroup
                 self.group.rmdir()
 
     def used_s(self) -> float:
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def table(lines: Iterable[str]) -> str:
-    """Return the CPU seconds in all, by file and of the dearest tests."""
+    """Return a table of the CPU seconds: in total, by file, and of the most expensive tests."""
     files: Counter[str] = Counter()
     tests: Counter[str] = Counter()
     for line in lines:

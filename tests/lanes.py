@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 IN_COMMON = "shared"
-CACHES = "DALSEGNO_TEST_CACHES"  # a folder for what all lanes need, and only the first of them makes
+CACHES = "DALSEGNO_TEST_CACHES"  # a folder for data that all lanes need and that only the first lane creates
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 1 << 30
 TESTS = Path(__file__).parent
@@ -111,7 +111,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def forked(session: pytest.Session, output: Path | None) -> int:
     """Fork a lane; return 0 in the child. With a file, its output goes there; otherwise it is shown live."""
     capture = session.config.pluginmanager.getplugin("capturemanager")
-    capture.stop_global_capturing()  # otherwise all lanes would capture to the same file
+    capture.stop_global_capturing()  # otherwise all lanes would capture output to the same file
     sys.stdout.flush()
     sys.stderr.flush()
     if output is not None:

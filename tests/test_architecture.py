@@ -23,18 +23,18 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / PACKAGE
 PAGE = ROOT / "docs/architecture.md"
 
-# ---- the table: what each room may import, beside itself
+# ---- the table of imports that each room may have, in addition to its own modules
 
 LAYER_1 = ("errors", "printable", "log", "hostlist", "image_name", "programs", "system", "wire", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health", "storage")
 UP_TO_4 = (*UP_TO_3, "node_agent", "users", "runs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
-# How a worker and its launcher speak, and what lies in shared memory; no torch.
+# The protocol between a worker and its launcher, and the files in shared memory. None of these modules import torch.
 TRAIN_TALK = (
     "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
-TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
+TRAIN_LEFT = ("train.contract", "train.memory.files")  # the files that a run leaves on a node
 UP_TO_7 = (
     *UP_TO_5, "adopt", "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why", "overview",
     "doctor",
@@ -45,11 +45,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "printable": (),
     "log": ("errors", "printable"),
-    "wire": (),  # runs on nodes where nothing but Python 3.9 may be
+    "wire": (),  # runs on nodes that may have only Python 3.9
     "train": ("wire",),
     "hostlist": ("errors",),
     "image_name": ("errors", "hardware"),
-    "programs": (),  # it loads the program it is asked for by name, whatever its room
+    "programs": (),  # loads a program by name, whatever its room
     "system": ("errors", "log", "printable"),
     "hardware": ("errors",),
     "spec": ("errors", "hostlist", "image_name", "hardware"),
@@ -58,12 +58,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "storage": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_LEFT),
     "node_agent": (*UP_TO_3, *TRAIN_LEFT, EXPOSITION),
-    "adopt": UP_TO_3,  # describes a cluster of others; it changes nothing
+    "adopt": UP_TO_3,  # describes clusters that Dal Segno did not create, and changes nothing
     "users": UP_TO_3,
     "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
     "bench": UP_TO_4,
     "setup": UP_TO_4,
-    "inject": UP_TO_5,  # through the access that a target gives; it names no target
+    "inject": UP_TO_5,  # uses the access that a target provides, and names no target
     "targets": (*UP_TO_5, "inject", "observe"),
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),
@@ -77,8 +77,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "inject.faults",
         "recovery.journal.event",
         "recovery.decisions.phase",
-    ),  # random faults, and the report of what they cost
-    "demo": (*UP_TO_3, "drill", "inject.faults"),  # the scenario that `dalsegno demo` plays
+    ),  # random faults, and a report of their cost
+    "demo": (*UP_TO_3, "drill", "inject.faults"),  # the scenes of `dalsegno demo`
     "cluster": UP_TO_7,
     "controller": (*UP_TO_7, "cluster"),  # wiring, as `cluster` is: the controller's program
     "web": UP_TO_7,  # pages, sessions and actions; it names no target
@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 
-# ---- the doors: which files may do what is closed to all others, and why
+# ---- exceptions: files that may do what is forbidden to all others, and why
 
 STARTING_A_PROCESS = re.compile(
     r"(subprocess|multiprocessing|pty)(\.\w+)*"
@@ -132,7 +132,7 @@ MAY_PRINT = {
     "setup/machine_record.py": "a program of its own, whose answer is what it prints",
 }
 
-# Text of others, read once into values. Everybody else compares enums.
+# These modules parse messages of other programs into values once. All other modules compare enums.
 MAY_READ_SENTENCES = {
     "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
@@ -168,7 +168,7 @@ MAY_READ_SENTENCES = {
     "users/login_files.py": "PAM files of hosts, where two lines mark our part",
 }
 
-# Words that are shown as they came, or that others define.
+# States that are shown unchanged, or that other programs define.
 STATES_OF_OTHERS = {
     "targets/machines.py:MachineStatus.state": "HyperPod's words, shown as they are",
     "bench/": "reports of benchmarks",
@@ -212,7 +212,7 @@ class Use(NamedTuple):
 def source(file: str, text: str) -> Source:
     dotted = f"{PACKAGE}.{file.removesuffix('.py').replace('/', '.')}"
     tree = ast.parse(text)
-    nodes = list(ast.walk(tree))  # once, because it takes most of the time
+    nodes = list(ast.walk(tree))  # computed once, because it takes most of the time
     imported = tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
     named = tuple(node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
     name = dotted.removesuffix(".__init__")
@@ -282,7 +282,7 @@ def _allowed(room: str, parts: list[str]) -> bool:
 
 
 def named_targets(sources: Iterable[Source]) -> list[str]:
-    """Imports and strings that name a target, outside of the target itself."""
+    """Return imports and strings that name a target outside of that target."""
     return [
         fault
         for target in TARGETS

@@ -74,7 +74,7 @@ def test_files_that_seem_to_be_all_on_the_cluster_are_so():
 def test_every_test_runs_once_and_a_failure_fails_the_suite(tmp_path: Path, word: str, code: int):
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\npython_functions = try_*\nmarkers = waits\n"
-    )  # the settings of our own suite
+    )  # the settings of our own test suite
     for name in "abcd":
         mark = "@pytest.mark.waits\n" if name == "c" else ""
         body = f"    open({str(tmp_path / name)!r}, 'x')\n    assert {word if name == 'd' else True}\n"

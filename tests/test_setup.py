@@ -45,7 +45,7 @@ def clone(bare: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def unchanged(bare: Path) -> Iterator[Path]:
-    """Such a copy for all tests that leave it as it is."""
+    """Such a copy, shared by all tests that do not change it."""
     yield from make_clone(bare)
 
 
@@ -193,7 +193,7 @@ def test_container_jobs_also_need_a_compiler_and_squashfs(clone: Path, tmp_path:
 
 @NOT_LINUX
 def test_a_cluster_starts_without_container_tools_that_cannot_be_installed(clone: Path, tmp_path: Path):
-    """It is tried once; later calls do not try again until `setup` does."""
+    """The installation is tried once. Later calls do not try again until `setup` does."""
     (clone / "scripts/install-packages").write_text('#!/bin/bash\necho "asked: $*" >&2\nexit 1\n')
     (clone / "scripts/install-packages").chmod(0o755)
     programs, nothing = tmp_path / "bin", tmp_path / "nothing"
@@ -225,7 +225,7 @@ def test_docker_is_installed_only_for_the_scene_with_docker(unchanged: Path, tmp
 
 
 @NOT_LINUX
-def test_prometheus_is_installed_only_if_it_is_asked_for(clone: Path, tmp_path: Path):
+def test_prometheus_is_installed_only_if_requested(clone: Path, tmp_path: Path):
     for block, asked in {
         "monitoring: {prometheus: true}\n": True,
         "monitoring:\n  retention: 1d\n  prometheus: yes  # with alerts\n": True,
@@ -245,7 +245,7 @@ def test_prometheus_is_installed_only_if_it_is_asked_for(clone: Path, tmp_path: 
         assert ("prometheus-alertmanager" in told.split()) == there
 
 
-def test_slapd_is_installed_only_if_it_is_asked_for(clone: Path, tmp_path: Path):
+def test_slapd_is_installed_only_if_requested(clone: Path, tmp_path: Path):
     asked = {
         "directory: {kind: ldap}\n": True,
         "directory:\n  base: dc=local\n  kind: 'ldap'\n": True,
@@ -414,7 +414,7 @@ def install(sysroot: Path, apt: str) -> Done:
         (tools / name).write_text(f"#!/bin/bash\n{code}\n")
         (tools / name).chmod(0o755)
     env = {"DALSEGNO_SYSROOT": str(sysroot), "PATH": f"{tools}:{os.environ['PATH']}", "SYSROOT": str(sysroot)}
-    env["TMPDIR"] = str(tools)  # a killed call leaves its file there
+    env["TMPDIR"] = str(tools)  # a killed call leaves its temporary file there
     return run([str(REPO / "scripts/install-packages"), "munge"], env)
 
 

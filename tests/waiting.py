@@ -16,11 +16,11 @@ PATIENCE_S = 60.0 * PATIENCE
 
 
 def eventually(true: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
-    """Call until the result is true, and return it. A call that takes long is made less often, the more so the longer
-    the wait lasts: tests that wait must not take the cores from those that work.
+    """Call until the result is true, and return it.
 
-    A missing file, a missing key or a partly written line counts as not true yet. A failed assertion in the callable
-    ends the wait: it states something that cannot become true any more.
+    The longer a call takes and the longer the wait lasts, the less often the call is made, so that waiting tests do not
+    take CPU time from others. A missing file, a missing key or a partly written line counts as not true yet. A failed
+    assertion in the callable ends the wait, because it states a condition that can no longer become true.
     """
     start = time.monotonic()
     while True:

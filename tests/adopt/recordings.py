@@ -30,7 +30,7 @@ FILES = {
 
 
 def found_in(name: str, user: str = "ana", plugstack: str = "") -> FoundCluster:
-    """Return what `adopt` finds. A file that was not recorded answers as a command that fails."""
+    """Return what `adopt` finds. A file that was not recorded behaves like a command that fails."""
     folder = ALL[name]
 
     def answer(argv: tuple[str, ...], stdin: str | None) -> Completed | str:

@@ -40,7 +40,7 @@ def test_a_job_in_a_container_has_its_image_and_runs_nowhere_else():
     words = srun_argv(plan(nodes=NodeCount(1, 1), container_image="/fsx/nccl.sqsh"), ["all_reduce_perf"])
     assert "--container-image=/fsx/nccl.sqsh" in words
     assert words[-1] == "all_reduce_perf"
-    assert "sh" in words  # the guard
+    assert "sh" in words  # the shell of the guard
 
 
 def test_the_variables_of_the_instance_type_are_part_of_the_plan():
@@ -88,6 +88,19 @@ def test_without_any_program_the_message_names_the_host():
     assert "x_perf was not found" in done.stderr
 
 
+def test_a_module_is_loaded_before_its_program_is_looked_for(tmp_path: Path):
+    """A login shell defines `module` as a function, as Lmod and Environment Modules do. It extends PATH."""
+    (tmp_path / "tools").mkdir()
+    program(tmp_path / "tools")
+    lines = f'module() {{ [ "$*" = "load nccl-tests/2.19" ] && PATH="$PATH:{tmp_path}/tools"; }}\n'
+    (tmp_path / ".bash_profile").write_text(lines)
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    for module, code, text in (("nccl-tests/2.19", 0, "ran -b 8\n"), ("other", 1, "")):
+        words = choose_program(["all_reduce_perf"], ["-b", "8"], ["echo", "torch"], module)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env=env)
+        assert (done.returncode, done.stdout.endswith(text), "torch" in done.stdout) == (code, True, False)
+
+
 def test_make_gets_the_folders_that_are_given():
     homes = {"MPI_HOME": "/opt/mpi", "CUDA_HOME": "", "NCCL_HOME": ""}
     assert make_argv("/src", mpi=True, homes=homes, jobs=4) == [
@@ -100,7 +113,7 @@ def test_make_gets_the_folders_that_are_given():
     ]
 
 
-# Compiling, with make and a Makefile that stands for nccl-tests'
+# Compiling, with make and a Makefile that stands in for that of nccl-tests
 
 
 MAKEFILE = "all:\n\tmkdir -p build\n\ttouch build/all_reduce_perf build/mpi-$(MPI)\n"
@@ -141,6 +154,12 @@ def test_what_is_not_a_source_is_refused(tmp_path: Path, name: str):
         (["all_reduce", "--instance", "p5.48"], "no instance type"),
         (["broadcast", "--nproc", "2", "-r", "2"], "there is no rank 2"),
         (["all_reduce", "--device", "cpu", "-o", "avg"], "gloo has no operation `avg`"),
+        (["gemm", "--nodes", "abc"], "`abc` is not a fixed number of nodes"),
+        (["all_reduce", "--nodes", "1:4"], "`1:4` is not a fixed number of nodes"),
+        (["build", ".", "--nodes", "2"], "nccl-tests are compiled on one node"),
+        (["launch", "--nproc", "2"], "No such option"),
+        (["pairs", "--nproc", "2"], "No such option"),
+        (["build", ".", "--nproc", "2"], "No such option"),
         (["storage", "--size", "0"], "invalid size `0`"),
         (["memory", "--size", "0"], "invalid size `0`"),
         (["pairs", "--nodes", "2", "--svg", "/no/where/a.svg"], "cannot be written"),

@@ -1,4 +1,4 @@
-"""`dalsegno bench read`: exit codes, plots, JSON, wrong usage, and text of others that is shown."""
+"""`dalsegno bench read`: exit codes, plots, JSON, wrong usage, and untrusted text in the output."""
 
 import json
 import struct

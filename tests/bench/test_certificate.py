@@ -38,6 +38,7 @@ from dalsegno.bench.certificate.parts import (
 from dalsegno.bench.nccl.verdict import BenchLevel
 from dalsegno.bench.node.versions_measure import read_versions, versions_here
 from dalsegno.cli.measure.certify import PARTS
+from dalsegno.cli.measure.certify_parts import prefixed
 
 PASS, DEGRADED, FAIL, UNKNOWN = BenchLevel.PASS, BenchLevel.DEGRADED, BenchLevel.FAIL, BenchLevel.UNKNOWN
 HOSTILE = "<script>alert('1')</script>\x1b[31m"
@@ -100,7 +101,7 @@ def test_a_certificate_survives_its_json_report():
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", "nonsense", '{"format": "other"}', "[" * 100_000, '{"format": "dalsegno-certificate-1"}']
 )
-def test_a_file_that_is_no_certificate_is_refused_with_a_hint(text: str):
+def test_file_that_is_not_a_certificate_is_refused_with_a_hint(text: str):
     with pytest.raises(CertificateUnreadable) as refused:
         read_certificate(text, "old.json")
     assert "old.json" in refused.value.what
@@ -201,6 +202,9 @@ def test_a_bad_link_fails_the_pairs_and_is_drawn():
     report = {"nodes": ["n1", "n2", "n3"], "usual": 1.0, "groups": groups, "faults": [], "unsure": []}
     assert certify_pairs(report, []).level is PASS
     assert certify_pairs({**report, "unsure": ["n3"]}, []).level is DEGRADED
+    slower = {"results": 5, "threshold": 2.0, "slower": True}
+    assert certify_pairs({**report, "history": slower}, []).level is DEGRADED
+    assert certify_pairs({**report, "history": slower}, [], compare_history=False).level is PASS
     found = certify_pairs({**report, "faults": [{"kind": "link", "nodes": ["n1", "n3"], "share": 0.1}]}, [])
     assert (found.level, found.findings, len(found.pictures)) == (FAIL, ("bad link n1 - n3",), 1)
 
@@ -263,3 +267,11 @@ def test_names_of_others_are_escaped_on_the_page():
     assert "<script" not in page
     assert "\x1b" not in page
     assert page.count("&lt;script&gt;") > 10
+
+
+def test_progress_of_a_part_has_no_clock_and_no_lines_of_a_table():
+    told: list[str] = []
+    say = prefixed(told.append, "collectives")
+    for line in ("  1.2 s  waiting for nodes", "  1.3 s  # Using devices", "# nThread 1", "", "measuring"):
+        say(line)
+    assert told == ["collectives: waiting for nodes", "collectives: measuring"]

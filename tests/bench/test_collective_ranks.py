@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 pytest.importorskip("torch")
 
 SOURCE = Path(__file__).parents[2] / "src"
-# One element is changed after the collective, as a broken GPU or link would, in the last test.
+# In the last test, one element is changed after the collective, as a broken GPU or link would change it.
 BROKEN = """
 import sys
 from dalsegno.bench.collectives import collective_measure as worker

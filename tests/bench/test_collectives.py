@@ -104,7 +104,7 @@ def test_the_expected_result_is_what_the_ranks_contribute(ranks: int, data_type,
 
 @given(st.integers(2, 60), st.sampled_from(list(DATA_TYPES.values())), st.sampled_from(["sum", "max", "min", "prod"]))
 def test_a_missing_rank_changes_the_result(ranks: int, data_type, operation: str):
-    """Otherwise a check could not notice it."""
+    """If a missing rank did not change the result, the check could not detect it."""
     full = expected_values(ranks, data_type, operation)
     if operation in ("sum", "prod"):
         last = reduced_values(ranks - 1, ranks, data_type, operation)

@@ -93,7 +93,7 @@ def test_the_table_has_a_row_per_folder_with_the_slowest_node_and_the_sum():
 def test_the_phases_of_a_start_are_read_from_the_journal():
     times = {RunEvent.BEGAN: 10.5, RunEvent.GRANTED: 11.0, RunEvent.READY: 12.0, RunEvent.GENERATION: 15.0}
     entries = [{"at": at, "event": event.value} for event, at in times.items()]
-    entries.insert(3, {"at": 14.5, "event": RunEvent.READY.value})  # the second agent
+    entries.insert(3, {"at": 14.5, "event": RunEvent.READY.value})  # the second agent is ready
     found = launch_times(10.0, entries, [15.2, 15.4], 16.0)
     assert found is not None
     assert [round(each, 3) for each in found.phases] == [0.5, 0.5, 3.5, 0.5, 0.4, 0.6]

@@ -51,7 +51,7 @@ def test_llama_70b_on_one_h100_takes_19_years():
 
 
 def test_llama_3_405b_takes_about_as_long_as_was_published():
-    # Meta trained it on 15.6T tokens with 16,384 H100 for most of the time, in 54 days of a snapshot and more around.
+    # Meta trained this model on 15.6T tokens, mostly with 16,384 H100. Its report describes 54 days of that time.
     found = estimate(ask(405e9, 15.6e12, nodes=2048, mfu=0.41))
     assert 55 < found.ideal_s / DAY_S < 75
 
@@ -78,7 +78,7 @@ def choices(params: float, gpus: int, memory_gib: float = 80) -> dict[str, Memor
 
 
 def test_state_is_spread_as_the_zero_paper_says():
-    found = choices(7.5e9, 64)  # the example of its figure 1, in GB of 1e9 bytes
+    found = choices(7.5e9, 64)  # the example in figure 1 of the ZeRO paper, in GB of 1e9 bytes
     sizes = {name: round(found[name].state / 1e9, 1) for name in ("DDP", "ZeRO-1", "ZeRO-2")}
     assert sizes == {"DDP": 120.0, "ZeRO-1": 31.4, "ZeRO-2": 16.6}
     gathered = 2 * 2 * 7.5e9 / shape_of(7.5e9, None, None, 1, 1).layers
@@ -146,7 +146,8 @@ def test_time_between_failures_is_that_of_meta_for_16384_gpus():
 
 
 def test_checkpoint_interval_is_that_of_young_and_daly():
-    assert checkpoint_interval(1, 1e8) == pytest.approx((2 * 1e8) ** 0.5, rel=0.001)  # Young, for short checkpoints
+    # Young's formula, for short checkpoints
+    assert checkpoint_interval(1, 1e8) == pytest.approx((2 * 1e8) ** 0.5, rel=0.001)
     d, m = 49.0, 6600.0
     daly = (2 * d * m) ** 0.5 * (1 + (d / (2 * m)) ** 0.5 / 3 + d / (2 * m) / 9) - d
     assert checkpoint_interval(d, m) == pytest.approx(daly)
@@ -155,7 +156,8 @@ def test_checkpoint_interval_is_that_of_young_and_daly():
 
 @pytest.mark.parametrize(("nodes", "share"), [(128, 0.955), (512, 0.905), (2048, 0.750)])
 def test_goodput_of_a_job_that_is_requeued_falls_with_its_nodes(nodes: int, share: float):
-    # 17 min until it trains again, a checkpoint of 50 s every 30 min, 6.5 failures per 1000 node-days
+    # The expected values assume 17 min until the run trains again, a checkpoint of 50 s every 30 min, and 6.5 failures
+    # per 1000 node-days
     found = estimate(ask(nodes=nodes))
     assert found.plain_slurm.recovery_s == pytest.approx(17 * 60, abs=2)
     goodput = make_goodput(1e6, found.mtbf_s, 1800, 50 / 1800, 1020)

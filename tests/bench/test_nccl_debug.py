@@ -1,4 +1,4 @@
-"""What NCCL's own lines show: the network, links, ranks, algorithm; and the advice."""
+"""What NCCL's log lines show: the network, links, ranks and algorithm, and the advice for them."""
 
 from pathlib import Path
 
@@ -91,7 +91,10 @@ def test_processes_that_ran_alone_are_found_in_the_log_of_nccl():
 
 
 def test_real_output_of_one_rank_has_no_verdict_and_no_false_cause():
-    """The file was printed by nccl-tests 2.19.6 with NCCL 2.28.9 on one H200; the rank logs its size four times."""
+    """The file was printed by nccl-tests 2.19.6 with NCCL 2.28.9 on one H200.
+
+    With a single rank, NCCL logs its size four times.
+    """
     text = (RECORDED / "nccl-2.28.9/one_rank.txt").read_text()
     (report,) = read_reports("log", text, MachineAsk())
     assert report.verdict.level is BenchLevel.UNKNOWN and report.verdict.reason is BenchReason.ONE_RANK
@@ -128,6 +131,14 @@ def test_causes_are_looked_for_only_where_the_bandwidth_is_not_right():
     assert read_reports("log", log)[0].findings == ()
     slow = log.replace("232.83", "22.83").replace("233.00", "23.00")
     assert [finding.problem for finding in read_reports("log", slow)[0].findings] == [NcclProblem.SWITCHED_OFF]
+
+
+def test_error_of_a_rank_is_the_verdict_with_its_own_hint():
+    text = (RECORDED / "nccl-tests-2.13/1x-BM.GPU4.8.txt").read_text()
+    failure = "gpu-1: Test CUDA failure common.cu:291 'unspecified launch failure'\n"
+    (report,) = read_reports("log", text[: text.index("# Out of bounds")] + failure)
+    assert report.verdict.sentences()[0].endswith("the test ended with an error: unspecified launch failure")
+    assert [hint.partition(":")[0] for hint in report.hints()] == ["check the GPUs of the node that the error names"]
 
 
 def test_hint_tells_how_to_get_a_log_where_there_is_none():

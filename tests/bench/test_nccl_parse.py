@@ -61,7 +61,7 @@ def test_all_columns_of_the_current_version_are_read():
     assert (large.size, large.count, large.dtype, large.redop, large.root) == (1 << 31, 1 << 29, "bfloat16", "sum", -1)
     assert large.in_place == NcclTiming(1.2e8, 1251.1, 4470.8, 1.23457e6, IterationTimes(1.1e8, 1.5e8, 1.5e8, 3.5))
     assert (small.dtype, small.redop, small.root, small.timestamp) == ("f8e4m3", "none", 0, "2026-11-18 08:27:12")
-    assert small.in_place is not None and small.in_place.wrong is None  # N/A
+    assert small.in_place is not None and small.in_place.wrong is None  # nccl-tests printed N/A
     assert (table.out_of_bounds, table.avg_busbw, table.avg_ok, table.concluded) == (0, 464.075, None, True)
 
 
@@ -86,7 +86,7 @@ def test_column_error_of_older_versions_is_not_a_number_of_wrong_elements():
     assert table.listed_ranks == 8
 
 
-def test_columns_that_older_versions_left_out_are_told_by_their_names():
+def test_columns_are_found_by_name_if_older_versions_lack_some():
     row = only(recorded("nccl-tests-2.11.0/all_gather.txt")).rows[0]
     assert (row.redop, row.root, row.dtype, row.busbw) == ("none", -1, "float", 229.38)
 
@@ -185,6 +185,22 @@ def test_footer_tells_wrong_data_and_a_missed_minimum():
     assert (table.out_of_bounds, table.avg_ok, table.error) == (7, False, "unhandled system error")
 
 
+@pytest.mark.parametrize(
+    ("rank", "line", "error"),
+    [
+        ("", "train-2: Test CUDA failure util.cu:674 'no CUDA-capable device is detected'", "no CUDA-capable device"),
+        ("", "gpu-9: Test NCCL failure common.cu:1010 'unhandled system error / socket'", "unhandled system error"),
+        ("3: ", "3gpu: Test NCCL failure common.cu:1010 'remote process exited'", "remote process exited"),
+    ],
+)
+def test_failure_of_a_rank_is_the_error_of_the_table(rank: str, line: str, error: str):
+    whole = recorded("nccl-tests-2.19.6/all_reduce.txt").splitlines()
+    rows = [at for at, each in enumerate(whole) if each.split()[:1] and each.split()[0].isdecimal()]
+    text = "\n".join(f"{'0: ' if rank else ''}{each}" for each in whole[: rows[0] + 1])
+    (table,) = read_tables(f"{text}\n{rank}{line}\n .. gpu-9 pid 24: Test failure common.cu:1454\n")
+    assert table.error.startswith(error) and len(table.rows) == 1
+
+
 def test_header_that_lists_one_device_per_process_gives_all_ranks():
     table = only(recorded("nccl-tests-2.19.6/all_reduce.json"))
     assert len(table.devices) == 2 and table.listed_ranks == 16
@@ -199,7 +215,7 @@ def test_json_of_nccl_tests_is_read_with_its_strings_for_booleans_and_nan():
     first, second = table.rows
     assert first.root == -1 and first.in_place is not None and first.in_place.wrong is None
     assert first.out_of_place == NcclTiming(4607.6, 233.04, 436.95, 0.0, IterationTimes(4500, 4900, 4890, 1.74))
-    assert second.busbw == 0.0  # "nan"
+    assert second.busbw == 0.0  # nccl-tests printed "nan"
     assert "hunter2" not in repr(table), "the environment may hold secrets"
 
 
@@ -256,7 +272,7 @@ def test_tables_of_a_file_are_limited():
     assert len(read_tables(text * (MAX_TABLES + 100))) == MAX_TABLES + 1
 
 
-@pytest.mark.cluster  # it measures
+@pytest.mark.cluster  # the test measures time
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["log", "rows", "ranks", "blanks", "long lines", "half rows", "long names", "quotes"])
 def test_ten_megabytes_are_read_and_judged_in_a_second(kind: str):
@@ -270,7 +286,7 @@ def test_ten_megabytes_are_read_and_judged_in_a_second(kind: str):
         "blanks": table + "\n" * 10_000_000,
         "long lines": table + f"{'x ' * 100_000}\n" * 50,
         "long names": table + f"NCCL{'a' * 4000}\n" * 2500,
-        "quotes": '{"config": {"a": "' + '\\"' * 5_000_000,  # each might start a string
+        "quotes": '{"config": {"a": "' + '\\"' * 5_000_000,  # each quote might start a string
         "half rows": table + f"{row[:60]}\n" * (10_000_000 // 61),
     }[kind]
 
@@ -281,7 +297,7 @@ def test_ten_megabytes_are_read_and_judged_in_a_second(kind: str):
         return time.process_time() - started
 
     assert len(text) >= 9_900_000
-    assert any(measure() < 1 for _ in range(3))  # another program may hold the core meanwhile
+    assert any(measure() < 1 for _ in range(3))  # another program may use the core during a measurement
 
 
 # Writing

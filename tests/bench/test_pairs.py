@@ -22,8 +22,11 @@ from dalsegno.bench.collectives.pairs import (
     rounds,
 )
 from dalsegno.bench.picture import to_svg
-from dalsegno.cli.measure.bench_pairs import command, conclude
+from dalsegno.cli.measure.bench_pairs import command, compare_with_history, conclude, vendor_floor
 from dalsegno.errors import UsageError
+from dalsegno.runs.submit.options import make_request
+from dalsegno.runs.submit.plan import ClusterFacts, PartitionFacts, RunPlan, plan_run
+from dalsegno.runs.submit.values import Gpus
 
 NODES = [f"gpu-{number:02d}" for number in range(40)]
 FAST, SLOW = 100.0, 20.0
@@ -161,6 +164,31 @@ def test_a_pair_that_was_fast_when_measured_again_is_fast():
 def test_pairs_below_the_floor_are_bad_even_if_all_are_alike():
     found = conclude(LINES, low=0.7, floor=50.0)["faults"]
     assert {node for each in found for node in each["nodes"]} == {"a", "b", "c"}
+
+
+def test_all_pairs_are_slow_if_they_are_below_the_median_of_earlier_results_less_three_mad():
+    before = [40.0, 41.0, 39.0, 40.5, 39.5]
+    threshold = 40.0 - 3 * 1.4826 * 0.5
+    assert compare_with_history(threshold + 0.1, before) == {
+        "results": 5,
+        "threshold": pytest.approx(threshold),
+        "slower": False,
+    }
+    assert compare_with_history(threshold - 0.1, before)["slower"] is True
+    assert compare_with_history(1.0, before[:4])["slower"] is False, "too few results"
+
+
+def plan(gpus: int, instance: str = "p5.48xlarge") -> RunPlan:
+    partition = PartitionFacts("gpu", default=True, nodes=4, cpus=192, gpus=8, gpu_type="h100", instance=instance)
+    request = make_request("pairs", (), {"framework": "plain", "chdir": "/fsx", "gpus_per_node": Gpus(gpus)})
+    return plan_run(request, ClusterFacts(partitions=(partition,)), "bench-1")
+
+
+def test_vendors_figures_are_floors_of_large_messages_on_known_machines():
+    gib = 1 << 30
+    assert vendor_floor(plan(8), gib) == pytest.approx(0.85 * 440)
+    assert [vendor_floor(plan(8), gib - 1), vendor_floor(plan(0), gib), vendor_floor(None, gib)] == [0.0] * 3
+    assert vendor_floor(plan(8, instance=""), gib) == 0.0
 
 
 def test_a_bisection_reports_what_it_found():

@@ -35,7 +35,7 @@ def test_first_failure_ends_the_other_processes_and_shows_its_output(tmp_path: P
 
 
 def test_unwritable_picture_is_refused_before_the_measurement(tmp_path: Path):
-    pytest.importorskip("torch")  # without it the command fails earlier
+    pytest.importorskip("torch")  # without torch, the command fails earlier
     asked = CliRunner().invoke(ddp, ["--timeline", str(tmp_path / "not there" / "step.svg")])
     assert isinstance(asked.exception, UsageError)
     assert asked.exception.where == "--timeline"

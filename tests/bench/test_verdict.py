@@ -309,9 +309,10 @@ def devices(hosts: list[str], product: str) -> tuple[NcclDevice, ...]:
         (["ip-10-1-2-3", "ip-10-1-2-4"], "NVIDIA H100 80GB HBM3", "2 x p5.48xlarge"),
         (["gpu-dy-p4d24xlarge-10", "gpu-dy-p4d24xlarge-11"], "NVIDIA A100-SXM4-40GB", "2 x p4d.24xlarge"),
         (["inst-abcde-gpu", "inst-fghij-gpu"], "NVIDIA H100 80GB HBM3", "2 x BM.GPU.H100.8"),
-        (["node1", "node2"], "NVIDIA H100 80GB HBM3", "2 x 8 H100"),  # AWS and OCI have the same limits
+        # AWS and OCI have the same limits for these machines.
+        (["node1", "node2"], "NVIDIA H100 80GB HBM3", "2 x 8 H100"),
         (["node1", "node2"], "NVIDIA A100-SXM4-40GB", "2 x 8 A100"),
-        (["node1"], "NVIDIA A100 80GB PCIe", "8 ranks"),  # without the links that the chip could have
+        (["node1"], "NVIDIA A100 80GB PCIe", "8 ranks"),  # this machine lacks the links that the chip could have
     ],
 )
 def test_gpus_and_host_names_lead_to_the_instance_type(hosts: list[str], product: str, machine: str):

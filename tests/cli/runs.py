@@ -39,7 +39,7 @@ def make_run(
 
 
 def tell(run: RunFolder, **fields: Any) -> None:
-    """Write a status as a coordinator would."""
+    """Write a status, as a coordinator does."""
     write_status(run.status, status(run=run.run, **fields))
 
 

@@ -59,7 +59,7 @@ def test_growing_log_is_read_on_also_after_it_was_emptied_or_replaced(tmp_path: 
 
 
 def test_log_outside_the_folders_of_the_hosts_is_not_listed(tmp_path: Path):
-    """The plan of a cluster that another user made may name any file."""
+    """The plan of a cluster that another user created may name any file."""
     host = tmp_path / "hosts/head"
     host.mkdir(parents=True)
     services = [{"name": "slurmctld", "log": str(host / "slurmctld.log")}, {"name": "slurmd", "log": "/etc/shadow"}]

@@ -1,4 +1,4 @@
-"""The folder of a drill goes with it, and that of one that was killed with the next."""
+"""A drill removes its folder when it ends, and the folders of drills that were killed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def trains_in(folder: Path, home: Path) -> RunFolder:
     return prepare_run(plan, {}, first_status(plan, "ada", time.time()), home)
 
 
-def test_it_is_gone_afterwards(tmp_path: Path):
+def test_drill_folder_is_removed_afterwards(tmp_path: Path):
     with drill_folder(tmp_path / "runs") as folder:
         (folder / "notes").write_text("step")
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_that_of_a_living_drill_stays_and_that_of_a_killed_one_does_not(tmp_path: Path):
+def test_folder_of_a_live_drill_is_kept_and_that_of_a_killed_one_is_removed(tmp_path: Path):
     argv = [sys.executable, "-c", DRILLS, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as drill:
@@ -54,7 +54,7 @@ def test_that_of_a_living_drill_stays_and_that_of_a_killed_one_does_not(tmp_path
     eventually(lambda: (clear_leftovers(tmp_path), not folder.exists())[1])
 
 
-def test_a_run_that_still_trains_in_it_keeps_it_until_it_is_ended(tmp_path: Path):
+def test_folder_is_kept_while_a_run_trains_in_it(tmp_path: Path):
     folder = tmp_path / ".drill-dead"
     folder.mkdir()
     run = trains_in(folder, tmp_path)
@@ -65,7 +65,7 @@ def test_a_run_that_still_trains_in_it_keeps_it_until_it_is_ended(tmp_path: Path
     assert ended == [run] and not folder.exists()
 
 
-def test_a_run_that_is_over_keeps_nothing(tmp_path: Path):
+def test_folder_of_an_ended_run_is_removed(tmp_path: Path):
     folder = tmp_path / ".drill-dead"
     folder.mkdir()
     end(trains_in(folder, tmp_path))

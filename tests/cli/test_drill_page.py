@@ -1,4 +1,4 @@
-"""Where the page of a drill goes."""
+"""The page of a drill: where it may be written, and where reports are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dalsegno.cli.health.drill import KEPT_REPORTS, check_page, keep_report, wri
 from dalsegno.errors import DalsegnoError, UsageError
 
 
-def test_a_file_is_replaced_and_what_is_no_file_stays_what_it_is(tmp_path: Path):
+def test_page_replaces_a_file_but_not_a_pipe(tmp_path: Path):
     page, pipe = tmp_path / "page.html", tmp_path / "pipe"
     write_page(page, "first")
     write_page(page, "second")
@@ -26,7 +26,7 @@ def test_a_file_is_replaced_and_what_is_no_file_stays_what_it_is(tmp_path: Path)
     assert read == ["told"] and pipe.is_fifo()
 
 
-def test_a_place_where_no_page_can_be_is_refused_before_the_drill(tmp_path: Path):
+def test_unusable_path_for_the_page_is_refused_before_the_drill(tmp_path: Path):
     check_page(tmp_path / "page.html")
     check_page(Path("/dev/null"))
     with pytest.raises(UsageError, match="there is no folder") as refused:
@@ -39,21 +39,21 @@ def test_a_place_where_no_page_can_be_is_refused_before_the_drill(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pipe_is_fine_before_somebody_reads_it_and_who_reads_it_already_is_not_disturbed(tmp_path: Path):
+def test_check_of_a_pipe_neither_blocks_nor_disturbs_its_reader(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     check_page(pipe)
     read: list[str] = []
     reader = Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    with pipe.open("w") as held:  # returns when the reader is there
+    with pipe.open("w") as held:  # returns when the reader has opened the pipe
         check_page(pipe)
         held.write("told")
     reader.join(60)
     assert read == ["told"]
 
 
-def test_a_place_that_is_gone_at_the_end_is_told_with_what_helps(tmp_path: Path):
+def test_folder_that_is_gone_at_the_end_is_an_error_with_a_hint(tmp_path: Path):
     with pytest.raises(DalsegnoError, match="the report cannot be written to") as refused:
         write_page(tmp_path / "gone" / "page.html", "told")
     assert "--report" in refused.value.hint
@@ -67,4 +67,5 @@ def test_reports_are_kept_with_the_cluster_up_to_a_limit(tmp_path: Path):
     assert pages[-1].read_text() == f"page {KEPT_REPORTS + 1}"
     assert pages[-1].stat().st_mode & 0o777 == 0o600
     (tmp_path / "file").write_text("")
-    keep_report(tmp_path / "file", "page", {"started": 0.0, "seed": 7})  # a folder that cannot be made is no failure
+    # A folder that cannot be created is not an error.
+    keep_report(tmp_path / "file", "page", {"started": 0.0, "seed": 7})

@@ -1,4 +1,4 @@
-"""What a drill does when its run is over: it waits for nodes that are being repaired."""
+"""After its run has ended, a drill waits for nodes that are being repaired."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 from dalsegno.cli.health.drill_stage import Training
 from dalsegno.drill.impacts import RETURNED, DrillMark, FaultImpact, TrainingNotes
 
-BLOW = FaultImpact(1, "xid 79", "n1", 10.0)
+IMPACT = FaultImpact(1, "xid 79", "n1", 10.0)
 
 
 @dataclass
 class JournalReader:
-    """A controller whose node returns when it has been asked for so often; it tells of it in the same moment."""
+    """A controller whose node returns to service at the n-th query.
+
+    The event of the return is available at the same time.
+    """
 
     returns_after: int
     marks: list[DrillMark] = field(default_factory=list)
@@ -33,16 +36,16 @@ class JournalReader:
 def waited(journal_reader: JournalReader, tmp_path: Path) -> dict[str, str]:
     told: Any = lambda training, marks: None  # noqa: E731
     training = Training(None, TrainingNotes(tmp_path / "notes"), None, journal_reader, 1, told)  # type: ignore[arg-type]
-    return training.all_back([BLOW], 10.0, lambda text: None)
+    return training.all_back([IMPACT], 10.0, lambda text: None)
 
 
-def test_a_node_that_is_in_service_again_has_been_heard_to_be(tmp_path: Path) -> None:
-    """Its return came between two questions: it is no fault that nobody saw."""
+def test_return_event_is_read_before_the_drill_stops_waiting(tmp_path: Path) -> None:
+    """The node returned between two queries, and the event is read before the drill stops waiting."""
     journal_reader = JournalReader(returns_after=3)
     assert waited(journal_reader, tmp_path) == {}
     assert [mark.what for mark in journal_reader.marks] == [RETURNED] and journal_reader.asked == 3
 
 
-def test_a_fault_that_the_controller_never_saw_is_not_waited_for(tmp_path: Path) -> None:
+def test_drill_does_not_wait_for_a_fault_that_the_controller_never_saw(tmp_path: Path) -> None:
     journal_reader = JournalReader(returns_after=0)
     assert waited(journal_reader, tmp_path) == {} and journal_reader.marks == [] and journal_reader.asked == 1

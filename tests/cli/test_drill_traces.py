@@ -1,4 +1,4 @@
-"""What a drill takes back when it ends, and what it leaves as it was."""
+"""Which faults and runs a drill removes when it ends, and which it leaves alone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.cli.runs import make_run, tell
 
 
 class Bench:
-    """Nodes that can be broken. A power cut is over when it has happened: nothing of it lasts."""
+    """Nodes into which faults can be injected. A power cut leaves no lasting fault."""
 
     def __init__(self, *faults: InjectedFault) -> None:
-        self.faults = {(wound.fault, wound.node): wound for wound in faults}
+        self.faults = {(each.fault, each.node): each for each in faults}
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
         if fault.name != "power-off":
@@ -38,7 +38,7 @@ class Bench:
         return [self.faults.pop(key) for key in list(self.faults) if key[1] == node and fault in (None, key[0])]
 
 
-def test_its_own_faults_are_undone_and_those_of_others_are_not():
+def test_drill_undoes_only_its_own_faults():
     others = (
         InjectedFault("gpu-lost", "n1", 1.0),
         InjectedFault("bad-replacement", "n2", 1.0),
@@ -52,16 +52,16 @@ def test_its_own_faults_are_undone_and_those_of_others_are_not():
     assert bench.injected() == list(others) and said == []
 
 
-def test_the_runs_of_a_drill_that_went_well_can_be_removed_and_other_runs_stay(tmp_path: Path):
+def test_runs_of_a_successful_drill_are_removed_and_other_runs_are_kept(tmp_path: Path):
     run, others = make_run(tmp_path), make_run(tmp_path, "train-x")
     gone = make_run(tmp_path, "drill-gone")
     traces = Traces(Bench(), runs=[run, gone])
-    shutil.rmtree(gone.root)  # somebody was quicker
+    shutil.rmtree(gone.root)  # another process has already removed it
     traces.discard(tmp_path)
     assert not run.root.exists() and others.root.is_dir()
 
 
-def test_a_drill_that_is_cut_short_ends_its_run_and_says_in_a_line_what_it_did(tmp_path: Path):
+def test_interrupted_drill_cancels_its_run_and_reports_its_cleanup_in_one_line(tmp_path: Path):
     run, never_begun = make_run(tmp_path), make_run(tmp_path, "drill-other")
     tell(run, phase=RunPhase.RUNNING)
     never_begun.status.unlink()

@@ -1,4 +1,4 @@
-"""What a drill tells of its training while it trains."""
+"""The messages of a drill about its training."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def status(phase: RunPhase = RunPhase.RUNNING, **what: Any) -> RunStatus:
     return RunStatus("drill-x", "drill", "ada", phase, 0.0, 9.0, nodes=NODES, **what)
 
 
-def test_it_tells_where_training_is():
+def test_message_shows_step_loss_generation_and_nodes():
     assert now(None, status(RunPhase.WAITING)) == "the run is waiting"
     assert (
         now(TrainedStep(1.0, 40, 2.5, 1), status(generation=1)) == "step 40, loss 2.50, generation 1; trains on n1, n2"
     )
 
 
-def test_a_generation_that_has_no_step_yet_is_not_told_of_by_a_step_of_the_one_before():
+def test_last_step_of_an_earlier_generation_is_named_as_such():
     last = TrainedStep(1.0, 40, 2.5, 1)
     assert now(last, status(RunPhase.RESTARTING, generation=1)) == "step 40 was the last so far; the run is restarting"
     assert now(last, status(generation=2)) == "step 40 was the last so far; generation 2 begins on n1, n2"
 
 
-def test_of_nodes_that_have_all_left_nothing_is_said():
-    """At the end of the run; that it trains on none would be news of a fault."""
+def test_message_names_no_nodes_when_all_have_left():
+    """This is the state at the end of the run. "trains on no node" would look like a fault."""
     left = replace(status(generation=1), nodes=(RunNodeStatus("n3", NodeRole.SPARE),))
     assert now(TrainedStep(1.0, 40, 2.5, 1), left) == "step 40, loss 2.50, generation 1"
     assert now(TrainedStep(1.0, 40, 2.5, 1), replace(left, generation=2)) == (
@@ -46,7 +46,7 @@ def test_of_nodes_that_have_all_left_nothing_is_said():
 
 @dataclass
 class Training:
-    """As far as it is looked at."""
+    """The part of a training that `DrillView` uses."""
 
     step: TrainedStep | None = None
 
@@ -60,7 +60,7 @@ class Training:
         return status(RunPhase.STARTING)
 
 
-def test_where_no_line_is_drawn_anew_nothing_is_said_twice(capsys: pytest.CaptureFixture[str]):
+def test_unchanged_message_is_printed_once_without_a_terminal(capsys: pytest.CaptureFixture[str]):
     view, training = DrillView(every_s=0.0), Training()
     for _ in range(5):
         view.tell(training, [])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`dalsegno exporter`, with commands that print a made-up cluster."""
+"""`dalsegno exporter`, with commands that print a generated cluster."""
 
 from __future__ import annotations
 

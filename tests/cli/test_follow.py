@@ -203,7 +203,7 @@ def drain(fd: int) -> str:
     try:
         while data := os.read(fd, 4096):
             seen += data
-    except OSError:  # Linux reports a closed terminal this way
+    except OSError:  # Linux reports a closed terminal with this error
         pass
     os.close(fd)
     return seen.decode()

@@ -66,7 +66,7 @@ def test_failed_check_exits_1(node: Path) -> None:
     assert [each["remedy"] for each in report["findings"] if each["verdict"] == "failed"] == ["reset"]
 
 
-def test_damaged_telemetry_is_unknown_and_no_failure(node: Path) -> None:
+def test_damaged_telemetry_is_unknown_and_not_a_failure(node: Path) -> None:
     (node / "telemetry.json").write_text("{")
     done = run()
     assert done.exit_code == 0

@@ -28,7 +28,7 @@ def on_terminal(code: str, columns: int, **env: str) -> str:
     try:
         while more := os.read(ours, 65536):
             output += more
-    except OSError:  # the other end is closed and everything was read
+    except OSError:  # the other end is closed, and all data was read
         pass
     os.close(ours)
     assert done.returncode == 0, output
@@ -53,7 +53,7 @@ HOSTILE = "\x1b]0;title\x07\x1b[2Jred\x9b31m\r\u202e\x08"
 
 
 def test_escape_codes_in_text_do_not_reach_the_terminal():
-    """This holds for all text: job names, reasons, paths, messages of other programs."""
+    """The rule applies to all text: job names, reasons, paths, and messages of other programs."""
     code = (
         f"t = {HOSTILE!r}\n"
         "out.talk(t); out.data(t); out.step(t); out.step(t, bold=True); out.heading(t)\n"

@@ -8,7 +8,7 @@ from dalsegno.cli.main import COMMANDS, cli
 
 
 def meanings(letter: str) -> set[str]:
-    """Return the long options that belong to a short one, over all commands."""
+    """Return the long options of a short option, over all commands."""
     commands = [command for name in COMMANDS if (command := cli.get_command(click.Context(cli), name))]
     options = [option for command in commands for option in command.params if isinstance(option, click.Option)]
     return {

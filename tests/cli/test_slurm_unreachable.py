@@ -1,4 +1,4 @@
-"""Tests that a missing answer of Slurm is distinguished from a refusal."""
+"""Tests that a Slurm which does not answer is distinguished from a Slurm which refuses."""
 
 from __future__ import annotations
 

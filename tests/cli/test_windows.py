@@ -108,7 +108,7 @@ def test_faulty_cluster_file_is_explained_on_windows(dalsegno: Run, tmp_path: Pa
 
 @pytest.mark.parametrize("command", ["plan", "up", "ls", "status", "down", "runs", "events", "shell", "env", "why"])
 def test_commands_that_need_linux_say_so_on_windows(dalsegno: Run, tmp_path: Path, command: str) -> None:
-    """Or they find nothing, because there is no local cluster."""
+    """Some of them find nothing instead, because there is no local cluster."""
     (tmp_path / "cluster.yaml").write_text(FILE)
     done = dalsegno(command)
     assert "Traceback" not in done.stderr

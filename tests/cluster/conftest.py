@@ -51,7 +51,7 @@ users:
   - {name: cem, accounts: [cem], qos: [normal, low, medium, high]}
 """
 
-# For the runs of one test module, not shared because its tests break its nodes.
+# A cluster for the runs of one test module. It is not shared, because the tests break its nodes.
 FOR_RUNS = """
 name: one
 target: local
@@ -65,7 +65,7 @@ health: {mode: observe}  # what is broken here stays so
 
 
 NO_LOAD_TESTS = f"{{{', '.join(f'{name}: off' for name in LOAD_TESTS)}}}"
-PINGED_S = 200  # slurmctld pings its nodes every 100 s: a node that missed the last ping is `idle*` until the next
+PINGED_S = 200  # slurmctld pings its nodes every 100 s, so a node that missed a ping is `idle*` until the next one
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Cli:
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def _warm_words(self, args: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the words of `dalsegno` to run from the warm process; none if the command is started by itself."""
+        """Return the words of the command to run from the warm process; empty if the command needs its own process."""
         plain, words = Cli.argv(self), self.argv(*args)
         own = tuple(words[len(plain) :]) if words[: len(plain)] == plain else ()
         if args and args[0] in READING:
@@ -130,8 +130,10 @@ class Cli:
         )  # fmt: skip
 
     def file(self, text: str, name: str = "cluster.yaml") -> str:
-        """Write a cluster file. Metrics, the web page and load tests are off unless the test asks for them: they take
-        CPU time."""
+        """Write a cluster file.
+
+        Metrics, the web page and load tests are off unless the test enables them, because they take CPU time.
+        """
         path = self.home / name
         added = {"monitoring:": "{enabled: false}", "health:": f"{{checks: {NO_LOAD_TESTS}}}"}
         path.write_text("\n".join([text, *(f"{key} {value}" for key, value in added.items() if key not in text), ""]))
@@ -172,9 +174,9 @@ def units_of(cluster_id: str) -> list[str]:
 
 
 def have_job_saved(cli: Cli, cluster: str, job: str) -> None:
-    """Have slurmctld save a job as it is now; a killed one loses what it has not saved.
+    """Make slurmctld save the current state of a job, because a killed slurmctld loses unsaved changes.
 
-    The first save may have begun before now, so a second one is waited for. Each change of a job leads to one.
+    The first save may have begun earlier, so this waits for a second one. Each change of a job triggers a save.
     """
     path = cli.home / "clusters" / cluster / "slurmctld/job_state"
     for number in range(2):
@@ -184,7 +186,7 @@ def have_job_saved(cli: Cli, cluster: str, job: str) -> None:
 
 
 def make_home(prefix: str) -> Path:
-    home = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # short, because sockets are below it
+    home = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a short path, because sockets are below it
     home.chmod(0o755)
     return home
 
@@ -202,7 +204,7 @@ def cache() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cache_of_nobody() -> Iterator[Path]:
-    """Return such a cache of the user of rootless clusters."""
+    """Return such a cache for the user of rootless clusters."""
     yield from common_cache("nobody", NOBODY if os.geteuid() == 0 else os.geteuid())
 
 
@@ -223,7 +225,7 @@ AnyCli = TypeVar("AnyCli", bound=Cli)
 
 @contextmanager
 def taken_down(cli: AnyCli) -> Iterator[AnyCli]:
-    """Afterwards, remove its clusters and its home, and report leftovers."""
+    """Remove the clusters of this home afterwards, then the home, and report leftovers."""
     try:
         yield cli
     finally:

@@ -1,7 +1,7 @@
-"""A Slurm cluster made by hand, with no code of ours, and an ordinary user with `pip install dalsegno` at home.
+"""A Slurm cluster set up without our code, and an ordinary user with `pip install dalsegno` at home.
 
 A mount namespace has its own /etc/slurm and /etc/passwd, so that the user needs no SLURM_CONF. Every node is a slurmd
-in its own PID namespace, on a loopback port: to kill its first process is to lose the node.
+in its own PID namespace, on a loopback port. Killing the first process of the namespace loses the node.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ForeignCluster:
         return process
 
     def boot(self, node: str) -> None:
-        """Start a node. Its first process takes all others with it when it is killed."""
+        """Start a node. When its first process is killed, all others end with it."""
         (self.root / "spool" / node).mkdir(parents=True, exist_ok=True)
         argv = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "slurmd", "-D", "-N", node)
         self.slurmd[node] = self.start(*argv)
@@ -111,7 +111,7 @@ class ForeignCluster:
         self.slurmd[node].wait()
 
     def as_root(self, *argv: str) -> str:
-        """Return what a command of an administrator prints, whether it succeeds or not."""
+        """Return the output of an administrator's command, whether it succeeds or not."""
         argv = tuple(self._root_argv(*argv))
         return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stdout
 
@@ -120,7 +120,7 @@ class ForeignCluster:
         return [*self.inside, "env", "-i", f"DALSEGNO_HOME={self.root}/admin", f"PATH={path}", *argv]
 
     def ok_as_root(self, *argv: str) -> str:
-        """Run a command as an administrator, with a state folder of its own."""
+        """Run a command as an administrator, with a separate state folder."""
         done = subprocess.run(self._root_argv(*argv), capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{' '.join(argv)} -> {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -135,7 +135,7 @@ class ForeignCluster:
         return dict(line.split() for line in self.as_root("sinfo", "-h", "-N", "-o", "%N %T").splitlines())
 
     def argv(self, *argv: str) -> list[str]:
-        """Return a command as the user runs it: in a login shell's environment, which does not know of Slurm."""
+        """Return a command as the user runs it, in the environment of a login shell, which does not know Slurm."""
         become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
         path = f"{self.home}/venv/bin:/usr/local/bin:/usr/bin:/bin"
         return [
@@ -165,7 +165,7 @@ class ForeignCluster:
 
 @contextmanager
 def foreign_cluster() -> Iterator[ForeignCluster]:
-    """Yield the cluster when all nodes are idle; afterwards nothing of it is left."""
+    """Yield the cluster when all nodes are idle. Remove everything afterwards."""
     root = Path(tempfile.mkdtemp(prefix="ds-foreign-", dir="/tmp"))
     root.chmod(0o755)
     with ExitStack() as daemons:
@@ -209,7 +209,8 @@ def _hold_namespace(cluster: ForeignCluster) -> int:
     mounts = [
         f"mount --bind {root}/etc-slurm /etc/slurm",
         f"mount --bind {root}/passwd /etc/passwd",
-        f"[ ! -d /var/lib/dalsegno ] || mount --bind {root}/empty /var/lib/dalsegno",  # clusters of this machine
+        # Hides the clusters of this machine
+        f"[ ! -d /var/lib/dalsegno ] || mount --bind {root}/empty /var/lib/dalsegno",
         f"touch {root}/held",
         "exec sleep infinity",
     ]
@@ -269,7 +270,7 @@ def _copy_package(name: str, library: Path) -> None:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build a wheel: with the build backend if it is installed, else as pyproject.toml says it would."""
+    """Build a wheel with the build backend if it is installed, otherwise by hand according to pyproject.toml."""
     if importlib.util.find_spec("hatchling"):
         argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
         subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)

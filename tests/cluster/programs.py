@@ -8,6 +8,6 @@ from dalsegno.system.children import ancestors, arguments
 
 
 def programs(pids: Iterable[int], matches: Callable[[list[str]], bool]) -> list[int]:
-    """Return the processes whose arguments match, without children that have forked but not yet called exec."""
+    """Return the processes whose arguments match, except children that have forked but not yet called exec."""
     found = [pid for pid in pids if matches(arguments(pid))]
     return [pid for pid in found if arguments(pid) not in [arguments(parent) for parent in ancestors(pid)[:1]]]

@@ -30,7 +30,7 @@ from tests.cluster.conftest import Cli
 from tests.cluster.programs import programs
 from tests.waiting import PATIENCE, eventually
 
-LONG_S = 180.0 * slowness() * PATIENCE  # for what takes some seconds on an idle machine
+LONG_S = 180.0 * slowness() * PATIENCE  # timeout for actions that take a few seconds on an idle machine
 FEW_S = 90.0 * slowness() * PATIENCE
 
 # Both scripts make steps together until their stop file exists. Every completed step is a line in its log, and one in a
@@ -79,8 +79,8 @@ while True:
 dist.destroy_process_group()
 """
 # Waits for all ranks at every step, over TCP through rank 0. As with gloo, a rank fails if another has ended, and waits
-# for ever for one whose host is silent. With `QUICK`, its warm parents start in a tenth of the time that torch takes.
-QUICK = ("--framework", "jax", "--preload", "json")  # forked workers as with torch, without its imports
+# forever for one whose host is silent. With `QUICK`, its warm parents start in a tenth of the time that torch takes.
+QUICK = ("--framework", "jax", "--preload", "json")  # workers are forked as with torch, but without its imports
 IN_STEP = f"""{STEPPING}
 size = int(os.environ["JAX_NUM_PROCESSES"])
 host, port = os.environ["JAX_COORDINATOR_ADDRESS"].rsplit(":", 1)
@@ -293,7 +293,8 @@ class Run:
     def agents(self) -> dict[str, int]:
         """Return the agents by node."""
         found = [pid for pid in self.processes() if arguments(pid)[-2:] == ["run-agent", self.id]]
-        return {node_of(pid): pid for pid in found if comm(pid) != "srun"}  # it has the agents' command line
+        # srun has the same command line as the agents.
+        return {node_of(pid): pid for pid in found if comm(pid) != "srun"}
 
     def warm_parents(self) -> dict[str, int]:
         """Return the children of the agents by node."""
@@ -336,7 +337,7 @@ class Run:
         try:
             eventually(
                 lambda: not self.traces(), LONG_S
-            )  # node agents free its shared memory on nodes that it had lost
+            )  # the node agents free the run's shared memory on nodes that it had lost
         except AssertionError:
             raise AssertionError(f"left behind: {self.traces()}; {self.tail()}") from None
 

@@ -13,7 +13,7 @@ from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.cluster.test_containers import make_image
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "nccl-tests-2.13" / "2x-p5.48xlarge.txt"
-# Stands for a program of nccl-tests with MPI: rank 0 prints the table.
+# Stands in for a program of nccl-tests with MPI. Rank 0 prints the table.
 STAND_IN = f'#!/bin/sh\n[ "$SLURM_PROCID" != 0 ] || cat {RECORDED}\n'
 
 
@@ -43,6 +43,35 @@ def test_nccl_tests_of_an_image_are_found_and_run_in_it(shared: Cli, nccl_tests:
     words = ("--nodes", "1", "--container-image", str(image), "--container-mounts", mounts)
     table = read_tables(shared.ok("bench", "all_reduce", *words, cwd=shared.home))[-1]
     assert table.rows == read_tables(RECORDED.read_text())[-1].rows
+
+
+def test_source_is_compiled_by_one_make_on_a_node_whatever_its_gpus(shared: Cli):
+    source = shared.home / "source"
+    source.mkdir()
+    (source / "Makefile").write_text("all:\n\tmkdir -p build\n\thostname >> build/hosts\n\ttouch build/x_perf\n")
+    built = shared.ok("bench", "build", str(source), "--nodes", "1", "--gpus-per-node", "8", "--partition", "train")
+    assert built.strip() == str(source / "build")
+    (host,) = (source / "build/hosts").read_text().split()
+    assert host.startswith("train-")
+
+
+FAILING = """#!/bin/sh
+echo "# nThread 1 nGpus 1 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1"
+echo "# Using devices"
+echo "$(hostname): Test CUDA failure util.cu:674 'no CUDA-capable device is detected'"
+exit 2
+"""  # as nccl-tests 2.19.6 do on a node without GPUs
+
+
+def test_the_error_of_a_program_of_nccl_tests_is_the_verdict(shared: Cli):
+    program = shared.home / "failing" / "all_reduce_perf"
+    program.parent.mkdir()
+    program.write_text(FAILING)
+    program.chmod(0o755)
+    answer = shared.run("bench", "all_reduce", "--nodes", "1", "--nccl-tests", str(program), "--json")
+    report = json.loads(answer.out)
+    assert (answer.code, report["level"], report["reason"]) == (1, "FAIL", "error")
+    assert report["sentences"][0].endswith("the test ended with an error: no CUDA-capable device is detected")
 
 
 def test_a_missing_program_of_nccl_tests_is_named_with_its_node(shared: Cli):
@@ -94,15 +123,31 @@ def four(cache: Path) -> Iterator[Cli]:
         yield cli
 
 
+NODE = ("net-slow", "train-3", "--rate", "20mbit")
+LINK = ("link-slow", "train-2", "--peer", "train-4", "--rate", "20mbit")  # not neighbours: no ring has this link
+
+
+def faults_found(cli: Cli, injected: tuple[str, ...], *how: str) -> list[tuple[str, list[str]]]:
+    cli.ok("inject", *injected)
+    try:
+        words = ("pairs", "--nodes", "4", "--size", "4M", "--seconds", "0.2", "--low", "0.2", "--json", *how)
+        answer = cli.run("bench", *words, timeout_s=400)
+    finally:
+        cli.ok("inject", "--clear", injected[1])
+    assert answer.code == 1, answer.err
+    return [(each["kind"], each["nodes"]) for each in json.loads(answer.out)["faults"]]
+
+
+def test_bisection_names_a_slow_link_between_two_nodes(four: Cli):
+    assert faults_found(four, LINK, "--bisect") == [("link", ["train-2", "train-4"])]
+
+
+@pytest.mark.long
+def test_the_matrix_names_a_slow_link_between_two_nodes(four: Cli):
+    assert faults_found(four, LINK) == [("link", ["train-2", "train-4"])]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", [(), ("--bisect",)], ids=["matrix", "bisection"])
-def test_pairs_name_the_node_with_the_slow_link(four: Cli, how: tuple[str, ...]):
-    four.ok("inject", "net-slow", "train-3", "--rate", "20mbit")
-    try:
-        words = ("pairs", "--nodes", "4", "--size", "4M", "--seconds", "0.3", "--low", "0.3", "--json", *how)
-        answer = four.run("bench", *words, timeout_s=400)
-    finally:
-        four.ok("inject", "--clear", "train-3")
-    assert answer.code == 1, answer.err
-    report = json.loads(answer.out)
-    assert [(each["kind"], each["nodes"]) for each in report["faults"]] == [("node", ["train-3"])]
+def test_pairs_name_a_slow_node(four: Cli, how: tuple[str, ...]):
+    assert faults_found(four, NODE, *how) == [("node", ["train-3"])]

@@ -24,7 +24,8 @@ def test_the_parts_without_torch_are_measured_judged_and_compared(shared: Cli, t
     levels = {each.part: each.word for each in report.parts}
     for part in (CertifyPart.VERSIONS, CertifyPart.STORAGE):
         assert levels[part] == "PASS", first.err
-    assert levels[CertifyPart.HEALTH] not in ("not measured", "no verdict"), first.err  # the agents check all nodes
+    # The agents have checked all nodes.
+    assert levels[CertifyPart.HEALTH] not in ("not measured", "no verdict"), first.err
     assert levels[CertifyPart.PAIRS] == levels[CertifyPart.POWER_CUT] == "skipped"
     assert first.code == report.level.exit_code
     assert "virtual hosts" in first.err

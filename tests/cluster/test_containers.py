@@ -59,7 +59,8 @@ APPLETS = (
 )
 CANCELLED = ("143\n", "137\n")  # srun may kill the task before slurmd's SIGTERM takes effect
 ENVIRONMENT = "PATH=/bin:/usr/bin\nFROM_IMAGE=as it says\nLANG=image\n"
-RC = 'mkdir -p "/workspace"\ncd "/workspace" && unset OLDPWD || exit 1\necho entry\nexec "$@"\n'  # as Enroot writes it
+# The file that Enroot writes.
+RC = 'mkdir -p "/workspace"\ncd "/workspace" && unset OLDPWD || exit 1\necho entry\nexec "$@"\n'
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,10 @@ def rootless(cache_of_nobody: Path) -> Iterator[Contained]:
 
 @pytest.fixture(params=["ada", "rootless", *(pytest.param(name, marks=pytest.mark.long) for name in ("root", "eve"))])
 def someone(request: pytest.FixtureRequest) -> Contained:
-    """A user on some cluster; all get the same results. Ada uses an image of root, eve her own."""
+    """A user on one of several clusters, with the same expected results for all.
+
+    Ada uses an image of root, eve her own.
+    """
     if request.param == "rootless":
         alone: Contained = request.getfixturevalue("rootless")
         return alone
@@ -206,7 +210,7 @@ def test_a_signal_that_is_sent_reaches_the_program(someone: Contained):
 
 
 def test_tasks_of_a_node_share_memory_files_and_what_they_write(someone: Contained):
-    """Each writes a file and waits for the other's, in /dev/shm and in the container itself."""
+    """Each task writes a file and waits for the other's file, in /dev/shm and in the container itself."""
     meet = "touch $1.$SLURM_LOCALID; until test -e $1.0 && test -e $1.1; do sleep 0.02; done; echo met"
     both = f"srun -N1 -n2 $I sh -c '{meet}' sh $1; rm -f $1.0 $1.1"
     for place in (f"/dev/shm/dalsegno-test-{os.getpid()}", "/etc/here"):
@@ -233,7 +237,7 @@ def test_bad_image_is_a_one_line_error_and_drains_no_node(someone: Contained):
 
 
 def test_cancelled_step_leaves_nothing_behind(cluster: Contained, ada: Contained, rootless: Contained):
-    """All three run at once, because Slurm takes seconds to notice that a step has ended."""
+    """All three steps run at once, because Slurm takes seconds to notice that a step has ended."""
     mark, everyone = f"98{os.getpid()}", (cluster, ada, rootless)
     line = f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c '(sleep {mark} &); sleep {mark}'\""
     jobs = [who.lines(line)[0] for who in everyone]
@@ -246,7 +250,7 @@ def test_cancelled_step_leaves_nothing_behind(cluster: Contained, ada: Contained
 
 
 def test_detached_process_ends_with_its_step(someone: Contained):
-    """In a container or not. A cancelled step has the exit code of its signal."""
+    """The process ends with or without a container. A cancelled step has the exit code of its signal."""
     mark = f"97{os.getpid()}"
     detach = f"sh -c '(sleep {mark} &)'"
     assert someone.lines(f"srun $I {detach}; echo $?; srun {detach}; echo $?") == ["0", "0"]
@@ -303,7 +307,7 @@ def test_container_options_take_effect(someone: Contained):
 
 
 def test_image_name_cut_off_by_a_shell_comment_is_explained(ada: Contained):
-    """In an #SBATCH line `#` starts a comment, and `\\#` does not."""
+    """In an #SBATCH line, `#` starts a comment; `\#` does not."""
     script = f"""cd {ada.cli.home}/tmp; printf '#!/bin/sh\n#SBATCH --container-image=%s\ntrue\n' "$1" >cut.sh
         sbatch -H -o /dev/null cut.sh"""
     assert "write \\# for #: localhost:5000\\#IMAGE" in ada.sh(script, "localhost:5000#team/app:v1").err
@@ -349,7 +353,7 @@ def test_named_container_persists_is_shared_while_running_and_private(someone: C
     }.items():
         answer = someone.sh(f"srun -w train-1 --container-name={name} true")
         assert answer.code == NO_CONTAINER and why in answer.err
-    if someone.user:  # root has no container of that name
+    if someone.user:  # root has no container with that name
         assert f"container {own} does not exist" in Contained(someone.cli, someone.image).sh(f"{line} true").err
 
 
@@ -383,7 +387,7 @@ def test_container_has_the_requested_namespaces(someone: Contained):
 
 
 def test_named_containers_are_listed_and_removed(someone: Contained):
-    """The owner lists and removes them on the nodes that have them; a container in use stays."""
+    """The owner lists and removes containers on the nodes that have them. A container in use is kept."""
 
     def listed() -> list[list[object]]:
         found = json.loads(someone.sh("dalsegno containers ls --json").out)
@@ -430,7 +434,10 @@ def test_a_saved_container_is_an_image_again(someone: Contained):
 
 
 def test_a_step_whose_container_cannot_be_saved_fails(someone: Contained):
-    """Its folder is removed while the step runs. An exit code or signal of the program takes precedence."""
+    """The folder for the image is removed while the step runs.
+
+    An exit code or signal of the program takes precedence.
+    """
     folder = Path(someone.lines(f"mktemp -d -p {someone.cli.home}/tmp")[0])
     words = f"$I --container-mounts={folder}:/x --container-save={folder}/d/saved.sqsh"
     make = f"mkdir -p {folder}/d; "
@@ -565,7 +572,7 @@ def test_unpacked_image_is_removed_with_its_image_once_unused(rootless: Containe
         eventually((folder / "began").exists)
         eventually(
             lambda: len(rootless.lines("squeue -h")) == 1
-        )  # the step that joined outlives the one that created it
+        )  # the step that joined the container outlives the step that created it
         there = unpacked.exists()
         image.unlink()
         rootless.cli.ok("image", "gc")
@@ -630,7 +637,7 @@ def test_import_error_on_a_virtual_node_names_where_to_import(ada: Contained):
 
 
 def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Contained, ada: Contained, tmp_path: Path):
-    """Of an existing and a missing image, the first is imported and the second reported; the cluster is up."""
+    """One of two images exists. It is imported, the missing one is reported, and the cluster is up."""
     busybox = (cluster.image.parent / "tree/bin/busybox").read_bytes()
     layout = Layout(tmp_path / "oci")
     layout.image("v1", [([folder("bin"), member("bin/sh", busybox, mode=0o755)], "gzip")], config={"Env": ["FROM=v1"]})
@@ -643,11 +650,12 @@ def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Con
     assert answer.code == 1 and f"{there}: packing" in answer.err
     assert "one is up, but 1 image could not be imported" in answer.err and f"  {missing}: " in answer.err
     try:
-        again = cluster.cli.run("up", cluster.cli.file(listed.replace(f"'{missing}', ", "")))  # the registry is gone
+        # The registry no longer runs.
+        again = cluster.cli.run("up", cluster.cli.file(listed.replace(f"'{missing}', ", "")))
         assert (again.code, again.err) == (0, "nothing to do: the cluster is as the file says\n")
         without = ada.sh(f"srun -N2 --container-image={there} sh -c 'echo $FROM'")
         assert without.out == "v1\nv1\n" and without.err.count("as it was imported before") == 1
-        assert ada.sh("ls ~/.local/state/dalsegno/images/blobs").out == ""  # it came from root's store
+        assert ada.sh("ls ~/.local/state/dalsegno/images/blobs").out == ""  # the image came from root's store
         assert "team/app:v1" in ada.sh("dalsegno image ls").out
     finally:
         cluster.cli.ok("up", cluster.cli.file(FILE))
@@ -681,7 +689,7 @@ def test_run_in_a_container_resumes_after_a_crash(someone: Contained):
     assert answer.code == 0, answer
     assert "generation 2" in answer.err
     assert "[1] 1 1 2 as it says" in answer.out and "[1] 2 1 2 as it says" in answer.out
-    assert "[0] 2 0 2 as it says" in answer.out  # in the first generation it may end before it prints
+    assert "[0] 2 0 2 as it says" in answer.out  # the first generation may end before it prints
 
 
 def test_run_with_a_missing_image_reports_it(cluster: Contained):
@@ -765,7 +773,8 @@ def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fi
     try:
         with own_settings(cluster, {"head": f"{registered}\n", "train-1": f"{registered}\n", "train-2": "# none\n"}):
             assert "unrecognized option '--container-image" in batch(cluster)
-            assert cluster.lines("srun -w train-2 $I sh -c 'echo from $FROM_IMAGE'") == ["from"]  # not in the image!
+            # This variable is not in the image.
+            assert cluster.lines("srun -w train-2 $I sh -c 'echo from $FROM_IMAGE'") == ["from"]
             bare = cluster.sh(f"dalsegno run --framework=plain -N2 --container-image={cluster.image} true")
             assert (
                 bare.code == 1
@@ -778,7 +787,8 @@ def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fi
             assert found["findings"][0]["fix"].startswith(f"add `{registered}` to ")
             (step,) = found["commands"]
             assert step["hosts"] == ["train-2"]
-            for command in [each for each in step["commands"] if not each.startswith("systemctl ")]:  # no systemd there
+            # The hosts have no systemd.
+            for command in [each for each in step["commands"] if not each.startswith("systemctl ")]:
                 cluster.on("train-2", "sh", "-c", command)
             assert (home / "tmp/etc-train-2/plugstack.conf").read_text().splitlines() == ["# none", "", registered]
             assert batch(cluster) == "from as it says\nend\n"
@@ -839,6 +849,6 @@ def loops(image: Path) -> int:
         except OSError:  # released in the meantime
             return ""
 
-    # Of a file on a tmpfs in another mount namespace, the kernel shows the path below the tmpfs only.
+    # For a file on a tmpfs in another mount namespace, the kernel shows only the path below the tmpfs.
     end = f"/{image.parent.name}/{image.name}\n"
     return sum(backing(path).endswith(end) for path in Path("/sys/block").glob("loop*/loop/backing_file"))

@@ -1,4 +1,4 @@
-"""Check and fix container jobs on a cluster of others, whose hosts are reached by a real ssh."""
+"""Check and fix container jobs on a cluster that Dal Segno did not create, over a real ssh."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 SetEnv PATH={home}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin SHLVL=2
-"""  # the level keeps bash from reading .bashrc
+"""  # this SHLVL prevents bash from reading .bashrc
 FAR = """
 name: far
 target: ssh
@@ -105,7 +105,7 @@ class Far:
         return [word for each in options for word in (flag, each)]
 
     def check(self, *args: str, user: str = "root", known: bool = True) -> Answer:
-        """Run the check from outside the cluster, with a file that names its hosts."""
+        """Run the check from outside the cluster, with a cluster file that lists its hosts."""
         hosts = json.dumps({host: self.address(host) for host in HOSTS})
         text = FAR.format(port=PORT, folder=self.home / "ssh", user=user, hosts=hosts)
         options = self.options("--ssh-option") if known else ["-o", f"UserKnownHostsFile={self.home}/none"]
@@ -179,7 +179,7 @@ IN_IMAGE = "from as it says\nend\n"
 
 
 def run_commands(far: Far, report: str) -> None:
-    """Run the commands of a report as an administrator would; `shell` is where `dalsegno shell` runs."""
+    """Run the commands of a report as an administrator would. `shell` selects the host where `dalsegno shell` runs."""
     for step in json.loads(report)["commands"]:
         for host in step["hosts"]:
             for command in step["commands"]:
@@ -194,7 +194,7 @@ def run_commands(far: Far, report: str) -> None:
 
 @pytest.fixture
 def ssh_settings(far: Far) -> None:
-    """Let ssh on the hosts reach each other by the user's own settings."""
+    """Configure ssh on the hosts, so that they reach each other with the user's own settings."""
     known = "\n".join(f"    {each.replace('=', ' ')}" for each in far.options("")[1::2])
     (far.home / "ssh_config.d/far.conf").write_text(f"Host *\n    Port {PORT}\n{known}\n")
 

@@ -38,7 +38,7 @@ def test_docker_container_outlives_its_job_and_srun_container_does_not(cache: Pa
     assert facts["after scancel, node idle"] == ("STILL RUNS", "gone")
     docker, ours = facts["its cgroup"]
     assert "/docker/" in docker and "job_" not in docker
-    if read_cgroups().version:  # otherwise Slurm tracks by parent process, without cgroups
+    if read_cgroups().version:  # without cgroups, Slurm tracks processes by their parents
         assert ours.endswith("/job_2/step_0")
     assert "job 2 was given the GPU that the program of job 1 still had" in answer.out
     assert of_a_docker() == before
@@ -57,7 +57,7 @@ def test_ctrl_c_while_docker_runs_leaves_nothing(cache: Path):
             before.append(line)
             if "now: scancel 1" in line:
                 break
-        demo.send_signal(signal.SIGSTOP)  # while the test inspects it
+        demo.send_signal(signal.SIGSTOP)  # stopped while the test inspects it
         assert {"dockerd", "containerd-shim-runc-v2", "sleep"} <= of_docker(cli), before
         demo.send_signal(signal.SIGINT)
         demo.send_signal(signal.SIGCONT)
@@ -68,7 +68,7 @@ def test_ctrl_c_while_docker_runs_leaves_nothing(cache: Path):
 
 
 def test_docker_scene_is_refused_before_anything_is_created(cache: Path):
-    """The cases are root without the right to create namespaces, and no Docker."""
+    """The two cases are root without the right to create namespaces, and a machine without Docker."""
     with taken_down(at_home(cache)) as cli:
         powerless = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
         done = subprocess.run(

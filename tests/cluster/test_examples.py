@@ -21,7 +21,7 @@ PLAIN, OURS = "\nsrun torchrun ", f"\nsrun {sys.executable} -m dalsegno torchrun
     "launcher",
     [pytest.param(PLAIN, id="torchrun"), pytest.param(OURS, id="dalsegno torchrun")],
 )
-@pytest.mark.long  # test_torchrun.py runs such a script, and tests/examples/test_ddp.py this program
+@pytest.mark.long  # test_torchrun.py runs such a script, and tests/examples/test_ddp.py runs this program
 def test_two_nodes_train_and_save(shared: Cli, launcher: str) -> None:
     folder = shared.home / f"ddp-{len(launcher)}"
     folder.mkdir()

@@ -193,9 +193,9 @@ def tail(run: RunFolder) -> str:
 
 
 def test_user_has_no_files_of_ours_outside_her_home(cluster: ForeignCluster):
-    """The install and the runs above touched only the home of the user and shared memory."""
+    """The installation and the runs of the earlier tests used only the user's home and shared memory."""
     owned = [path for path in Path("/tmp").iterdir() if not path.is_symlink() and path.lstat().st_uid == UID]
-    owned = [path for path in owned if not path.name.startswith("torchinductor_")]  # PyTorch's own
+    owned = [path for path in owned if not path.name.startswith("torchinductor_")]  # files that PyTorch itself creates
     assert owned == [], USER
 
 

@@ -30,7 +30,7 @@ def test_exporter_counts_the_jobs_of_a_real_cluster(shared: Cli) -> None:
             return found["slurm_job_queue_wait_seconds_count", (("partition", "lab"),)]
 
         assert eventually(lambda: scraped()["slurm_nodes_idle"].value()) >= 1
-        before = eventually(lambda: waits() + 1) - 1  # counted from the second cycle on
+        before = eventually(lambda: waits() + 1) - 1  # waits are counted from the second cycle on
         eventually(lambda: scraped()["dalsegno_collector_success"].value(source="sshare"))
         words = ("--parsable", "-p", "lab", "--gpus=1", "-J", NAME, f"--comment={NAME}", "-o", "/dev/null")
         jobs.append(shared.ok("shell", "--", "sbatch", *words, "--wrap", "sleep 600").strip())

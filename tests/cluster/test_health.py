@@ -31,7 +31,7 @@ health: {{mode: off}}
 
 
 def write_script(cli: Cli, name: str) -> None:
-    """Write the script of the documentation, with the path of our command. It gets no path of Slurm's files."""
+    """Write the script from the documentation, with the path of our command. It does not set the path of slurm.conf."""
     found = re.search(rf"cat > {name} <<'END'\n(.*?)^END$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert found
     ours = cli.home / "clusters/one/bin/dalsegno"
@@ -78,10 +78,11 @@ def test_slurm_health_check_drains_a_node_with_a_reason(cli: Cli) -> None:
 
 
 def test_prolog_check_keeps_jobs_off_a_busy_node(cli: Cli) -> None:
-    """Slurm's health check beside jobs does not report what matters only on an idle node."""
+    """While jobs run, Slurm's health check does not report faults that matter only on an idle node."""
     assert cli.ok("shell", "--", "srun", "-w", "train-1", "--gpus=1", "hostname").strip() == "train-1"
     told = cli.home / "clusters/one/hosts/train-1/telemetry.json"
     write_telemetry(told, with_gpu(read_telemetry(told), 0, memory_used_mib=4000))
     job = cli.ok("shell", "--", "sbatch", "--parsable", "-w", "train-1", "--gpus=1", "--wrap", "hostname").strip()
     eventually(lambda: reason(cli, "train-1") == "Prolog error")
-    eventually(lambda: "JobState=PENDING" in cli.ok("shell", "--", "scontrol", "show", "job", job))  # restored below
+    # Restored at the end of the test
+    eventually(lambda: "JobState=PENDING" in cli.ok("shell", "--", "scontrol", "show", "job", job))

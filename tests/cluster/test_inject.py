@@ -93,7 +93,7 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 
 def what_became(peer: subprocess.Popen[str]) -> str:
-    """Return what happened to its connection."""
+    """Return how the connection ended."""
     assert peer.stdin is not None
     print(file=peer.stdin, flush=True)
     return next_line(peer)
@@ -141,7 +141,8 @@ def test_power_cut_closes_no_connection_and_up_boots_the_host(two: Cli):
 
 def test_network_cut_drops_all_packets_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
-    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))  # the command itself may take as long
+    # Injected directly, because the command itself may take as long as the fault lasts.
+    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))
     assert not reaches(two, "train-2")
     eventually(lambda: reaches(two, "train-2"))
     two.ok("inject", "net-cut", "train-2", "--for", "0.1s")
@@ -163,10 +164,10 @@ def test_network_cut_keeps_link_and_connections(two: Cli):
 
 
 def test_timer_of_an_earlier_cut_does_not_end_a_later_one(two: Cli):
-    two.ok("inject", "net-cut", "train-2", "--for", "3s")  # not over when the second one begins
+    two.ok("inject", "net-cut", "train-2", "--for", "3s")  # this fault is still active when the second one begins
     two.ok("inject", "net-cut", "train-2")
     mark = str(two.home / "clusters/one/hosts/train-2/faults/net-cut.json")
-    eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # its timer has expired
+    eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # the timer of the fault has expired
     assert not reaches(two, "train-2")
     assert "undoes the faults injected into 1 host (train-2)" in two.ok("plan")
     two.ok("up")
@@ -319,6 +320,41 @@ def test_packet_loss_and_delay_are_injected(two: Cli):
     eventually(lambda: arrives(two, "train-1", "train-2") > 475)
 
 
+RECEIVE = """
+import socket, time
+sock = socket.create_server(("0.0.0.0", 9997))
+print("ready", flush=True)
+peer, _ = sock.accept()
+began = time.monotonic()
+while peer.recv(65536):
+    pass
+print(time.monotonic() - began, flush=True)
+"""
+TRANSMIT = """
+import socket, sys
+socket.create_connection((sys.argv[1], 9997), 60).sendall(bytes(512 << 10))
+"""
+
+
+def transfer_s(cli: Cli, sender: str, receiver: str) -> float:
+    """Return how long half a mebibyte takes over TCP, in seconds."""
+    with on(cli, receiver, RECEIVE) as receiving:
+        assert next_line(receiving) == "ready"
+        with on(cli, sender, TRANSMIT, receiver):
+            return float(next_line(receiving))
+
+
+def test_slow_link_slows_only_the_packets_between_its_two_ends(two: Cli):
+    two.ok("inject", "link-slow", "train-2", "--peer", "train-1", "--rate", "1mbit")
+    for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
+        assert transfer_s(two, sender, receiver) > 2.5, "half a mebibyte at 125 kB/s"
+    for sender, receiver in (("head", "train-2"), ("train-2", "head")):
+        assert transfer_s(two, sender, receiver) < 2.5
+    two.ok("inject", "--clear", "train-2")
+    for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
+        assert transfer_s(two, sender, receiver) < 2.5
+
+
 def test_link_down_is_injected(two: Cli):
     two.ok("inject", "link-down", "train-2")
     eventually(lambda: "NO-CARRIER" in in_host(two, "train-2", "ip", "-br", "link", "show", "eth0").out)
@@ -459,7 +495,7 @@ def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
 
 
 def test_killed_machine_room_leaves_no_partial_host(two: Cli):
-    """The machine room is killed at various moments; its successor completes the host."""
+    """The machine room is killed at various moments. Its successor completes the host."""
     room = HostControlClient(folder(two).root)
     for delay_s in (0.0, 0.02, 0.05, 0.08):
         threading.Thread(target=ask_in_vain, args=(room,), daemon=True).start()

@@ -33,7 +33,7 @@ def small(name: str = "one", slurm: str = "accounting: false") -> str:
 
 @dataclass(frozen=True)
 class Bounded(Cli):
-    """The `dalsegno` command under another command that restricts it, or with a changed environment."""
+    """The `dalsegno` command, started by another command that restricts it, or with a changed environment."""
 
     before: tuple[str, ...] = ()
     more: tuple[tuple[str, str], ...] = ()
@@ -64,7 +64,8 @@ def bounded(cli: Cli, *before: str, home: Path | None = None, **more: str) -> Bo
 
 # The machine
 
-# Hides a program in a mount namespace that ends with the command. Links are resolved, because of alternatives.
+# Hides a program in a mount namespace that ends with the command. Links are resolved, because the program may be a
+# Debian alternative.
 HIDE = 'mount --bind /dev/null "$1" && shift && exec "$@"'
 
 
@@ -110,7 +111,7 @@ def test_virtual_hosts_without_namespaces_are_refused(cli: Cli):
     container = bounded(cli, "setpriv", "--bounding-set=-sys_admin")
     said = container.refused("up", cli.file(small() + "local: {hosts: virtual}\n"))
     assert "no virtual hosts here: this kernel or container does not permit namespaces" in said
-    assert "local: {hosts: loopback}" in said and "sudo" not in said  # already root
+    assert "local: {hosts: loopback}" in said and "sudo" not in said  # the user is already root
     assert not (cli.home / "clusters/one").exists()
 
 
@@ -133,7 +134,7 @@ def test_home_too_long_for_a_socket_is_refused_early(cli: Cli):
 
 
 def test_a_home_just_short_enough_runs_jobs(cli: Cli):
-    """Sockets of job steps have longer paths than munge's: a cluster that comes up must be able to run jobs."""
+    """Sockets of job steps have longer paths than munge's socket. A cluster that starts must be able to run jobs."""
     far = bounded(cli, home=home_of_length(cli, SOCKET_PATH_MAX))
     answer = plain(far.run("up", cli.file(small()), cwd=cli.home))
     try:
@@ -206,7 +207,7 @@ def test_home_that_is_a_file_or_inaccessible_is_reported(cli: Cli):
         ("nothing.yaml", "the file does not exist (nothing.yaml)"),
         (".", "this is a folder, not a file (.)"),
         ("/dev/null", "the file is empty"),
-        ("/bin/true", "this is not a text file"),
+        ("/bin/true", "the file is not UTF-8 text"),
         ("/proc/self/mem", "the file cannot be read"),
         ("huge.yaml", "the file is larger than 1 MiB"),
     ],
@@ -272,7 +273,10 @@ def test_cluster_option_overrides_the_variable(pair: Bounded):
 
 
 def test_shell_with_cluster_environment_uses_that_cluster(pair: Bounded):
-    """After `eval "$(dalsegno env)"` no name is needed. Inside a host no cluster is visible, which is reported."""
+    """After `eval "$(dalsegno env)"`, no name is needed.
+
+    Inside a host, no cluster is visible, and the command reports that.
+    """
     exported = json.loads(pair.ok("env", "-M", "two", "--json"))
     assert "two (local) is up" in replace(pair, more=tuple(exported.items())).ok("status")
     inside = plain(pair.run("shell", "-M", "two", "--", *pair.argv("status")))
@@ -294,7 +298,7 @@ def test_failure_prints_nothing_to_stdout(pair: Bounded):
 
 
 @pytest.mark.parametrize("words", [["status", "-M", "one"], ["schema"], ["ls"], ["--help"]])
-def test_closed_pipe_is_no_error(pair: Bounded, words: list[str]):
+def test_closed_pipe_is_not_an_error(pair: Bounded, words: list[str]):
     read, write = os.pipe()
     os.close(read)
     try:
@@ -356,14 +360,14 @@ def test_damaged_state_file_is_reported(pair: Bounded, file: str, text: str):
     try:
         for words in (["status", "-M", "one"], ["plan", "one.yaml"], ["shell", "-M", "one", "--", "true"]):
             plain(pair.run(*words))
-        assert "two " in plain(pair.run("ls")).out  # the others are still shown
+        assert "two " in plain(pair.run("ls")).out  # the other clusters are still shown
     finally:
         path.write_text(good)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", *(pytest.param(each, marks=pytest.mark.long) for each in ("[]", "null"))])
 def test_up_with_damaged_state_does_not_recreate_the_cluster(pair: Bounded, text: str):
-    """It would end every job and delete the accounting database."""
+    """Recreating the cluster would end every job and delete the accounting database."""
     path = pair.home / "clusters/two/state.json"
     good, first = path.read_text(), host_process(pair.home / "clusters/two/hosts/head")
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""Tests of the metrics of nodes, runs and recovery on a real cluster: what happens there is what they show."""
+"""Tests of the metrics of nodes, runs and recovery on a real cluster. The metrics must match what happened there."""
 
 from __future__ import annotations
 

@@ -88,13 +88,13 @@ class Watched:
     prometheus: PrometheusClient
     run: Run
     received: list[dict[str, Any]]
-    port: int  # of the webhook
+    port: int  # port of the webhook
 
     def answers(self, expr: str) -> bool:
         return bool(self.prometheus.query(expr))
 
     def has(self, expr: str) -> bool:
-        """Return whether a query has a number for an answer: a quantile of nothing is NaN."""
+        """Return whether a query returns a number. A quantile without samples is NaN."""
         return any(not math.isnan(sample.value) for sample in self.prometheus.query(expr))
 
 
@@ -126,7 +126,8 @@ def watched(cache: Path) -> Iterator[Watched]:
         args = (str(work / "stop"), str(work / "ckpt"))
         options = ("-N", "1", "--gpus-per-node", "1", "--nproc-per-node", "1")
         run = Run.start(cli, work, *options, script=TRAIN, args=args)
-        lost = eventually(lambda: run.nodes)  # by test_every_query_of_every_panel_returns_data, which replaces it
+        # test_every_query_of_every_panel_returns_data has lost this node, and the run replaces it.
+        lost = eventually(lambda: run.nodes)
         write_fabric(folder.node_metrics("train-2" if "train-1" in lost else "train-1"))
         status = json.loads(cli.run("monitor", "status", "--json").out)
         prometheus = PrometheusClient(status["prometheus"], folder.monitor_password.read_text())
@@ -136,8 +137,7 @@ def watched(cache: Path) -> Iterator[Watched]:
 
 
 def write_fabric(folder: Path) -> None:
-    """Write the metrics of an EFA device and of an InfiniBand port, which local nodes do not have, beside the node's
-    own."""
+    """Write metrics of an EFA device and an InfiniBand port, which local nodes lack, next to the node's own metrics."""
     efa = PortCounters("rdmap16s27", "1", "efa", True, dict.fromkeys(EFA_COUNTERS, 7))
     infiniband = PortCounters("mlx5_0", "1", "ib", True, {"port_xmit_data": 7, "port_rcv_data": 7})
     (folder / "fabric.prom").write_bytes(render(port_families([efa, infiniband])))
@@ -161,9 +161,10 @@ def test_every_query_of_every_panel_returns_data(watched: Watched):
     queries = list(dict.fromkeys(target["expr"] for panel in panels for target in panel["targets"]))
     assert len(queries) > 80
     before = ["training_step > 0", "dalsegno_recovery_detect_seconds_count", "slurm_job_queue_wait_seconds_count"]
-    wait_for_all(watched.has, before)  # Prometheus counts only what it saw grow
-    watched.cli.ok("inject", "power-off", watched.run.nodes[0])  # it is replaced: times of recovery
-    watched.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "true")  # a wait in the queue
+    wait_for_all(watched.has, before)  # Prometheus counts an increase only after the first sample
+    # The node is replaced, which gives the times of recovery.
+    watched.cli.ok("inject", "power-off", watched.run.nodes[0])
+    watched.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "true")  # gives a wait in the queue
     wait_for_all(watched.has, [with_values(query) for query in queries])
     eventually(lambda: watched.cli.ok("monitor", "check") == "", LONG_S, every_s=1.0)  # the run has just resumed
 
@@ -178,15 +179,15 @@ def with_values(query: str) -> str:
 @pytest.mark.parametrize("dashboard", PUBLISHED, ids=lambda each: str(each.id))
 def test_every_query_of_a_published_dashboard_returns_data(watched: Watched, dashboard: PublishedDashboard):
     chosen = {"$job": "node", "$nodename": "train-1", "$node": "train-1"}
-    wait_for_all(watched.answers, ['DCGM_FI_DEV_GPU_TEMP{instance="train-1"}'])  # it has been read
-    for name, (query, label) in dashboard.choices(chosen).items():  # what its menus offer
+    wait_for_all(watched.answers, ['DCGM_FI_DEV_GPU_TEMP{instance="train-1"}'])  # Prometheus has read the metric
+    for name, (query, label) in dashboard.choices(chosen).items():  # the values that the dashboard's menus offer
         offered = {sample.labels.get(label) for sample in watched.prometheus.query(query)}
         assert chosen.get(name, "train-1" if label == "instance" else "0") in offered, name
     values = {"$instance": ".*", "$gpu": ".*", "$__rate_interval": "30s", **chosen}
     version = watched.prometheus.query("node_exporter_build_info")[0].labels["version"]
     expected = expect_data(dashboard.queries(values), version)
     assert expected.some
-    wait_for_all(watched.answers, expected.some)  # NaN is an answer here: the share of no swap
+    wait_for_all(watched.answers, expected.some)  # NaN counts as an answer here, such as the used share of no swap
     returned = {query: why for query, why in expected.none.items() if watched.answers(query)}
     assert not returned, "these are to be taken out of without_data.json"
 
@@ -210,7 +211,7 @@ def test_targets_have_labels_and_need_the_password(watched: Watched):
 
 
 def test_an_alert_reaches_the_webhook(watched: Watched):
-    watched.cli.ok("automation", "pause")  # the node keeps its fault
+    watched.cli.ok("automation", "pause")  # so that the node keeps its fault
     watched.cli.ok("inject", "xid", "79", "train-2")
     try:
         eventually(lambda: any(each.name == "GpuXid" for each in watched.prometheus.alerts()))

@@ -50,7 +50,7 @@ def is_now(cli: Cli, node: str, presence: str) -> bool:
 @pytest.mark.alone
 def test_node_agents_use_little_cpu(three: Cli):
     before, began = [ticks(three, n) for n in (1, 2, 3)], time.monotonic()
-    time.sleep(8)  # the measured interval
+    time.sleep(8)  # the period that is measured
     taken = sum(ticks(three, n) for n in (1, 2, 3)) - sum(before)
     percent = taken * 100 / os.sysconf("SC_CLK_TCK") / 3 / (time.monotonic() - began)
     assert percent < 1.0, "share of one CPU per agent"
@@ -94,7 +94,7 @@ def test_dead_agent_is_restarted_and_its_node_stays(three: Cli):
 
 
 def test_paused_controller_blames_no_agent(three: Cli):
-    """On a busy machine an agent may be late by itself; then the test tries again."""
+    """On a busy machine, an agent may be late for other reasons. The test then tries again."""
     assert any(stands_still_unnoticed(three) for _ in range(3))
 
 

@@ -111,7 +111,7 @@ class Site:
         """Cancel all jobs, so that every test starts with an empty queue."""
         jobs = self.ask("squeue", "-h", "-o", "%A").split()
         if jobs:
-            self.run("scancel", *jobs)  # one may have ended already
+            self.run("scancel", *jobs)  # a job may have ended already
             eventually(lambda: self.ask("squeue", "-h") == "")
 
 
@@ -153,7 +153,7 @@ def test_a_job_over_the_partitions_time_limit_is_refused(site: Site):
     assert answer.code == 1 and "time limit" in answer.err
     job = site.submit("-p", "short", "-t", "10", user="ada")
     assert site.job(job, "%l") == "10:00"
-    assert site.job(site.submit("-p", "short", user="ada"), "%l") == "3:00"  # default_time
+    assert site.job(site.submit("-p", "short", user="ada"), "%l") == "3:00"  # the partition's default_time
 
 
 def test_a_job_over_the_partitions_node_limit_is_refused(site: Site):
@@ -164,7 +164,7 @@ def test_a_job_over_the_partitions_node_limit_is_refused(site: Site):
 
 def test_only_allowed_accounts_may_use_a_partition(site: Site):
     assert site.ok("srun", "-p", "vision", "hostname", user="ada").startswith("work-")
-    for claim in ((), ("-A", "vision")):  # bob's own account, and one he is not in
+    for claim in ((), ("-A", "vision")):  # bob's own account, and an account that he is not in
         answer = site.run("srun", "-p", "vision", *claim, "hostname", user="bob")
         assert answer.code == 1 and "Invalid account" in answer.err
 
@@ -246,7 +246,8 @@ def started_now(site: Site, job: str) -> bool:
     """
     state = site.job(job, "%T")
     if state == "PENDING":
-        site.run("scontrol", "update", f"jobid={job}", "StartTime=now")  # refused if it has started meanwhile
+        # Refused if the job has started in the meantime.
+        site.run("scontrol", "update", f"jobid={job}", "StartTime=now")
     return state == "RUNNING"
 
 
@@ -260,7 +261,7 @@ def test_short_job_is_backfilled(site: Site):
     assert (site.job(large, "%T"), site.job(long, "%T")) == (
         "PENDING",
         "PENDING",
-    )  # the long one would delay the large one
+    )  # the long job would delay the large job
 
 
 def test_job_over_the_user_limit_of_a_qos_waits(site: Site):
@@ -328,7 +329,7 @@ def test_job_runs_as_a_user_who_exists_only_on_the_cluster(site: Site):
 
 
 def test_root_can_become_a_machine_user_with_another_group_name(site: Site):
-    """`nobody` is in `nogroup` and has a home of the machine, not of the cluster."""
+    """The user `nobody` is in the group `nogroup`, and its home belongs to the machine, not to the cluster."""
     said = site.ok("sh", "-c", "id -un; id -gn; echo $HOME", user="nobody")
     assert said.split() == ["nobody", "nogroup", "/nonexistent"]
 
@@ -492,5 +493,5 @@ def test_the_backup_controller_takes_over_and_up_brings_the_primary_back(home: C
     eventually(lambda: pair.run("scontrol", "ping").out.splitlines() == both)  # the backup has to hand back first
     assert home.status("pair")["phase"] == "up"
     last.touch()
-    eventually(lambda: out.exists() and out.read_text() == "done\n")  # the job was not restarted
+    eventually(lambda: out.exists() and out.read_text() == "done\n")  # the job ran only once
     home.ok("down", "pair")

@@ -26,7 +26,7 @@ from tests.cluster.test_containers import make_image
 from tests.cluster.test_repair import daemon_pid
 from tests.waiting import eventually
 
-REPAIR_S = 100 * slowness()  # for a repair that takes seconds on an idle machine
+REPAIR_S = 100 * slowness()  # timeout for a repair that takes seconds on an idle machine
 
 FILE = """
 name: one
@@ -66,7 +66,7 @@ def phase(cli: Cli, node: str) -> str:
 
 
 def events(cli: Cli, node: str, since: int = 0) -> list[Message]:
-    """Return what the controller recorded about a node; not the injected faults, which the tests request."""
+    """Return the controller's events about a node, without the faults that the tests injected."""
     found = request(cli, {"events": since})["events"]
     return [each for each in found if each["node"] == node and each["kind"] != "request"]
 
@@ -90,7 +90,10 @@ def state(cli: Cli, node: str) -> str:
 
 
 def heals(cli: Cli, node: str, breaking: Callable[[], object]) -> dict[str, float]:
-    """Break a node and wait until it is back in service; return when each kind of event was first reported."""
+    """Inject a fault into a node and wait until the node is back in service.
+
+    Return when each kind of event was first reported.
+    """
     before, began = last_event(cli), time.time()
     breaking()
     eventually(lambda: any(each["kind"] == "return" for each in events(cli, node, before)), REPAIR_S)
@@ -116,7 +119,8 @@ def test_host_without_power_is_replaced_validated_and_returned(cluster: Cli):
     (returned,) = [each["text"] for each in events(cluster, "train-2") if each["text"].startswith("validated, ")]
     if importlib.util.find_spec("torch"):
         right = "(pair-collective passed: all-reduce of 16 MiB by 2 ranks with gloo: right, "
-        late = "(pair-collective unknown: torch was not loaded in time"  # the node is not blamed for it
+        # A validation without this result does not fail.
+        late = "(pair-collective unknown: torch was not loaded in time"
         assert right in returned or (slowness() > 4 and late in returned)
     else:
         assert f"(pair-collective unknown: {sys.executable} has no torch: data was exchanged, " in returned
@@ -154,13 +158,13 @@ def test_xid_79_drains_the_node_and_a_killed_controller_continues(cluster: Cli):
     assert "check       xid failed: Xid 79" in cluster.ok("why", "train-3")
     eventually(
         lambda: "check       xid passed" in cluster.ok("why", "train-3")
-    )  # its agent runs checks besides validation
+    )  # the agent runs checks besides the validation
 
 
 def answers(cli: Cli) -> bool:
     try:
         return bool(request(cli, {"nodes": True}).get("nodes"))
-    except DalsegnoError:  # booting
+    except DalsegnoError:  # the host is still booting
         return False
 
 
@@ -234,13 +238,13 @@ def test_a_node_with_quick_job_failures_is_drained_and_validated(cluster: Cli):
 
 def test_no_action_while_slurmctld_does_not_answer(cluster: Cli):
     log, before = cluster.home / "clusters/one/hosts/head/controller.log", last_event(cluster)
-    seen = len(log.read_text())  # reported once
+    seen = len(log.read_text())  # the event is reported only once
     os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
     cluster.ok("inject", "xid", "79", "train-2")
     eventually(lambda: "Slurm does not answer; no action on nodes" in log.read_text()[seen:], REPAIR_S)
     eventually(lambda: any(each["verdict"] == "failed" for each in told_of_agent(cluster, "train-2")), REPAIR_S)
     assert {each["kind"] for each in events(cluster, "train-2", before)} <= {"turn", "note"}
-    cluster.ok("up")  # which also clears injected faults
+    cluster.ok("up")  # `up` also clears injected faults
     eventually(lambda: phase(cluster, "train-2") == "in service" and state(cluster, "train-2") == "idle", PINGED_S)
 
 
@@ -266,7 +270,7 @@ def test_replaced_gpus_are_refused_until_forgiven(cluster: Cli):
 
 def test_disconnected_controller_changes_no_node(cluster: Cli):
     nodes = ("train-1", "train-2", "train-3", SPARE)
-    eventually(lambda: all(heard_in(cluster, node) for node in nodes))  # otherwise it would already be missing
+    eventually(lambda: all(heard_in(cluster, node) for node in nodes))  # otherwise the node would already be missing
     before, folder = last_event(cluster), cluster.home / "clusters/one"
     switch = host_process(folder / "hosts/switch")
     assert switch is not None
@@ -289,7 +293,7 @@ def test_disconnected_controller_changes_no_node(cluster: Cli):
 
 
 def heard_in(cli: Cli, node: str) -> bool:
-    """Return whether its agent is heard and the node is not suspected."""
+    """Return whether the controller hears the node's agent and does not suspect the node."""
     return view(cli, node)["presence"] == "connected" and phase(cli, node) in ("in service", "spare")
 
 
@@ -341,7 +345,7 @@ def test_auto_resume_restarts_the_step_of_a_batch_script(cluster: Cli):
     job, out = submit(cluster, "batch", f"srun --auto-resume=1 {image(cluster)} {step}\necho ends with $?", "-N2")
     eventually(lambda: len(lines(signed)) == 2)
     lost = next(name for name in lines(signed) if name != batch_host(cluster, job))
-    set_weight(cluster, lost, 1000)  # if it returns before the job restarts, Slurm prefers the other nodes
+    set_weight(cluster, lost, 1000)  # if the node returns before the job restarts, Slurm prefers the other nodes
     heals(cluster, lost, lambda: cluster.ok("inject", "power-off", lost))
     (cluster.home / "tmp/batch.last").touch()
     eventually(lambda: "ends with 0" in lines(out), 60)
@@ -434,7 +438,7 @@ def test_run_of_srun_tasks_keeps_a_suspected_node_until_it_ends(cluster: Cli):
             eventually(lambda: all(state(cluster, f"train-{n}") in ("mixed", "allocated") for n in (1, 2, 3)), REPAIR_S)
             cluster.ok("inject", "xid", "48", "train-1")
             eventually(lambda: phase(cluster, "train-1") != "in service")
-            until = time.monotonic() + 3  # several rounds of the controller
+            until = time.monotonic() + 3  # several rounds of the controller pass in this time
             while time.monotonic() < until:
                 assert phase(cluster, "train-1") == "drained" and run.poll() is None
             go.touch()
@@ -456,7 +460,7 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
         return cluster.ok("shell", "--", *words, "--wrap", "sleep 1000").strip()
 
     run, go_on = run_that_loses_a_node(cluster)
-    full = [ask_for_a_node("plain") for _ in range(3)]  # the third is pending
+    full = [ask_for_a_node("plain") for _ in range(3)]  # the third job stays pending
     eventually(lambda: state(cluster, "train-2") == "allocated" and state(cluster, "train-3") == "allocated")
     assert phase(cluster, SPARE) == "spare"
     joins = ask_for_a_node("dalsegno:join", run)
@@ -466,7 +470,7 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
 
     eventually(lambda: node() == f"RUNNING {SPARE}")
     given_back = f"given back to job {joins}: Slurm had drained it again"
-    for read_again in (("shell", "--", "scontrol", "reconfigure"), ("up",)):  # it is a spare in slurm.conf
+    for read_again in (("shell", "--", "scontrol", "reconfigure"), ("up",)):  # slurm.conf declares the node as a spare
         before = last_event(cluster)
         if read_again == ("up",):
             have_job_saved(cluster, "one", joins)
@@ -483,7 +487,7 @@ def test_spare_is_lent_to_a_run_and_returned(cluster: Cli):
 
 
 def run_that_loses_a_node(cluster: Cli) -> tuple[str, Path]:
-    """Start a run that keeps its drained node until a file exists, and does not request another."""
+    """Start a run that keeps its drained node until a file exists, and that requests no other node."""
     program, go_on = cluster.home / "keeps.py", cluster.home / "go-on"
     program.write_text(f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.1)\n")
     words = ("--framework", "plain", "--sbatch-arg=--nodelist=train-1", "--nproc-per-node", "1")

@@ -1,6 +1,6 @@
 """Tests of the scene `researchers` of `dalsegno demo`, on the shared cluster and by itself.
 
-Slurm computes fair share once a minute: both run at once, so that this minute is spent only once.
+Slurm computes fair share once a minute. Both tests run at once, so that they wait for the same minute.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.waits
 
 @pytest.fixture(scope="module")
 def demo(cache: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the demo without virtual hosts and users, as without the right to create namespaces."""
+    """Run the demo without virtual hosts and users, as on a machine without the right to create namespaces."""
     with taken_down(at_home(cache)) as cli:
         powerless = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
         process = subprocess.Popen(
@@ -40,7 +40,7 @@ def test_three_researchers_share_four_gpus(shared: Cli):
     outcome = play(Lab(target.slurm, target.slurm_as), told.append)
     ada, bob, cem = (outcome.jobs[name] for name in ("ada", "bob", "cem"))
 
-    assert outcome.running_at_release == ("bob", "ada")  # together, on all four GPUs
+    assert outcome.running_at_release == ("bob", "ada")  # both run at the same time, on all four GPUs
     assert ada.gpus + bob.gpus == 4
     first_end = min(ada.ends_at or 0, bob.ends_at or 0)
     assert (cem.started_at or 0) >= first_end > max(ada.started_at or 0, bob.started_at or 0)
@@ -51,7 +51,7 @@ def test_three_researchers_share_four_gpus(shared: Cli):
         ("cem", 1, "low", "COMPLETED"),
     ]
     assert all(job.elapsed_s >= seconds for job, seconds in ((ada, 7), (bob, 4), (cem, 2)))
-    assert outcome.priorities["ada"] < outcome.priorities["cem"]  # fair share: she used more
+    assert outcome.priorities["ada"] < outcome.priorities["cem"]  # her fair share is lower, because she used more
 
 
 def test_researchers_demo_works_in_a_pipe_and_leaves_nothing(demo: subprocess.Popen[str]):

@@ -105,7 +105,7 @@ def test_nodes_are_added_and_used_ports_avoided(user: Rootless):
     room.reboot("train-2")
     assert room.boot_id("train-2") != mark
     eventually(lambda: user.run("shell", "--", "srun", "-w", "train-2", "--immediate=5", "true").code == 0, PINGED_S)
-    port = ports(user)["train-2"]  # within the range that the same cluster would use again
+    port = ports(user)["train-2"]  # in the range of ports that the same cluster would use again
     user.ok("down", "two")
     user.file(FILE.format(name="two", accounting="false"))
     with socket.socket() as sock:
@@ -162,7 +162,7 @@ def test_machine_with_only_loopback_address_gets_an_error(user: Rootless):
     assert done.returncode == 1 and "no network address but 127.0.0.1" in done.stderr
 
 
-@pytest.mark.long  # test_monitoring.py has Prometheus read all nodes as root
+@pytest.mark.long  # as root, test_monitoring.py has Prometheus read all nodes
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="the package prometheus is missing")
 def test_prometheus_reads_all_nodes_without_root(user: Rootless):
     more = "monitoring: {interval: 1s, prometheus: true}\n"

@@ -17,15 +17,16 @@ from tests.cluster.runs import LONG_S, Run, kill, now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
-FAULTS = 20  # each kind at least once
+FAULTS = 20  # each kind of fault occurs at least once
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "11"))  # determines the faults and their order
-NODES = [f"train-{number}" for number in range(1, 6)]  # one of the six nodes stays up: without any, nothing recovers
-PATIENCE_S = 4.0  # longest wait for a recovery before the next fault
+# One of the six nodes stays up, because without any node nothing recovers.
+NODES = [f"train-{number}" for number in range(1, 6)]
+PATIENCE_S = 4.0  # maximum wait for a recovery before the next fault
 
 
 @dataclass
 class Chaos:
-    """Faults for a run. Each returns its victim, or nothing if there is none because the run recovers."""
+    """Faults for a run. Each returns its victim, or nothing while the run recovers and there is no victim."""
 
     run: Run
     dice: random.Random
@@ -108,7 +109,7 @@ def test_a_run_survives_random_faults(cluster_for_runs: Cli):
 
 
 def do(run: Run, dice: random.Random, number: int, fault: Callable[[], str]) -> None:
-    """Inject one fault, then wait for a time that is sometimes too short for the recovery."""
+    """Inject one fault, then wait. The wait is sometimes too short for the recovery."""
     at = now()
     done: list[str] = []
     run.wait_for(lambda: done.append(fault()) or done[-1])

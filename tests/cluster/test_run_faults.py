@@ -1,4 +1,4 @@
-"""Tests of faults in one run: each costs as little as possible, and harmless ones cost nothing.
+"""Tests of faults in one run. Each fault costs as little time as possible, and harmless faults cost none.
 
 The tests on `run` use the same run, in order. Each leaves it with four nodes in training. `./test --long` repeats all
 of them with torch; test_train.py and test_headline_figures.py always use it.
@@ -22,8 +22,8 @@ from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-# On an idle machine a dead host is detected after 1.5 s, and the next step follows after 2.5 s: benchmarks measure
-# that. Here other tests may run, or the machine may be emulated; Slurm alone would need minutes.
+# On an idle machine, a dead host is detected after 1.5 s, and the next step follows after 2.5 s, as benchmarks measure.
+# Here other tests may run at the same time, or the machine may be emulated. Slurm alone would need minutes.
 DETECTED_S = 20.0 * PATIENCE
 STEPPED_S = 60.0 * PATIENCE
 
@@ -56,7 +56,7 @@ def run(long_run: Run) -> Run:
 
 @pytest.fixture
 def with_a_spare(long_run: Run) -> Run:
-    """Return the run with at least one spare; the other, rebooted, may still import torch."""
+    """Return the run with at least one spare. The other spare was rebooted and may still import torch."""
     return whole(long_run, spares=1)
 
 
@@ -69,12 +69,12 @@ def whole(run: Run, spares: int) -> Run:
 
 
 def power_off(cli: Cli, node: str) -> None:
-    """Cut the power at once: the command takes a moment to start, and some faults must coincide."""
+    """Cut the power directly. The command would take a moment to start, and some faults must coincide."""
     LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache").power_off(node)
 
 
 def broken(run: Run, fault: Callable[[], object]) -> float:
-    """Break a run so that its generation ends; return how long it took until all ranks had made a step."""
+    """Break a run so that its generation ends. Return how long it took until all ranks had made a step."""
     before, at = run.generation, now()
     fault()
     took = run.wait_for_step(before + 1, at, timeout_s=LONG_S) - at
@@ -83,9 +83,9 @@ def broken(run: Run, fault: Callable[[], object]) -> float:
 
 
 def dark_for(run: Run, node: str, rank: int, generation: int) -> tuple[float, float]:
-    """Return how long after a power cut it was detected, and how long until the next step.
+    """Return how long it took to detect a power cut, and how long until the next step.
 
-    The time of the power cut is that of the last line of its rank.
+    The last line of the lost rank gives the time of the power cut.
     """
     dark_at = [each.at for each in run.writes() if (each.generation, each.rank) == (generation, rank)][-1]
     lost_at = next(each["at"] for each in run.journal("lost", since=dark_at) if each["node"] == node)
@@ -144,7 +144,7 @@ def test_killed_slurmd_restarts_nothing(run: Run):
 
 
 def stop_slurmd(cli: Cli, node: str) -> None:
-    cli.ok("shell", "--node", node, "--", "pkill", "-9", "-x", "slurmd")  # it sees only this host
+    cli.ok("shell", "--node", node, "--", "pkill", "-9", "-x", "slurmd")  # pkill sees only the processes of this host
 
 
 def test_agent_stopped_for_three_seconds_restarts_nothing(run: Run):
@@ -189,7 +189,7 @@ def test_a_killed_warm_parent_costs_no_restart(run: Run):
 def test_killed_agent_is_replaced_by_a_spare_and_its_workers_end(run: Run):
     nodes, restarts, jobs, lost_worker = run.nodes, run.restarts, run.status.jobs, run.workers()[1]
     broken(run, lambda: kill(run.agents()[nodes[1]]))
-    run.wait_for(lambda: not os.path.exists(f"/proc/{lost_worker}"))  # ended, and reaped by its host
+    run.wait_for(lambda: not os.path.exists(f"/proc/{lost_worker}"))  # the worker has ended, and its host has reaped it
     assert run.nodes == [nodes[0], run.nodes[1], *nodes[2:]] and run.nodes[1] != nodes[1]
     run.wait_for_spares(2)
     assert nodes[1] in run.spares
@@ -233,7 +233,7 @@ def test_two_hosts_lost_at_once_are_replaced_by_two_spares(run: Run):
 def test_host_lost_during_worker_stop_does_not_delay_the_next_generation(with_a_spare: Run):
     run = with_a_spare
     nodes, generation = run.nodes, run.generation
-    kill(run.agents()[nodes[3]], signal.SIGSTOP)  # it is alive but does not report that its worker stopped
+    kill(run.agents()[nodes[3]], signal.SIGSTOP)  # the agent is alive, but does not report that its worker stopped
     kill(run.workers()[0])
     run.wait_for(lambda: run.journal("failed")[-1]["generation"] == generation)
     run.wait_for(lambda: not {0, 1, 2} & set(run.workers()))
@@ -269,7 +269,7 @@ def test_one_node_job_joins_a_run_without_spare_even_during_its_start(start: Sta
     run = start("alone", "-N", "2", "--preload", module.stem, "--env", f"PYTHONPATH={module.parent}")
     run.wait_for(lambda: len(run.warm_parents()) == 2, LONG_S)
     first = sorted(run.agents())
-    power_off(run.cli, first[1])  # its warm parent is still importing
+    power_off(run.cli, first[1])  # the warm parent of this node is still importing
     run.wait_for_step(timeout_s=LONG_S)
     assert first[0] in run.nodes and first[1] not in run.nodes
     nodes, generation = run.nodes, run.generation
@@ -306,7 +306,7 @@ def test_run_with_damaged_state_restarts_in_another_job(start: Start):
     run.wait_for_step(timeout_s=LONG_S)
     at, (job,), coordinator = now(), run.status.jobs, run.coordinator()
     assert coordinator is not None
-    os.kill(coordinator, signal.SIGSTOP)  # so that it writes nothing more
+    os.kill(coordinator, signal.SIGSTOP)  # stopped, so that it writes nothing more
     run.folder.state.write_text("{")
     kill(coordinator)
     run.wait_for(lambda: run.journal("granted", since=at), LONG_S)

@@ -1,4 +1,4 @@
-"""Tests of the variables that programs of each framework get. Only an MPI needs to be installed."""
+"""Tests of the variables that programs of each framework get. Of the frameworks, only an MPI must be installed."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_plain_program_has_slurm_variables_and_its_exit_code(cluster_for_runs: C
     words = ("--framework", "plain", "-N2", "--nproc-per-node=2", "./task", "a b", str(code))
     answer, _ = follow(cluster_for_runs, work, *words)
     assert answer.code == code, answer.err
-    if code == 0:  # otherwise the first that exits with this code ends the others
+    if code == 0:  # for other codes, the first rank that exits ends the others
         assert sorted(answer.out.splitlines()) == [
             f"[{rank}] {rank} of 4 on train-{rank // 2 + 1} with 2 arguments: a b, rank none" for rank in range(4)
         ]
@@ -168,9 +168,9 @@ IMPORTS = "import sys, os\nprint('pid', os.getpid(), 'slow' in sys.modules, flus
     [
         (
             "raise RuntimeError('no weights')",
-            "modules are not imported ahead on train-1: import slow: RuntimeError: no weights",
+            "modules are not preloaded on train-1: import slow: RuntimeError: no weights",
         ),
-        ("import os\nos._exit(3)", "modules are not imported ahead on train-1: the warm parent died"),
+        ("import os\nos._exit(3)", "modules are not preloaded on train-1: the warm parent died"),
         (
             "import threading as t, time\nt.Thread(target=time.sleep, args=(99,), name='reader', daemon=True).start()",
             "threads of the warm parent on train-1 do not exist in its workers: reader",

@@ -213,7 +213,7 @@ def test_run_whose_coordinator_host_died_is_reported(stranger: Person, work: Pat
         status = read_status(run.folder.status)
         assert status is not None
         owner = run.folder.status.stat()
-        write_status(run.folder.status, replace(status, updated=status.updated - 600))  # ten minutes later
+        write_status(run.folder.status, replace(status, updated=status.updated - 600))  # as if ten minutes had passed
         os.chown(run.folder.status, owner.st_uid, owner.st_gid)
         said, _ = follower.communicate(timeout=100)
         assert follower.returncode == 1 and "has been silent for" in said, said
@@ -239,7 +239,8 @@ def test_run_resumes_in_its_requeued_job_after_losing_the_coordinator_host(stran
     run.wait_for(lambda: "RUNNING" not in root.ok(*state), LONG_S)  # the remaining agents have ended
     root.ok("up")
     run.wait_for(lambda: "PENDING" in root.ok(*state), LONG_S)
-    root.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm delays it by two minutes
+    # Slurm would delay the job by two minutes.
+    root.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
     run.wait_for_generation(2, LONG_S)
     assert run.status.jobs == (job,)
     assert run.finish() == 0

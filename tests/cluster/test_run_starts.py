@@ -1,4 +1,4 @@
-"""Tests of runs that start while a node is down unknown to Slurm, and of one that leaves a node to be repaired."""
+"""Tests of runs that start while a node is down unnoticed by Slurm, and of a run that leaves a node for repair."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cluster.conftest import Cli
 from tests.cluster.runs import IN_STEP, LONG_S, QUICK, Run, footprint, now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-NODES = 4  # of `cluster_for_runs`
+NODES = 4  # number of nodes of `cluster_for_runs`
 
 
 def start_without(cli: Cli, off: str, name: str, *options: str) -> Run:
@@ -18,14 +18,14 @@ def start_without(cli: Cli, off: str, name: str, *options: str) -> Run:
     before = footprint(cli)
     cli.ok("inject", "power-off", off)
     run = Run.start(cli, cli.home / name, *QUICK, *options, "-J", name, script=IN_STEP)
-    run.before = before  # with that node
+    run.before = before  # the state from before the node was lost
     return run
 
 
 def granted_without(cli: Cli, off: str, name: str, *options: str) -> Run:
     """Start a run to which Slurm has allocated the dead node.
 
-    Slurm pings its nodes every few seconds. If it notices the dead node first, try again.
+    Slurm pings its nodes every few seconds. If Slurm notices the dead node too early, try again.
     """
     for attempt in "abcde":
         run = start_without(cli, off, f"{name}-{attempt}", *options)
@@ -38,7 +38,8 @@ def granted_without(cli: Cli, off: str, name: str, *options: str) -> Run:
 
 
 def noticed(cli: Cli, node: str) -> bool:
-    return not cli.ok("shell", "--", "sinfo", "-h", "-n", node, "-o", "%T").strip().isalpha()  # idle*, down*
+    # The state is then idle* or down*
+    return not cli.ok("shell", "--", "sinfo", "-h", "-n", node, "-o", "%T").strip().isalpha()
 
 
 def held(run: Run) -> str:
@@ -84,7 +85,7 @@ def test_run_leaves_a_node_that_the_controller_wants_to_repair(cluster_for_runs:
     assert [entry["node"] for entry in run.journal("left")] == [node] and not run.journal("lost")
     generation = run.generation
     run.wait_for(lambda: {node} == {name for job in slurm.jobs() for name in nodes_left(job.comment)})
-    slurm.set_down(node, "dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")  # as the controller does
+    slurm.set_down(node, "dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")  # the controller sets the same reason
     run.wait_for(lambda: node not in {name for job in slurm.jobs() for name in job.nodes})
     slurm.resume(node)
     run.wait_for_step(after=now() + 0.5)

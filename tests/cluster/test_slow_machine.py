@@ -85,7 +85,7 @@ def slowed(cli: Cli, node: str) -> Iterator[Path]:
     group.mkdir()
     try:
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        for _ in range(2):  # one of them may have forked meanwhile
+        for _ in range(2):  # a process may have forked in the meantime
             move([host_pid(cli, node), *descendants(host_pid(cli, node))], group)
         (group / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
         yield group
@@ -97,7 +97,7 @@ def slowed(cli: Cli, node: str) -> Iterator[Path]:
 
 def move(pids: Sequence[int], group: Path) -> None:
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             (group / "cgroup.procs").write_text(str(pid))
 
 
@@ -145,7 +145,7 @@ class LateOnce(LocalNode):
 
 
 def test_munge_check_decodes_fresh_credential_after_timeout(cluster: Cli) -> None:
-    """Sent again, the first credential would count as replayed."""
+    """If the first credential were sent again, it would count as replayed."""
     conf = cluster.home / "clusters/one/etc/slurm.conf"
     node = LateOnce(machine_here({**cluster.env, "SLURM_CONF": str(conf)}, "train-1").expected, cluster.env)
     assert judge_munge(ask_munge(node)).verdict is Verdict.PASSED and node.late

@@ -26,8 +26,8 @@ pytestmark = [
 NODES = ("train-1", "train-2", "train-3")
 FEW_S = 60.0 * slowness()
 
-# In both scripts, steps are slow, so that there is time to cut the power of a node. `go` ends them. Without torch, each
-# rank keeps its own step on the storage.
+# In both scripts, steps are slow, so that there is time to cut the power of a node. The file `go` ends them. Without
+# torch, each rank keeps its own step on the storage.
 QUICK_TRAIN = """
 import os, sys, time
 
@@ -112,7 +112,7 @@ def test_every_host_has_the_storage_and_the_machine_does_not(stored: Cli, mounts
 def test_check_finds_a_node_without_the_mount(stored: Cli, mounts: Path):
     assert json.loads(stored.ok("storage", "check", "--quick", "--json"))["ok"]
     host = json.loads((Folder(stored.home / "clusters/one").host("train-2") / "init.json").read_text())
-    os.kill(host["pid"], 19)  # otherwise it would repair this itself
+    os.kill(host["pid"], 19)  # stopped, because otherwise it would repair this itself
     try:
         assert on(stored, "train-2", "umount", f"{mounts}/fsx").code == 0
         answer = stored.run("storage", "check", "fsx", "--quick")

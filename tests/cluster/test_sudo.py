@@ -24,7 +24,7 @@ slurm: {{accounting: false}}
 health: {{mode: "off"}}
 """
 STRANGER = NOBODY - 1
-# In a mount namespace of its own, so that its sudo rules and root's clusters affect nothing else.
+# Runs in a separate mount namespace, so that its sudo rules and root's clusters affect nothing else.
 ENTER = """
 mount --bind "$1/sudoers.d" /etc/sudoers.d && mkdir -p /var/lib/dalsegno && mount --bind "$1/state" /var/lib/dalsegno &&
 echo ready && exec cat
@@ -68,7 +68,7 @@ def people() -> Iterator[tuple[Person, Person]]:
     rule.write_text(f"#{NOBODY} ALL=(ALL:ALL) NOPASSWD: ALL\n")
     rule.chmod(0o440)
     argv = ["unshare", "--mount", "--propagation=private", "sh", "-c", ENTER, "sh", str(home)]
-    # It lasts as long as this end of its input is open, because no fixed time is long enough on a slow machine.
+    # The process lasts until this end of its input is closed. A fixed time could be too short on a slow machine.
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as world:
         assert world.stdout is not None
         assert world.stdout.readline() == "ready\n"

@@ -55,10 +55,11 @@ def test_json_has_the_verdict_beside_the_keys_of_status(shared: Cli):
         assert isinstance(before, dict)
         return bool(text.splitlines()[0] == before["text"])
 
-    eventually(first_line_is_the_verdict)  # a node may change its state between both
+    eventually(first_line_is_the_verdict)  # a node may change its state between the two commands
     found = json.loads(shared.ok("top", "--json"))
     assert {"verdict", "nodes", "daemons", "jobs", "recovery", "gpus", "runs", "events"} <= found.keys()
-    gpus = eventually(lambda: json.loads(shared.ok("top", "--json"))["gpus"].get("lab-1"))  # its agent reports them
+    # The GPUs are reported by the node's agent.
+    gpus = eventually(lambda: json.loads(shared.ok("top", "--json"))["gpus"].get("lab-1"))
     assert [(gpu["index"], gpu["temperature_c"]) for gpu in gpus] == [(index, 34) for index in range(4)]
     assert found["verdict"]["code"] in [code.value for code in VerdictCode] and len(found["recovery"]) == 4
 

@@ -91,7 +91,8 @@ def test_killed_worker_is_restarted(shared: Cli, folder: Path) -> None:
 
 
 def test_scancel_leaves_no_process(shared: Cli, folder: Path) -> None:
-    job, output = submit(shared, folder, "waits", WAITS, "--no-python")  # a program, so that no torch is imported
+    # The workers are plain programs, so that no torch is imported.
+    job, output = submit(shared, folder, "waits", WAITS, "--no-python")
     eventually(lambda: said(output).count("up\n") == 4, 200)
     assert len(of_job(job, folder)) > 4
     shared.ok("shell", "--", "scancel", job)

@@ -22,13 +22,13 @@ pytest.importorskip("torch")
 
 FAULTS = ["worker"] * 7 + ["agent", "srun", "power", "power"]
 SHAPE = ("-N", "4")
-NODES = 6  # of `cluster_for_runs`
+NODES = 6  # number of nodes of `cluster_for_runs`
 LONG = bool(os.environ.get("DALSEGNO_LONG"))
-if not LONG:  # as many ranks on fewer nodes, each of which imports torch
+if not LONG:  # the same number of ranks on fewer nodes, because each node imports torch
     FAULTS = ["worker", "agent", "power"]
     SHAPE = ("-N", "2", "--nproc-per-node", "2")
     NODES = 3
-EACH = 17  # steps for each fault
+EACH = 17  # number of steps for each fault
 STEPS = EACH * len(FAULTS) + 13
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "7"))
 
@@ -142,8 +142,11 @@ def stopped(cluster_for_runs: Cli, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def undisturbed(stopped: Training, cluster_for_runs: Cli, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """Return the training to compare with. Only the long suite has one without any stop: state that is lost at a stop
-    changes the weights, and other faults happen at other steps."""
+    """Return the training to compare with.
+
+    Only the long suite has a training without any stop. State that is lost at a stop changes the weights, and other
+    faults happen at other steps.
+    """
     if not LONG:
         return stopped
     training = Training(cluster_for_runs, tmp_path_factory.mktemp("undisturbed"), STEPS, 0.0)
@@ -153,7 +156,7 @@ def undisturbed(stopped: Training, cluster_for_runs: Cli, tmp_path_factory: pyte
 
 
 def test_ddp_measures_how_long_a_rank_waits_for_others(undisturbed: Training) -> None:
-    """The names are those that `train/progress.py` reads; another version of torch may have others."""
+    """`train/progress.py` reads these names; another version of torch may use others."""
     (measured,) = [line for line in undisturbed.run.log(0).splitlines() if line.startswith("ddp")]
     assert {"backward_comm_time", "backward_compute_comm_overlap_time"} <= set(measured.split())
 
@@ -166,14 +169,14 @@ def test_weights_are_bit_identical_after_kills_and_power_cuts(
     run = training.run
     target = LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache")
     faults = dice.sample(FAULTS, len(FAULTS))
-    safe: dict[int, int] = {}  # the step before the generation was ended
+    safe: dict[int, int] = {}  # node -> the newest safe step before the generation was ended
     for number, fault in enumerate(faults):
         reached = training.step()
         training.wait_before((number + 1) * EACH)
         run.wait_for(lambda reached=reached: training.step() > reached + 3, LONG_S)  # type: ignore[misc]
         time.sleep(dice.random() * 0.3)
         if fault != "worker" or number == 0:
-            run.wait_for(training.has_copies, LONG_S)  # two nodes lost in a row may cost a step
+            run.wait_for(training.has_copies, LONG_S)  # the loss of two nodes in a row may cost a step
         safe[run.generation] = max(0, run.safe().place[1], *safe.values())
         if fault == "power":
             target.power_off(dice.choice(run.nodes))
@@ -197,7 +200,7 @@ def test_weights_are_bit_identical_after_kills_and_power_cuts(
 
 
 def kill_one(run: Run, kind: str, dice: random.Random) -> bool:
-    """Kill one process; raise an error if there is none because the run still recovers."""
+    """Kill one process. Raise an error if there is none because the run is still recovering."""
     victims = {"worker": run.workers, "agent": run.agents, "srun": run.sruns}[kind]()
     kill(dice.choice(sorted(victims.values() if isinstance(victims, dict) else victims)))
     return True
@@ -210,7 +213,7 @@ def test_run_says_that_late_copies_made_it_resume_from_disk(cluster_for_runs: Cl
     run = training.run
     run.wait_for(lambda: training.step() > 5 and training.has_copies(), LONG_S)
     (keeper,) = [pid for pid in run.processes() if comm(pid) == "ds:keeper" and node_of(pid) == run.nodes[1]]
-    os.kill(keeper, signal.SIGSTOP)  # as if it got no CPU: rank 1 is copied no more
+    os.kill(keeper, signal.SIGSTOP)  # stopped, as if it got no CPU time, so that rank 1 is no longer copied
     training.wait_before(45)
     run.wait_for(lambda: run.safe().floor and any(path.name.endswith("40") for path in list_steps(tmp_path / "ckpt")))
     training.wait_before(50)
@@ -220,7 +223,7 @@ def test_run_says_that_late_copies_made_it_resume_from_disk(cluster_for_runs: Cl
     assert run.wait_for_end(LONG_S) == 0, run.tail()
     assert training.starts()[2] == ("disk", 40)
     (note,) = [each["text"] for each in run.journal("note") if each["text"].startswith("resumed from disk")]
-    late = r"step 40: the newest memory snapshot \(step 4\d\) was incomplete: rank 1's copy was not at its buddy"
+    late = r"step 40: the newest memory snapshot \(step 4\d\) was incomplete: rank 1's copy was missing on its buddy"
     assert re.search(late, note), note
     assert note in cli.ok("why", run.id)
     cli.ok("up")
@@ -232,12 +235,12 @@ def test_shrinking_and_growing_run_resumes_from_memory(cluster_for_runs: Cli, tm
     cli = cluster_for_runs
     training = Training(cli, tmp_path, 40, 0.02, "-N", "3:4", "--exclude", "train-5,train-6", until=10)
     run = training.run
-    run.wait_for(lambda: len(run.nodes) == 4, LONG_S)  # a very late node finds the others training
+    run.wait_for(lambda: len(run.nodes) == 4, LONG_S)  # a node that is very late finds the others already training
     whole = run.generation
     training.wait_before(20)
     run.wait_for(lambda: training.step() > 5 and training.has_copies(), LONG_S)
     LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache").power_off(run.nodes[-1])
-    training.wait_before(30)  # each generation makes steps and copies of them
+    training.wait_before(30)  # in each generation, steps are made and copied
     run.wait_for(lambda: whole + 1 in training.starts() and training.has_copies(), LONG_S)
     cli.ok("up")
     run.wait_for(lambda: whole + 2 in training.starts(), LONG_S)

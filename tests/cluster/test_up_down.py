@@ -105,8 +105,9 @@ def test_two_clusters_with_equal_node_names_do_not_conflict(cli: Cli):
                 cli.ok("shell", "-M", name, "--", "squeue", "-h", "-o", "%j %T").strip() == f"{name} RUNNING"
             )
         )
-    assert cli.run("status").code == 2  # two clusters: a name is required
-    cli.ok("shell", "-M", "one", "--", "scancel", "-n", "one")  # job 1 of both: same id, same node names, same user
+    assert cli.run("status").code == 2  # there are two clusters, so a name is required
+    # Job 1 of both clusters has the same id, node names and user.
+    cli.ok("shell", "-M", "one", "--", "scancel", "-n", "one")
     eventually(lambda: cli.ok("shell", "-M", "one", "--", "squeue", "-h") == "")
     cli.ok("down", "one")
     assert cli.ok("shell", "-M", "two", "--", "squeue", "-h", "-o", "%j %T").strip() == "two RUNNING"
@@ -232,7 +233,7 @@ def test_a_second_up_at_the_same_time_is_refused(cli: Cli):
     cli.file(small(2, accounting=True))
     first = cli.start("up")
     assert first.stdout is not None and any("booting" in line for line in iter(first.stdout.readline, ""))
-    first.send_signal(signal.SIGSTOP)  # however long the second `up` takes to start
+    first.send_signal(signal.SIGSTOP)  # stopped, because the second `up` may take any time to start
     second = cli.run("up")
     first.send_signal(signal.SIGCONT)
     assert second.code == 1 and "another `dalsegno` is working on cluster one" in second.err

@@ -94,7 +94,7 @@ def test_added_user_works_and_cannot_reach_others(cluster: Cli) -> None:
     assert as_user(cluster, "bea", "srun", "-N2", "id", "-un").split() == ["bea", "bea"]
     assert as_user(cluster, "bea", "srun", "id", "-Gn").split() == ["bea", "team"]
     assert associations(cluster, "bea") == ["lab|gres/gpu=2|high"]
-    # She can neither read another user's files nor cancel another's jobs.
+    # She can neither read the files of other users nor cancel their jobs.
     as_user(cluster, "ada", "sh", "-c", "echo mine > ~/secret; chmod 644 ~/secret")
     secret = str(folder(cluster).homes / "ada/secret")
     read = cluster.run("shell", "--user", "bea", "--", "srun", "cat", secret)
@@ -118,7 +118,7 @@ def test_file_and_commands_agree(cluster: Cli) -> None:
     assert (users["ada"]["from"], users["bea"]["from"]) == ("file", "command")
     assert users["bea"]["max_gpus"] == 2 and users["bea"]["entry"] == "uid=bea,ou=People,dc=local"
     job = as_user(cluster, "ada", "sbatch", "--parsable", "-o/dev/null", "--wrap", "sleep 300").strip()
-    refused = cluster.run("user", "rm", "ada")  # the file comes first: ending her job would not help
+    refused = cluster.run("user", "rm", "ada")  # the error names the file first, because ending her job would not help
     as_user(cluster, "ada", "scancel", job)
     assert refused.code == 2 and "user `ada` is in the cluster file" in refused.err
     assert "bea" in cluster.ok("group", "ls") and "Bea Öst" in cluster.ok("user", "show", "bea")
@@ -161,7 +161,7 @@ def test_removed_user_keeps_home_and_uid(cluster: Cli) -> None:
     assert "has no user `bea`" in cluster.run("shell", "--user", "bea", "--", "true").err
     assert associations(cluster, "bea") == []
     cluster.ok("user", "add", "zoe")
-    assert in_directory(cluster)["zoe"][0] == 20003  # not bea's uid
+    assert in_directory(cluster)["zoe"][0] == 20003  # bea's uid is not reused
     cluster.ok("user", "rm", "zoe", "--remove-home")
     assert not (folder(cluster).homes / "zoe").exists()
     assert "nothing to do" in cluster.ok("plan", cluster.file(LDAP))
@@ -255,7 +255,7 @@ def test_cluster_without_ldap_has_the_same_commands(cli: Cli) -> None:
     said = cli.run("user", "add", "bea", "-g", "extra")
     assert said.code == 0 and "adds user bea (uid 20002)" in said.err, said.err
     assert as_user(cli, "bea", "srun", "id", "-Gn").split() == ["bea", "extra"]
-    cli.ok("up", cli.file(FILE))  # the file does not name her, and she stays
+    cli.ok("up", cli.file(FILE))  # she stays, although the file does not name her
     assert as_user(cli, "bea", "srun", "hostname").startswith("train-")
     cli.ok("group", "edit", "extra", "--remove", "bea")
     cli.ok("group", "rm", "extra")

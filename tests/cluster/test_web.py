@@ -89,15 +89,22 @@ def test_every_page_opens_without_errors_and_is_accessible(cluster: Cli, tab: Ta
             assert barriers(tab) == [], (path, scheme)
 
 
-def test_removed_user_is_logged_out(cluster: Cli):
-    cluster.ok("user", "add", "bea")
+@pytest.mark.parametrize("by", ["command", "file"])
+def test_removed_user_is_logged_out(cluster: Cli, by: str):
+    if by == "file":
+        cluster.ok("up", cluster.file(CLUSTER.replace("- {name: ada}", "- {name: ada}\n  - {name: bea}")))
+    else:
+        cluster.ok("user", "add", "bea")
     address = cluster.ok("shell", "--user", "bea", "--", "dalsegno", "web", "--no-open").split()[0]
     with urlopen(address, timeout=60) as page:
         cookie = page.headers["Set-Cookie"].partition(";")[0]
     queue = Request(address.partition("/login")[0] + "/queue", headers={"Cookie": cookie})
     with urlopen(queue, timeout=60) as page:
         assert page.status == 200
-    cluster.ok("user", "rm", "bea", "--remove-home")
+    if by == "file":
+        cluster.ok("up", cluster.file(CLUSTER))
+    else:
+        cluster.ok("user", "rm", "bea", "--remove-home")
     with pytest.raises(HTTPError, match="401"):
         urlopen(queue, timeout=60)
 
@@ -133,7 +140,7 @@ def test_power_cut_is_shown_within_three_seconds(cluster: Cli, tab: Tab):
     tab.run("new MutationObserver(() => { const chip = document.querySelector('#node-train-2 .chip');"
             " if (!window.seen && /lost|down|repairing/.test(chip.textContent)) window.seen = Date.now() / 1000; })"
             ".observe(document.body, {childList: true, subtree: true})")  # fmt: skip
-    off_at = time.time()  # before the command, which returns after the cut
+    off_at = time.time()  # taken before the command, which returns after the cut
     cluster.ok("inject", "power-off", "train-2")
     tab.until("window.seen")
     assert tab.run("window.seen") - off_at < SEEN_S * slowness()
@@ -177,7 +184,7 @@ def test_recovery_is_paused_and_resumed_with_the_name_of_the_operator(cluster: C
 
 
 def requests(cluster: Cli, node: str) -> list[str]:
-    """Return what people asked for on a node, as the journal has it."""
+    """Return the requests of users about a node, from the journal."""
     return [each["text"] for each in events(cluster) if each["kind"] == "request" and each["node"] == node]
 
 

@@ -1,9 +1,9 @@
 """A server process that has imported the command line and forks a child for each command.
 
 Cluster tests run thousands of commands. Starting Python and importing the libraries takes 0.15 to 0.5 s of CPU each
-time, often more than the command itself. The commands in `WARM` are therefore forked from this process. All others are
-started as users start them, as are all commands of the pages in docs/ and of users other than root. A test that starts
-`dalsegno` in another way, such as without a capability, has only the commands in `READING` forked.
+time, often more than the command itself. The commands in `WARM` are therefore forked from this process. All other
+commands are started as users start them, and so are the commands of the pages in docs/ and of users other than root. A
+test that starts `dalsegno` in another way, such as without a capability, has only the commands in `READING` forked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WARM = READING | {
     "automation", "cancel", "down", "group", "health", "inject", "monitor", "plan", "run", "storage", "submit", "up",
     "user", "validate", "web",
 }  # fmt: skip
-LAZY_IMPORTS = (  # by commands
+LAZY_IMPORTS = (  # modules that commands import late
     "cluster", "inject.faults", "recovery.client", "recovery.runs.run_records", "runs.status", "runs.submit.prepare",
     "spec.load", "spec.resolve", "targets.local",
 )  # fmt: skip
@@ -70,7 +70,7 @@ class WarmCli:
         if self.owner == os.getpid():  # a forked lane starts its own server
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind("")  # the kernel chooses an abstract name
+        listener.bind("")  # the kernel chooses an unused abstract name
         listener.listen(64)
         self.owner, self.address = os.getpid(), listener.getsockname()
         argv = [sys.executable, "-m", "tests.cluster.warm_cli", str(listener.fileno())]
@@ -102,7 +102,7 @@ def serve(listener: socket.socket) -> None:
                     os.close(key.fd)
                     continue
                 connection, _ = listener.accept()
-                if uid_of(connection) != os.geteuid():  # an abstract name has no permissions: anyone can connect
+                if uid_of(connection) != os.geteuid():  # abstract names have no permissions, so anyone can connect
                     connection.close()
                     continue
                 request, fds, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)

@@ -1,7 +1,7 @@
-"""Play slurmstepd for the helper, without Slurm: `python entering.py HELPER WORD... -- COMMAND...`.
+"""Stands in for slurmstepd, to test the helper without Slurm: `python entering.py HELPER WORD... -- COMMAND...`.
 
-Asks the helper for a container, becomes the user that the words name, enters, and executes the command. Errors go to
-stderr, with exit code 1. Needs only Python's standard library.
+It requests a container from the helper, becomes the user that the words name, enters the container, and executes the
+command. Errors go to stderr, with exit code 1. Needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def ask(helper: str, words: Sequence[str]) -> tuple[list[str], list[int]]:
     child = subprocess.Popen([helper, *words], pass_fds=[ANSWER_FD])
     os.close(ANSWER_FD)
     with contextlib.suppress(BrokenPipeError):  # the helper may have answered and exited without reading it
-        ours.send(Path("/proc/self/cgroup").read_bytes() + b"\0")  # as a task does
+        ours.send(Path("/proc/self/cgroup").read_bytes() + b"\0")  # a task sends the same
     text, fds = receive(ours)
     child.wait()
     answer = text.rstrip(b"\0").decode()
@@ -44,7 +44,7 @@ def ask(helper: str, words: Sequence[str]) -> tuple[list[str], list[int]]:
 def receive(ours: socket.socket) -> tuple[bytes, list[int]]:
     try:
         text, fds, _, _ = socket.recv_fds(ours, 4096, 4)
-    except ConnectionResetError:  # it exited without reading what we sent; its answer comes next
+    except ConnectionResetError:  # the helper exited without reading our data; its answer comes next
         text, fds, _, _ = socket.recv_fds(ours, 4096, 4)
     return text, fds
 

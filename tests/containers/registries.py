@@ -76,10 +76,10 @@ class Meddler:
     """Forwards requests to a registry, records them, and may change the answers."""
 
     behind: str
-    seen: list[tuple[str, str]] = field(default_factory=list)  # path, and the requested Range
+    seen: list[tuple[str, str]] = field(default_factory=list)  # path and requested Range
     meddle: Callable[[str, bytes], bytes | None] = lambda path, body: body  # None: do not answer
-    cut: int = 0  # number of further blobs that are cut off half-way
-    stall: bool = False  # blobs stop half-way
+    cut: int = 0  # number of further blobs that are cut off in the middle
+    stall: bool = False  # whether blobs stop in the middle
 
     def blobs(self) -> list[str]:
         return [path for path, _ in self.seen if "/blobs/" in path]

@@ -19,14 +19,14 @@ from tests.containers import entering
 
 SOMEONE = 54321
 pytestmark = [
-    pytest.mark.cluster,  # they compile: too slow for the unit part
+    pytest.mark.cluster,  # these tests compile code, which is too slow for the unit part
     pytest.mark.skipif(os.geteuid() != 0, reason="creating these namespaces needs root"),
 ]
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder that all users can enter, unlike pytest's own, which each pytest closes to others when it starts."""
+    """A folder that all users can enter. pytest's own folder is closed to other users whenever a pytest starts."""
     with TemporaryDirectory(prefix="ds-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -69,7 +69,7 @@ def on_a_node(
     """Run a script as a task in a container. `before` prepares the node, as root, in its own mount namespace."""
     inner = [sys.executable, str(Path(entering.__file__)), str(helper), *words, "--", "/bin/sh", "-c", script]
     outer = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh", *inner]
-    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # the helper exits at once, without freeing
+    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # the helper exits without freeing its memory
     return subprocess.run(
         outer, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
     )
@@ -104,7 +104,7 @@ def test_image_read_with_user_rights_looks_the_same(helper: Path, image: Path, t
     script = "id -u; touch /real-etc/new && ls /real-etc/new; ls -ln /bin/busybox"
     done = on_a_node(helper, words, script, before=fuse_for(0o666 if way == "fuse" else 0o600, tmp_path))
     assert (done.stdout.split()[:2], done.stderr) == ([str(SOMEONE), "/real-etc/new"], "")
-    assert done.stdout.split()[4:6] == [str(SOMEONE)] * 2  # the owner
+    assert done.stdout.split()[4:6] == [str(SOMEONE)] * 2  # uid and gid of the file's owner
     made = {path.name: path for path in tmp_path.glob(f"{SOMEONE}/*-*")}
     assert set(made) == ({unpacked_key(image), f"{unpacked_key(image)}.image"} if way == "unpacked" else set())
     assert not made or made[f"{unpacked_key(image)}.image"].read_text() == str(image)
@@ -134,10 +134,10 @@ def with_rights(image: Path, folder: Path, owner: int = 0, folders_owner: int = 
 def test_kernel_mounts_only_images_that_root_alone_can_change(
     helper: Path, image: Path, tmp_path: Path, rights: dict[str, int], kernel: bool
 ):
-    """Any other file is read with the user's rights: here it is unpacked, which the test can see."""
+    """Any other file is read with the user's rights. In this test it is unpacked, which the test can detect."""
     tmp_path.chmod(0o711)
     copy = with_rights(image, tmp_path, **rights)
-    for name in ("", "link.sqsh"):  # a link of the user: its target decides
+    for name in ("", "link.sqsh"):  # a link of the user, whose target decides
         path = tmp_path / name if name else copy
         if name:
             path.symlink_to(copy)
@@ -149,7 +149,7 @@ def test_kernel_mounts_only_images_that_root_alone_can_change(
 
 
 def test_fuse_file_system_of_a_user_cannot_pass_a_file_as_root_owned(helper: Path, image: Path, tmp_path: Path):
-    """A FUSE server can claim any owner for its files: here root, in a folder owned by root."""
+    """A FUSE server can claim any owner for its files. Here it claims root, in a folder owned by root."""
     tmp_path.chmod(0o711)
     inner = with_rights(image, tmp_path)
     outer = tmp_path / "outer.sqsh"
@@ -163,7 +163,7 @@ def test_fuse_file_system_of_a_user_cannot_pass_a_file_as_root_owned(helper: Pat
 
 
 def test_cache_that_another_step_has_just_created_is_given_to_its_user(helper: Path, image: Path, tmp_path: Path):
-    """Steps on several nodes may share the folder. Between its creation and its change of owner it is root's."""
+    """Steps on several nodes may share the folder. Between its creation and its change of owner, it belongs to root."""
     tmp_path.chmod(0o711)
     (tmp_path / str(SOMEONE)).mkdir(0o700)
     words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
@@ -174,7 +174,10 @@ def test_cache_that_another_step_has_just_created_is_given_to_its_user(helper: P
 
 @pytest.mark.parametrize("owner", [0, SOMEONE + 1])
 def test_cache_of_another_user_is_refused(helper: Path, image: Path, tmp_path: Path, owner: int):
-    """A folder with files of root is root's own, and not one that is still to be given to the user."""
+    """A folder that contains files of root belongs to root.
+
+    It is not a new folder that is about to be given to the user.
+    """
     tmp_path.chmod(0o711)
     cache = tmp_path / str(SOMEONE)
     cache.mkdir(0o700)
@@ -222,7 +225,7 @@ def test_node_that_can_neither_mount_nor_unpack_reports_what_is_missing(helper: 
     assert done.returncode == 1 and "neither squashfuse with a usable /dev/fuse nor unsquashfs" in done.stderr
 
 
-# Answers as kernels before 6.2: no ID-mapped mounts of squashfs.
+# Answers like kernels before 6.2, which have no ID-mapped mounts of squashfs.
 OLD_KERNEL = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -276,7 +279,10 @@ def test_folder_hidden_by_a_mount_of_the_node_stays_hidden(helper: Path, image: 
 def test_new_namespaces_show_nothing_that_the_node_hides(
     helper: Path, image: Path, tmp_path: Path, more: tuple[str, ...]
 ):
-    """A new /sys would show what a mount hides in the node's: the kernel refuses it, and the node's is used."""
+    """A new /sys would show what a mount hides in the node's /sys.
+
+    The kernel refuses it, and the node's /sys is used.
+    """
     tmp_path.chmod(0o755)
     hide = "mount -t tmpfs none /sys/kernel; mount -t tmpfs none /dev/shm; echo 1 >/dev/shm/nodes"
     words = for_user(SOMEONE, f"image={image}", f"cache={tmp_path}", "unshare=net,ipc", *more)
@@ -305,7 +311,7 @@ def test_a_refused_propagation_leaves_no_process(helper: Path, image: Path, tmp_
 
 
 def test_import_with_user_rights_has_no_oom_protection(helper: Path, tmp_path: Path):
-    """slurmstepd may have one, and its children inherit it."""
+    """slurmstepd may be protected, and its children inherit that."""
     program = tmp_path / "import"
     program.write_text('#!/bin/sh\necho "error: $(id -u) has $(cat /proc/self/oom_score_adj)" >&2\nexit 1\n')
     program.chmod(0o755)

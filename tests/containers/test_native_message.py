@@ -90,7 +90,7 @@ for count in range(4, 40):
 
 
 def test_excess_descriptors_are_closed_without_harm(native: ctypes.CDLL):
-    """A helper with the user's id can be made to send anything. slurmstepd runs as root and must survive it."""
+    """A helper with the user's id could be made to send anything. slurmstepd runs as root and must survive that."""
     done = subprocess.run([sys.executable, "-c", FORGED, native._name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

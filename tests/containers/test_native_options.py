@@ -241,7 +241,7 @@ def test_missing_packages_are_named_and_compiler_packages_only_before_the_build(
     assert missing_packages(built=True, tools={**tools, "no-sqfstar": "squashfs-tools"}) == ["squashfs-tools"]
 
 
-@pytest.mark.cluster  # it compiles: too slow for the unit part
+@pytest.mark.cluster  # the test compiles code, which is too slow for the unit part
 def test_machine_without_a_plugin_reports_why_it_has_no_containers(tmp_path: Path):
     version = f"slurm-wlm {header_version(HEADER.read_text())}"
     failing = FakeRunner(lambda argv, stdin: Completed(argv, 1, stderr="start.c:1:1: error: no such thing"))

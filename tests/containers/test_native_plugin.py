@@ -19,14 +19,14 @@ from tests.waiting import eventually
 SOMEONE = 54321
 LONG = "DALSEGNO_LONG" in os.environ
 pytestmark = [
-    pytest.mark.cluster,  # they compile: too slow for the unit part
+    pytest.mark.cluster,  # these tests compile code, which is too slow for the unit part
     pytest.mark.skipif(os.geteuid() != 0, reason="creating these namespaces needs root"),
 ]
 
 
 @pytest.fixture(scope="module")
 def stepd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in for slurmstepd, with the helper beside it as the plugin expects."""
+    """The stand-in for slurmstepd, with the helper in the same folder, where the plugin expects it."""
     folder = tmp_path_factory.mktemp("stepd")
     own = str(Path(__file__).with_name("stepd.c"))
     parts = [word for word in PARTS[PLUGIN] if word.endswith(".c")]
@@ -40,7 +40,7 @@ def stepd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder that every user may enter. Every pytest that starts closes pytest's own folder to other users."""
+    """A folder that every user may enter. pytest's own folder is closed to other users whenever a pytest starts."""
     with TemporaryDirectory(prefix="ds-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -161,7 +161,7 @@ def test_mounts_of_all_kinds(stepd: Path, tree: Path, uid: int):
         words = [f"--container-image={tree}", f"--container-mounts={mounts}", *more]
         done = step(stepd, *words, "--", "/bin/sh", "-c", script, uid=uid, HOME="/usr/share")
         assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()  # of two tasks, one after the other
+        lines = done.stdout.splitlines()  # two tasks, one after the other
         return lines[: len(lines) // 2]
 
     mounted = "grep ' {} ' /proc/self/mountinfo || echo nothing"
@@ -184,7 +184,7 @@ NOTHING_AS_ROOT = {"PLUGSTACK": "squashfs=user"}
 
 
 def spaces_seen(done: subprocess.CompletedProcess[str]) -> set[str]:
-    """Return the kinds of namespaces that are not the node's."""
+    """Return the kinds of namespaces that differ from the node's."""
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if ":[" in line]
     assert lines[:3] == lines[3:], "tasks of one container share its namespaces"
@@ -232,7 +232,7 @@ def test_new_namespaces_are_isolated_from_the_node(stepd: Path, tree: Path, uid:
 
 
 def test_a_task_has_no_rights_over_the_nodes_namespaces(stepd: Path, tree: Path):
-    """Root inside owns the new namespaces only; the others still belong to the node."""
+    """Root in the container owns only the new namespaces; the others still belong to the node."""
     script = "busybox hostname $(busybox hostname) 2>&1; busybox ip addr add 127.77.77.77/32 dev lo 2>&1; true"
     for kind, refused in {"net": "sethostname", "uts": "ip:", "ipc": "sethostname"}.items():
         words = (f"--container-image={tree}", "--container-remap-root", f"--container-unshare={kind}")
@@ -277,7 +277,7 @@ def test_pmix_finds_its_folder_and_its_modules(stepd: Path, tree: Path):
     assert done.stdout == "server\nhash munge,native\n" * 2, done.stderr
     folder.chmod(0o755)
     os.chown(folder, 0, 0)
-    folder.parent.chmod(0o700)  # closed to the user, so it is not mounted
+    folder.parent.chmod(0o700)  # closed to the user, so that it is not mounted
     done = step(stepd, f"--container-image={tree}", "--", "/bin/sh", "-c", "ls $PMIX_SERVER_TMPDIR 2>&1", **job)
     assert "No such file" in done.stdout
 
@@ -405,7 +405,7 @@ def limit_memory(cgroups: list[Path], mib: int) -> None:
 def test_saving_a_container_counts_towards_the_steps_memory(
     stepd: Path, tree: Path, tmp_path: Path, cgroups: list[Path]
 ):
-    """All of it is within the step's limit, and the user sees an error."""
+    """All processes are within the step's limit, and the user gets an error."""
     limit_memory(cgroups, 64)
     (tree / "work/ballast").write_bytes(os.urandom(200 << 20))
     (tmp_path / "out").mkdir()
@@ -428,7 +428,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("uid", [0, SOMEONE])
 def test_a_step_whose_container_cannot_be_saved_fails(stepd: Path, tree: Path, small: Path, uid: int):
-    """One of its two tasks fails with the reason; an exit code of the tasks themselves takes precedence."""
+    """One of the two tasks fails with the reason. An exit code of the tasks themselves takes precedence."""
     words = [f"--container-image={tree}", f"--container-save={small}/saved.sqsh", "--", "/bin/sh", "-c"]
     done = step(stepd, *words, "exit 0", uid=uid)
     assert (done.returncode, done.stderr.count("No space left on device")) == (NO_CONTAINER, 1), done.stderr

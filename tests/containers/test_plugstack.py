@@ -360,14 +360,14 @@ def test_our_command_is_reported_only_if_no_other_user_can_change_it(tmp_path: P
         (tmp_path / "far/link").unlink(missing_ok=True)
         (tmp_path / "far/link").symlink_to("../program")
         link.unlink()
-        link.symlink_to("../far/link")  # the folder of this link counts too
+        link.symlink_to("../far/link")  # the folder that contains this link matters too
         before = open_.stat().st_mode & 0o7777
         os.chown(tmp_path / "far", 0, 65534)
         open_.chmod(mode)
         facts = ask_in(tmp_path, slurm)
         assert facts.dalsegno == "" and os.path.samefile(facts.open, open_), facts
         open_.chmod(before)
-    (tmp_path / "far").chmod(0o1777)  # like /tmp: files of root cannot be replaced
+    (tmp_path / "far").chmod(0o1777)  # as in /tmp, files of root cannot be replaced
     assert ask_in(tmp_path, slurm).dalsegno == str(link)
 
 
@@ -393,14 +393,14 @@ def test_slurm_without_a_slurm_conf_differs_from_no_slurm(tmp_path: Path):
     assert found.fix == f"`scontrol --version` must work there first, with {tmp_path}/slurm.conf"
 
 
-def test_an_incomplete_answer_is_no_answer():
+def test_incomplete_answer_counts_as_missing():
     assert parse_answer("n1", "ds:slurm 22.05.8\nds:knows srun\n") is None
     assert parse_answer("n1", "ds:end\nds:closed x\nds:new ?\n") == PluginFacts("n1")
 
 
 def test_node_that_srun_does_not_reach_is_asked_over_ssh_or_reported():
     def answer(argv: tuple[str, ...], _: str | None) -> Completed:
-        if argv[0] == "srun":  # it exits with 0 nevertheless
+        if argv[0] == "srun":  # srun exits with 0 nevertheless
             return Completed(argv, 0, "", "srun: error: task 0 launch failed: Plugin initialization failed")
         return Completed(argv, 0, "ds:end n1") if "n1" in argv else Completed(argv, 255, "", "ssh: refused")
 

@@ -97,7 +97,7 @@ def test_moved_tag_downloads_only_new_layers(hub: Hub, meddler: tuple[Meddler, s
     assert imported(hub.name("moving", address), tmp_path) == first and between.blobs() == []
     push(hub.layout.path, "v2", hub.address, "team/app:moving")
     second = imported(hub.name("moving", address), tmp_path)
-    assert len(between.blobs()) == 2  # a configuration and a layer; the large layer is stored
+    assert len(between.blobs()) == 2  # a configuration and a layer; the large layer was already stored
     assert first != second and first.exists()  # a job may have it mounted
     assert (unpack(second, tmp_path / "out") / "version").read_text() == "2"
     ImageStore(tmp_path / "store").sweep()
@@ -145,7 +145,7 @@ def test_partial_download_of_an_earlier_call_is_resumed(hub: Hub, meddler: tuple
     assert "\nfetching 2 layers: 4.9 KiB of " in output and " already downloaded\n" in output
     assert "bytes=5000-" in [asked for _, asked in between.seen]
     part.with_suffix("").unlink()
-    part.write_bytes(b"x" * 5000)  # not from this blob
+    part.write_bytes(b"x" * 5000)  # this data is not from the blob
     ImageStore(tmp_path / "store").remove(ImageStore(tmp_path / "store").all()[0])
     with pytest.raises(DamagedImage, match="digest"):
         imported(hub.name("two", address), tmp_path)
@@ -200,7 +200,7 @@ def test_import_killed_at_any_moment_leaves_no_incomplete_image(hub: Hub, tmp_pa
         assert kept(tmp_path) == [] and ImageStore(tmp_path / "store").all() == []
         assert {path.suffix for path in (tmp_path / "store/blobs").iterdir()} <= {"", ".part", ".lock"}
         at += 3
-    assert at > 12  # both during downloads and during packing
+    assert at > 12  # kills happened both during downloads and during packing
     (stored,) = ImageStore(tmp_path / "store").all()
     assert sha256_of(stored.path) == stored.record.sha256 and imported(hub.name("two"), tmp_path) == stored.path
 
@@ -248,7 +248,7 @@ def test_stored_image_is_used_while_its_registry_is_down(hub: Hub, meddler: tupl
 
 
 def test_proxy_of_the_environment_is_used(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The registry stands for a proxy: it answers proxy requests like its own."""
+    """The registry stands in for a proxy. It answers proxy requests like its own requests."""
     monkeypatch.setenv("http_proxy", f"http://{hub.address}")
     monkeypatch.delenv("no_proxy", raising=False)
     assert imported("registry.example#team/app:v1", tmp_path, plain_http=True).exists()
@@ -257,7 +257,7 @@ def test_proxy_of_the_environment_is_used(hub: Hub, tmp_path: Path, monkeypatch:
 def test_error_for_a_registry_without_tls_names_the_variable_that_allows_it(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The address is not loopback, as srun on a virtual node sees it."""
+    """The address is not a loopback address, as for srun on a virtual node."""
     own = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
     if not own:
         pytest.skip("this machine has no address but loopback")
@@ -293,7 +293,7 @@ def test_docker_password_is_exchanged_for_one_token(hub: Hub, locked: tuple[str,
     docker_login(tmp_path, address, "ann", "secret: word")
     before = tokens.given
     assert imported(hub.name("two", address), tmp_path, home=tmp_path).exists()
-    assert tokens.given == before + 1  # one for all layers
+    assert tokens.given == before + 1  # one token is used for all layers
 
 
 def test_enroot_credentials_are_used(hub: Hub, locked: tuple[str, Tokens], tmp_path: Path):

@@ -43,7 +43,7 @@ def test_image_equals_what_umoci_unpacks_except_set_id_bits_and_devices(tmp_path
     assert set(found) >= ADDED
     ours = {name: each for name, each in found.items() if name not in ADDED and name != "usr/bin/su"}
     assert ours == {name: each for name, each in expected.items() if name != "usr/bin/su"}
-    layout.image("zstd", TWO)  # which umoci cannot read
+    layout.image("zstd", TWO)  # umoci cannot read such layers
     assert tree(unpack(imported(f"oci:{tmp_path}/oci:zstd", tmp_path / "store"), tmp_path / "other")) == found
 
 
@@ -119,7 +119,7 @@ def test_image_of_an_index_is_chosen_by_architecture(tmp_path: Path):
 
 
 def test_architecture_in_an_index_overrides_the_images_own(tmp_path: Path):
-    """That image has no other name."""
+    """The image has no other name."""
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     name, index = f"oci:{tmp_path}/oci:x", tmp_path / "oci/index.json"
     with pytest.raises(NotThere) as caught:

@@ -19,7 +19,7 @@ def test_ancestors_end_at_a_service_of_the_node():
     assert known[274] == NodeProcess(274, 266, "ada", "sleep", "/bin/sleep 1000")
     assert ancestors(known, 140) == ("init", "containerd-shim")
     assert ancestors(known, 274) == ("slurmstepd",)
-    assert ancestors(known, 280) == ()  # its parent is not listed
+    assert ancestors(known, 280) == ()  # the parent of this process is not listed
 
 
 def test_the_cgroup_is_that_of_the_freezer_or_the_only_one():

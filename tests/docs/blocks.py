@@ -15,7 +15,7 @@ PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((R
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DALSEGNO = re.compile(r"(?:\./)?dalsegno (bench read|\w+)")
 
-# Commands that neither need nor create a cluster.
+# Commands that neither need a cluster nor create one.
 CHEAP = {"compare", "init", "validate", "schema", "ckpt", "image", "bench read", "estimate", "doctor"}
 # Lines that no test can run, with the reason.
 NOT_RUN = {
@@ -52,6 +52,9 @@ NOT_RUN = {
             "dalsegno bench all_reduce -b 1G -e 16G -f 2 --nodes 2 --gpus-per-node 8 --nccl-tests nccl-tests-2.19.6",
             "dalsegno bench pairs --nodes 4 --svg pairs.svg",
             "dalsegno bench pairs --nodes 64 --gpus-per-node 8 --bisect",
+            "dalsegno inject link-slow train-2 --peer train-4 --rate 20mbit",
+            "dalsegno bench pairs --nodes 4 --size 4M --low 0.3",
+            "dalsegno inject --clear train-2",
             "dalsegno bench gemm --nodes 2 --gpus-per-node 8",
             "dalsegno bench memory --nodes 2 --gpus-per-node 8",
             "dalsegno bench storage /fsx /tmp --nodes 8",
@@ -118,7 +121,10 @@ NOT_RUN = {
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block. After its language may follow `file=NAME` (its content is that file) and `faulty`."""
+    """One fenced block.
+
+    Its language may be followed by `file=NAME`, which names the file with this content, and by `faulty`.
+    """
 
     page: Path
     line: int
@@ -155,7 +161,7 @@ def every_block(*languages: str) -> list[Block]:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Yield the commands of a page in order, without those that no test can run."""
+    """Yield the commands of a page in order, except those that no test can run."""
     for block in blocks(page):
         if block.language == "console":
             yield from _console_commands(block)

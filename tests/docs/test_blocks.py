@@ -65,7 +65,7 @@ def without_cluster(torch: bool) -> list[Path]:
     return [page for page in PAGES if not needs_cluster(page) and needs_torch(page) == torch]
 
 
-@pytest.mark.cluster  # it needs no cluster, but several processes that import torch
+@pytest.mark.cluster  # this needs no cluster, but several processes that import torch
 @pytest.mark.long  # tests/train/disk/test_ckpt_command.py runs these commands
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", without_cluster(torch=True), ids=lambda page: page.name)
@@ -75,7 +75,7 @@ def test_commands_that_need_torch_print_what_the_page_shows(page: Path, tmp_path
     assert run_page(page, tmp_path, env) == []
 
 
-@pytest.mark.cluster  # a process for each command
+@pytest.mark.cluster  # a process is started for each command
 @pytest.mark.parametrize("page", without_cluster(torch=False), ids=lambda page: page.name)
 def test_commands_that_need_no_cluster_print_what_the_page_shows(page: Path, tmp_path: Path):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_HOME": str(tmp_path / "home")}

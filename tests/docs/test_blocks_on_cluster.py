@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-LONG = {  # pages that start torch or several clusters, and where their commands run every time
+LONG = {  # pages that start torch or several clusters, and the tests that run their commands in the ordinary suite
     "ddp-ladder.md": "tests/ladder and tests/bench",
     "monitoring.md": "tests/cluster/test_monitoring.py",
     "runs.md": "README.md, and tests/cluster/test_run_*.py",

@@ -16,7 +16,7 @@ INDENTED = re.compile(r"^    (.+)$", re.MULTILINE)
 CALL = re.compile(r"(?:^|[\s/])dalsegno((?: +[^\s|;&#)>]+)+)")
 PATH = re.compile(r"(?:src|tests|docs|benchmarks|examples|scripts)/[\w./-]*")
 CONTAINER_OPTION = re.compile(r"--((?:no-)?container-[a-z-]+)")
-OF_THE_WRAPPER = ("COMMAND", "setup")  # the form of all commands, and a command that only `./dalsegno` has
+OF_THE_WRAPPER = ("COMMAND", "setup")  # a placeholder for any command, and a command that only `./dalsegno` has
 WITH_A_SCRIPT = ("run", "torchrun", "submit", "shell")  # their options end where the script or command starts
 
 every_page = pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
@@ -28,7 +28,7 @@ def test_every_command_and_option_on_a_page_exists(page: Path):
 
 
 def calls(text: str) -> Iterator[str]:
-    """Yield what follows `dalsegno` in the code of a page: spans, blocks and indented lines."""
+    """Yield the arguments of `dalsegno` in the code of a page: spans, blocks and indented lines."""
     code = [*SPAN.findall(FENCE.sub("", text)), *INDENTED.findall(text)]
     code += [line.removeprefix("$ ") for block in FENCE.finditer(text) for line in block[3].splitlines()]
     yield from (found[1].strip() for line in code for found in CALL.finditer(line))

@@ -15,7 +15,7 @@ MOST_TERMS = 20
 PARTS = ("Using ", "What can go wrong", "Reference")
 
 NOT_PROSE = re.compile(
-    r"^```.*?^```$"  # code
+    r"^```.*?^```$"  # code blocks
     r"|<!-- written by \S+ --write: begin -->.*?: end -->"  # measured tables
     r"|<!--.*?-->",
     re.MULTILINE | re.DOTALL,

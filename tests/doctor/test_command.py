@@ -62,6 +62,15 @@ def test_log_without_known_errors_exits_with_0(folder: Path):
     assert (answer.exit_code, answer.stdout) == (0, "") and "nothing found wrong with out" in answer.stderr
 
 
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_empty_log_is_called_empty_and_not_without_faults(folder: Path, text: str):
+    (folder / "slurm-9.out").write_text(text)
+    answer = doctor("slurm-9.out")
+    assert (answer.exit_code, answer.stdout) == (0, "")
+    assert "the log of slurm-9.out is empty" in answer.stderr and "nothing found wrong" not in answer.stderr
+    assert json.loads(doctor("slurm-9.out", "--json").stdout)["empty_log"] is True
+
+
 def test_note_alone_exits_with_0(folder: Path):
     answer = doctor("recorded/no-numpy.log")
     assert (answer.exit_code, answer.stdout.partition(":")[0]) == (0, "note")
@@ -80,7 +89,7 @@ def test_batch_script_is_read_with_the_script_it_starts(folder: Path):
 
 
 def test_environment_and_script_are_found_through_paths_of_the_batch_script(folder: Path):
-    """As in the sample that walkthrough 002 uses: the environment was never created."""
+    """As in the sample of a published walkthrough, the environment was never created."""
     (folder / "slurm").mkdir()
     shutil.copy(RECORDED / "scripts/no_process_group.py", folder / "ddp.py")
     job = """#!/bin/bash

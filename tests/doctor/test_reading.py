@@ -59,7 +59,7 @@ def test_own_class_of_the_same_name_is_not_torchs():
     assert read_script("class DistributedDataParallel: pass\nDistributedDataParallel()", "t.py").wrappers == ()
 
 
-def test_module_that_others_import_is_told_from_a_program():
+def test_imported_module_is_distinguished_from_a_program():
     program = "def main(): ...\nif __name__ == '__main__':\n    main()\n"
     assert read_script(program, "t.py").is_program and read_script("model = build()\n", "t.py").is_program
     assert not read_script('"""About."""\nimport torch\nSIZE = 3\nclass Model: ...\n', "t.py").is_program

@@ -1,4 +1,4 @@
-"""Each symptom of the doctor: what shows it, and what it advises."""
+"""Each symptom of the doctor: the evidence that shows it, and the advice."""
 
 from __future__ import annotations
 
@@ -219,6 +219,14 @@ SHOWN: list[tuple[str, Callable[[], Case], str, str]] = [
         "dalsegno why gpu-2",
     ),
     (
+        "network-error",
+        lambda: log("gloo-no-interface.log"),
+        "the network interface eth9 does not exist on the node",
+        "GLOO_SOCKET_IFNAME=NAME",
+    ),
+    ("network-error", lambda: log("gloo-unreachable.log"), "could not connect to another rank", "bench pairs"),
+    ("network-error", lambda: log("gloo-peer-lost.log"), "usually ended first", "the log of that rank"),
+    (
         "slow-rank",
         lambda: Case("x", run="train-x", times=RankTimes({"0": 1.0, "3": 2.4}, {3: "gpu-2"})),
         "rank 3 on gpu-2 takes 2.4 times as long",
@@ -261,7 +269,7 @@ SHOWN: list[tuple[str, Callable[[], Case], str, str]] = [
 @pytest.mark.parametrize(
     ("name", "case", "what", "fix"), SHOWN, ids=[f"{each[0]}-{at}" for at, each in enumerate(SHOWN)]
 )
-def test_symptom_is_found_and_its_fix_is_told(name: str, case: Callable[[], Case], what: str, fix: str):
+def test_symptom_is_found_with_its_fix(name: str, case: Callable[[], Case], what: str, fix: str):
     (finding, *_) = [each for each in found(case(), name) if what in each.what] or pytest.fail(str(examine(case())))
     assert fix in finding.fix
     assert finding.evidence or case().hang, "a finding says where it was seen"
@@ -273,11 +281,16 @@ def test_every_symptom_is_shown_here_and_named_once():
     assert len(set(names)) == len(names)
 
 
-# The problems that walkthrough 002 lists, by their messages
+# The problems that a published walkthrough lists, by their messages
 WALKTHROUGH = {
     "CondaToSNonInteractiveError: Terms of Service have not been accepted for the following channels": "conda-terms",
     "FileNotFoundError: [Errno 2] No such file or directory: torchrun": "launcher-missing",
     "RuntimeError: Address already in use": "port-in-use",
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG"
+    "=INFO for details)\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device"
+    " error.\nLast error:\nsocketStartConnect: Connect to 10.1.2.3<52822> failed : No route to host": "network-error",
+    "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error": "network-error",
+    "PermissionError: [Errno 13] Permission denied: 'ddp.py'": "not-executable",
     "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!": "wrong-backend",
     "RuntimeError: Default process group has not been initialized, please make sure to call": "no-process-group",
     "/fsx/ubuntu/awsome-distributed-training/cpu-ddp/ddp.py: Permission denied": "not-executable",
@@ -292,7 +305,8 @@ def test_problems_of_the_walkthrough_are_recognized_by_their_messages(message: s
     (tmp_path / "slurm-4.out").write_text(f"[RANK 0] Epoch 0\n{message}\n")
     case = Case("slurm-4.out", signs=tuple(signs_in(tmp_path / "slurm-4.out", "slurm-4.out")))
     (pair,) = examine(case)
-    assert (pair[0].name, pair[1].evidence[0].where) == (name, "slurm-4.out:2")
+    line = 3 if "\nncclSystemError" in message else 2
+    assert (pair[0].name, pair[1].evidence[0].where) == (name, f"slurm-4.out:{line}")
 
 
 def test_healthy_case_has_no_findings():
@@ -320,6 +334,12 @@ main()
         probes=(NodeProbe("n1", "r", True, True, False, True, 8),),
     )
     assert examine(whole) == []
+
+
+def test_lost_connection_is_not_reported_where_the_log_shows_why_the_other_rank_ended():
+    lost, memory = log("gloo-peer-lost.log"), log("cuda-oom.log")
+    both = replace(lost, signs=(*lost.signs, *memory.signs))
+    assert [symptom.name for symptom, _ in examine(both)] == ["out-of-memory"]
 
 
 def test_notes_come_last_and_errors_first():

@@ -10,7 +10,7 @@ from dalsegno.errors import UsageError
     ("in_service", "nodes", "spares", "found"),
     [
         (6, None, None, (4, 1)),
-        (4, None, None, (4, 0)),  # the cluster's own spare, which is not in service, is ready
+        (4, None, None, (4, 0)),  # the cluster's own spare is ready, although it is not in service
         (2, None, None, (2, 0)),
         (5, None, 2, (3, 2)),
         (6, 3, None, (3, 1)),

@@ -95,7 +95,7 @@ def test_a_drill_is_survived_only_without_any_failure():
 
 
 def test_two_faults_of_one_node_share_the_return_that_repaired_both():
-    """slurmd dies, and the network is cut before the node is drained: the node is replaced once."""
+    """slurmd dies, and the network is cut before the node is drained. The node is replaced only once."""
     first, second = FaultImpact(1, "slurmd-dead", "n1", 10.0, stops=False), FaultImpact(2, "net-cut", "n1", 13.0)
     marks = (DrillMark(12.0, KNOWN, "n1"), DrillMark(14.0, DRAINED, "n1"), DrillMark(30.0, RETURNED, "n1"))
     one, two = drill((first, second), marks).recoveries
@@ -134,7 +134,7 @@ def test_a_further_stop_is_attributed_to_the_fault_of_the_drained_node():
 
 
 def test_a_run_that_trains_until_its_end_has_not_stopped():
-    """The controller may not repair the node now and left it in service."""
+    """The controller may not repair the node now and has left it in service."""
     impact = FaultImpact(1, "xid 79", "n1", 10.0)
     assert not drill((impact,), (), steps((9.0, 5, 1), (10.2, 6, 1), (12.0, 7, 1))).recoveries[0].stopped
     assert drill((impact,), (), steps((9.0, 5, 1), (10.2, 6, 1))).recoveries[0].stopped, "that step was in progress"

@@ -71,7 +71,7 @@ def test_each_fault_waits_for_its_number_of_steps():
     ]
     assert run.struck == [(impact.fault, impact.node, impact.at) for impact in impacts]
     gaps = [later.at - earlier.at for earlier, later in pairwise(impacts)]
-    assert gaps[0] > 2.4 and gaps[1] > 0.9  # away for two seconds, then five steps; half a second, then five
+    assert gaps[0] > 2.4 and gaps[1] > 0.9  # two seconds without steps, then five steps; half a second, then five steps
 
 
 def test_a_fault_without_a_ready_spare_is_marked():

@@ -74,5 +74,5 @@ def test_faults_of_the_undisturbed_run_are_reported():
     assert describe_run_failures([*formed, again]) == "it restarted 1 time"
 
 
-def test_requests_of_people_are_no_marks():
+def test_requests_of_people_are_not_marks():
     assert list(marks_of_controller([event(1, EventKind.REQUEST, EventStage.DONE)])) == []

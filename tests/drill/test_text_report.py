@@ -8,7 +8,7 @@ from dataclasses import replace
 from dalsegno.drill.impacts import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
 from dalsegno.drill.report import as_json, rows, sentences
 
-BLOWS = (
+IMPACTS = (
     FaultImpact(1, "power-off", "n1", 10.0),
     FaultImpact(2, "worker-kill", "n2", 40.0, needs_repair=False),
     FaultImpact(3, "xid 79", "n1", 60.0, stops=False),
@@ -25,7 +25,7 @@ STEPS = (
     TrainedStep(39.0, 1, 2.4, 2),
     TrainedStep(40.5, 2, 2.3, 3),
 )
-DRILL = Drill(7, ("n1", "n2"), 0.0, 100.0, BLOWS, MARKS, STEPS, {"productive": 90.0, "lost": 10.0}, exact=True)
+DRILL = Drill(7, ("n1", "n2"), 0.0, 100.0, IMPACTS, MARKS, STEPS, {"productive": 90.0, "lost": 10.0}, exact=True)
 
 
 def test_every_fault_has_a_row_with_missing_times_marked():
@@ -46,7 +46,7 @@ def test_the_summary_has_the_main_figures():
 
 
 def test_missing_spares_and_held_back_repairs_are_reported():
-    bare = (replace(BLOWS[0], without_spare=True), *BLOWS[1:])
+    bare = (replace(IMPACTS[0], without_spare=True), *IMPACTS[1:])
     drill = replace(DRILL, impacts=bare, marks=(), held_back={"n1": "4 nodes were taken out within the hour"})
     assert rows(drill)[0][3:7] == ["not seen", "held back", "2.0 s, no spare ready", "held back"]
     assert sentences(drill)[3:] == [
@@ -67,7 +67,7 @@ def test_a_further_stop_is_reported_and_counts_for_the_maximum():
 
 
 def test_failures_are_reported_first():
-    bad = Drill(7, (), 0.0, 10.0, BLOWS[:1], (), (), exit_code=1, orphans=2, exact=False)
+    bad = Drill(7, (), 0.0, 10.0, IMPACTS[:1], (), (), exit_code=1, orphans=2, exact=False)
     assert sentences(bad)[0] == "the run ended with exit code 1 after 1 fault"
     assert "the weights DIFFER from those of an undisturbed run" in sentences(bad)
     assert "2 processes were left behind" in sentences(bad)

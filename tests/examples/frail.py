@@ -1,6 +1,6 @@
 """Run an example that is interrupted by a signal: `frail.py SIGNAL RANK STEP SCRIPT ARGUMENTS…`
 
-On its first start, that rank sends itself the signal when its optimizer has done so many steps.
+On its first start, that rank sends itself the signal when its optimizer has done STEP steps.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def test_sharded_run_resumes_on_another_number_of_ranks(
     second = launcher.run(*after, *TINY_GPT, *LONG, "--fsdp", program=TORCHRUN)
     assert_well(second)
     assert min(losses(second)) == max(losses(first)) + 1
-    assert first_loss(second) < first_loss(first) - 0.5  # it did not start from scratch
+    assert first_loss(second) < first_loss(first) - 0.5  # the second run did not start from scratch
 
 
 @pytest.mark.long

@@ -12,8 +12,8 @@ from dalsegno.hardware.catalog import cloud_prices, prices
 
 TABLES = Path(hardware.__file__).parent
 
-# The list the catalog was begun with: type -> accelerator, count, NVLink GB/s, network Gb/s, cards, cpus, memory GiB.
-# None: not known then.
+# The list with which the catalog was begun: type -> accelerator, count, NVLink GB/s, network Gb/s, cards, cpus, memory
+# GiB. None means that the value was not known at that time.
 REFERENCE = {
     "p4d.24xlarge": ("a100-40", 8, 300, 400, 4, 96, 1152),
     "p4de.24xlarge": ("a100-80", 8, 300, 400, 4, 96, 1152),

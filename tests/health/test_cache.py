@@ -57,7 +57,7 @@ def test_each_node_has_its_own_file() -> None:
     assert simulated.parent == Path("/state/hosts/gpu-1/health")
 
 
-def test_a_folder_that_cannot_be_created_is_no_error(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     keep(tmp_path / "file" / "gpu-1.json", "gpu-1", [GOOD])
     assert read_kept(tmp_path / "file" / "gpu-1.json", NOW) == {}

@@ -38,7 +38,7 @@ def test_a_node_is_found_in_a_line_for_several_nodes() -> None:
         ("gpu:8", 8, ""),
         ("gpu:h100:8,nvme:2", 8, "h100"),
         ("gpu:a100:4,gpu:v100:2", 6, ""),
-        ("gpu:1g.10gb:14", None, ""),  # parts of GPUs: Slurm does not say of how many GPUs
+        ("gpu:1g.10gb:14", None, ""),  # parts of GPUs (MIG); Slurm does not report on how many GPUs they are
         ("craygpu:4,shard:h100:32", 0, ""),
         ("gpu:h100:8(S:0-1)", 8, "h100"),
     ],

@@ -18,7 +18,7 @@ from dalsegno.health.readers.nvml import COUNTERS, Nvml
 from dalsegno.node_agent.metrics import gpu_families
 from dalsegno.observe.exposition import render
 
-pytest.importorskip("pynvml")  # before torch, whose import takes seconds where there is no GPU
+pytest.importorskip("pynvml")  # checked before torch, whose import takes seconds even without a GPU
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU and DALSEGNO_GPU_TESTS=yes", allow_module_level=True)
@@ -41,7 +41,7 @@ def busy(work) -> Iterator[None]:
     thread = threading.Thread(target=repeat)
     thread.start()
     try:
-        time.sleep(1.0)  # clocks rise
+        time.sleep(1.0)  # time for the clocks to rise
         yield
     finally:
         stop.set()
@@ -49,7 +49,7 @@ def busy(work) -> Iterator[None]:
 
 
 def measure(nvml: Nvml) -> GpuFacts:
-    """Return the first GPU, with means over MEASURED_S."""
+    """Return the first GPU with mean values over MEASURED_S."""
     nvml.read(detailed=True)
     time.sleep(MEASURED_S)
     found = nvml.read(detailed=True)

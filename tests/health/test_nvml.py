@@ -96,7 +96,7 @@ class PlayedCounters(PlayedNvml):
     """An NVML with performance counters: SMs are busy half of the time between two samples, tensor cores a quarter."""
 
     NVML_GPM_METRICS_GET_VERSION = 1
-    VALUES: ClassVar = {2: 50.0, 5: 25.0, 20: 3.0}  # by the number of a counter: percent, percent, MiB/s
+    VALUES: ClassVar = {2: 50.0, 5: 25.0, 20: 3.0}  # number of a counter -> value, in percent, percent and MiB/s
 
     def __init__(self, supported: bool = True) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class PlayedCounters(PlayedNvml):
             if metric.metricId in self.VALUES:
                 metric.value = self.VALUES[metric.metricId]
             else:
-                metric.nvmlReturn = 3  # not supported
+                metric.nvmlReturn = 3  # NVML's code for "not supported"
 
 
 def test_performance_counters_are_means_between_two_readings() -> None:

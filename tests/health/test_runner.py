@@ -115,7 +115,8 @@ def test_each_check_runs_at_its_interval(node: RecordedNode, tmp_path: Path) -> 
         (tmp_path / "now").write_text(str(now))
         return bool(checkup.due(Context.CONTINUOUS))
 
-    assert [now for now in (0, 1, 9.9, 10, 19, 20, 5) if ran_at(now)] == [0, 10, 20, 5]  # the clock was set back
+    # The last time is earlier, because the clock was set back.
+    assert [now for now in (0, 1, 9.9, 10, 19, 20, 5) if ran_at(now)] == [0, 10, 20, 5]
     often = Checkup([LOAD], node, {"load": CheckSetting(every_s=1)})
     assert often.due(Context.CONTINUOUS) and not often.due(Context.CONTINUOUS) and often.due(Context.IDLE)
 
@@ -131,20 +132,21 @@ def test_a_temporary_failure_counts_only_after_it_has_lasted(node: RecordedNode,
 
     assert [seen(now, 9) for now in (0, 1, 4.9, 5, 6)] == ["warned", "warned", "warned", "failed", ""]
     assert [seen(15, 1), seen(25, 9), seen(26, 1), seen(36, 9)] == ["passed", "warned", "passed", "warned"]
-    assert only(checkup.all(Context.IDLE)).verdict is Verdict.FAILED  # a single look cannot wait
+    # A single run of the checks cannot wait for a second result.
+    assert only(checkup.all(Context.IDLE)).verdict is Verdict.FAILED
 
 
 def test_a_failure_must_last_longer_on_a_slow_machine(node: RecordedNode, tmp_path: Path) -> None:
     patient = Check("load", "", ask_load, judge_load, every_s=10, settle_s=5)
     checkup = Checkup([patient], node, {})
-    (tmp_path / "pace_s").write_text("0.2")  # four times the usual
+    (tmp_path / "pace_s").write_text("0.2")  # four times slower than usual
 
     def seen(now: float) -> str:
         (tmp_path / "now").write_text(str(now))
         return " ".join(each.result.verdict.value for each in checkup.due(Context.CONTINUOUS))
 
     assert [seen(0), seen(5)] == ["warned", "warned"]
-    (tmp_path / "pace_s").write_text("0.01")  # it was slow when the failure began
+    (tmp_path / "pace_s").write_text("0.01")  # the machine was slow when the failure began
     assert [seen(19), seen(20)] == ["warned", "failed"]
 
 

@@ -61,7 +61,7 @@ def test_xid_109_fails_only_when_repeated() -> None:
         ((xid_line(48, "DBE"), xid_line(154, TO_NOTHING)), Remedy.WATCH),
         ((xid_line(154, "an unknown action"),), Remedy.WATCH),
         ((xid_line(48, "DBE"), xid_line(154, "an unknown action")), Remedy.RESET),
-        ((xid_line(48, "DBE", gpu=0), xid_line(154, TO_NOTHING, gpu=1)), Remedy.RESET),  # the action of another GPU
+        ((xid_line(48, "DBE", gpu=0), xid_line(154, TO_NOTHING, gpu=1)), Remedy.RESET),  # the action is for another GPU
     ],
 )
 def test_xid_154_names_the_action_of_its_gpu(lines: tuple[str, ...], wanted: Remedy) -> None:

@@ -1,4 +1,4 @@
-"""Which worker is killed, and how the command line reads its arguments. No cluster needed."""
+"""Which worker is killed, and how the command line parses its arguments. No cluster is needed."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_no_such_worker_is_told_with_those_there_are():
     assert caught.value.hint == "no run has workers there"
 
 
-def test_an_unknown_node_is_told_with_those_there_are():
+def test_unknown_node_is_refused_with_the_known_names():
     nodes = LocalNodes(LocalRunner(), FOLDER, put(cluster(2)), cluster(2))
     assert nodes.node("train-1").name == "train-1"
     with pytest.raises(NotThere, match="no node `train1`") as caught:
@@ -116,6 +116,8 @@ def test_the_faults_are_listed():
         (["xid", "79", "train-1", "train-2"], "such as `dalsegno inject xid 79 NODE`"),
         (["ecc", "train-1", "train-2"], "one node at a time"),
         (["ecc", "79", "train-2"], "one node at a time"),
+        (["link-slow", "train-1"], "needs the other end of the link"),
+        (["net-slow", "train-1", "--peer", "train-2"], "`--peer` has no effect on `net-slow`"),
         (["slow-gpu", "train-1", "--percent", "3"], "`--percent` has no effect on `slow-gpu`"),
     ],
 )
@@ -142,6 +144,11 @@ def test_of_a_head_that_is_off_it_is_said_that_nobody_mends_it():
         off, "head", FaultOptions(), {"is_node": False}
     )
     assert "`dalsegno events -f` shows" in describe_injection(off, "train-1", FaultOptions(), {"is_node": True})
+
+
+def test_both_ends_of_a_slow_link_are_named():
+    told = describe_injection(FAULTS["link-slow"], "train-1", FaultOptions(peer="train-2"), {})
+    assert told.startswith("link-slow: train-1 - train-2; `dalsegno inject --clear train-1` undoes it")
 
 
 def test_a_head_has_nothing_to_undo(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What faults do to a node's telemetry, and which remedy ends which of them: no cluster needed."""
+"""What faults do to a node's telemetry, and which remedy ends which of them. No cluster is needed."""
 
 import os
 from pathlib import Path
@@ -10,10 +10,10 @@ from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.health.facts import GpuFacts
 from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import Telemetry, read_telemetry
-from dalsegno.inject.faults import FAULTS
+from dalsegno.inject.faults import FAULTS, FaultOptions
 from dalsegno.inject.hardware import CHANGES, with_faults
-from dalsegno.inject.injection import clear, undo_when_due
-from dalsegno.inject.methods import METHODS, check_restored, drop_program
+from dalsegno.inject.injection import clear, inject, undo_when_due
+from dalsegno.inject.methods import METHODS, check_restored, drop_program, link_limit
 from dalsegno.inject.records import FaultRecord, forget, lock_path, read_records, record
 from dalsegno.system.children import start_ticks
 from dalsegno.system.files import locked
@@ -166,7 +166,44 @@ def test_the_packets_to_drop_are_a_share_of_all_numbers():
     assert "37 0 1 4294967295" in drop_program(100)
 
 
-def test_a_cable_whose_link_is_not_up_yet_is_repaired_by_the_kernel_and_any_other_refusal_is_told():
+def test_only_packets_between_the_two_ends_of_a_slow_link_are_limited():
+    queue, limit, _, choice = link_limit("eth0", "20mbit", "dst 10.0.0.2")
+    assert "default" not in queue, "all other packets pass at once"
+    assert limit[-4:] == ["rate", "20mbit", "burst", "32kb"]
+    assert choice[-7:] == ["u32", "match", "ip", "dst", "10.0.0.2", "flowid", "1:1"]
+
+
+class SwitchedOnAccess(LocalAccess):
+    """Access to a node that counts as switched on, though there is no host."""
+
+    def is_on(self, node: str) -> bool:
+        return True
+
+    def check_virtual(self, node: str, why: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("lasting", "fault", "peer", "said"),
+    [
+        ("net-slow", "link-slow", "train-2", "already has the fault `net-slow`"),
+        ("link-slow", "net-slow", None, "already has the fault `link-slow`"),
+        ("ecc", "link-slow", "train-1", "a link has two ends"),
+        ("ecc", "link-slow", "train-9", "no node `train-9`"),
+    ],
+)
+def test_slow_link_is_refused_without_a_peer_or_beside_another_limit(
+    tmp_path: Path, lasting: str, fault: str, peer: str | None, said: str
+):
+    nodes = SwitchedOnAccess(access_to(tmp_path).nodes)
+    record(nodes.records("train-1"), lasting, "train-1", {})
+    with pytest.raises(DalsegnoError, match=said) as refused:
+        inject(nodes, FAULTS[fault], "train-1", FaultOptions(peer=peer))
+    assert refused.value.hint
+    assert [one.fault for one in read_records(nodes.records("train-1"))] == [lasting]
+
+
+def test_cable_whose_link_is_not_up_yet_is_repaired_by_the_kernel_and_other_refusals_are_reported():
     words = ("bridge", "link", "set", "dev", "pafdf004", "state", "3")
     check_restored(Completed(words, 0))
     check_restored(Completed(words, 255, stderr="RTNETLINK answers: Network is down\n"))

@@ -1,4 +1,4 @@
-"""Breaking one's own workers on nodes that are not ours: which job is entered, and what is said when none is there."""
+"""Faults in one's own workers on nodes of a foreign cluster: which job is entered, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def job(number: int, user: str = ME, nodes: tuple[str, ...] = ("n1",), name: str
 
 @dataclass
 class Played:
-    """A Slurm with these jobs, and what is said on the nodes."""
+    """A Slurm with these jobs, and the output of commands on its nodes."""
 
     queue: list[JobInfo]
     says: list[dict[str, Any]] = field(default_factory=list)

@@ -24,7 +24,7 @@ from ladder.torch_ddp import TorchDDP
 from ladder.wire import Tally, Wire
 from tests.ladder.worlds import KNOWN_CAP_BYTES, WORLDS
 
-ODD_CAP_MB = 100 / 2**20  # several buckets, of uneven size
+ODD_CAP_MB = 100 / 2**20  # gives several buckets of different sizes
 
 
 class Odd(nn.Module):
@@ -115,7 +115,7 @@ def run_all_cases() -> dict[str, Any]:
         theirs, _ = gradients("ddp", detour=detour, **options)
         for name in RUNGS:
             if name == "data-parallel" and case != "used by all":
-                continue  # one process computes for all: there is no "some"
+                continue  # with one process there are no parameters that only some ranks use
             ours, start = gradients(name, detour=detour, **options)
             found[f"{case}: {name}"] = differences(ours, theirs)
             found[f"start: {name}"] = [each.tolist() for each in start]

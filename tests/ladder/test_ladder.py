@@ -118,7 +118,7 @@ def test_the_bytes_of_an_all_reduce_are_those_of_a_ring(found: Found, size: int)
 
 
 def test_the_ring_sends_exactly_what_the_formula_says(found: Found, size: int):
-    # 11 numbers on three ranks are chunks of 4, 4 and 3: who sends the short one twice sends less.
+    # 11 numbers on three ranks are chunks of 4, 4 and 3. A rank that sends the short chunk twice sends less.
     assert sums(found, "ring", "sent_bytes") == {2: [92, 92], 3: [124, 124, 120]}[size]
     assert sum(sums(found, "ring", "sent_bytes")) == 2 * (size - 1) * 92
     assert sums(found, "ring", "messages") == [2 * 2 * (size - 1)] * size

@@ -1,4 +1,5 @@
 """Constants of the ranks and the tests, without torch."""
 
-WORLDS = (3, 2)  # numbers of processes; those of the second are also in the first
-KNOWN_CAP_BYTES = 40  # of the model with 92 bytes of gradients: 8 + 24 + 12 fill a bucket, 48 another
+WORLDS = (3, 2)  # numbers of processes; the processes of the second world are also in the first
+# Capacity of a bucket for the model with 92 bytes of gradients: 8 + 24 + 12 fill one bucket, 48 another
+KNOWN_CAP_BYTES = 40

@@ -137,7 +137,7 @@ def test_a_new_cluster_boots_every_host_and_writes_every_file():
     made = plan(cluster(2, logins=("login-1",)))
     assert made.boot == ("switch", "head", "machine-room", "login-1", "train-1", "train-2")
     assert set(made.write) == set(made.desired.files)
-    assert (made.start, made.restart, made.reconfigure) == ((), (), False)  # nothing runs yet that could be told
+    assert (made.start, made.restart, made.reconfigure) == ((), (), False)  # nothing runs yet that could be notified
     assert made.accounting
 
 
@@ -161,7 +161,7 @@ def test_plan_reports_missing_container_support_and_changes_of_it():
     assert "switches containers off" in plan(off, running(on)).sentences()
 
 
-# Nothing, and half -----------------------------------------------------------------------------------------
+# Nothing to do, and interrupted changes ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
@@ -192,7 +192,7 @@ def test_adding_nodes_does_not_affect_others():
     assert made.boot == ("train-3", "train-4") and made.remove_hosts == ()
     assert not [name for name in made.write if name.startswith("hosts/train-1/")]
     assert {"etc/slurm.conf", "etc/hosts", "hosts/train-3/telemetry.json"} <= set(made.write)
-    assert not made.reconfigure  # the restarted slurmctld reads it all anyway
+    assert not made.reconfigure  # slurmctld is restarted and reads all settings anyway
 
 
 def test_removed_nodes_are_drained_and_only_their_jobs_awaited():
@@ -240,7 +240,7 @@ def test_removing_a_shared_partition_needs_no_restart_and_waits_for_jobs():
     assert (made.remove_nodes, made.remove_hosts) == ((), ())
 
 
-# What restarts, what does not ------------------------------------------------------------------------------
+# What is restarted, and what is not ---------------------------------------------------------------------------
 
 BASE = cluster(2, slurm=Slurm(preempt_by="qos", preempt_mode="REQUEUE"))
 
@@ -354,7 +354,7 @@ def test_reservations_are_recreated_and_removals_reported():
     course = replace(BASE, reservations=(Reservation("course", ("train-1",), users=("ada",)),))
     made = plan(course, running(BASE))
     assert made.sentences() == ["updates reservations", "restarts nothing", "ends no job"]
-    # An interrupted `up` may have made it already.
+    # An interrupted `up` may have created it already.
     assert made.old_reservations == ("course",)
     gone = plan(BASE, running(course))
     assert (gone.reservations, gone.old_reservations) == (True, ("course",))
@@ -374,7 +374,7 @@ def test_the_head_cannot_be_renamed_while_the_cluster_is_up():
         plan(cluster(head="chief"), running(cluster()))
 
 
-# What died -------------------------------------------------------------------------------------------------
+# Dead hosts and services --------------------------------------------------------------------------------------
 
 
 def test_dead_service_is_started_and_nothing_else():
@@ -459,7 +459,7 @@ def test_cluster_users_exist_on_virtual_hosts_only():
     assert "etc/passwd" not in want(crowd, USER).files
 
 
-# Telemetry: written once, then fault injection's to change -------------------------------------------------
+# Telemetry is written once; afterwards, only fault injection changes it ---------------------------------------
 
 TELEMETRY = "hosts/train-1/telemetry.json"
 
@@ -501,10 +501,10 @@ def test_injected_telemetry_is_kept():
     [
         ({"gpus": 2}, {"gpus": 4}),
         ({"gpu_type": "h100"}, {"gpu_type": "h200"}),
-        ({"gpu_type": "a100"}, {"gpu_type": "a10"}),  # one name is the other's beginning
+        ({"gpu_type": "a100"}, {"gpu_type": "a10"}),  # one name is the beginning of the other
         ({"gpu_type": "l4"}, {"gpu_type": "l40s"}),
         ({"gpu_type": "l40s"}, {"gpu_type": "l4"}),
-        ({"gpu_memory_mib": 40960}, {"gpu_memory_mib": 81920}),  # p4d to p4de: both are a100 to Slurm
+        ({"gpu_memory_mib": 40960}, {"gpu_memory_mib": 81920}),  # p4d and p4de are both a100 in Slurm
     ],
 )
 def test_changed_gpus_get_new_telemetry(first: dict[str, object], then: dict[str, object]):

@@ -1,4 +1,4 @@
-"""Waiting for nodes that were booted again."""
+"""Tests of waiting for nodes that were booted again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images of the cluster file: where they are kept, and those that cannot be had."""
+"""Images of the cluster file: where they are kept, and which errors are reported."""
 
 from dataclasses import replace
 from pathlib import Path

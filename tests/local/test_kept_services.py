@@ -1,4 +1,4 @@
-"""A service that its host keeps is started again when it dies; what dies at once is not started in a busy loop."""
+"""A host restarts a service with `keep` when it dies, but not in a busy loop if it dies at once."""
 
 import os
 import signal

@@ -105,7 +105,7 @@ def test_privileged_group_must_be_allowed_by_its_name():
         check_people([user("bea", None, "docker", "sudo", allow=("docker",))], ADMIN, {})
     with pytest.raises(TargetError, match="group `privilege`"):
         check_people([user("bea", None, "privilege")], ADMIN, {})
-    with pytest.raises(TargetError, match="group `pilots`"):  # by its gid
+    with pytest.raises(TargetError, match="group `pilots`"):  # the group is recognized by its gid
         check_people([user("bea", None, "pilots")], ADMIN, {}, [Group("pilots", 9876)])
 
 
@@ -165,7 +165,7 @@ def test_command_names_the_uid_of_an_account_that_it_takes_over():
         check_added([replace(user("ada"), added=True)], MACHINE)
     assert "give the uid 1000" in refused.value.hint
     check_added([replace(user("ada", 1000), added=True), user("ada"), replace(user("bea"), added=True)], MACHINE)
-    check_added([replace(user("root"), added=True)], MACHINE)  # `check_people` refuses it, and says why
+    check_added([replace(user("root"), added=True)], MACHINE)  # `check_people` refuses this user, and names the reason
 
 
 def test_two_users_do_not_share_a_uid():

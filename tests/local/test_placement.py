@@ -1,4 +1,4 @@
-"""Where hosts go on this machine, and that they stay there."""
+"""The placement of hosts on this machine, which later changes keep."""
 
 import ipaddress
 from dataclasses import replace

@@ -28,7 +28,7 @@ def ask(room: HostControlServer, uid: int = OWNER, **request: object) -> dict[st
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A path that a socket's name has room for."""
+    """A path that is short enough for a socket."""
     import shutil
     import tempfile
 

@@ -256,7 +256,7 @@ def test_last_of_two_clusters_removes_the_mount_point(folder: Folder, top: Path)
     other.root.mkdir()
     make_mount_points(folder, [f"{top}/a"])
     make_mount_points(other, [f"{top}/a"])
-    shutil.rmtree(folder.root)  # its `down` left the mount point, which the other one used
+    shutil.rmtree(folder.root)  # the `down` of this cluster kept the mount point, because the other cluster used it
     remove_mount_points(other)
     assert not (top / "a").exists()
 
@@ -304,7 +304,7 @@ def test_replaced_machine_has_an_empty_scratch_disk(tmp_path: Path):
     nodes = nodes_of(tmp_path)
     left = nodes.folder.scratch("train-1") / "job-1"
     left.mkdir(parents=True)
-    with pytest.raises(TargetError):  # nothing runs here: the new machine does not boot
+    with pytest.raises(TargetError):  # nothing runs here, so the new machine does not boot
         replace_machine(nodes, "train-1")
     assert not left.exists() and nodes.folder.scratch("train-1").is_dir()
 

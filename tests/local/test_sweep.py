@@ -1,4 +1,4 @@
-"""Whose processes `down` ends: a mark alone proves nothing, a mark and the controller's record do."""
+"""Which processes `down` ends. A mark alone proves nothing; a mark and the controller's record do."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def coordinator(folder: Folder) -> Iterator[Child]:
-    """A user's process that carries the cluster's mark, as the controller would start it."""
+    """A user's process with the cluster's mark, as the controller would start it."""
     child = start(["sleep", "100"], {MARK: str(folder.root), "PATH": os.defpath}, identity=NOBODY)
     eventually(lambda: any(environment(child.process.pid)))
     yield child
@@ -47,7 +47,7 @@ def test_recorded_coordinator_is_ended(folder: Folder, coordinator: Child):
 
 def test_process_of_another_user_with_the_mark_is_not_ended(folder: Folder, coordinator: Child):
     assert not end_processes(folder)
-    record(folder, coordinator, late=1)  # the record is of another process that had this PID
+    record(folder, coordinator, late=1)  # the record describes another process that had this PID
     (folder.runs / "r2.json").write_text("{")
     assert not end_processes(folder)
     assert coordinator.poll() is None
@@ -56,7 +56,8 @@ def test_process_of_another_user_with_the_mark_is_not_ended(folder: Folder, coor
 def test_coordinators_outlive_the_supervisor_of_loopback_hosts(folder: Folder, coordinator: Child):
     record(folder, coordinator)
     stray = start(["sleep", "100"], {MARK: str(folder.root), "PATH": os.defpath})
-    eventually(lambda: any(environment(stray.process.pid)))  # for a moment after exec the kernel shows none
+    # For a moment after exec, the kernel shows an empty environment.
+    eventually(lambda: any(environment(stray.process.pid)))
     end_strays(folder, [], loopback=True)
     assert stray.popen.wait(60) == -15 and coordinator.poll() is None
     stray.close()

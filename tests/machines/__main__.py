@@ -3,10 +3,10 @@
 `python -m tests.machines [MACHINE...]` runs all of them or those that are named. It needs root, debootstrap and qemu,
 fetches packages, and takes hours: the virtual machine is emulated. Every check writes a log; the table names it.
 
-systemd is met twice. `container` runs it at full speed on the cgroups of this machine, with everything: all cluster
-tests, the demo, and ends of sessions. `systemd` and `no-systemd` are the virtual machine, with cgroup v2 wherever they
-run. Emulated, all cluster tests would take days there: it has the set-up for each kind of user, the tests of control
-groups, the demo and a handful of cluster tests, about an hour on an idle machine.
+systemd is tested twice. `container` runs it at full speed on the cgroups of this machine: all cluster tests, the demo,
+and ends of sessions. `systemd` and `no-systemd` are the virtual machine, with cgroup v2 wherever they run. All cluster
+tests would take days on the emulated machine. It runs the set-up for each kind of user, the tests of cgroups, the demo
+and a few cluster tests, which takes about an hour on an idle machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ PYTEST = ".venv/bin/python -m pytest -q -p no:cacheprovider"
 RESEARCHERS = "./dalsegno demo --scene researchers"
 CLUSTER = "tests/cluster/test_up_down.py tests/cluster/test_rootless.py tests/cluster/test_recovery.py"
 RUNS = "tests/cluster/test_run_starts.py tests/cluster/test_run_faults.py tests/cluster/test_containers.py"
-SECURITY = "tests/security/test_join.py tests/security/test_slurm_text.py"  # they depend on Slurm's own behaviour
+# These tests depend on Slurm's own behaviour
+SECURITY = "tests/security/test_join.py tests/security/test_slurm_text.py"
 NATIVE = "tests/containers/test_native_plugin.py tests/containers/test_native_helper.py"
 KINDS = "tests/cluster/test_cgroups.py tests/cluster/test_sudo.py"
 
-# One each: a cluster made and removed, a node repaired, a run that continues, a container.
+# One test each of a cluster that is created and removed, a repaired node, a run that continues, and a container.
 HANDFUL = (
     "tests/cluster/test_up_down.py::test_up_makes_all_nodes_idle_and_up_again_does_nothing",
     "tests/cluster/test_up_down.py::test_dead_host_is_reported_and_booted_by_up",
@@ -41,7 +42,7 @@ HANDFUL = (
     "tests/cluster/test_containers.py::test_tasks_run_in_the_image_with_their_ranks_gpus_and_environment",
 )
 
-# Runs in the user's home.
+# The script runs in the user's home.
 FILE = """set -e; cd
 cat >cluster.yaml <<END
 name: of-$(id -un)
@@ -59,7 +60,7 @@ test ! -d /run/systemd/system || test -z "$(systemctl list-units --all --plain -
 """
 FROM_NOTHING = MADE + USED
 
-# Check -> for each session the user and the command.
+# Check -> the user and the command of each session.
 Sessions = tuple[tuple[str, str], ...]
 UP: dict[str, Sessions] = {
     "up as root": (("root", FROM_NOTHING),),
@@ -76,9 +77,9 @@ DEMO: dict[str, Sessions] = {"demo": (("root", f"cd {CLONE_THERE} && ./dalsegno 
 IN_VM = {
     **UP,
     **CGROUPS,
-    # A step of the full demo's training takes 10 s there; the container runs it whole.
+    # A step of the full demo's training takes 10 s on this machine. The container runs the whole demo.
     "demo": (("root", f"cd {CLONE_THERE} && {RESEARCHERS}"),),
-    # Six agents import torch at once, on two emulated cores that other work on this machine shares.
+    # Six agents import torch at once, on two emulated cores that are shared with other work on this machine.
     "cluster tests": (("root", f"cd {CLONE_THERE} && DALSEGNO_PATIENCE=6 {PYTEST} {' '.join(HANDFUL)}"),),
 }
 WITHOUT_SYSTEMD = {**UP, **CGROUPS}
@@ -97,9 +98,10 @@ IN_CHROOT = {
     "unit tests": f"{PYTEST} -m 'not cluster'",
     "cluster tests": f"{PYTEST} {CLUSTER} {KINDS} {SECURITY} {NATIVE}",
 }
-# This release's Slurm and Python are those of the ordinary suite. Its root is bare, so the set-up has everything to do.
+# The ordinary suite already uses this release's Slurm and Python. Its root is bare, so that the set-up has everything
+# to do.
 FROM_BARE = ("set-up", "demo")
-# In a clone of its own, whose environment is made with an interpreter of this machine for which it has torch.
+# Runs in a separate clone, whose environment uses an interpreter of this machine for which torch is available.
 TRAINING = {
     "set-up with torch": "./dalsegno setup --dev --torch",
     "runs": f"{PYTEST} {RUNS}",
@@ -141,7 +143,7 @@ def row(result: Result) -> str:
 
 
 def checked(machine: str, check: str, do: Callable[[Path], int]) -> Result:
-    """Run one check; its output goes to a file of its own."""
+    """Run one check, and write its output to a separate file."""
     log = folder() / "logs" / f"{machine} {check}.log".replace(" ", "-").replace(",", "")
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -186,7 +188,7 @@ def container() -> Iterator[Result]:
 
 
 def in_sessions(name: str, checks: dict[str, Sessions], run: Callable[[str, str, int], int]) -> Iterator[Result]:
-    """Run each check in login sessions, one after the other; the first that fails ends it."""
+    """Run each check in login sessions, one after the other. The first failure ends the check."""
 
     def all_of(sessions: Sessions, log: Path) -> int:
         with log.open("w") as out:

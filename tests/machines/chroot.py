@@ -1,9 +1,9 @@
-"""Other Debian releases on this machine, at full speed: a root folder for each, entered with namespaces of its own.
+"""Other Debian releases on this machine, at full speed. Each has a root folder, which is entered in new namespaces.
 
 `python -m tests.machines.chroot build trixie` makes the folder, `fresh` makes it again, `push` copies this clone into
-it, and `run trixie COMMAND...` runs a command in the copy. Folders are below
-$DALSEGNO_MACHINES. `RELEASE.base` is what debootstrap made; `RELEASE` is a copy that the set-up and the tests change.
-Only the set-up uses this machine's network: tests have an empty one. All of it needs root.
+it, and `run trixie COMMAND...` runs a command in the copy. Folders are below $DALSEGNO_MACHINES. `RELEASE.base` is what
+debootstrap made; `RELEASE` is a copy that the set-up and the tests change. Only the set-up uses this machine's network;
+tests have an empty one. Everything needs root.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CLONE = Path(__file__).resolve().parents[2]
-CLONE_THERE = "/opt/dalsegno"  # with the release's own Python
-TRAINING_THERE = "/opt/dalsegno-torch"  # with an interpreter of this machine, for which it has a CPU build of torch
+CLONE_THERE = "/opt/dalsegno"  # a clone for the release's own Python
+# A clone for an interpreter of this machine, for which a CPU build of torch is available.
+TRAINING_THERE = "/opt/dalsegno-torch"
 MIRROR = "http://deb.debian.org/debian"
 
-# bookworm is bare: the set-up has to bring Python too. The others have a newer Slurm.
+# bookworm is bare, so that the set-up has to install Python too. The others have a newer Slurm.
 PACKAGES = {
     "bookworm": "ca-certificates",
     "trixie": "ca-certificates,git,iproute2,procps,python3,python3-venv",
@@ -35,7 +36,7 @@ PACKAGES = {
 
 # Runs as the first process of the namespaces. $1: the root folder; $2: "own" for a network of its own; $3: folders of
 # this machine to show read-only; $4: the folders that stand in for its cgroup hierarchies; $5: where to run; then the
-# command. The shell stays: it reaps what the command leaves behind.
+# command. The shell keeps running, and reaps processes that the command leaves behind.
 ENTER = r"""
 set -eu
 root=$1 network=$2 shown=$3 cgroups=$4 where=$5
@@ -76,7 +77,7 @@ rmdir /.old
 "$@"
 """
 
-# Runs before it. A cgroup namespace comes after the process has entered the folders that are to be its root.
+# Runs before ENTER, because a process must enter the folders before its cgroup namespace is created.
 ENTER_CGROUPS = 'for folder in $0; do echo $$ >"$folder/cgroup.procs"; done; exec unshare --cgroup -- "$@"'
 
 
@@ -99,7 +100,7 @@ class Chroot:
         self.logs = folder() / f"{release}.logs"
 
     def build(self, *, fresh: bool = False) -> None:
-        """Make what is not there yet: the base, and the copy to work in. An interrupted build starts over."""
+        """Create the base and the copy to work in, if they do not exist. An interrupted build starts over."""
         half = folder() / f"{self.release}.half"
         shutil.rmtree(half, ignore_errors=True)
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -123,10 +124,11 @@ class Chroot:
             shutil.copy(file, root / "etc/apt/apt.conf.d")
         (root / "etc/hostname").write_text(f"{self.release}\n")
         (root / "etc/hosts").write_text(f"127.0.0.1 localhost {self.release}\n")
-        (root / "root").chmod(0o711)  # the interpreter for training may lie below; other users run it too
+        # Other users also run the interpreter for training, which may be below this folder.
+        (root / "root").chmod(0o711)
 
     def push(self, there: str = CLONE_THERE) -> None:
-        """Copy this clone's tracked and new files; only the environment that was made there stays."""
+        """Copy this clone's tracked and new files. Of the files there, only the environment is kept."""
         target = self.root / there[1:]
         target.mkdir(parents=True, exist_ok=True)
         for old in target.iterdir():
@@ -143,7 +145,7 @@ class Chroot:
     def run(
         self, command: Sequence[str], *, where: str = CLONE_THERE, network: bool = False, log: Path | None = None
     ) -> int:
-        """Run a command there. When it ends, everything it started ends with it."""
+        """Run a command in the chroot. When it ends, everything that it started ends too."""
         namespaces = ["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", *([] if network else ["--net"])]
         shown = " ".join(folders_shown())
         with own_cgroups(f"dalsegno-{self.release}-{os.getpid()}") as cgroups:
@@ -181,8 +183,11 @@ def local_indexes() -> list[str]:
 
 
 def training_python() -> Path | None:
-    """Return an interpreter outside /usr for which a wheel folder here has torch: releases with another Python would
-    fetch gigabytes of CUDA. $DALSEGNO_TRAINING_PYTHON names one; else pyenv is looked through."""
+    """Return an interpreter outside /usr for which a wheel folder on this machine has torch.
+
+    Releases with another Python would download gigabytes of CUDA libraries. $DALSEGNO_TRAINING_PYTHON names the
+    interpreter; otherwise pyenv's are searched.
+    """
     if named := os.environ.get("DALSEGNO_TRAINING_PYTHON"):
         return Path(named)
     wheels = [wheel.name for path in local_indexes() for wheel in Path(path).glob("torch-*+cpu-cp3*.whl")]
@@ -238,7 +243,7 @@ def main() -> None:
     parser.add_argument("--training", action="store_true", help="in the clone whose environment has torch")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="a command, or the names of checks")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what runs there, and removes its cgroups
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends all processes in the chroot, and removes its cgroups
     machine = Chroot(asked.release)
     where = TRAINING_THERE if asked.training else CLONE_THERE
     machine.build(fresh=asked.what == "fresh")

@@ -1,6 +1,6 @@
 """Debian 12 with systemd as its first process, at full speed: a container on the cgroups that this machine has.
 
-On a machine with cgroup v2 it is what most people have; with v1 it shows the hybrid form. `python -m
+On a machine with cgroup v2, this is what most people have. With v1, it tests the hybrid form. `python -m
 tests.machines.container build` makes its root folder below $DALSEGNO_MACHINES, `fresh` makes it again, `push` copies
 this clone into it, and `run USER COMMAND...` boots it and runs a command in a login session. All of it needs root.
 """
@@ -24,7 +24,7 @@ from tests.machines.vm import PLAIN, SUDOER
 PACKAGES = "systemd systemd-sysv dbus libpam-systemd sudo iproute2 procps python3 python3-venv git"
 BOOT_TIMEOUT_S = 60.0
 
-# Devices, kernel settings and mounts are those of the machine outside: nobody here may change them.
+# Devices, kernel settings and mounts belong to the machine outside, so nothing in the container may change them.
 MASKED = (
     *("systemd-udevd.service", "systemd-udev-trigger.service", "systemd-udevd-kernel.socket"),
     *(
@@ -52,8 +52,8 @@ After=basic.target dbus.service
 """
 
 # Runs as the first process of the namespaces and becomes systemd. $1: the root folder; $2: the folders that stand in
-# for the machine's cgroup hierarchies. It waits until its parent has left these: one with processes of its own passes
-# no controllers on.
+# for the machine's cgroup hierarchies. It waits until its parent has left these folders, because a folder with
+# processes cannot enable controllers for its children.
 ENTER = r"""
 set -eu
 root=$1 cgroups=$2
@@ -121,7 +121,7 @@ class Container(Chroot):
 
     @contextmanager
     def booted(self) -> Iterator[Booted]:
-        """Boot the container, and end it with everything that it has started."""
+        """Boot the container. Afterwards, end it with everything that it has started."""
         namespaces = ["--mount", "--pid", "--uts", "--ipc", "--net", "--fork", "--kill-child"]
         with own_cgroups(f"dalsegno-container-{os.getpid()}") as cgroups:
             folders = [Path(each) for each in cgroups.split()]
@@ -142,7 +142,7 @@ class Container(Chroot):
 
 
 class Booted:
-    """The running container; `pid` is its systemd's."""
+    """The running container. `pid` is the PID of its systemd."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -178,7 +178,7 @@ def pass_controllers_on(folders: list[Path]) -> None:
 
 
 def first_process(folders: list[Path]) -> int:
-    """Return the PID of the container's systemd as it is known outside, once it has booted."""
+    """Return the PID of the container's systemd outside the container, once it has booted."""
     deadline = time.monotonic() + BOOT_TIMEOUT_S
     while time.monotonic() < deadline:
         for each in folders:

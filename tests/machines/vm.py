@@ -28,11 +28,12 @@ PACKAGES = (
 DISK_GIB = 14
 BOOT_TIMEOUT_S = 600.0
 
-# The sudo user and the plain user of the machine; root is the third kind of person that calls `up`. Clusters in tests
-# have people with other names, whose accounts must not be on the machine.
+# The sudo user and the plain user of the machine. Root is the third kind of user that runs `up`. Clusters in tests have
+# people with other names, whose accounts must not be on the machine.
 SUDOER, PLAIN = "olga", "paul"
 
-# The init for a machine without systemd: what a container's or a small distribution's init does, and nothing else.
+# The init for a machine without systemd. It does what the init of a container or a small distribution does, and nothing
+# else.
 PLAIN_INIT = """#!/bin/sh
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 mount -o remount,rw /
@@ -55,9 +56,11 @@ NETWORK = "[Match]\nName=e*\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n
 
 
 def build() -> None:
-    """Make the disk, unless it is there for what the clone needs now: the machine has no network to install more.
+    """Create the disk, unless one exists that has everything the clone needs now. The machine has no network to install
+    more.
 
-    An interrupted build goes on after its last whole step."""
+    An interrupted build continues after its last complete step.
+    """
     vm = folder() / "vm"
     needed, installed = (CLONE / "pyproject.toml").read_text(), vm / "installed"
     if (vm / "disk.img").exists() and installed.exists() and installed.read_text() == needed:
@@ -86,7 +89,7 @@ def build() -> None:
 
 
 def take_settings(root: Path) -> None:
-    """Give the new system this machine's package sources, name server and certificates: it may sit behind a proxy."""
+    """Copy this machine's package sources, name server and certificates, because it may be behind a proxy."""
     for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt"):
         if Path(path).exists():
             shutil.copy(path, root / path[1:])
@@ -137,7 +140,7 @@ def clone_archive() -> list[str]:
 
 
 def in_chroot(root: Path, script: str) -> None:
-    """Run a shell script in the new root, in namespaces of its own: its mounts and processes end with it."""
+    """Run a shell script in the new root, in new namespaces, so that its mounts and processes end with it."""
     where = shlex.quote(str(root))
     mounts = [f"-t proc proc {where}/proc", f"--rbind /dev {where}/dev", f"-t sysfs sysfs {where}/sys"]
     mounts += [f"-m --bind {path} {where}{path}" for path in local_indexes()]
@@ -158,7 +161,7 @@ class Machine:
         self.port = port
 
     def boot(self, *, systemd: bool = True, cores: int = 2, memory_gib: int = 6) -> None:
-        """Start the machine on a copy of the disk that keeps only what changed, and wait until it answers."""
+        """Start the machine on a copy-on-write copy of the disk, and wait until it answers."""
         self.run_folder.mkdir(parents=True, exist_ok=True)
         overlay, disk = self.run_folder / "overlay.qcow2", self.vm / "disk.img"
         if not overlay.exists() or overlay.stat().st_mtime < disk.stat().st_mtime:
@@ -184,7 +187,7 @@ class Machine:
     def ssh(
         self, command: str, user: str = "root", *, output: int | None = None, stdin: int = subprocess.DEVNULL
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a shell command there, as the user of that name; `output` takes what it says, on both streams."""
+        """Run a shell command there as this user. `output` receives its stdout and stderr."""
         options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=20"]
         argv = ["ssh", "-i", str(self.vm / "key"), "-p", str(self.port)]
         argv += [word for option in options for word in ("-o", option)]
@@ -200,7 +203,7 @@ class Machine:
             sys.exit("could not copy the clone")
 
     def stop(self) -> None:
-        """Power the machine off as by its switch, and forget what changed on its disk."""
+        """Power the machine off as with its switch, and discard the changes on its disk."""
         pid_file = self.run_folder / "pid"
         if pid_file.exists():
             command = Path(f"/proc/{int(pid_file.read_text())}/cmdline")

@@ -50,7 +50,7 @@ def tell(pipe: int, port: int) -> None:
 def found(kind: str, rank: int, meet: Callable[[], Any]) -> list[Any]:
     if kind == "has no torch":
         forget_torch()
-    elif kind.startswith("/"):  # use the torch in that folder
+    elif kind.startswith("/"):  # a path selects the torch in that folder
         forget_torch()
         sys.path.insert(0, kind)
     numbers, load_s = NUMBERS.get(kind, all_reduce.numbers), 1.0 if kind.endswith("/hangs") else 60.0

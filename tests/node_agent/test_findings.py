@@ -1,4 +1,4 @@
-"""Tests of the agent's reports: changes at once, a full report now and then, within the limits."""
+"""Tests of the agent's reports: changes at once, and a full report at intervals, within the limits."""
 
 from __future__ import annotations
 

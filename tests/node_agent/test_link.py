@@ -36,7 +36,7 @@ NodeAgent(options, read_secret(options.secret), Played, do, check_s=float(os.env
 
 
 class Stage(Scene):
-    """The controller's side, with agents as processes."""
+    """The controller's side, and agents as processes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_the_agent_survives_without_a_controller_and_reports_to_the_next_one(sta
     agent = stage.start()
     stage.until(stage.result("good"))
     stage.agents.close()
-    time.sleep(0.3)  # it tries to connect in vain
+    time.sleep(0.3)  # the agent tries to connect without success
     stage.begin(port=stage.port)
     assert stage.view.presence is Presence.NEVER
     stage.until(stage.result("bad"))

@@ -21,7 +21,7 @@ TWO_GPUS = Expected("gpu-1", named=True, gpus=2, gpu_type="h100")
 TCP = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     "   0: 00000000:24B8 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {uid:5d}        0 20 1 0 100 0\n"
-)  # 0x24B8 is 9400
+)  # 0x24B8 is port 9400
 
 
 class Clock:
@@ -140,7 +140,7 @@ def test_nothing_is_written_into_a_folder_that_others_can_change(tmp_path: Path)
         Textfile(folder).write(b"a 1\n")
     node = tmp_path / "node"
     node.mkdir()
-    writer(simulated(node), folder).write_due()  # logged, and no fault of the node
+    writer(simulated(node), folder).write_due()  # the error is logged and is not a fault of the node
     assert os.listdir(folder) == []
 
 

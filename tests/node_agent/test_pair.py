@@ -154,8 +154,9 @@ def test_a_caller_without_the_secret_is_refused():
     waiting = Waiting()
     with pytest.raises(PartnerUnreachable, match="does not know the secret") as info:
         call("127.0.0.1", waiting.port, b"another")
-    assert info.value.result.code in ("stranger", SLOW)  # a busy machine blames no node
-    with socket.create_connection(("127.0.0.1", waiting.port)) as sock:  # echoing does not prove the secret either
+    assert info.value.result.code in ("stranger", SLOW)  # on a busy machine, no node is blamed
+    # Echoing the data does not prove the secret either.
+    with socket.create_connection(("127.0.0.1", waiting.port)) as sock:
         sock.settimeout(60)
         with contextlib.suppress(ConnectionError):
             while data := sock.recv(4096):

@@ -32,7 +32,7 @@ HEAVY = {
     "pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email",
     "ssl", "xml", "tempfile", "multiprocessing", "concurrent", "unittest",
 }  # fmt: skip
-ASKED_KIB = 30_000_000 // 1024  # limit for each of its processes
+ASKED_KIB = 30_000_000 // 1024  # memory limit of each process
 CONF = "ClusterName=c\nNodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 Gres=gpu:h100:2 RealMemory=1\nAuthType=auth/none\n"
 
 
@@ -163,13 +163,14 @@ def test_validation_with_a_partner_leaves_no_process(nodes: Nodes):
     assert {name: found[name].text for name in own if found[name].verdict is not Verdict.PASSED} == {}
     assert found["gpu-count"].verdict is Verdict.PASSED
     assert "all-reduce of 16 MiB by 2 ranks with gloo: right, " in found["pair-collective"].text
-    nodes.until(lambda: all(len(descendants(pid)) == 1 for pid in agents))  # the process of the checks
+    nodes.until(lambda: all(len(descendants(pid)) == 1 for pid in agents))  # only the process of the checks is left
     assert all(memory_kib(pid, "VmRSS:", "status") <= 30 << 10 for pid in agents)
     validate_node(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
-    nodes.until(lambda: all(len(descendants(pid)) >= 3 for pid in agents))  # with those of an order, and of torch
+    # Also the processes of an order, and of torch
+    nodes.until(lambda: all(len(descendants(pid)) >= 3 for pid in agents))
     nodes.processes["gpu-1"].kill()
     nodes.processes["gpu-1"].wait()
-    nodes.until(lambda: len(marked(str(nodes.folder))) == 2)  # the other agent, and its checks
+    nodes.until(lambda: len(marked(str(nodes.folder))) == 2)  # the other agent and its checks are left
 
 
 def test_neither_agent_nor_checks_load_heavy_libraries():
@@ -201,7 +202,7 @@ def test_options_are_parsed_or_refused(tmp_path: Path, capsys: pytest.CaptureFix
         [*good[:3], "head:99999", *good[4:]],
         ["--node", "../x", *good[2:]],
         [*good[:-1], str(tmp_path / "none")],
-        good,  # the secret does not exist
+        good,  # the file with the secret does not exist
     ):
         assert main(bad) in (1, 2)
         assert "cannot start: " in capsys.readouterr().err

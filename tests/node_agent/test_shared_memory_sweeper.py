@@ -94,7 +94,7 @@ def test_the_folder_is_searched_at_intervals(tmp_path: Path, run: str):
     assert memory.tidy(EVERY_S + UNUSED_S) == [(UID, run)]
 
 
-def test_a_missing_folder_is_no_error(tmp_path: Path):
+def test_missing_folder_is_not_an_error(tmp_path: Path):
     assert SharedMemorySweeper(tmp_path / "none").tidy(0.0) == []
 
 

@@ -15,7 +15,7 @@ from dalsegno.health.result import Verdict, passed
 from dalsegno.node_agent.worker import FIRST_LEAVE_S, GPUS, CheckWatch
 from dalsegno.wire.frames import Message
 
-CHECK_S = 600.0  # on the tests' own clock
+CHECK_S = 600.0  # measured on the test's own clock
 
 
 class Played:
@@ -55,7 +55,7 @@ class Watching:
         self.selector = selectors.DefaultSelector()
         self.findings: list[Finding] = []
         self.looks: list[tuple[list[str], list[GpuIdentity] | None]] = []
-        self.ahead = 0.0  # how far our clock is ahead of the real one
+        self.ahead = 0.0  # how far the test's clock is ahead of the real one
         self.watch = CheckWatch(Played, self.selector, self.findings.append, self._on_round, time.time, CHECK_S)
         self.watch.set(settings)
 

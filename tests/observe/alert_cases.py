@@ -17,7 +17,7 @@ DISK = '{instance="n1", device="/dev/sda", fstype="ext4", mountpoint="/"}'
 
 @dataclass(frozen=True)
 class AlertCase:
-    """Bad and good input of one alert, and the time at which it is looked at."""
+    """Bad and good input of one alert, and the time at which it is evaluated."""
 
     bad: Series
     good: Series
@@ -28,7 +28,7 @@ def fault(check: str, code: str = "", node: str = "n1") -> str:
     return f'dalsegno_recovery_last_fault_timestamp_seconds{{node="{node}", check="{check}", code="{code}"}}'
 
 
-RECENT, OLD = "_x65 3960x20", "60x80"  # at minute 66, and an hour ago: the controller has repaired the node at once
+RECENT, OLD = "_x65 3960x20", "60x80"  # at minute 66, and an hour ago; the controller repaired the node at once
 CASES: Mapping[str, AlertCase] = {
     "NodeLost": AlertCase(
         {fault("gone"): RECENT}, {fault("gone"): OLD, fault("disk"): RECENT, fault("xid", "79"): RECENT}
@@ -65,8 +65,9 @@ CASES: Mapping[str, AlertCase] = {
     "GpuXid": AlertCase(
         {'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="0", xid="79"}': "_x60 1x20"},
         {
-            'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="0", xid="79"}': "1x80",  # an hour ago
-            'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="1", xid="13"}': "_x60 1x20",  # caused by the program
+            'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="0", xid="79"}': "1x80",  # the Xid is from an hour ago
+            # This Xid is caused by the program.
+            'DCGM_EXP_XID_ERRORS_COUNT{instance="n1", gpu="1", xid="13"}': "_x60 1x20",
         },
     ),
     "GpuEcc": AlertCase(
@@ -84,7 +85,7 @@ CASES: Mapping[str, AlertCase] = {
             f"training_last_step_timestamp_seconds{RUN}": "0+60x80",
             f"training_step_seconds{RUN}": "0.5x80",
             INFO: "1x80",
-            'training_last_step_timestamp_seconds{run="r2", user="ann"}': "60x80",  # has ended
+            'training_last_step_timestamp_seconds{run="r2", user="ann"}': "60x80",  # this run has ended
             'training_step_seconds{run="r2", user="ann"}': "0.5x80",
             'training_run_info{run="r2", user="ann", name="gpt", phase="ended", job_id="8"}': "1x80",
         },
@@ -100,7 +101,7 @@ CASES: Mapping[str, AlertCase] = {
             f"training_goodput_ratio{RUN}": "0.97x80",
             'training_time_seconds_total{run="r1", user="ann", kind="train"}': "0+60x80",
             INFO: "1x80",
-            'training_goodput_ratio{run="r2", user="ann"}': "0.2x80",  # has just begun
+            'training_goodput_ratio{run="r2", user="ann"}': "0.2x80",  # this run has just begun
             'training_time_seconds_total{run="r2", user="ann", kind="start"}': "0+1x80",
             'training_run_info{run="r2", user="ann", name="gpt", phase="running", job_id="8"}': "1x80",
         },
@@ -123,9 +124,9 @@ CASES: Mapping[str, AlertCase] = {
         {
             'dalsegno_jobs_pending_reason{partition="train", reason="Resources"}': "3x80",
             'dalsegno_nodes{partition="train", state="idle"}': "2x80",
-            'slurm_job_queue_wait_seconds_count{partition="train"}': "0+1x80",  # jobs do start
+            'slurm_job_queue_wait_seconds_count{partition="train"}': "0+1x80",  # jobs do start here
             'dalsegno_jobs_pending_reason{partition="full", reason="Resources"}': "3x80",
-            'dalsegno_nodes{partition="full", state="idle"}': "0x80",  # nothing is idle
+            'dalsegno_nodes{partition="full", state="idle"}': "0x80",  # no node is idle here
             'slurm_job_queue_wait_seconds_count{partition="full"}': "9x80",
         },
     ),
@@ -146,7 +147,7 @@ CASES: Mapping[str, AlertCase] = {
             'up{job="node", instance="n1", partition="train"}': "1x80",
             'dalsegno_node_metrics_timestamp_seconds{instance="n1"}': "0+60x80",
             'node_textfile_scrape_error{instance="n1"}': "0x80",
-            'up{job="node", instance="head"}': "1x80",  # has no node agent
+            'up{job="node", instance="head"}': "1x80",  # the head has no node agent
         },
     ),
 }

@@ -32,7 +32,7 @@ class PublishedDashboard:
 
 
 def _filled(query: str, values: Mapping[str, str]) -> str:
-    for name in sorted(values, key=len, reverse=True):  # $nodename before $node
+    for name in sorted(values, key=len, reverse=True):  # $nodename is replaced before $node
         query = query.replace(name, values[name])
     assert "$" not in query, query
     return query
@@ -45,8 +45,8 @@ def _read(path: Path) -> PublishedDashboard:
 
 
 PUBLISHED = [_read(FOLDER / f"{number}.json") for number in (1860, 4323, 12239)]
-# Metric -> why it has no data on a local cluster. It may have some if a path fits `unless`, which is another
-# machine's hardware or kernel, or if node_exporter is at least as new as `since`.
+# Metric -> why it has no data on a local cluster. It may have data if a path matches `unless`, which stands for other
+# hardware or another kernel, or if node_exporter is at least as new as `since`.
 WITHOUT_DATA: dict[str, dict[str, str]] = json.loads((FOLDER / "without_data.json").read_text())
 
 

@@ -36,7 +36,7 @@ def case_file(rule: AlertRule) -> dict[str, object]:
 
 
 def _test(name: str, series: Series, rule: AlertRule, at: str) -> dict[str, object]:
-    # An expression that counts the alert: promtool would otherwise compare the text of all annotations.
+    # Count the alert with an expression, because promtool would otherwise compare the text of all annotations.
     count = f'count(ALERTS{{alertname="{rule.name}", alertstate="firing"}})'
     expected = [{"labels": "{}", "value": 1}] if name == "fires" else []
     return {
@@ -95,7 +95,7 @@ def test_an_alert_that_does_not_fire_fails_its_case(tmp_path):
         promtool("test", "rules", "GpuHot.yml", cwd=tmp_path)
 
 
-def test_alerts_tell_what_to_do_and_name_only_labels_that_remain():
+def test_alerts_have_a_next_step_and_name_only_remaining_labels():
     for rule in ALERTS:
         assert rule.summary and rule.action
         for label in re.findall(r"\$labels\.(\w+)", rule.summary + rule.action):

@@ -11,7 +11,7 @@ from dalsegno.observe.slurm_source import SeldomSource
 
 
 class PlayedSource:
-    """A source that returns what it was given, or fails."""
+    """A source that returns the given values, or fails."""
 
     def __init__(self, name: str, *families: Family, skipped_rows: int = 0) -> None:
         self.name, self.families, self.skipped_rows = name, families, skipped_rows

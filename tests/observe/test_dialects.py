@@ -28,7 +28,7 @@ def test_rules_read_only_names_that_are_served_in_both_dialects():
 
 def test_no_rule_records_a_name_that_the_observer_serves():
     double = {rule.record for _, rule in RULES} & SERVED
-    assert double == {"slurm_nodes_total"}  # its rule yields to the served one
+    assert double == {"slurm_nodes_total"}  # the recording rule gives way to the served metric
     rule = next(rule for _, rule in RULES if rule.record == "slurm_nodes_total")
     assert rule.expr.endswith('unless on () slurm_nodes_total{job="dalsegno"}')
 

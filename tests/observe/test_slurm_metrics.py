@@ -154,7 +154,9 @@ def test_every_series_is_there_when_the_queue_is_empty():
     )
 
 
-OF_JOBS = {  # labelled by a user, an account, a job or a reservation: none is known when the queue was always empty
+# Series labelled by a user, an account, a job or a reservation, of which none is known while the queue has always been
+# empty
+OF_JOBS = {
     *OWNED, "dalsegno_user_gpus", "dalsegno_account_gpus", "dalsegno_gpu_seconds_total", "dalsegno_node_job",
     "slurm_account_fairshare", *(name for name in NAMES[SlurmDialect.SCKYZO] if name.startswith("slurm_reservation_")),
 }  # fmt: skip

@@ -1,8 +1,8 @@
-"""Record what the installed Slurm answers, for the parsers: `python -m tests.recorded.record FOLDER`, as root.
+"""Record the output of the installed Slurm for the parsers: `python -m tests.recorded.record FOLDER`, as root.
 
-It makes a private cluster of 16 slurmd on loopback ports with slurmdbd and MariaDB, brings nodes and jobs into as many
-states as one cluster can show, and writes each answer to FOLDER/slurm-VERSION/. slurm.md says what was done to
-which node. It takes about two minutes: Slurm looks at time limits once a minute.
+It creates a private cluster of 16 slurmd on loopback ports with slurmdbd and MariaDB, brings nodes and jobs into as
+many states as one cluster can show, and writes each answer to FOLDER/slurm-VERSION/. slurm.md says what was done to
+which node. It takes about two minutes, because Slurm checks time limits once a minute.
 """
 
 from __future__ import annotations
@@ -177,12 +177,13 @@ def write_files(lab: Lab, version: Version) -> None:
     ]
     put(folder / "slurm.conf", SLURM_CONF.format(**names, nodes="\n".join(nodes)))
     put(folder / "slurmdbd.conf", SLURMDBD_CONF.format(**names), 0o600)
-    # From 23.11 on slurmd loads a cgroup plugin whatever tracks its processes.
+    # Since 23.11, slurmd loads a cgroup plugin whatever proctrack is set.
     put(folder / "cgroup.conf", "CgroupPlugin=disabled\n" if version >= Version(23, 11) else "CgroupAutomount=no\n")
     gpus = f"Name=gpu Type=h100 File={folder}/gpus/nvidia"
     put(folder / "gres.conf", f"NodeName=n[1-11,13-15] {gpus}[0-7]\nNodeName=n12 {gpus}[0-3]\n")
     put(folder / "epilog", EPILOG, 0o755)
-    # slurmdbd of 26.05 cannot make it by itself with MariaDB 11.8.9: "Number of columns in result … exceeds …".
+    # slurmdbd of 26.05 cannot create the database itself with MariaDB 11.8.9: "Number of columns in result … exceeds
+    # …".
     put(folder / "database.sql", "CREATE DATABASE IF NOT EXISTS slurm_acct;\n")
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
@@ -208,7 +209,7 @@ def start(lab: Lab) -> None:
     wait_for("MariaDB answers", (folder / "db.socket").exists)
     lab.start("slurmdbd", "-D", MYSQL_UNIX_PORT=f"{folder}/db.socket")
     wait_for("slurmdbd answers", lambda: answers(PORTS["slurmdbd"]))
-    # The cluster must be known before slurmctld starts, or 22.05 ends.
+    # The cluster must be known before slurmctld starts; otherwise slurmctld 22.05 exits.
     add_cluster = ("sacctmgr", "-i", "add", "cluster", "lab")
     wait_for("the cluster is in the database", lambda: not lab.run(*add_cluster).returncode)
     lab.start("slurmctld", "-D")
@@ -228,7 +229,7 @@ def start(lab: Lab) -> None:
 
 
 def make_states(lab: Lab) -> dict[str, str]:
-    """Bring nodes and jobs into their states; gives the ids of the jobs."""
+    """Bring nodes and jobs into their states. Return the ids of the jobs."""
     jobs: dict[str, str] = {}
 
     def submit(name: str, *options: str, script: str = SLEEP) -> None:
@@ -275,7 +276,7 @@ def make_states(lab: Lab) -> dict[str, str]:
         when = ("StartTime=now", "Duration=120", "Users=root")
         lab.ok("scontrol", "create", "reservation", f"ReservationName={name}", *when, *flags)
     lab.ok("scontrol", "reboot", "n15")
-    # Four whole nodes are free at most three at a time: the backfill scheduler plans for it.
+    # At most three whole nodes are free at a time, so the backfill scheduler plans nodes for this job.
     submit("big", "-N4", "--gres=gpu:8")
     submit("small", "-p", "debug", "-w", "n2")
     ended = {"nodefail": "NODE_FAIL", "timeout": "TIMEOUT", "requeued": "RUNNING"}
@@ -296,7 +297,10 @@ class Question:
 
 
 def questions(jobs: Mapping[str, str]) -> dict[str, Question]:
-    """What is asked, by the name of the file that gets the answer. squeue has the plain marks, not drawn ones."""
+    """Return the commands to run, by the name of the file for their output.
+
+    squeue uses the plain separators, not random ones.
+    """
     queue = jobs_env(PLAIN)
     return {
         "assoc": Question((*ASSOC_ARGV, "cluster=lab")),
@@ -359,7 +363,7 @@ def main() -> None:
         stop(lab, ("slurmctld", "slurmdbd"))
         record(lab, {name: asked[name] for name in ("ping", "sacct", "squeue")}, target, "-down")
         print(target)
-    shutil.rmtree(folder)  # kept when something failed: its logs tell why
+    shutil.rmtree(folder)  # on a failure the folder is kept, because its logs show the cause
 
 
 if __name__ == "__main__":

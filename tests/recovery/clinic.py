@@ -17,7 +17,8 @@ from dalsegno.recovery.journal.store import Journal
 from dalsegno.recovery.watch import RecoveryLoop
 
 STEP_S = 1.0
-QUIET_STEP_S = 5.0  # between rounds when nothing has happened for `BUSY_S`, as the controller itself waits longer then
+# Interval between rounds when nothing has happened for `BUSY_S`, because the controller also waits longer then.
+QUIET_STEP_S = 5.0
 BUSY_S = 20.0
 
 
@@ -77,7 +78,7 @@ class Clinic:
         return self.store.records.get(node).phase
 
     def effects(self, node: str) -> list[str]:
-        """Return what was really done to the node, in order."""
+        """Return the effects on the node, in order."""
         return self.cluster.nodes[node].effects
 
     def texts(self, node: str = "") -> list[str]:

@@ -43,7 +43,7 @@ time.sleep(1000)
 
 @dataclass
 class Stage:
-    """A state folder with a controller."""
+    """A state folder with a controller process."""
 
     root: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)

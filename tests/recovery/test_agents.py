@@ -150,7 +150,7 @@ def test_a_silent_or_slow_caller_is_disconnected():
 def test_many_strangers_do_not_block_an_agent(scene: Scene):
     callers = [scene.call() for _ in range(STRANGERS + 20)]
     assert scene.agent().welcomed
-    for caller in callers * 2:  # the greeting, then the end
+    for caller in callers * 2:  # first the greeting, then the end of the connection
         caller.listen()
     assert [caller.hung_up for caller in callers] == [True] * 21 + [False] * (STRANGERS - 1), (
         "the oldest are disconnected"
@@ -205,7 +205,7 @@ def test_the_later_of_two_agents_of_one_boot_stays(scene: Scene):
     late = scene.call()
     late.introduce(started=1.0)
     assert not late.welcomed and not second.hung_up
-    scene.agent(started=2.0)  # the same one, whose connection broke
+    scene.agent(started=2.0)  # the same agent again, because its connection broke
     assert second.cut_off() and view(scene).presence is Presence.CONNECTED
 
 

@@ -1,4 +1,4 @@
-"""Tests of the controller with real processes: it starts and restarts coordinators and survives its own crash."""
+"""Tests of the controller with real processes. It starts and restarts coordinators, and recovers from its own crash."""
 
 import json
 import os
@@ -78,7 +78,8 @@ def test_a_crashed_coordinator_is_restarted(stage: Stage):
     stage.up()
     run = stage.run("r1", code=64)
     stage.start(run)
-    eventually(lambda: len(stage.started(run)) == 3)  # at once, then after a second
+    # The first restart is immediate, the second follows after a second.
+    eventually(lambda: len(stage.started(run)) == 3)
     (run / "plan.json").write_text('{"code": 0}')
     eventually(lambda: stage.runs() == [])
 

@@ -30,7 +30,7 @@ def node(name: str, **facts: object) -> NodeInfo:
 
 @dataclass
 class Watched:
-    """A cluster of others. `dead` are the nodes whose slurmd accepts no connection."""
+    """A cluster that Dal Segno did not create. `dead` contains the nodes whose slurmd accepts no connection."""
 
     policy: Policy = WATCHER
     nodes: dict[str, NodeInfo] = field(default_factory=lambda: {f"n{at}": node(f"n{at}") for at in range(1, 5)})

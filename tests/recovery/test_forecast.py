@@ -19,13 +19,13 @@ def ahead(clinic: Clinic) -> Forecast | None:
 
 def drained_with_a_job(clinic: Clinic, needs: Remedy = Remedy.REBOOT) -> None:
     clinic.cluster.start(1, "n2")
-    clinic.cluster.break_gpu("n2", needs, code="48")  # a fault that lets jobs stay
+    clinic.cluster.break_gpu("n2", needs, code="48")  # a fault with which jobs may stay on the node
     clinic.rounds(3)
     assert clinic.phase("n2") is NodePhase.DRAINED
 
 
 def done_next(clinic: Clinic) -> Remedy | str:
-    """Return what is done when its job has left: a remedy, or why none."""
+    """Return the next action after the job has left: a remedy, or the reason for none."""
     clinic.cluster.end(1)
     clinic.rounds(6)
     for action in clinic.done:

@@ -132,7 +132,7 @@ class World(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 60))
     def the_controller_s_cable_is_out_for_a_while(self, rounds: int) -> None:
-        """Nothing is done for any time, unless too few nodes are expected to notice the loss of contact."""
+        """Nothing is done during that time, unless too few nodes are left to detect the loss of contact."""
         self.cluster.blind = True
         self.clinic.round()
         before = self._deeds()
@@ -214,7 +214,7 @@ class World(RuleBasedStateMachine):
         self.cluster.slow = False
         self.clinic.store.pause(False, "ada", self.cluster.now)
         self.jobs_end(JobState.COMPLETED)
-        for _ in range(2 * len(NODES)):  # one hour each, for hourly budgets
+        for _ in range(2 * len(NODES)):  # one hour per node and repetition, because of the hourly budgets
             self.clinic.settle()
             self.clinic.wait(3700)
             for job in self.cluster.queue:

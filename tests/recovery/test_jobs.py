@@ -165,7 +165,7 @@ def test_one_user_cannot_drain_a_node_that_others_use(clinic_of: MakeClinic):
 
 def test_container_failures_neither_suspect_a_node_nor_hide_other_failures(clinic_of: MakeClinic):
     clinic = clinic_of()
-    for job in range(1, 9):  # each would count if the node were at fault
+    for job in range(1, 9):  # each failure would count if the node were at fault
         clinic.cluster.start(job, "n1")
         clinic.cluster.end(job, JobState.FAILED, exit_code=NO_CONTAINER)
     clinic.rounds(20)

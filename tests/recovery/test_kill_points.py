@@ -25,7 +25,10 @@ class Killed(BaseException):
 
 
 class MortalStore(Journal):
-    """A journal that dies at the n-th commit: before it, what was written is lost; after it, it is kept."""
+    """A journal that fails at the n-th commit.
+
+    Before the commit, the written data is lost; after it, the data is kept.
+    """
 
     commits = 0
     dies_at: tuple[int, str] = (0, "")
@@ -95,7 +98,7 @@ ONCE = ("reboot", "replace", "drain", "down", "resume")  # reset and evidence ar
 
 
 def play(story: Callable[[FakeCluster], None], folder: Path, dies_at: tuple[int, str]) -> tuple[Clinic, bool]:
-    """Play the whole story with one crash; the next controller continues with the same file."""
+    """Play the whole scenario with one crash. The next controller continues with the same file."""
     MortalStore.commits, MortalStore.dies_at = 0, (0, "")
     spares = frozenset({"n2"}) if story is spare_in_need else frozenset()
     clinic = Clinic(FakeCluster.of(4), Policy(spares=spares, boot_s=4, begin_s=3, validate_s=4), folder, MortalStore)
@@ -154,6 +157,6 @@ def test_after_a_kill_at_any_commit_every_action_is_done_exactly_once(
 
 
 def kill_points(story: str, commits: int) -> list[tuple[int, str]]:
-    """Return all moments for a kill, or in the short form a third of them, the same ones each time."""
+    """Return all moments for a kill. The short form returns a third of them, the same ones each time."""
     points = [(at, when) for at in range(1, commits + 1) for when in ("before", "after")]
     return points if LONG else random.Random(story).sample(points, len(points) // 3)

@@ -1,4 +1,4 @@
-"""Tests of losing contact with all nodes at once, which is taken for a fault of the controller's network."""
+"""Tests of losing contact with all nodes at once, which counts as a fault of the controller's own network."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_timeouts_of_repairs_start_again_after_regained_contact(clinic_of: MakeC
     assert clinic.effects("n2")[-1] == "reboot"
     clinic.cluster.blind = True
     clinic.rounds(200)
-    clinic.cluster.blind, clinic.cluster.nodes["n2"].machine.on = False, False  # the others are heard first
+    clinic.cluster.blind, clinic.cluster.nodes["n2"].machine.on = False, False  # the other nodes answer first
     clinic.rounds(3)
     clinic.cluster.nodes["n2"].machine.on = True
     clinic.settle()
@@ -88,14 +88,14 @@ def test_nodes_that_slurm_sets_down_too_are_lost(clinic_of: MakeClinic):
 
 def test_one_answering_host_proves_contact(clinic_of: MakeClinic):
     clinic = clinic_of(3)
-    clinic.cluster.nodes["n1"].agent = False  # its agent is dead, its host answers
+    clinic.cluster.nodes["n1"].agent = False  # the agent is dead, but the host answers
     clinic.cluster.power_off("n2")
     clinic.settle()
     assert clinic.effects("n2")[-1] == "resume"
 
 
 def test_nodes_that_are_late_with_the_first_lost_one_do_not_prove_contact(clinic_of: MakeClinic):
-    """Losses are detected one after the other; the first must not be taken for the only one."""
+    """Losses are detected one after the other. The first one must not be taken for the only one."""
     clinic = clinic_of()
     clinic.cluster.power_off("n1")
     for quiet_s, blind in ((0.4, False), (1.0, True)):
@@ -108,7 +108,7 @@ def test_nodes_that_are_late_with_the_first_lost_one_do_not_prove_contact(clinic
 @pytest.mark.parametrize("heard_s, missed", [(-0.1, False), (0.1, True)])
 @pytest.mark.parametrize("by", ["last_seen", "answered"])
 def test_a_node_is_lost_only_if_another_was_heard_later(clinic_of: MakeClinic, by: str, heard_s: float, missed: bool):
-    """The age of its own last message does not matter: on a busy machine it may be the only one that is late."""
+    """The age of the node's own last message does not matter. On a busy machine it may be the only late node."""
     clinic = clinic_of()
     clinic.cluster.power_off("n1")
     facts = clinic.cluster.facts()
@@ -122,7 +122,7 @@ def test_a_node_is_lost_only_if_another_was_heard_later(clinic_of: MakeClinic, b
 
 
 def test_silence_that_began_without_contact_is_doubtful():
-    """Its silence began while contact was lost; the others are heard first."""
+    """The silence of the node began while contact was lost, and the other nodes answer first."""
     view = AgentView(
         "n2", Presence.GONE, since=101.0, last_seen=90.0, boot="b", host_answers=False, slurmd_answers=False
     )

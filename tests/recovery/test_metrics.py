@@ -123,7 +123,7 @@ def test_retries_of_a_drain_count_once_from_the_first_attempt():
     times.add(FinishedAction(SetDown("a", GONE, heard_at=8.0), 13.0, 14.0))
     assert (times.drain.total, times.drain.sum, times.detect.sum) == (1, 4.0, 2.0)
     times.add(FinishedAction(Drain("a", GONE), 20.0, 21.0, failed=True))
-    times.add(FinishedAction(Drain("a", GONE), 2000.0, 2001.0))  # for another fault
+    times.add(FinishedAction(Drain("a", GONE), 2000.0, 2001.0))  # a drain for another fault
     assert (times.drain.total, times.drain.sum) == (2, 5.0)
 
 

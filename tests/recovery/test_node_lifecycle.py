@@ -352,7 +352,7 @@ def test_a_given_up_node_is_validated_after_a_reboot_by_an_administrator(clinic_
 
 
 def test_a_node_without_an_agent_is_left_alone(clinic_of: MakeClinic):
-    """Its recovery could not be confirmed."""
+    """Without an agent, its recovery could not be confirmed."""
     clinic = clinic_of()
     node = clinic.cluster.nodes["n5"] = FakeNode(clinic.cluster.machine())
     node.agent = False
@@ -369,7 +369,8 @@ def test_a_reboot_ordered_before_a_crash_is_not_repeated_while_it_may_begin(
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(2)
     target = clinic.healer.context.target
-    clinic.healer.background = lambda work: None  # the target was told, the controller dies, the reboot takes a while
+    # The target got the order, the controller dies, and the reboot takes a while.
+    clinic.healer.background = lambda work: None
     clinic.round()
     clinic.store.close()
     clinic.open()

@@ -156,7 +156,7 @@ BROKEN = Finding("pair-collective", failed("the all-reduce failed", Remedy.DRAIN
 def begun(linked: Linked, agent: Caller, partner: Caller) -> tuple[int, int]:
     """Start a validation of gpu-1 with gpu-2 and return the numbers of the orders to both."""
     linked.link.validate("gpu-1", "ask-1", "gpu-2")
-    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # a repeated order changes nothing
+    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # a repeated order has no effect
     listens, do, arguments = whole_order(partner)
     assert do == "pair-listen" and set(arguments) == {"secret"} and linked.link.validating() == {"gpu-1": "ask-1"}
     partner.say(reply_message(Reply(listens, port=4000)))
@@ -218,7 +218,7 @@ def test_a_failure_with_a_failed_partner_does_not_count(linked: Linked, how: str
 
 def test_without_its_partner_a_node_is_validated_alone(linked: Linked):
     agent = linked.agent("gpu-1")
-    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # it was never connected
+    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # gpu-2 was never connected
     number, do, arguments = whole_order(agent)
     assert (do, arguments) == ("validate", {})
     answer(agent, number, GOOD)
@@ -235,7 +235,7 @@ def test_with_a_partner_that_opens_no_port_a_node_is_validated_alone(linked: Lin
     listens, _, _ = whole_order(partner)
     number, do, arguments = whole_order(agent)
     assert (do, arguments) == ("validate", {})
-    partner.say(reply_message(Reply(listens, port=4000)))  # too late: it is ignored
+    partner.say(reply_message(Reply(listens, port=4000)))  # too late, so it is ignored
     answer(agent, number, GOOD)
     linked.until(lambda: ends)
     assert ends[0][0].end is OrderEnd.ANSWERED and ends[0][1][0] == GOOD
@@ -285,7 +285,7 @@ def test_a_validation_of_a_lost_node_can_be_repeated(linked: Linked):
     agent.sock.close()
     linked.until(lambda: linked.link.validating() == {})
     assert linked.link.validations() == {}
-    linked.link.validate("gpu-2", "ask-2")  # it was never connected
+    linked.link.validate("gpu-2", "ask-2")  # gpu-2 was never connected
     assert linked.link.validating() == {}
 
 

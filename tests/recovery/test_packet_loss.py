@@ -1,4 +1,4 @@
-"""Tests of nodes on a line that loses packets: they are suspected while it lasts, with the cause in the events."""
+"""Tests of nodes whose network loses packets. They are suspected while it lasts, and the events name the cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_repeated_silence_is_reported_once(clinic_of: MakeClinic):
 
 
 def silences(clinic: Clinic, count: int, well_s: float) -> None:
-    """Let n2 fall silent this often, and be well for this long in between."""
+    """Make n2 fall silent this many times, with this much healthy time in between."""
     for _ in range(count):
         clinic.cluster.nodes["n2"].quiet = True
         clinic.rounds(2)
@@ -45,7 +45,7 @@ def silences(clinic: Clinic, count: int, well_s: float) -> None:
 
 def test_each_relapse_requires_a_longer_time_without_faults(clinic_of: MakeClinic):
     clinic = clinic_of()
-    silences(clinic, 100, well_s=12)  # more than twenty minutes on a bad line
+    silences(clinic, 100, well_s=12)  # more than twenty minutes with packet loss
     assert clinic.texts("n2") == [
         "suspected: its agent is silent",
         "in service: no fault any more",

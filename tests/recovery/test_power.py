@@ -7,7 +7,7 @@ from dalsegno.recovery.watch import mark_powered_off
 
 
 class NobodyKnows:
-    """A target that does not know about power."""
+    """A target that does not know the power state."""
 
 
 def lost(cluster: FakeCluster) -> FakeCluster:

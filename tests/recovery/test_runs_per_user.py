@@ -61,7 +61,7 @@ def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: Coor
     keeper.request("/home/another-users", OWN)
     keeper.launcher = ("/bin/true",)
     end([keeper.known["r0"].process])
-    while "r0" in keeper.known:  # its coordinator restarts and reports that the run is over
+    while "r0" in keeper.known:  # the coordinator restarts and reports that the run is over
         keeper.wake()
         for key, events in keeper.selector.select(1):
             key.data(events)

@@ -95,7 +95,10 @@ def test_a_spare_is_taken_back_from_a_job_that_does_not_start(clinic_of: MakeCli
 
 
 def test_a_run_that_withdrew_its_request_before_the_job_started_is_lent_a_spare_again(clinic_of: MakeClinic):
-    """A coordinator does so when a lost node is usable again, which another job may take first."""
+    """A coordinator withdraws its request when a lost node is usable again.
+
+    Another job may take that node first.
+    """
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
     clinic.cluster.join(9)
@@ -141,7 +144,7 @@ def test_a_lent_spare_drained_by_a_restarted_slurmctld_is_released_again(clinic_
         clinic.cluster.join(9, "n4")
     node = clinic.cluster.nodes["n4"]
     node.flags, node.reason = frozenset({NodeFlag.DRAIN}), SPARE_REASON
-    clinic.cluster.reservations.clear()  # a slurmctld that was killed had not saved it yet
+    clinic.cluster.reservations.clear()  # a killed slurmctld had not saved the reservation yet
     clinic.rounds(2)
     assert (node.flags, clinic.phase("n4")) == (frozenset(), NodePhase.LENT)
     assert clinic.cluster.reservations[LOAN] in (("0", "root") if running else ("1000",)), "no other user may have it"
@@ -182,7 +185,7 @@ def test_a_run_that_has_lost_no_node_gets_no_spare(clinic_of: MakeClinic):
 def test_a_run_of_another_user_earns_no_spare(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     lose_a_node(clinic)
-    clinic.cluster.join(9, uid=1001)  # the same name, another user
+    clinic.cluster.join(9, uid=1001)  # the same name, but another user
     clinic.cluster.start_run(10, "n1", run="mine", uid=1001)
     clinic.cluster.join(11, run="mine", uid=1001)
     clinic.cluster.start(12, "n2", comment="dalsegno:main", name="unkept", uid=1001)
@@ -235,7 +238,7 @@ def test_a_spare_stays_one_after_a_short_silence_of_its_agent(clinic_of: MakeCli
             clinic.cluster.join(9)
             clinic.round()
             clinic.cluster.join(9, "n4")
-        clinic.cluster.nodes["n4"].agent = False  # the host answers, the agent does not
+        clinic.cluster.nodes["n4"].agent = False  # the host answers, but the agent does not
         clinic.rounds(3)
         assert clinic.phase("n4") is (NodePhase.LENT if lent else NodePhase.SPARE)
         clinic.cluster.nodes["n4"].agent = True
@@ -283,7 +286,7 @@ def test_a_promoted_spare_is_a_spare_again_when_the_node_is_back(clinic_of: Make
     clinic.cluster.break_gpu("n2", Remedy.REPLACE)
     clinic.wait(3 * 86400)
     clinic.settle()
-    clinic.healer.context.target.replace("n2")  # a person does it
+    clinic.healer.context.target.replace("n2")  # done by a person
     clinic.settle()
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
     assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)

@@ -31,7 +31,7 @@ from dalsegno.wire.frames import Message
 
 SLOTS = 3
 PART = Extent(512, 64, 2, 0)
-Key = tuple[int, int, bool]  # rank, slot, whether it is a copy
+Key = tuple[int, int, bool]  # rank, slot, and whether it is a copy
 _seq = itertools.count(1)
 _ports = itertools.count(1)
 

@@ -268,7 +268,7 @@ async def test_commit_is_denied_when_the_coordinator_dies(tmp_path: Path):
 
 @in_loop
 async def test_agent_whose_warm_parent_died_is_reset(tmp_path: Path):
-    """Orders on their way belong to a generation that is over; the next ones follow the reset."""
+    """Orders in transit belong to a generation that is over. The next orders follow the reset."""
     async with played(tmp_path, "wait()", shape=Shape(1, 1, 1)) as run:
         await run.coordinate()
         connect = json.loads(run.folder.connect.read_text())
@@ -299,7 +299,7 @@ async def test_hanging_run_saves_all_stacks_and_restarts_at_once(tmp_path: Path)
 
 @in_loop
 async def test_idle_rank_is_reported_when_another_has_returned(tmp_path: Path):
-    """The run continues: only its user knows what the rank waits for."""
+    """The run continues, because only its user knows what the rank waits for."""
     async with played(tmp_path, "time.sleep(600) if rank else None", "n1", "n2") as run:
         run.coordinator.hangs = HangWatch(run.coordinator, 0, idle_s=1.0)
         await run.until_runs()
@@ -311,7 +311,7 @@ async def test_idle_rank_is_reported_when_another_has_returned(tmp_path: Path):
         found = explain_run(run.status, list(journal.read(run.folder.journal)))
         assert "hangs: 1 rank has returned, but rank 1" in found.sentence
         assert run.coordinator.run.phase is GenerationPhase.RUNNING
-    sweep(run.folder.run)  # its agents were killed
+    sweep(run.folder.run)  # the agents of the run were killed
 
 
 @in_loop
@@ -372,7 +372,7 @@ async def test_agent_and_workers_run_on_python_3_9(tmp_path: Path):
 
 
 class Callers(NoNodeSource):
-    """A staff from which no agent comes."""
+    """A node source whose agents never connect."""
 
     called: frozenset[str] = frozenset()
 

@@ -79,9 +79,9 @@ def test_hello_names_the_agent_and_what_it_holds():
     ("generation", "stopped", "runs"),
     [
         (4, 3, True),
-        (3, 3, False),  # the order was lost with its coordinator
+        (3, 3, False),  # the order was lost with the coordinator
         (0, 0, False),  # another agent has replaced the first
-        (4, 4, False),  # it ended them without a coordinator
+        (4, 4, False),  # the agent ended them while it had no coordinator
     ],
 )
 def test_returning_agent_reports_whether_its_workers_run(generation: int, stopped: int, runs: bool):

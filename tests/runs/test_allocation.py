@@ -166,7 +166,7 @@ def with_slow_agent() -> tuple[NodeAllocation, AgentStep]:
 
 
 def test_slow_agent_is_not_started_twice():
-    """For example while a large image is imported."""
+    """An example is an agent whose node imports a large image."""
     allocation, step = with_slow_agent()
     actions: list[Action] = []
     for _ in range(2 * MAX_TRIES):
@@ -191,7 +191,7 @@ REFUSED = "dalsegno: {}: container: image /fsx/a.sqsh: No such file or directory
 
 
 def tried_too_often(allocation: NodeAllocation, *refused: str) -> list[Action]:
-    """Simulate a run of two nodes on which no agent comes up; `refused` are nodes that refused the container."""
+    """Simulate a run of two nodes on which no agent starts. `refused` contains nodes that refused the container."""
     view, actions = replace(VIEW, started=False), list[Action]()
     result = ProbeResult(log="".join(REFUSED.format(node) for node in refused))
     for _ in range(MAX_TRIES + 1):
@@ -280,10 +280,10 @@ def test_joined_job_becomes_the_own_one_if_that_is_over():
 
 
 def test_run_leaves_its_nodes_only_for_its_own_job():
-    """Slurm ends a cut-off agent when its node returns, which tells nothing about the others."""
+    """Slurm ends a cut-off agent when its node returns, which says nothing about the other nodes."""
     allocation = holding("n1", "n2")
     allocation.jobs.append(Job(JobRole.JOIN, 2, 8))
-    assert allocation.leaving(8, "n2") == allocation.leaving(6, "n2") == []  # one that joined, and one that is over
+    assert allocation.leaving(8, "n2") == allocation.leaving(6, "n2") == []  # a job that joined, and a job that is over
     allocation.agent_lost("n1", silent=True, view=VIEW)
     allocation.nodes_seen([DOWN], VIEW)
     assert allocation.leaving(7, "n1") == []
@@ -344,7 +344,7 @@ few_nodes = st.sets(nodes, max_size=1)
 some_nodes = st.sets(nodes, max_size=3)
 
 
-LATE_S = 20.0  # a run that ends sooner says little
+LATE_S = 20.0  # minimum time of a run, because shorter runs test little
 
 
 class AnyOrderOfNodes(RuleBasedStateMachine):
@@ -362,7 +362,7 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
         self.held: dict[int, int] = {}  # jobs that Slurm has granted: number -> id
         self.steps: dict[int, tuple[int, tuple[str, ...]]] = {}
         self.probes: list[ProbeNodes] = []
-        self.own_events: list[tuple[Action, Callable[[], list[Action]]]] = []  # that the machine sent to itself
+        self.own_events: list[tuple[Action, Callable[[], list[Action]]]] = []  # events that the machine sent to itself
         self.ids = 100
         self.act(self.allocation.begin())
 
@@ -430,7 +430,7 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
             self.keep_own_event(action)
 
     def keep_own_event(self, action: Action) -> None:
-        """Keep an event that the machine sent to itself: it may be passed at any later time."""
+        """Keep an event that the machine sent to itself, which may be delivered at any later time."""
         events: dict[type, Callable[[], list[Action]]] = {
             CheckAgents: lambda: self.allocation.check_agents(self.view),
             ReleaseLostNodes: lambda: self.allocation.release_lost(self.view),
@@ -617,7 +617,7 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
             assert self.waiting or self.held or retries, "the run waits for nothing"
 
     def teardown(self) -> None:
-        """End the run: everything that it holds is released, and nothing is requested any more."""
+        """End the run. Everything that it holds must be released, and nothing more requested."""
         if not hasattr(self, "allocation"):
             return
         self.ending = True

@@ -1,4 +1,4 @@
-"""Heartbeats: signed, numbered, and useless to others."""
+"""Heartbeats: signed, numbered, and of no use to an attacker."""
 
 import asyncio
 import socket
@@ -49,7 +49,7 @@ class Listening:
         return beat
 
     def hears(self, data: bytes) -> bool:
-        """Return whether the data counts as an answer, after two more beats."""
+        """Return whether the sender accepts the data as an answer, after two more heartbeats."""
         before = self.heartbeats.last_seen
         self.sock.sendto(data, self.address)
         self.next()
@@ -87,7 +87,7 @@ def test_reflected_beat_is_not_an_answer(listening: Listening):
 
 
 def gone_after(datagrams: Iterable[bytes]) -> tuple[bool, list[bytes]]:
-    """Return whether a coordinator that receives these, one per check, loses the agent, and its answers."""
+    """Return whether the coordinator loses an agent that sends these datagrams, one per check, and its answers."""
 
     async def watch() -> tuple[bool, list[bytes]]:
         pulse = AgentLiveness(Timing(gone_s=0.2, look_s=0.025), lambda agent: None)

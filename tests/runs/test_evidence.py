@@ -138,7 +138,7 @@ def test_syntax_error_is_found_without_a_traceback(tmp_path: Path):
     log = tmp_path / "rank0.log"
     done = subprocess.run([sys.executable, "-c", "compile('a = 1\\nprint(', 'train.py', 'exec')"], capture_output=True)
     told = done.stderr.decode()
-    shown = told[told.index('  File "train.py"') :]  # as the warm parent shows it, without its own frames
+    shown = told[told.index('  File "train.py"') :]  # shown as the warm parent prints it, without its own frames
     log.write_text(f"hello\n{shown}")
     assert gather(str(log), "") == {"traceback": shown.rstrip("\n")}
     assert "line 2" in shown and "SyntaxError: '(' was never closed" in shown

@@ -72,7 +72,7 @@ class Evil:
         pickle.dumps(Evil(), 2),
         pickle.dumps({"entries": [Evil()]}, 4),
         b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00trueR.",
-        b"\x80\x02]r\xff\xff\xff\xff.",  # makes the unpickler in C reserve 64 GiB
+        b"\x80\x02]r\xff\xff\xff\xff.",  # makes the C unpickler reserve 64 GiB
         b"\x80\x02" + b"]" * 100_000 + b".",
         b"[1, 2]",
         b"",

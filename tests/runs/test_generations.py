@@ -512,7 +512,7 @@ def test_survivors_keep_their_ranks_and_a_smaller_group_fills_gaps():
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Agents that execute late, die at any moment, and join; the machine must keep its invariants."""
+    """Agents that execute orders late, die at any moment, and join. The machine must keep its invariants."""
 
     agents = Bundle("agents")
 
@@ -565,7 +565,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(agent=agents)
     def grow_cold(self, agent: str) -> None:
-        """Kill its warm parent and so its workers; the agent stays."""
+        """Kill an agent's warm parent, and with it its workers. The agent stays."""
         if agent in self.alive:
             self.workers.pop(agent, None)
             self.cold.add(agent)

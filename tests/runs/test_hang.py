@@ -62,7 +62,7 @@ def test_node_of_which_no_rank_answers_is_suspect():
 
 
 def test_rank_that_has_returned_is_a_fault_of_the_code(tmp_path: Path):
-    """Rank 0 has no stacks and no dump, because its process is gone."""
+    """Rank 0 has neither stacks nor a dump, because its process is gone."""
     run = RunFolder(tmp_path / "train-x")
     shutil.copytree(RECORDED / "gloo-hang", run.all_stacks)
     run.flight_dump(1, 1).unlink()

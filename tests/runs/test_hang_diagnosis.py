@@ -29,7 +29,7 @@ TORCH = {"modules": ("torch", "torch.distributed"), "workers_env": {"TORCHELASTI
 
 
 async def hang_of(run: Played) -> Entry:
-    """Wait until all ranks have trained, let the run hang for a second, and return what it then records."""
+    """Wait until all ranks have trained, let the run hang for a second, and return the recorded report."""
     await run.until(lambda: all("trained" in run.log(rank) for rank in (0, 1)))
     run.coordinator.hangs = HangWatch(run.coordinator, 1.0)
     await run.until(lambda: "hung" in run.events())

@@ -82,7 +82,7 @@ def test_idle_time_starts_with_the_last_activity_of_any_rank():
     activity = Activity()
     for now in range(0, 100, 5):
         activity.record(0, WorkerActivity(3.0, 0), now)
-        activity.record(1, WorkerActivity(min(now, 40) * 0.5, 0), now)  # half a processor, until 40
+        activity.record(1, WorkerActivity(min(now, 40) * 0.5, 0), now)  # half of a processor, until second 40
     assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([0, 1], 95.0) == 55.0
 
 

@@ -17,7 +17,7 @@ def accepting() -> Iterator[Address]:
 
 @pytest.fixture
 def refusing() -> Iterator[Address]:
-    """Bind a port so that it is taken, without listening."""
+    """Bind a port without listening, so that it refuses connections."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield sock.getsockname()
@@ -25,7 +25,7 @@ def refusing() -> Iterator[Address]:
 
 @pytest.fixture
 def silent() -> Iterator[Address]:
-    """Listen with a full queue: Linux drops further packets, as a dead host would."""
+    """Listen with a full queue. Linux then drops further packets, like a dead host."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

@@ -1,4 +1,4 @@
-"""What keeps the cost of thousands of agents low: joined writes, fewer heartbeats and fewer step reports."""
+"""How the cost of thousands of agents is kept low: combined writes, fewer heartbeats and fewer step reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_requests_that_come_together_run_an_action_once():
         action = PacedAction(lambda: ran.append(time.monotonic()))
         for _ in range(100):
             action.request()
-        assert ran == []  # not within the event that requested it
+        assert ran == []  # the action does not run within the event that requested it
         await asyncio.sleep(0)
 
     asyncio.run(request())

@@ -44,7 +44,7 @@ def test_sweep_kills_only_processes_of_this_run_on_this_node(left: LeftOver):
 
 
 def test_snapshots_of_dead_runs_are_removed_after_a_day(left: LeftOver, tmp_path: Path):
-    """Memory of live runs, and of no run, stays."""
+    """Memory of live runs, and of training without a run, is kept."""
     left.leave(f"{left.run}.living", "n1")
     names = [f"{left.run}.{rest}" for rest in ("gone.0.1", "gone.3.copy0", "gone.safe", "living.0.0")]
     names += ["alone.77.0.0", "dalsegno-else"]

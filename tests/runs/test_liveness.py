@@ -31,7 +31,7 @@ class Played:
         self.probed.append((self.now, agent))
 
     def looks(self, until: float, before: Callable[[float], None] = lambda now: None) -> list[tuple[float, Lost]]:
-        """Check ten times a second; return the checks with lost agents."""
+        """Check ten times a second. Return the checks that found lost agents."""
         seen = []
         for number in range(round(self.now * 10) + 1, round(until * 10) + 1):
             self.now = round(0.1 * number, 1)
@@ -148,8 +148,8 @@ def test_agent_silent_for_very_long_on_a_live_host_is_stuck():
     assert re.fullmatch(r"the agent has been silent for \d+ s, though the host answers", found[1])
 
 
-def test_port_that_refuses_is_no_answer():
-    """Either the host has rebooted since, or its agent has died."""
+def test_refused_connection_does_not_count_as_an_answer():
+    """The host may have rebooted in the meantime, or its agent may have died."""
     with socket.create_server(("127.0.0.1", 0)) as host:
         closed = host.getsockname()
     found = asyncio.run(first_loss(Timing(gone_s=1.0), closed, 60.0))

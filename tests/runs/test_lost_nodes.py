@@ -22,7 +22,7 @@ class Faults(RuleBasedStateMachine):
         super().__init__()
         self.cluster = Cluster(SIZE, SPARES)
         self.safe: tuple[int, int] | None = None  # the newest safe place
-        self.losses = 0  # of nodes that held parts of it, since then
+        self.losses = 0  # losses of nodes that held parts of the safe place, since it became safe
 
     def node(self, number: int) -> str:
         names = sorted(self.cluster.nodes)
@@ -74,8 +74,10 @@ class Faults(RuleBasedStateMachine):
 
     @rule(order=st.permutations(range(SIZE + SPARES)), late=st.integers(0, 1))
     def all_agents_are_lost(self, order: list[int], late: int) -> None:
-        """Lose all agents. They reconnect, perhaps in another order, and the last perhaps after the others have
-        resumed."""
+        """Lose all agents.
+
+        They may reconnect in another order, and the last may reconnect after the others have resumed.
+        """
         names = sorted(self.cluster.nodes)
         there = self.least_holders() >= 1 + late
         self.cluster.lose_agents([names[number] for number in order], late)
@@ -84,7 +86,7 @@ class Faults(RuleBasedStateMachine):
     # Invariants
 
     def went_on(self, there: bool) -> None:
-        """Check that the run resumed from memory, at or after the safe step, if enough nodes still held it."""
+        """Check that the run resumed from memory, at the safe step or later, if enough nodes still held it."""
         if self.safe is not None and there:
             resumed = self.cluster.resumed[-1]
             assert resumed is not None, f"{self.safe} was safe but is lost"
@@ -92,7 +94,7 @@ class Faults(RuleBasedStateMachine):
 
     @invariant()
     def what_is_safe_is_twice_there(self) -> None:
-        """Check that two nodes hold the safe step, or a newer one that not all nodes know of yet."""
+        """Check that two nodes hold the safe step, or a newer step that is not yet known to all nodes."""
         if self.cluster.safe > (self.safe or NOWHERE):
             self.safe, self.losses = self.cluster.safe, 0
         if self.safe is not None and not self.losses and self.least_holders() < 2:

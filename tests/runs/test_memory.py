@@ -84,7 +84,7 @@ def test_resume_from_disk_names_the_copies_that_were_late() -> None:
     memory.update("a", [held(0, 678, 2), held(0, 590, 2), held(1, 590, 2, shared=False)], A)
     memory.update("b", [])
     late = "resumed from disk at step 600: the newest memory snapshot (step 678) was incomplete: "
-    older = "rank 1's copy was not at its buddy; the newest complete one was older (step 590)"
+    older = "rank 1's copy was missing on its buddy; the newest complete one was older (step 590)"
     assert explain(memory, 600) == late + older
     assert explain(memory, 590, from_memory=True) == ""
     assert explain(memory, 700) == (
@@ -93,7 +93,7 @@ def test_resume_from_disk_names_the_copies_that_were_late() -> None:
     again = MemoryTable()
     again.update("a", [held(0, 678, 2)], A)
     again.update("b", [])
-    assert explain(again, 600) == late + "rank 1's copy was not at its buddy"
+    assert explain(again, 600) == late + "rank 1's copy was missing on its buddy"
 
 
 def test_resume_from_disk_says_that_a_rank_could_not_load_from_memory() -> None:

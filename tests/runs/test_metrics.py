@@ -104,7 +104,7 @@ def test_a_run_is_shown_until_ten_minutes_after_its_end(tmp_path: Path):
     known = [KnownRun(folder.root, ME)]
     runs = RunMetrics(lambda: known, clock)
     runs.collect()
-    known.clear()  # the controller forgets it at once
+    known.clear()  # the controller forgets the run at once
     clock.now += KEPT_S - 20
     assert f'training_run_info{{{OWN},name="llama",phase="ended",job_id=""}}' in training(runs.collect())
     clock.now += 20
@@ -237,7 +237,7 @@ def test_a_journal_is_read_in_pieces_and_from_its_end_if_it_is_long(tmp_path: Pa
     path.write_text("x" * (2 * MAX_JOURNAL_BYTES) + '\n{"at": 3.0, "event": "c"}\n')
     assert [entry["at"] for entry in JournalTail(path, ME).read_new()] == [3.0]
     path.write_text('{"at": 4.0, "event": "d"}\n')
-    assert [entry["at"] for entry in tail.read_new()] == [4.0]  # a shorter file is another one
+    assert [entry["at"] for entry in tail.read_new()] == [4.0]  # a shorter file must be another file
 
 
 def test_ranks_are_compared_with_their_median():

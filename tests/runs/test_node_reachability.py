@@ -33,4 +33,4 @@ def test_silent_host_is_unreachable():
 
 def test_node_without_an_address_is_not_reported():
     assert asked(node("n1", ""), node("n2", "no.such.host.invalid")) == []
-    assert asked(node("n1", NOWHERE), port=0) == []  # the port of its slurmd is unknown
+    assert asked(node("n1", NOWHERE), port=0) == []  # the port of slurmd is unknown

@@ -37,8 +37,8 @@ kept.kill()
     [
         ("exec sleep 600", 1),
         ("sleep 600 & sleep 600", 3),
-        ("setsid sleep 600 & exec sleep 600", 2),  # a session of its own
-        ("(setsid sleep 600 &) ; exec sleep 600", 2),  # a daemon: its parent has exited
+        ("setsid sleep 600 & exec sleep 600", 2),  # starts a new session
+        ("(setsid sleep 600 &) ; exec sleep 600", 2),  # a daemon, whose parent has exited
         ("trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; sleep 600; sleep 600' & exec sleep 600", 3),
     ],
 )

@@ -7,7 +7,7 @@ NONE_LEFT = "Job submit/allocate failed: Requested node configuration is not ava
 
 
 def asked_in_vain(why: str, until_s: float) -> list[float]:
-    """Return when requests are made in this time, checking every half second."""
+    """Return the times of the requests in this period, if all are refused and checks are made every half second."""
     refusals, asked = Refusals(), list[float]()
     for half in range(int(until_s * 2)):
         if refusals.may_ask({"n1"}, half / 2):

@@ -1,4 +1,4 @@
-"""Steps that do not become safe: ranks agree again, and a crash costs little meanwhile."""
+"""Steps that do not become safe. The ranks agree on a later step, and a crash in the meantime costs little."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ STEP_S = 0.5
 
 
 def rounds(cluster: Cluster, count: int, sends: bool = True, hears: int = 9) -> None:
-    """Run rounds of one step of every rank and half a second each. `hears` limits the messages a node handles per
-    round."""
+    """Run rounds of half a second, with one step of every rank in each.
+
+    `hears` limits the messages a node handles per round.
+    """
     for _ in range(count):
         for rank in cluster.steps:
             cluster.train(rank)
@@ -44,7 +46,7 @@ def test_ranks_with_different_steps_agree_again() -> None:
     cluster = Cluster(2, 0)
     rounds(cluster, 3)
     one, other = cluster.nodes.values()
-    for node, rank, skips in ((one, 0, 1), (other, 1, 0)):  # each has skipped what the other has
+    for node, rank, skips in ((one, 0, 1), (other, 1, 0)):  # each rank has skipped the step that the other has
         for step in range(cluster.steps[rank] + 1, cluster.steps[rank] + 7):
             if step % 2 == skips:
                 node.write(rank, step, 2, None)
@@ -57,7 +59,7 @@ def test_ranks_with_different_steps_agree_again() -> None:
 
 
 def test_disturbances_of_a_long_generation_do_not_add_up() -> None:
-    """Each costs no more than the first one: a generation may last for weeks."""
+    """Each disturbance costs no more than the first one, because a generation may last for weeks."""
     safety, now, step = Safety(["a", "b"], 2, SafeSteps(1), now=0.0), 0.0, 0
     for _ in range(12):
         step += 1
@@ -73,7 +75,7 @@ def test_disturbances_of_a_long_generation_do_not_add_up() -> None:
 
 
 def test_slow_copies_get_as_long_as_they_took() -> None:
-    """A timeout that is too short for this network would abandon every step."""
+    """With a timeout that is too short for the network, every step would be abandoned."""
     safety = Safety(["a", "b"], 2, SafeSteps(1), now=0.0)
     for step, now in ((10, 0.0), (20, 40.0), (30, 70.0)):
         both = [HeldSnapshot(rank, step, 1, 2) for rank in (0, 1)]
@@ -100,10 +102,10 @@ def test_failing_buddy_costs_only_seconds_of_work() -> None:
 
 
 def test_slow_copy_succeeds() -> None:
-    """The copy takes longer than the first timeout, which grows."""
+    """The copy takes longer than the first timeout, which then grows."""
     cluster = Cluster(2, 0)
     for _ in range(12):
-        rounds(cluster, 40, sends=False)  # twenty seconds
+        rounds(cluster, 40, sends=False)  # twenty seconds of rounds
         rounds(cluster, 1)
     assert safe_step(cluster) > 200
 
@@ -118,7 +120,7 @@ def test_ranks_agree_again_after_late_or_skipped_copies(events: list[tuple[int, 
             cluster.train(rank)
         elif what == 1:
             cluster.steps = dict.fromkeys(cluster.steps, max(cluster.steps.values()))
-            cluster.train(rank)  # the others have skipped it
+            cluster.train(rank)  # the other ranks have skipped this step
         elif what == 2:
             cluster.tell(name)
         if sends:

@@ -123,7 +123,7 @@ def test_missing_state_is_none(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["", '{"run": {"pha', "[]", "{}", '{"run": {}}', "\0\0\0\0"])
 def test_unreadable_state_names_the_command_to_end_its_jobs(tmp_path: Path, text: str):
-    """The file is not synced to disk, so a power loss may leave an empty one."""
+    """The file is not synced to disk, so that a power failure may leave an empty one."""
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(DalsegnoError, match="is damaged") as caught:
         read_saved(tmp_path / "state.json", FRESH)
@@ -131,8 +131,8 @@ def test_unreadable_state_names_the_command_to_end_its_jobs(tmp_path: Path, text
 
 
 @pytest.mark.parametrize("event, kept", [(Cancelled(), "cancelled"), (NodesReclaimed(), "leaving")])
-def test_what_nobody_repeats_is_saved_at_once_while_a_generation_stops(event: Event, kept: str, tmp_path: Path):
-    """The state of thousands of nodes is written seldom. A successor must still know that the user has cancelled."""
+def test_event_that_is_reported_only_once_is_saved_at_once(event: Event, kept: str, tmp_path: Path):
+    """The state of thousands of nodes is written rarely. A successor must still know that the user has cancelled."""
     site = SmallSite(RunFolder(tmp_path), Shape(2, 2, 1))
 
     async def tell() -> None:

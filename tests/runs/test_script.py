@@ -177,7 +177,7 @@ def test_program_that_cannot_run_exits_as_in_a_shell(agent: Agent, tmp_path: Pat
 
 
 def test_program_has_default_signal_handlers(agent: Agent, tmp_path: Path):
-    """Python ignores SIGPIPE; a program that inherits that does not end when its reader has."""
+    """Python ignores SIGPIPE. A program that inherits this setting does not end when its reader has ended."""
     agent.run("/bin/sh", "-c", "grep SigIgn /proc/self/status", kind="program", env={"PATH": os.environ["PATH"]})
     ignored = int((tmp_path / "out").read_text().split()[1], 16)
     assert not ignored >> (13 - 1) & 1

@@ -1,4 +1,4 @@
-"""Agents that are slow to start: waited for if possible, and reported once."""
+"""Agents that are slow to start. The run waits for them if possible, and reports them once."""
 
 from dalsegno.runs.coordinator.nodes.node_rules import LONG_S, describe_slow, still_starting
 from dalsegno.slurm.facts import NodeInfo, NodeState

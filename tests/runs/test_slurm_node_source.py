@@ -1,4 +1,4 @@
-"""Which nodes a run uses again, from what Slurm reports of them over time."""
+"""Which nodes a run uses again, based on what Slurm reports over time."""
 
 from __future__ import annotations
 

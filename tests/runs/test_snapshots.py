@@ -10,7 +10,7 @@ def held(rank: int, step: int, generation: int = 1, world: int = 2) -> HeldSnaps
 
 
 def copy(rank: int, step: int, generation: int = 1, world: int = 2) -> HeldSnapshot:
-    """Return what a buddy holds: the rank's own part only."""
+    """Return the part that a buddy holds, which is only the rank's own part."""
     return HeldSnapshot(rank, step, generation, world, shared=False)
 
 

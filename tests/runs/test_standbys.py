@@ -114,7 +114,7 @@ def test_report_that_is_not_one_is_refused(data: Any):
 
 
 class PlayedParent:
-    """Plays the warm parent and its standbys: keeps the task and the connection of each."""
+    """Simulates the warm parent and its standbys. It keeps the task and the connection of each standby."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, dict[str, Any]] = {}

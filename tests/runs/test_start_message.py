@@ -59,7 +59,8 @@ def test_agent_of_a_large_run_learns_the_probe_addresses_of_a_sample():
         hosts = [host for host, _ in message["start"]["peers"]]
         assert len(hosts) == len(set(hosts)) == MAX_PROBED
         assert peers[name].address not in hosts
-        assert {host.split(".")[2] for host in hosts} == {"0", "1", "2", "3"}  # from all parts of the run
+        # The hosts come from all parts of the run
+        assert {host.split(".")[2] for host in hosts} == {"0", "1", "2", "3"}
 
 
 def test_nothing_starts_while_a_member_is_being_lost():
@@ -76,7 +77,7 @@ def test_agent_that_leaves_while_the_messages_are_sent_does_not_stop_them():
 
 @pytest.mark.parametrize("nodes", [64, 128, 256, 1024])
 def test_half_that_is_cut_off_does_not_probe_mostly_itself(nodes: int):
-    """The neighbors are on two switches in turn, as where nodes join in the order of their racks."""
+    """The neighbors alternate between two switches, as when nodes join in the order of their racks."""
     sample = PeerSample([(f"n{number}", [f"n{number}", number]) for number in range(nodes)], generation=1)
     for number in range(nodes):
         others = [port for _, port in sample.others(f"n{number}")]

@@ -58,7 +58,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """Kill the node's parent and so its workers, but not other processes below us, which may be another test's."""
+    """Yield a node, then kill its parent and workers. Other processes below this one may belong to another test."""
     node = Node(tmp_path)
     yield node
     if node.workers.parent is not None:
@@ -94,7 +94,7 @@ def test_repeated_order_is_executed_once(node: Node):
 
 def test_missing_python_is_reported_and_workers_start_as_programs(node: Node):
     node.set_up("print('x')", python="/no/such/python")
-    assert "modules are not imported ahead on n1" in node.hear("note")["note"]
+    assert "modules are not preloaded on n1" in node.hear("note")["note"]
     assert not node.hear("ready")["ready"]["warm"]
 
 
@@ -123,13 +123,13 @@ def test_only_workers_with_a_handler_are_signalled(node: Node):
     node.hear("ready")
     node.start(1, ranks=2)
     node.until(lambda: all(path.exists() and path.read_text() for path in (node.folder.log(1, r) for r in (0, 1))))
-    waiting, _ = node.pids()  # a worker may print before its parent has reported its process id
+    waiting, _ = node.pids()  # a worker may print before the parent has reported its PID
     node.workers.signal(signal.SIGTERM)
     report = node.hear("ended")["ended"]
     assert (report["rank"], report["code"]) == (1, 75) and children.start_ticks(waiting) is not None
 
 
-# Tests that kill run in their own process, because an agent kills everything below it.
+# Tests that kill run in a separate process, because an agent kills all its descendants.
 
 
 def alone(work: Callable[[], object]) -> object:
@@ -207,7 +207,10 @@ def test_stop_of_an_older_generation_is_ignored(tmp_path: Path):
 
 
 def test_reset_drops_orders_for_a_dead_parent(tmp_path: Path):
-    """The coordinator has lost the node and started another generation without it; this one must never run."""
+    """The coordinator has lost the node and started another generation without it.
+
+    The old orders must never be executed.
+    """
 
     def die() -> object:
         node = Node(tmp_path)

@@ -32,7 +32,7 @@ class Agent:
         self.running: set[int] = set()
 
     def hear(self, key: str) -> Message:
-        """Return the next message with this key; others are kept for later."""
+        """Return the next message with this key. Other messages are kept for later."""
         while True:
             for message in self.heard:
                 if key in message:

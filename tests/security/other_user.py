@@ -11,7 +11,7 @@ Found = TypeVar("Found")
 
 
 def as_user(uid: int, act: Callable[[], Found]) -> Found:
-    """Return what the function returns, called in a process of that user."""
+    """Call the function in a process of that user, and return its result."""
     read, written = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,7 @@
-"""The cluster file of `adopt watch` decides which nodes are drained. Root uses none that others can change."""
+"""The cluster file of `adopt watch` decides which nodes are drained.
+
+Root does not use a file that others can change.
+"""
 
 from __future__ import annotations
 

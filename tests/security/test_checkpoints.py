@@ -33,7 +33,7 @@ def loaded(tmp_path: Path) -> Path:
 def poisoned(folder: Path, target: Path) -> Path:
     """Return a checkpoint with a valid manifest and code in the values that are not tensors."""
     path = _save(folder, {"model": {**torch.nn.Linear(2, 2).state_dict(), "note": Poison(target)}}, step=3)
-    target.unlink(missing_ok=True)  # created by saving, not by loading
+    target.unlink(missing_ok=True)  # saving created the file, not loading
     return path
 
 

@@ -64,7 +64,7 @@ def eve(cache: Path) -> Iterator[Contained]:
 
 @pytest.fixture
 def work(eve: Contained) -> Iterator[Path]:
-    """A folder of eve."""
+    """A folder that belongs to eve."""
     folder = Path(eve.lines(f"mktemp -d -p {eve.cli.home}/tmp")[0])
     folder.chmod(0o755)
     yield folder
@@ -225,7 +225,7 @@ def test_folder_image_swapped_during_start_shows_no_closed_folder(eve: Contained
         timeout 120 python3 flip.py & for i in $(seq 12); do {step}; done; touch stop; wait"""
     answer = eve.sh(script, timeout_s=300)
     assert "ada's notes" not in answer.out
-    assert "No such file" in answer.err and "Permission denied" in answer.err  # both folders were seen
+    assert "No such file" in answer.err and "Permission denied" in answer.err  # both folders appeared at that path
 
 
 @pytest.mark.parametrize("mode", [0o744, 0o711, 0o700])
@@ -418,7 +418,7 @@ def test_named_container_is_usable_while_its_last_step_ends(eve: Contained):
 
 @pytest.mark.parametrize("which", [pytest.param("dalsegno-container", marks=pytest.mark.long), "mksquashfs"])
 def test_user_who_stops_saving_does_not_block_the_node(eve: Contained, work: Path, which: str):
-    """The saving process has eve's rights, so she can stop it. Cancelling the job must end it nevertheless."""
+    """The saving process has eve's rights, so she can stop it. Cancelling the job must still end it."""
     eve.lines(f"head -c 300000000 /dev/urandom >{work}/ballast")
     mounts = f"--container-mounts={work}:/x"
     line = f"srun -J saving $I {mounts} --container-save={work}/saved.sqsh sh -c 'cat /x/ballast >/ballast'"
@@ -428,14 +428,15 @@ def test_user_who_stops_saving_does_not_block_the_node(eve: Contained, work: Pat
         return [process.pid for process in found]
 
     def stop_saving() -> bool:
-        """Stop all processes that save. One that was seen may have called exec or ended since."""
+        """Stop all processes that save. A process may have called exec or ended in the meantime."""
         pids = list(map(str, saving()))
         return bool(pids) and subprocess.run(["kill", "-STOP", *pids], user=int(eve.uid)).returncode == 0
 
     with ThreadPoolExecutor(1) as aside:
         ended = aside.submit(eve.sh, line)
         try:
-            while not ended.done() and not stop_saving():  # without a pause: saving takes a fraction of a second
+            # Polls without a pause, because saving takes a fraction of a second.
+            while not ended.done() and not stop_saving():
                 pass
             assert not ended.done(), ended.result()
         finally:

@@ -33,7 +33,10 @@ ENTRY = {"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "state": "
 
 
 def doubled(depth: int) -> tuple[object, ...]:
-    """Return a tuple that holds another one twice, and so on: small as a pickle, endless as text or as a hash."""
+    """Return a tuple that contains another tuple twice, and so on.
+
+    It is small as a pickle, but endless as text or as a hash.
+    """
     found: tuple[object, ...] = ("x",)
     for _ in range(depth):
         found = (found, found)
@@ -99,7 +102,7 @@ def running(generation: int) -> RunStatus:
     return RunStatus("r", "r", "ada", RunPhase.RUNNING, 1.0, 2.0, generation=generation)
 
 
-def test_journal_with_a_generation_that_is_no_number_is_explained():
+def test_journal_with_an_invalid_generation_is_explained():
     status = running(3)
     assert generation_to_explain(status, [{"at": 1.0, "event": RunEvent.FAILED, "generation": "x"}]) == 0
 
@@ -131,7 +134,10 @@ def test_plan_of_a_run_with_a_list_of_the_wrong_length_is_damaged(tmp_path: Path
 
 
 def test_device_is_not_opened(tmp_path: Path):
-    """Only to open /dev/watchdog starts its timer; a pseudo-terminal counts here, because it tells who opened it."""
+    """Merely opening /dev/watchdog starts its timer.
+
+    A pseudo-terminal stands in for it, because it shows who opened it.
+    """
     (tmp_path / "train.py").symlink_to("/dev/ptmx")
     before = set(os.listdir("/dev/pts"))
     assert open_text(tmp_path / "train.py") is None

@@ -24,8 +24,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 EVE = 65534
 AS_EVE = ["setpriv", f"--reuid={EVE}", f"--regid={EVE}", "--clear-groups"]
 
-# Removes eve's home. She has a folder without permissions, and replaces it by a link to another user's folder at the
-# worst moment: just before its permissions are changed.
+# Removes eve's home, which contains a folder without permissions. She replaces that folder with a link to another
+# user's folder at the worst moment, just before its permissions are changed.
 SWAP = """
 import os, sys
 from pathlib import Path

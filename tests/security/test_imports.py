@@ -148,7 +148,7 @@ def test_images_of_another_user_in_roots_store_are_ignored(place: Path):
     assert ImageStore(place / "fsx").get(kept.record.digest, "lz4") is None
     kept.path.chmod(0o644)
     assert ImageStore(place / "mine", place / "fsx").shared
-    os.chown(place / "fsx/tags", MALLORY, MALLORY)  # its owner decides which image a name stands for
+    os.chown(place / "fsx/tags", MALLORY, MALLORY)  # the owner of this folder decides which image a name refers to
     assert ImageStore(place / "mine", place / "fsx").shared is None
 
 

@@ -1,4 +1,4 @@
-"""Spares go only to the run that lost a node, and only to a job of its user, whatever comments other jobs have."""
+"""Spares are lent only to a job of the user whose run lost a node, whatever comments other jobs have."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_spare_goes_to_the_run_that_lost_a_node_and_not_to_a_forged_request(clus
         words = [f"--job-name={name}", "--comment=dalsegno:join", "--exclusive", "--output=/dev/null", *more]
         return bob.submit("#!/bin/sh\nsleep 1000\n", words)
 
-    # Forged requests under another name, under the name of her run, and as an array. They precede her own request.
+    # Forged requests under another name, under the name of her run, and as an array. They are in the queue before her
+    # own request.
     false = [claims("mine"), claims(run.id), claims(run.id, "--array=1-3")]
     lost = run.status.nodes[1].name
 
@@ -83,7 +84,7 @@ def test_spare_goes_to_the_run_that_lost_a_node_and_not_to_a_forged_request(clus
 
 
 def test_lent_spare_gets_no_job_of_another_user(cluster: Cli):
-    """Neither before the borrowing job starts nor after it ends, although the node is in service then."""
+    """The rule holds before the borrowing job starts and after it ends, although the node is in service then."""
     target = LocalTarget(cluster.home / "clusters/one", cache=cluster.home / "cache")
     ada, bob = Person(cluster.home, cluster.uid), target.slurm_as("bob")
     eventually(lambda: all(phase(cluster, node) == "in service" for node in ("train-1", "train-2")), 200)

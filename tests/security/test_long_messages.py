@@ -22,7 +22,7 @@ from tests.submit.torchrun.launcher import Launcher
 SOURCE = str(Path(__file__).parents[2] / "src")
 LONG = "x" * (MAX_BYTES + 1)
 
-# The worker's message is within the limit; what its agent makes of it exceeds the limit.
+# The worker's message is within the limit, but the message that its agent derives from it exceeds the limit.
 SAYS_MUCH = """
 sys.path.insert(0, %r)
 from dalsegno.wire.frames import MAX_BYTES, frame

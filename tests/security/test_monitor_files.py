@@ -1,4 +1,4 @@
-"""`monitor config` and `dashboards export` went through sudo: they write with the caller's rights."""
+"""`monitor config` and `dashboards export`, run through sudo, write with the caller's rights."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ Headers = dict[str, str]
 class Server:
     """Answers with a function, and records the requests."""
 
-    answer: Callable[[str, str], tuple[int, Headers, bytes]]  # path, Authorization
+    answer: Callable[[str, str], tuple[int, Headers, bytes]]  # (path, Authorization)
     address: str = ""
-    seen: list[tuple[str, str]] = field(default_factory=list)  # path, Authorization
+    seen: list[tuple[str, str]] = field(default_factory=list)  # (path, Authorization)
 
     def take(self, to: BaseHTTPRequestHandler) -> None:
         authorization = to.headers.get("Authorization", "")
@@ -64,7 +64,7 @@ def challenge(text: str) -> Callable[[str, str], tuple[int, Headers, bytes]]:
 
 
 def tokens(path: str, authorization: str) -> tuple[int, Headers, bytes]:
-    """Answer as a token server that gives a token for everything in exchange for the password."""
+    """Answer like a token server that gives a token for every scope if the password is right."""
     if authorization != basic("ann", SECRET):
         return 401, {}, b""
     return 200, {}, json.dumps({"token": "opens-everything"}).encode()

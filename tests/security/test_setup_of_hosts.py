@@ -67,7 +67,7 @@ def apply(root: Path) -> Answer:
 def test_user_cannot_hold_the_lock_of_the_set_up(root: Path):
     folder = root / "var/lib/dalsegno"
     folder.mkdir(parents=True)
-    (folder / "setup.lock").touch(0o644)  # of an earlier release
+    (folder / "setup.lock").touch(0o644)  # a file of an earlier release
     apply(root)
     steal = f"import fcntl, os; fcntl.flock(os.open({str(folder / 'setup.lock')!r}, os.O_RDONLY), fcntl.LOCK_SH)"
     done = subprocess.run([sys.executable, "-c", steal], user=DAEMON, group=DAEMON, extra_groups=[], stderr=-1)
@@ -160,7 +160,7 @@ def test_deeply_nested_line_is_skipped():
 )  # fmt: skip
 def test_host_whose_name_would_be_more_than_a_name_is_left_out(name: str):
     facts = {**HOSTS, "gpu-2": replace(HOSTS["gpu-2"], hostname=name)}
-    if name == "head":  # two machines with one name: nobody can tell which is right
+    if name == "head":  # two machines have the same name, so it is unknown which is right
         facts["head"] = replace(HOSTS["head"], hostname="ip-10-0-0-1")
     faults = check_hosts(CLUSTER, facts)
     assert set(faults) == {"gpu-2"} and "calls itself" in faults["gpu-2"].what

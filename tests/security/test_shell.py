@@ -156,7 +156,7 @@ def test_job_control_window_and_keys_work_in_a_shell_of_the_user(cluster: Cli) -
     roots.type("id -un; tty\n")
     roots.until(r"eve\r\n/dev/pts/")
     roots.type("sleep 300\n")
-    time.sleep(0.5)  # until the shell has started it
+    time.sleep(0.5)  # time for the shell to start it
     roots.type("\x1a")
     roots.until(r"Stopped\s+sleep 300")
     roots.type("fg\n")

@@ -45,7 +45,7 @@ TEXT = st.lists(
 
 
 PHASES = [Phase.explicit, Phase.generate]  # each example is a job, so none is shrunk
-UID = 20001  # of ada, the first of the cluster's users
+UID = 20001  # uid of ada, the first of the cluster's users
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_odd_job_names_stop_neither_status_nor_recovery(shared: Cli, target: Loc
     names = ["a\x1eb", "\x1f" * 30, forged_record(99999), "\x1b]0;title\x07\x1b[31mred\x1b[2J"]
     quiet = ["-o", "/dev/null", "--mem=10M"]
     gone = [submit(ada, name, name, *quiet) for name in names]
-    ada.cancel(*gone)  # Slurm remembers them for some minutes
+    ada.cancel(*gone)  # Slurm remembers ended jobs for some minutes
     running = [submit(ada, name, name, *quiet) for name in names]
 
     status = shared.status("shared")

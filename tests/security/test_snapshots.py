@@ -327,7 +327,7 @@ def test_torchrun_without_munge_serves_no_snapshots_under_a_guessable_key(tmp_pa
             assert list(accepted) == [False] * len(doors)
     finally:
         launcher.close()
-        sweep(run)  # killed agents leave their snapshots
+        sweep(run)  # killed agents leave their snapshots behind
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
@@ -348,7 +348,7 @@ def accepts_any(place: tuple[str, int], names: list[str], run: str, keys: Sequen
     try:
         return any(is_accepted(KeeperAddress(*place, name), run, key) for name in names for key in keys)
     except TimeoutError:
-        return False  # no keeper: it never answers
+        return False  # this address has no keeper, because it never answers
 
 
 def is_accepted(address: KeeperAddress, run: str, secret: bytes) -> bool:
@@ -397,7 +397,7 @@ def test_connections_before_the_first_order_do_not_exhaust_a_keeper(tmp_path: Pa
     try:
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (100, 100))
         callers = [node.call() for _ in range(200)]
-        node.listen(1.0)  # time to accept them, for a keeper that would
+        node.listen(1.0)  # time for the keeper to accept them, if it would
         held = len(os.listdir(f"/proc/{node.pid}/fd"))
         threads = len(os.listdir(f"/proc/{node.pid}/task"))
         assert held < 50 and threads < 50, (held, threads)
@@ -405,7 +405,7 @@ def test_connections_before_the_first_order_do_not_exhaust_a_keeper(tmp_path: Pa
         node.ready()
         with node.call() as late:
             assert b"nonce" in late.recv(4096)
-        node.listen()  # it has not ended
+        node.listen()  # the keeper has not ended
     finally:
         for caller in callers:
             caller.close()

@@ -67,7 +67,7 @@ def secret_in(folder: Path, text: str) -> Path:
 
 
 def dalsegno(run: RunFolder, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as root, from a warm process. If it blocks on a pipe, the timeout fails the test."""
+    """Run a command as root, from a warm process. If the command blocks on a pipe, the timeout fails the test."""
     home = run.root.parent
     env = {**os.environ, "DALSEGNO_RUNS": str(home), "DALSEGNO_HOME": str(home / "none"), "SLURM_CONF": "/nonexistent"}
     return WARM_CLI.run(words, env, home, 60)
@@ -123,7 +123,7 @@ def test_a_link_of_one_user_to_the_run_of_another_is_not_followed(shared: Path, 
     with pytest.raises(DalsegnoError, match="is not read"):
         read_status(RunFolder(shared / "hidden-k3f9x").status)
     os.unlink(shared / "hidden-k3f9x")
-    (shared / "hidden-k3f9x").symlink_to(victims.root)  # a link of root
+    (shared / "hidden-k3f9x").symlink_to(victims.root)  # this link belongs to root
     assert read_status(RunFolder(shared / "hidden-k3f9x").status)
 
 

@@ -278,7 +278,7 @@ def test_coordinator_rejects_tampered_agent_messages(coordinator: Coordinator, a
 
 
 def test_man_in_the_middle_gains_nothing_by_relaying_proofs(coordinator: Coordinator):
-    """Both proofs are genuine, but the attacker knows neither key."""
+    """Both proofs are genuine, but the attacker does not know the secret."""
     middle = InTheMiddle(coordinator.port)
     link = coordinator.link(port=middle.port)
     assert link.connect(HELLO)
@@ -312,7 +312,7 @@ def test_reflected_proof_is_refused(coordinator: Coordinator):
 
 
 def test_a_message_of_another_connection_is_refused(coordinator: Coordinator):
-    """The agent and the secret are the same, but the handshake is another."""
+    """The agent and the secret are the same, but the handshake differs."""
     handshake = ("0" * 32, "1" * 32, RUN, "n1")
     recorded = Seal(SECRET, AGENT, *handshake).close({"note": "from an earlier connection"})
     link = coordinator.link()
@@ -338,7 +338,7 @@ NOISE = 400 if os.environ.get("DALSEGNO_LONG") else 8
 
 @pytest.mark.parametrize("seed", range(NOISE))
 def test_random_input_of_strangers_changes_nothing(coordinator: Coordinator, seed: int):
-    """The input is made of a real handshake cut, changed and repeated, huge lengths, deep and wide JSON, and noise."""
+    """The input is made of truncated, changed and repeated handshakes, huge lengths, deep and wide JSON, and noise."""
     chance = random.Random(seed)
     link = coordinator.link("n2")
     assert link.connect(HELLO)

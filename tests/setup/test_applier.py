@@ -175,7 +175,7 @@ def test_apply_continues_after_a_failure(tmp_path):
     failing = replace(PLAN, commands=(PlannedCommand("breaking", ("false",), creates="/never"),))
     with pytest.raises(TargetError, match="`false` ended with code 1"):
         apply(failing, tmp_path)
-    assert apply(PLAN, tmp_path).changes == ()  # everything before the failure was done
+    assert apply(PLAN, tmp_path).changes == ()  # all changes before the failure were made
     remove(tmp_path)
     assert everything(tmp_path) == before
 

@@ -203,7 +203,7 @@ def test_ended_step_is_distinguished_from_slurm_without_answer() -> None:
 
 
 @pytest.mark.parametrize("output", ["Invalid job id specified", "Job/step already completing or completed"])
-def test_cancelling_an_ended_job_is_no_error(output: str) -> None:
+def test_cancelling_an_ended_job_is_not_an_error(output: str) -> None:
     slurm, fake = client({"scancel": fails(f"scancel: error: Kill job error on job id 5: {output}")})
     slurm.cancel(5, "6_1", signal="USR1")
     assert fake.argv == ("scancel", "--signal=USR1", "5", "6_1")
@@ -221,7 +221,7 @@ def test_draining_several_nodes_is_one_command() -> None:
     )
 
 
-def test_resuming_a_node_in_service_is_no_error() -> None:
+def test_resuming_a_node_in_service_is_not_an_error() -> None:
     refused = fails("slurm_update error: Invalid node state specified\n")
     slurm, _ = client({"update NodeName=n1 ": refused, "show node": recorded("nodes").splitlines()[1] + "\n"})
     slurm.resume("n1")
@@ -265,7 +265,7 @@ def test_version_is_that_of_the_commands() -> None:
     assert slurm.version() == Version(22, 5, 8)
 
 
-def test_adding_an_existing_entry_is_no_error() -> None:
+def test_adding_an_existing_entry_is_not_an_error() -> None:
     slurm, _ = client({"sacctmgr": fails("", stdout=" Nothing new added.\n")})
     slurm.sacctmgr(["add", "qos", "high"])
 

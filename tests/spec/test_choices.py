@@ -57,13 +57,13 @@ def test_inference_is_refused_with_the_choices_that_fit():
     assert "dalsegno compare" in caught.value.hint
 
 
-def test_what_the_target_will_not_do_is_said():
+def test_limits_of_the_recommended_target_are_named():
     found = recommend(Needs(TrainingPlace.OWN_HOSTS, managed=True, spot=True, mig=True))
     assert len(found.cautions) == 3
     assert recommend(AWS).cautions == ()
 
 
-def test_starter_has_the_settings_that_were_asked_for():
+def test_starter_has_the_requested_settings():
     needs = Needs(TrainingPlace.AWS, containers=True, spot=True)
     spec = parse_spec(fit_starter(starter("parallelcluster"), needs, "parallelcluster"), "cluster.yaml")
     assert spec.parallelcluster is not None and spec.parallelcluster.capacity_type == "SPOT"

@@ -51,14 +51,38 @@ CASES = {
     "small root volume of a queue": (queue("root_volume: 8G"), 4, "but the image needs 40", "leave it out"),
     "directory in clear text": (
         own(f"directory_service: {{domain: a.org, address: 'ldap://a', password_secret: '{SECRET}', reader: r}}"),
-        4, "the directory is asked without encryption", "write `ldaps://`",
+        4, "the directory is queried without encryption", "write `ldaps://`",
     ),
     "accounting without a database": (
         BASE + "slurm: {accounting: true}\n", 5, "needs a MySQL server of your own", "add `database:`",
     ),
     "accounts without a database": (BASE + "accounts: [{name: ml}]\n", 5, "`accounts` need accounting", "`database:`"),
     "qos without a database": (BASE + "slurm: {qos: [{name: high}]}\n", 5, "`qos` needs accounting", "`database:`"),
-    "users": (BASE + "users: [{name: ada}]\n", 5, "`users` is not possible on ParallelCluster", "`directory_service:`"),
+    "users beside a directory": (
+        own(f"directory_service: {{domain: a.org, address: 'ldaps://a', password_secret: '{SECRET}', reader: r}}")
+        + "users: [{name: ada}]\n",
+        5, "both `users` and `directory_service` say who has an account", "remove one of them",
+    ),
+    "images without a key": (
+        BASE + "containers: {enabled: true, folder: /home/images, images: [ubuntu]}\n",
+        5, "images are imported over ssh, which needs a `key`", "`dalsegno image import`",
+    ),
+    "images on a local disk": (
+        own("key: k, allowed_ips: 203.0.113.0/24")
+        + "containers: {enabled: true, folder: /scratch, images: [ubuntu]}\n",
+        5, "`images` need a `folder` on storage that all machines see", "`folder: /home/images`",
+    ),
+    "prometheus without packages": (
+        own("os: alinux2023") + "monitoring: {prometheus: true}\n",
+        5, "`alinux2023` has no packages of Prometheus", "`os: ubuntu2204`",
+    ),
+    "admin": (
+        BASE + "users: [{name: ada, admin: true}]\n", 5, "`admin` of user `ada` is not possible", "`groups: [sudo]`",
+    ),
+    "accounts without a key": (
+        own(f"database: {{uri: 'db:3306', user: s, password_secret: '{SECRET}'}}") + "accounts: [{name: ml}]\n",
+        4, "accounts and QOS are added over ssh", "add `key:`",
+    ),
     "reservations": (
         BASE + "reservations: [{name: r, node_count: 1, partition: train, duration: 1h, users: [root]}]\n",
         5, "`reservations` is not possible", "`dalsegno shell`",

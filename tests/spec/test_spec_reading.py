@@ -136,7 +136,7 @@ def test_folder_binary_and_huge_file_are_refused(tmp_path):
     (tmp_path / "huge").write_bytes(b"#" * 2_000_000)
     for name, what in (
         (".", "this is a folder, not a file"),
-        ("binary", "this is not a text file (UTF-8)"),
+        ("binary", "the file is not UTF-8 text"),
         ("huge", "the file is larger than 1 MiB"),
         ("a\0b", "the file cannot be read: embedded null byte"),
     ):

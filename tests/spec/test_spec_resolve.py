@@ -125,7 +125,7 @@ def test_preempting_qos_turns_preemption_on(cluster):
     assert (slurm.preempt_by, slurm.preempt_mode) == ("qos", "REQUEUE")
 
 
-def test_a_qos(cluster):
+def test_qos_settings_are_resolved(cluster):
     (qos,) = cluster(
         BASE + "slurm: {enforce: limits, qos: [{name: a, priority: 5, max_time: 1d, usage_factor: 2,"
         " max_tres_per_user: {gres/gpu: 8, mem: 64G}, max_jobs_per_user: 3, group_tres: {node: 2}}]}"

@@ -18,7 +18,10 @@ REFUSED = {each.path for each in UNBUILT_FIELDS}
 
 
 def read_names(names: Iterable[str], files: Iterable[Path]) -> set[str]:
-    """Return the names that are attributes in a file. To parse takes long, so only files with a missing name are."""
+    """Return the names that are used as attributes in a file.
+
+    Parsing takes long, so only files that contain a missing name are parsed.
+    """
     missing = set(names)
     for text in (file.read_text() for file in files):
         if missing & set(ATTRIBUTE.findall(text)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.ssh.hosts import HostRack
 
-SHELL = ("SLURM_CONF", "DALSEGNO_CLUSTER", "DALSEGNO_CONTROLLER")  # of a shell on another cluster
+SHELL = ("SLURM_CONF", "DALSEGNO_CLUSTER", "DALSEGNO_CONTROLLER")  # variables that a shell of another cluster sets
 SOURCE = Path(__file__).parents[2] / "src"
 
 

@@ -39,7 +39,7 @@ from dalsegno.system.hanging_calls import die_with_parent
 
 BRIDGE = "switch"
 INTERFACE = "eth0"
-# What the hosts share with the machine, read-only below a layer of their own. The rest starts empty.
+# Folders that the hosts share with the machine, read-only below their own writable layer. All others start empty.
 KEPT = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "var"}
 EMPTY = ("etc/slurm", "etc/ssh/sshd_config.d", "var/tmp", "var/lib/dalsegno", "var/lib/containers", "var/lib/slurm")
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0),
@@ -217,7 +217,7 @@ def _copy_status(source: str, target: str) -> None:
 
 
 def _write_files(root: str, plan: dict[str, Any], host: dict[str, Any]) -> None:
-    """Write what tells this host from the others: name, keys, accounts."""
+    """Write the files that distinguish this host from the others: name, keys, accounts."""
 
     def write(path: str, text: str, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
         place = Path(root, path.lstrip("/"))
@@ -235,7 +235,7 @@ def _write_files(root: str, plan: dict[str, Any], host: dict[str, Any]) -> None:
     write("/etc/ssh/ssh_host_ed25519_key", host["private_key"], 0o600)
     write("/etc/ssh/ssh_host_ed25519_key.pub", host["public_key"])
     write("/etc/ssh/sshd_config", SSHD_CONFIG.format(port=plan["port"]))
-    if (key := Path(root, "etc/munge/munge.key")).exists():  # a key of its own, as the package makes it
+    if (key := Path(root, "etc/munge/munge.key")).exists():  # a separate key, as the package creates it
         found = key.stat()
         key.write_bytes(os.urandom(128))
         os.chown(key, found.st_uid, found.st_gid)
@@ -263,7 +263,7 @@ def _write_files(root: str, plan: dict[str, Any], host: dict[str, Any]) -> None:
 
 
 def _enter_root(root: str, shared: str) -> None:
-    if shared:  # as a file server's folder that an administrator has mounted
+    if shared:  # like a folder of a file server that an administrator has mounted
         os.mkdir(f"{root}/shared")
         mount(shared, f"{root}/shared", "", MS_BIND)
     mount("tmpfs", f"{root}/dev", "tmpfs", MS_NOSUID, "mode=755")
@@ -285,7 +285,7 @@ def _enter_root(root: str, shared: str) -> None:
     if os.path.isdir("/sys/fs/cgroup"):
         mount("/sys/fs/cgroup", f"{root}/sys/fs/cgroup", "", MS_BIND | MS_REC)
     os.chdir(root)
-    _check(_libc.syscall(155, b".", b"."), "pivot_root")  # the machine's root is now below our own
+    _check(_libc.syscall(155, b".", b"."), "pivot_root")  # the machine's root is now below this process's own root
     _check(_libc.umount2(b".", MNT_DETACH), "unmount the machine's root")
     os.chdir("/")
 

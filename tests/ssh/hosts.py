@@ -50,7 +50,7 @@ class VirtualHost:
     name: str
     address: str
     pid: int
-    port: str  # its port of the switch
+    port: str  # the host's port on the switch
 
     def run(self, *argv: str, stdin: str = "") -> str:
         """Run a command inside the host without SSH, as root, and return what it printed."""

@@ -235,7 +235,7 @@ def test_root_needs_no_sudo_and_plain_users_get_it_with_or_without_password(rack
             assert ssh.run("host-1", ["id", "-u"], root=True).stdout == "0\n"
             expected = "root\n" if user == "root" else f"{user}\n"
             assert ssh.run("host-1", ["id", "-un"]).stdout == expected
-            # Neither does the password reach the command, nor is a line of its input lost.
+            # The password must not reach the command, and no line of the command's input may be lost.
             assert ssh.run("host-1", ["cat"], stdin=b"one\ntwo\n", root=True, timeout_s=30).stdout == "one\ntwo\n"
 
 
@@ -260,7 +260,7 @@ def test_secrets_are_in_no_argument_or_environment_on_the_host(rack):
 
     with connect(rack, "asks", sudo_password=SUDO_PASSWORD) as ssh:
         ssh.run("host-1", ["sh", "-c", script], stdin=secret.encode(), root=True, on_line=inspect, timeout_s=60)
-    assert "looked" in seen[0]  # the command itself was seen
+    assert "looked" in seen[0]  # the command itself was observed
     assert secret not in seen[0] and SUDO_PASSWORD not in seen[0]
 
 
@@ -305,7 +305,7 @@ def test_jump_host_reaches_a_host_that_the_operator_cannot_reach(rack):
     assert done.stdout.split()[:2] == ["host-5", rack["host-2"].address]
 
 
-def test_faults_behind_and_at_a_jump_host_are_told_apart(rack, tmp_path):
+def test_faults_behind_a_jump_host_and_at_it_are_distinguished(rack, tmp_path):
     inner, outer = rack.addresses()[0], rack["host-2"].address
     known = rack.known_hosts
     error = fault_of(SshConnections([replace(inner, port=2, jump=f"root@{outer}")], known_hosts=known))
@@ -319,7 +319,7 @@ def test_faults_behind_and_at_a_jump_host_are_told_apart(rack, tmp_path):
 
 
 def test_name_that_leads_to_another_host_that_is_known_by_its_address_is_refused(rack, tmp_path, own_settings):
-    """Without this, somebody who forges DNS could present any other known host under the asked name."""
+    """Otherwise, somebody who forges DNS answers could present any other known host under the requested name."""
     other = rack["host-2"].address
     (own_settings / "config").write_text(f"Host head\n  HostName {other}\n  HostKeyAlias head\n")
     keys = dict(line.split(" ", 1) for line in rack.known_hosts.read_text().splitlines())

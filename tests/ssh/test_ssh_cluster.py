@@ -20,7 +20,7 @@ from tests.ssh.hosts import make_key, reason_to_skip, running_hosts
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-LOGIN = "admin"  # may use sudo without a password
+LOGIN = "admin"  # this user may use sudo without a password
 FOREIGN = "# written by hand\n"
 STORAGE = "[{name: team, mount: /shared, type: existing, home: true}, {name: disk, mount: /scratch, type: scratch}]"
 PARTS = f"storage: {STORAGE}\ncontainers: {{enabled: true}}\nslurm: {{rest: true}}\nmonitoring: {{interval: 5s}}\n"
@@ -146,7 +146,7 @@ def bea(lab: Operator) -> Path:
     return key
 
 
-def test_new_user_logs_in_goes_on_to_a_node_and_runs_jobs(lab, bea):
+def test_new_user_logs_in_to_the_head_and_a_node_and_runs_jobs(lab, bea):
     assert ssh_as(lab, "bea", bea, "ssh", "-o", "BatchMode=yes", "n2", "hostname; pwd").out == "n2\n/shared/bea\n"
     assert sorted(ssh_as(lab, "bea", bea, "srun", "-N2", "hostname").out.split()) == ["n1", "n2"]
     assert len({host.run("id", "bea") for host in lab.rack.hosts}) == 1
@@ -203,7 +203,7 @@ def test_other_commands_run_on_the_head(lab):
     def phases() -> dict[str, str]:
         return {node["node"]: node["phase"] for node in json.loads(lab.dalsegno("nodes", "--json").out)}
 
-    # On a busy machine an agent falls silent for moments; its node is suspected until the agent has been steady.
+    # On a busy machine an agent falls silent at times. Its node is suspected until the agent has been steady.
     eventually(lambda: phases() == {"n1": "in service", "n2": "in service"}, timeout_s=60, every_s=1)
     assert lab.dalsegno("run", "--no-such-option", code=None).code == 2
     assert lab.dalsegno("shell", "--", "hostname").out == "head\n"

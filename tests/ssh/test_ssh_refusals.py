@@ -75,7 +75,7 @@ def test_mount_of_a_plan_is_mounted_once_and_unmounted_without_loss(bare):
     assert mounted in ask(apply_request(plan)).changes
     host.run("sh", "-c", "touch /data/kept; mountpoint -q /data")
     assert ask(compare_request(plan)).changes == ()
-    host.run("umount", "/data")  # as after a boot without it
+    host.run("umount", "/data")  # as after a boot without the mount
     assert ask(apply_request(plan)).changes == (mounted,)
     ask(remove_request("c0ffee"))
     assert (

@@ -1,8 +1,8 @@
-"""A file system in memory on /dev/fuse that takes its time for every write and every new file, until it is killed.
+"""A file system in memory on /dev/fuse that delays every write and every new file. It runs until it is killed.
 
     slow_fs.py FOLDER WRITE_DELAY_S CREATE_DELAY_S
 
-It has what `storage-probe` uses, and no more. See include/uapi/linux/fuse.h for the structures.
+It implements only what `storage-probe` uses. See include/uapi/linux/fuse.h for the structures.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SlowFs:
 
     def answer(self, code: int, node: int, uid: int, gid: int, body: bytes) -> bytes:
         name = body.split(b"\0")[0]
-        opened = struct.pack("<QII", 0, 1, 0)  # 1: no cache, so that every write arrives here
+        opened = struct.pack("<QII", 0, 1, 0)  # flag 1 disables the cache, so that every write arrives here
         if code == INIT:
             return struct.pack("<4I2H2I2H8I", 7, 31, 0, 0, 0, 0, 1 << 17, 1, 0, 0, *([0] * 8))
         if code == LOOKUP:

@@ -85,7 +85,7 @@ def test_reboot_retires_the_folders_of_all_jobs_and_nothing_else(base: Path):
 
 def test_jobs_that_start_together_after_a_boot_all_get_their_folders(base: Path):
     create(base, JOB, "first boot")
-    for number in range(1000, 1500):  # all of them have to be retired
+    for number in range(1000, 1500):  # all these folders have to be retired
         (base / f"job-{number}").mkdir()
     jobs = [ScratchJob(number, 20001, 20001) for number in range(100, 140)]
     with ThreadPoolExecutor(8) as pool:
@@ -267,7 +267,7 @@ def test_task_prolog_sets_tmpdir_unless_the_user_chose_one(base: Path, given: st
 def test_task_prolog_is_silent_without_a_folder_of_the_user(base: Path):
     script = scratch_scripts(lab(base), launcher())[TASK_PROLOG]
     assert run(script).stdout == ""
-    create(base, JOB, "boot")  # of another user
+    create(base, JOB, "boot")  # this job belongs to another user
     assert run(script).stdout == ""
 
 

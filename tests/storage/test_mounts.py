@@ -1,6 +1,6 @@
 """Tests of what hosts export and mount: values, and the system files against golden files.
 
-The files are not applied here: that takes an NFS server and client in the kernel.
+The files are not applied here, because that needs an NFS server and client in the kernel.
 """
 
 from collections.abc import Callable

@@ -147,7 +147,7 @@ def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     assert load_job(good) == RunRequest("t.py")
     for path, what in ((tmp_path / "none", "the file cannot be read: No such file or directory"),
                        (tmp_path, "the file cannot be read: Is a directory"),
-                       (binary, "that is not a text file (UTF-8)")):  # fmt: skip
+                       (binary, "the file is not UTF-8 text")):  # fmt: skip
         with pytest.raises(SpecError) as fault:
             load_job(path)
         assert (fault.value.what, fault.value.where) == (what, str(path))

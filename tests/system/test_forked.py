@@ -38,7 +38,7 @@ def test_forked_process_has_no_inherited_files():
     open_there = {int(number) for number in read_all(forked).split()}
     assert (
         held.fileno() not in open_there - {3} and len(open_there) <= 5
-    )  # three streams, its socket, the directory listing
+    )  # three standard streams, the socket, and the directory listing
     other.close()
     assert held.recv(1) == b"", "no other process holds the other end"
     held.close()
@@ -64,7 +64,7 @@ def test_hanging_forked_process_is_killed_with_its_children():
     forked.kill()
     eventually(forked.ended)
     eventually(lambda: start_ticks(child) is None)
-    forked.kill()  # a second kill is no error
+    forked.kill()  # a second kill is not an error
 
 
 def test_forked_process_does_not_outlive_its_parent():

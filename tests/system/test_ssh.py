@@ -1,4 +1,4 @@
-"""Tests of what needs no host: the fake, the output of commands, password files, the command line of `ssh`."""
+"""Tests that need no host: the fake, the output of commands, password files, and the command line of `ssh`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of connections to servers that are not what they claim to be: silent, talkative, or lying."""
+"""Tests of connections to hostile servers: silent ones, ones that send too much, and ones with a false identity."""
 
 from __future__ import annotations
 

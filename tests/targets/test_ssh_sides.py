@@ -67,7 +67,7 @@ def test_head_is_not_elsewhere_and_refuses_changes(tmp_path):
 def test_shell_as_another_user_gets_neither_the_terminal_nor_the_environment_of_root(tmp_path):
     target = open_existing(make(tmp_path, replace(STATE, role=ClusterRole.HEAD)))
     entry = target.shell(["id"], {"TERM": "xterm", "SSH_AUTH_SOCK": "/tmp/agent"}, "/", user="nobody")
-    assert entry.uid == pwd.getpwnam("nobody").pw_uid  # with a uid, the command gets a terminal of its own
+    assert entry.uid == pwd.getpwnam("nobody").pw_uid  # with a uid, the command gets a separate terminal
     assert entry.argv == ["runuser", "-u", "nobody", "--", "id"]
     assert entry.env["TERM"] == "xterm" and entry.env["USER"] == "nobody" and "SSH_AUTH_SOCK" not in entry.env
     with pytest.raises(NotThere, match="there is no user `mallory`"):

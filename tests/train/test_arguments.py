@@ -26,7 +26,7 @@ def refused(folder: Path | str, **options: Any) -> str:
         (
             {"memory_every": "often"},
             "invalid interval memory_every='often'",
-        ),  # even without a launcher, where it is not used
+        ),  # refused even without a launcher, where the option is not used
         ({"disk_every": "auto"}, "invalid interval disk_every='auto'"),
         ({"keep": 0}, "keep=0"),
         ({"keep": "3"}, "keep='3'"),

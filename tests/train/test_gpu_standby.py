@@ -1,4 +1,4 @@
-"""On a GPU: a script cannot tell a standby worker from a new process, except that CUDA has started.
+"""On a GPU: a script cannot distinguish a standby worker from a new process, except that CUDA has started.
 
 Run it with DALSEGNO_GPU_TESTS=yes; the rest of the suite hides the machine's GPUs.
 """
@@ -50,7 +50,7 @@ json.dump({k: v for k, v in torch.cuda.memory_stats().items() if v}, open(sys.ar
 
 
 class PlayedAgent:
-    """Plays the agent: starts a warm parent and asks it for workers."""
+    """Simulates the agent: starts a warm parent and requests workers from it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -53,7 +53,7 @@ def test_other_ranks_report_only_their_step() -> None:
 
 
 class Ddp:
-    """DDP as far as its measurements go, in nanoseconds."""
+    """A fake of DDP that provides only its measurements, in nanoseconds."""
 
     def __init__(self, waited_ns: int | None) -> None:
         self.waited_ns = waited_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -88,3 +89,39 @@ def test_per_rank_state_is_restored_only_on_its_rank() -> None:
     assert RankOwnState(None, {"cache": elsewhere}).load_per_rank(saved, rank=2) == ["cache"]
     assert elsewhere.value.item() == 0.0
     assert RankOwnState(None, {"cache": elsewhere}).load_per_rank(RankOwnState(None).take(), rank=0) == ["cache"]
+
+
+class SeedingLoader:
+    """A loader that saves its position. As PyTorch's loaders do, it draws a seed for each iterator."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        torch.rand(1)
+        return map(self._take, range(self.position + 1, 7))
+
+    def _take(self, number: int) -> int:
+        self.position = number
+        return number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+def test_resumed_loader_draws_its_seed_without_changing_the_random_numbers_of_the_steps() -> None:
+    loader = SeedingLoader()
+    own = RankOwnState(loader)
+    batches = iter(loader)
+    seen = [(next(batches), torch.rand(1).item()) for _ in range(2)]
+    kept = own.take()
+    expected = [(number, torch.rand(1).item()) for number in batches]
+    again = SeedingLoader()
+    resumed = RankOwnState(again)
+    torch.manual_seed(5)
+    resumed.load(kept, world_then=1, world=1)
+    resumed.restore_randomness()
+    assert [(number, torch.rand(1).item()) for number in again] == expected and len(seen) + len(expected) == 6

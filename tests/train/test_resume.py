@@ -19,7 +19,7 @@ from tests.train.memory.states import filled, same
 
 
 class Told(AgentLink):
-    """A fake agent that answers every question with this snapshot."""
+    """A fake agent that answers every request with this snapshot."""
 
     def __init__(self, step: int, own: Path, shared: Path) -> None:
         super().__init__("nobody")

@@ -50,10 +50,10 @@ def test_second_interrupt_raises_at_once(wish: SaveSignal) -> None:
 
 
 def test_forked_child_ends_on_sigterm(wish: SaveSignal) -> None:
-    """Otherwise `Pool.terminate` would wait for ever."""
+    """Otherwise `Pool.terminate` would wait forever."""
     context = multiprocessing.get_context("fork")
     runs = context.Event()
-    for _ in range(5):  # also at the moment before it sleeps
+    for _ in range(5):  # the signal may also arrive just before the child sleeps
         child = context.Process(target=lambda: (runs.set(), time.sleep(600)), daemon=True)
         child.start()
         assert runs.wait(60)

@@ -1,4 +1,4 @@
-"""A snapshot holds the step at which it was taken, whatever training does during the copy."""
+"""A snapshot contains the step at which it was taken, whatever training does during the copy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def keeping(tmp_path: Path, warned: list[str]) -> Iterator[RankSnapshots]:
 
 @pytest.fixture
 def under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every copy look incomplete until it is waited for, even on a fast machine."""
+    """Make every copy appear incomplete until something waits for it, even on a fast machine."""
     monkeypatch.setattr(ThreadCopy, "done", lambda copy: False)
 
 
@@ -179,7 +179,7 @@ def test_no_snapshot_is_skipped_while_a_slot_is_free(keeping: RankSnapshots) -> 
 
 
 def test_state_is_saved_synchronously_if_memory_is_short(tmp_path: Path, keeping: RankSnapshots) -> None:
-    keeping._slots = None  # as after NotEnoughMemory
+    keeping._slots = None  # the state after NotEnoughMemory
     training = Training()
     keeping.keep(training.state(4), training.objects.steady(), save=True)
     assert (tmp_path / "step-000000000004" / "MANIFEST.json").exists()

@@ -12,7 +12,7 @@ from dalsegno.train.step_report import StepReporter, find_rank, report
 
 
 class PlayedLink:
-    """Plays the agent's side: records all messages."""
+    """Simulates the agent's side, and records all messages."""
 
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []

@@ -78,7 +78,8 @@ def slapd() -> Iterator[Slapd]:
     (folder / "slapd.conf").write_text(render_slapd_conf(layout))
     (folder / "ssh-key.schema").write_text(SSH_KEY_SCHEMA)
     (folder / "rootpw.conf").write_text(render_rootpw(PASSWORD, b"saltsalt"))
-    write_private(folder / "password", PASSWORD)  # without a line break: `ldapsearch -y` would make it part of it
+    # Without a line break, which `ldapsearch -y` would treat as part of the password.
+    write_private(folder / "password", PASSWORD)
     make_ca(folder / "tls", "ca")
     tls = folder / "tls"
     server = certificate_command(

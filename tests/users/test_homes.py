@@ -82,8 +82,9 @@ def test_lines_of_the_user_are_kept(homes: Path):
         ("own", [], "own"),
         ("own\n", [KEY], f"{FIRST_LINE}\n{KEY}\n{LAST_LINE}\nown\n"),
         (f"{FIRST_LINE}\nold\n{LAST_LINE}\nown\n", [KEY], f"{FIRST_LINE}\n{KEY}\n{LAST_LINE}\nown\n"),
-        (f"{FIRST_LINE}\nown\n", [KEY], f"{FIRST_LINE}\n{KEY}\n{LAST_LINE}\nown\n"),  # its last line was removed
-        (f"a\u2028{FIRST_LINE}\n", [], f"a\u2028{FIRST_LINE}\n"),  # not a line break for sshd
+        # The user has removed the last line.
+        (f"{FIRST_LINE}\nown\n", [KEY], f"{FIRST_LINE}\n{KEY}\n{LAST_LINE}\nown\n"),
+        (f"a\u2028{FIRST_LINE}\n", [], f"a\u2028{FIRST_LINE}\n"),  # sshd does not treat this character as a line break
     ],
 )
 def test_part_of_the_cluster_is_replaced(text: str, keys: list[str], expected: str):

@@ -181,7 +181,7 @@ def test_server_that_is_not_there_is_reported(slapd: Slapd):
     assert "is slapd running" in refused.value.hint
 
 
-# Every character, in every field. `uid` and `cn` compare without case and extra blanks, as LDAP defines it.
+# All characters are tested in every field. `uid` and `cn` compare without case and extra blanks, as LDAP defines it.
 SPECIAL = st.sampled_from([*'\\,+"<>;=#*()/& \u00e9\u4e16\u0301\U0001f600', "\\2a", "uid=x,", ")(uid=*", " #", "  "])
 TEXT = st.lists(st.one_of(SPECIAL, st.characters(min_codepoint=1, exclude_categories=("Cs",))), max_size=12).map(
     "".join
@@ -202,7 +202,7 @@ def test_special_characters_in_every_field_are_stored_as_they_are(slapd: Slapd, 
 @settings(max_examples=500 if LONG else 15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=NAMES)
 def test_special_characters_in_a_name_never_reach_another_entry(slapd: Slapd, name: str):
-    """Names such as these are refused earlier. Even if one came through, it would be a name and nothing else."""
+    """Such names are refused earlier. Even if one were accepted, it would only be a name."""
     slapd.directory.apply(AccountPlan(add_users=(CEM,)))
     odd = PosixUser(name, 20009, 20009, home="/h")
     slapd.directory.apply(AccountPlan(add_users=(odd,), add_groups=(PosixGroup(name, 20009),)))

@@ -1,4 +1,4 @@
-"""Users and groups that commands add, beside those of the cluster file."""
+"""Users and groups that commands add to those of the cluster file."""
 
 from __future__ import annotations
 

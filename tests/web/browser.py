@@ -61,7 +61,7 @@ class Tab:
         """Wait until an expression is true and return how long that took."""
         began = time.monotonic()
         while True:
-            with contextlib.suppress(BrowserFailed):  # the page is being replaced by another
+            with contextlib.suppress(BrowserFailed):  # the page is being replaced by another one
                 if self.run(f"Promise.resolve({script}).then(Boolean)"):
                     return time.monotonic() - began
             if time.monotonic() - began > timeout_s * slowness():
@@ -80,7 +80,7 @@ class Tab:
 
 
 def barriers(tab: Tab) -> list[list[str]]:
-    """Return what axe finds in the open page that keeps people from using it."""
+    """Return the accessibility problems that axe finds in the open page."""
     tab.call("Runtime.evaluate", expression=(resources.files("axe_core_python") / "axe.min.js").read_text())
     found = tab.run("axe.run().then(found => found.violations.map(each => [each.impact, each.id, "
                     "each.nodes[0].html.slice(0, 200)]))")  # fmt: skip
@@ -143,7 +143,7 @@ class Browser:
         return found
 
     def listen(self, most_s: float) -> None:
-        """Take the messages that arrive within this time."""
+        """Process the messages that arrive within this time."""
         if not select.select([self._read], [], [], most_s)[0]:
             return
         data = os.read(self._read, 1 << 20)

@@ -1,4 +1,4 @@
-"""A cluster that is made up, for tests, screenshots and the benchmark of the web page."""
+"""A generated cluster for tests, screenshots and the benchmark of the web page."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def event(
 
 
 def small_cluster() -> PlayedSources:
-    """Ten nodes, of which some need attention, three runs and a queue."""
+    """Return a cluster with ten nodes, some of which need attention, three runs and a queue."""
     names = [f"gpu-{number}" for number in range(1, 11)]
     infos = [node(name, NodeState.ALLOCATED, used=8) for name in names[:5]]
     infos += [
@@ -155,7 +155,7 @@ def small_cluster() -> PlayedSources:
 
 
 def large_cluster(nodes: int = 1000) -> PlayedSources:
-    """Many nodes with eight GPUs each; most are busy."""
+    """Return a cluster with many nodes of eight GPUs each, most of which are busy."""
     names = [f"gpu-{number:04d}" for number in range(1, nodes + 1)]
     states = [
         (NodeState.ALLOCATED, (), 8) if at % 11 else (NodeState.IDLE, (), 0) if at % 3 else (NodeState.MIXED, (), 4)
@@ -175,7 +175,7 @@ def large_cluster(nodes: int = 1000) -> PlayedSources:
 
 
 class PlayedData:
-    """Details of the nodes and runs of a made-up cluster."""
+    """Details of the nodes and runs of a generated cluster."""
 
     gpu_price = GpuPrice(2.5, "at 2.5 per GPU hour, as the cluster file says")
 
@@ -211,7 +211,7 @@ class PlayedData:
 
 
 def curve() -> list[StepPoint]:
-    """Return a loss that falls, with three restarts that repeat some steps."""
+    """Return a loss curve that falls, with three restarts that repeat some steps."""
     points, step = [], 0
     for second in range(0, 7900, 10):
         generation = 1 + (second > 2000) + (second > 2600) + (second > 5200)
@@ -250,7 +250,7 @@ class RecordedActions:
 
 
 class PlayedSite:
-    """The web application on made-up sources, and a browser's side of it."""
+    """The web application with generated sources, and a browser's side of it."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ def test_verdict_is_worded_as_in_status(controller, silent, text, level):
             HostPart(failing_scrapes=(FailingScrape("node", "n1"), FailingScrape("node", "n2"))),
             "healthy, but Prometheus cannot read node_exporter on n1 and 1 more",
         ),
-        (  # one cause is named once
+        (  # a common cause is named once
             HostPart((DaemonStatus("n1", "node-exporter", False),), (FailingScrape("node", "n1"),)),
             "node-exporter on n1 is not running",
         ),

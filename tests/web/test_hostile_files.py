@@ -1,4 +1,4 @@
-"""A user writes anything into the files of a run: the pages of everybody else still work."""
+"""A user may write anything into the files of a run. The pages of all other users must still work."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def no_target() -> Target:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> ClusterFolder:
-    """The state of a cluster with a hostile run and a run of somebody else, both over."""
+    """The state of a cluster with a hostile run and a run of another user, both ended."""
     folder = ClusterFolder(tmp_path / "state")
     folder.ended_runs.mkdir(parents=True)
     for run in ("mal-1", "good-1"):

@@ -1,4 +1,4 @@
-"""The pages of made-up clusters in a real browser: a phone, no JavaScript, one node, a thousand, hostile texts."""
+"""The pages of generated clusters in a real browser: a phone, no JavaScript, one node, a thousand, hostile texts."""
 
 from __future__ import annotations
 

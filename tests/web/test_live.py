@@ -51,7 +51,7 @@ def live(sources: PlayedSources) -> Iterator[LivePicture]:
     made.close()
 
 
-def test_nothing_is_asked_while_nobody_watches():
+def test_sources_are_not_queried_while_nobody_watches():
     asked = []
 
     class Counted(PlayedSources):
@@ -143,7 +143,7 @@ def test_page_with_other_parts_is_loaded_again():
         (node("n", NodeState.UNKNOWN), NodePhase.IN_SERVICE, Presence.NEVER, NodeTone.UNKNOWN),
     ],
 )
-def test_tone_of_a_node(info, phase, presence, tone):
+def test_node_has_the_tone_of_its_condition(info, phase, presence, tone):
     assert tone_of(info, NodeCare("n", phase), AgentReport("n", presence)) is tone
 
 

@@ -283,7 +283,7 @@ def generation(number: int, *nodes: str) -> dict[str, object]:
 
 
 def test_each_generation_names_its_own_cause_not_an_older_one():
-    """The kernel ran out of memory and took the parent of a node's workers."""
+    """The kernel ran out of memory and killed the parent of a node's workers."""
     killed = {"at": 9.5, "event": "cold", "node": "gpu-1", "why": "its warm parent was killed"}
     entries = [generation(1, "gpu-1", "gpu-2"), LOST, generation(2, "gpu-1"), killed, generation(3, "gpu-1")]
     found = explain_run(run(RunPhase.RUNNING, generation=3), entries)

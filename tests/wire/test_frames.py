@@ -25,7 +25,7 @@ def test_messages_are_parsed_from_pieces_of_any_size(messages: list[Message], si
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\n\r\n",  # its first letters are a length of more than a gigabyte
+        b"GET / HTTP/1.1\r\n\r\n",  # read as a length, its first letters are more than a gigabyte
         b"\xff\xff\xff\xff",
         (MAX_BYTES + 1).to_bytes(4, "big"),
         b"\0\0\0\0",
@@ -79,7 +79,7 @@ def test_garbage_collected_during_a_deeply_nested_message_is_finalized():
             finalized.append(abs(self.number))
 
     thresholds = gc.get_threshold()
-    gc.collect(1)  # only young objects: all others would take a second
+    gc.collect(1)  # only young objects, because all others would take a second
     gc.set_threshold(sys.getrecursionlimit(), 1000, 1000)
     try:
         for number in range(400):

@@ -13,7 +13,7 @@ from dalsegno.wire.liveness import LATE_S, Liveness, LivenessLimits, LivenessLoo
 from tests.conftest import LONG
 
 RUN_LIMITS = Timing().limits
-WITHIN_S = {NODE_LIMITS: 1.5, RUN_LIMITS: 3.0}  # the time until a host without power is lost
+WITHIN_S = {NODE_LIMITS: 1.5, RUN_LIMITS: 3.0}  # the time until a host without power is declared lost
 A_TICK_S = 1e-9
 
 
@@ -24,7 +24,7 @@ def limits(request: pytest.FixtureRequest) -> LivenessLimits:
 
 
 class Played:
-    """The liveness of `a` and `b` with our own clock; the test chooses heartbeats and answers to probes."""
+    """The liveness of `a` and `b` with the test's own clock. The test chooses heartbeats and answers to probes."""
 
     def __init__(self, limits: LivenessLimits = NODE_LIMITS) -> None:
         self.now, self.limits, self.liveness = 100.0, limits, Liveness(limits)
@@ -72,7 +72,7 @@ class Played:
         return self.now - began
 
 
-# The same for both watchers
+# Rules that are the same for both watchers
 
 
 def test_a_peer_with_heartbeats_is_never_probed(limits: LivenessLimits):
@@ -121,7 +121,7 @@ def test_an_agent_that_was_stopped_for_a_while_is_connected_again(limits: Livene
 def test_an_answer_of_the_service_alone_keeps_a_peer_alive(limits: LivenessLimits):
     played = Played(limits).on(5)
     played.beating.discard("a")
-    played.host.discard("a")  # such as with a firewall
+    played.host.discard("a")  # for example because of a firewall
     played.on(5)
     assert played["a"] is Presence.SILENT and played.liveness.signs["a"].service
 
@@ -207,7 +207,7 @@ def test_a_forgotten_peer_is_not_probed(limits: LivenessLimits):
     assert played.probed == [] and set(played.liveness.signs) == {"b"}
 
 
-# Peers that were not heard yet: only the controller has them
+# Peers from which no message has arrived yet, which only the controller has
 
 
 NEW_S, KNOWN_S = NODE_LIMITS.new_s, NODE_LIMITS.known_s
@@ -321,7 +321,8 @@ class AnyEvents(RuleBasedStateMachine):
         self.broken: set[str] = set()
         self.probes: dict[str, tuple[float, float]] = {}  # when it began, and when the host would answer
         self.late_at = self.began = self.asked_at = self.now
-        self.dark: tuple[float, float] = (0.0, 0.0)  # since when `frail` is without power, and when it must be gone
+        # Since when `frail` has no power, and when it must be declared gone.
+        self.dark: tuple[float, float] = (0.0, 0.0)
         self.liveness.look(self.now)
         for peer in ("steady", "frail"):
             self.liveness.expect(peer, self.now)
@@ -362,7 +363,7 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(looks=st.integers(1, 100), answer=st.floats(0.0, 0.9))
     def go_on(self, looks: int, answer: float) -> None:
-        """`answer`: after which part of a probe a host answers it."""
+        """Continue for a while. `answer` is the part of a probe after which a host answers it."""
         for _ in range(looks):
             self.now += self.limits.look_s
             self.look(answer)
@@ -409,7 +410,7 @@ class AnyEvents(RuleBasedStateMachine):
         self.liveness.beat(peer, self.now)
 
     def end_probe(self, peer: str, host: bool) -> None:
-        """End a probe and check what the verdict is based on: nothing from before a delay of the watcher."""
+        """End a probe, and check that its verdict is not based on anything from before a delay of the watcher."""
         before, (began, _) = self.liveness.signs[peer].presence, self.probes.pop(peer)
         self.liveness.probe_ended(peer, self.now, host=host)
         after = self.liveness.signs[peer].presence
@@ -439,7 +440,7 @@ class AnyEvents(RuleBasedStateMachine):
     @invariant()
     def a_host_that_answers_nothing_is_gone_in_time(self) -> None:
         since, until = self.dark
-        if self.asked_at >= since - self.limits.silent_s:  # that probe began before the silence did
+        if self.asked_at >= since - self.limits.silent_s:  # the probe began before the silence
             until += self.limits.again_s + self.limits.probe_s
         if "frail" not in self.powered and self.now >= until:
             assert self.liveness.signs["frail"].presence is Presence.GONE

@@ -135,6 +135,7 @@ class Case:
     missing_folders: tuple[Evidence, ...] = ()  # folders for output that do not exist
     probes: tuple[NodeProbe, ...] = ()
     unchecked: tuple[str, ...] = ()
+    empty_log: bool = False  # the job has written nothing
     of_another_user: bool = False
 
     def seen(self, *signs: LogSign) -> list[SignSeen]:

@@ -69,7 +69,8 @@ def gather_file(path: Path, order: DoctorOrder) -> Case:
         return _surroundings(Case(str(path), script=_script(text, path), words=order.words), order, str(path))
     if is_batch(text) or "\n#SBATCH" in text[:4096]:
         return _batch_case(Case(str(path), words=order.words), read_batch(text, str(path)), order)
-    return _with_dumps(Case(str(path), signs=tuple(signs_in(path)), world_size=order.ranks), order, path.stat().st_uid)
+    case = Case(str(path), signs=tuple(signs_in(path)), world_size=order.ranks, empty_log=_is_empty([path]))
+    return _with_dumps(case, order, path.stat().st_uid)
 
 
 def gather_machine(order: DoctorOrder) -> Case:
@@ -89,9 +90,13 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     order = replace(order, owners=owners)
     for each in outputs:
         signs += signs_in(Path(each), owners=owners)
-    if not any(os.path.exists(each) for each in outputs):
+    there = [Path(each) for each in outputs if os.path.exists(each)]
+    if not there:
         unchecked.append("the job's output: Slurm does not name it any more, or it is gone; give its path to `doctor`")
-    case = Case(f"job {label}", job=job, words=words, signs=tuple(signs), unchecked=tuple(unchecked))
+    case = Case(
+        f"job {label}", job=job, words=words, signs=tuple(signs), unchecked=tuple(unchecked),
+        empty_log=bool(there) and _is_empty(there, owners),
+    )  # fmt: skip
     file = Path(job.work_dir or "/", path) if path else None
     text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
     failed = job.state is not JobState.COMPLETED  # the script of a job that succeeded is not examined
@@ -152,6 +157,12 @@ def _owners(owner: int) -> tuple[int, ...]:
     The owner of a job chose its paths, so they may lead to files of other users.
     """
     return () if owner == os.geteuid() else (owner,)
+
+
+def _is_empty(logs: Sequence[Path], owners: Sequence[int] = ()) -> bool:
+    """Return whether the logs have nothing but blanks. A log that cannot be read is not known to be empty."""
+    texts = [read_start(each, MAX_SCRIPT_BYTES, owners) for each in logs]
+    return all(text is not None and not text.strip() and len(text) < MAX_SCRIPT_BYTES for text in texts)
 
 
 def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners: Sequence[int]) -> list[SignSeen]:

@@ -43,6 +43,9 @@ class LogSign(Enum):
     NCCL_TIMEOUT = "nccl-timeout"
     NCCL_PROGRESS = "nccl-progress"  # how far a rank was when NCCL timed out
     GLOO_TIMEOUT = "gloo-timeout"
+    NO_INTERFACE = "no-interface"
+    PEER_UNREACHABLE = "peer-unreachable"
+    PEER_LOST = "peer-lost"
     DUMP_WRITTEN = "dump-written"
     TOO_FEW_GPUS = "too-few-gpus"
     NO_DRIVER = "no-driver"
@@ -61,7 +64,8 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     (LogSign.SCRIPT_UNREADABLE, r"can't open file '(?P<path>[^']+)': \[Errno 13\]"),
     (
         LogSign.NOT_EXECUTABLE,
-        r"Permission denied: '(?P<path>[^']{1,400}\.py)'|(?<![^\s:'])(?P<path2>[^\s:']{1,400}\.py): Permission denied",
+        r"Permission denied: '?(?P<path>[^\s']{1,400}\.py)\b"
+        r"|(?<![^\s:'])(?P<path2>[^\s:']{1,400}\.py): Permission denied",
     ),
     (LogSign.SYNTAX, r"^(?:\[rank\d+\]: ?)?(?:Syntax|Indentation|Tab)Error: "),
     (
@@ -111,6 +115,22 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
         r" last completed (?:NCCL )?work: (?P<completed>-?\d+)",
     ),
     (LogSign.GLOO_TIMEOUT, r"Timed out waiting (?P<ms>\d+)ms for (?:recv|send) operation to complete"),
+    (
+        LogSign.NO_INTERFACE,
+        r"Unable to find address for:? (?P<name>[\w.@-]{1,40})"
+        r"|Bootstrap : no (?:socket|NCCL_SOCKET_IFNAME) interface found"
+        r"|Unable to resolve hostname to a \(local\) address|with family \d+ is neither AF_INET",
+    ),
+    (
+        LogSign.PEER_UNREACHABLE,
+        r"Gloo connectFullMesh failed|ncclSystemError: "
+        r"|socket\w{0,40}: [Cc]onnect to (?P<address>\S{1,60}) (?:failed|returned)",
+    ),
+    (
+        LogSign.PEER_LOST,
+        r"gloo/transport/.{0,200}?Connection (?:reset|closed) by peer|ncclRemoteError: "
+        r"|remote process exited or there was a network error",
+    ),
     (LogSign.DUMP_WRITTEN, r"Finished writing Flight Recorder debug info to (?P<path>/\S+)"),
     (
         LogSign.TOO_FEW_GPUS,
@@ -129,7 +149,8 @@ _COMPILED = tuple((sign, re.compile(pattern)) for sign, pattern in _PATTERNS)
 _WORDS = (
     "torch", "can't open", "denied", "Error", "NCCL", "NVIDIA", "CUDA", "backend type", "initialized", "ddress already",
     "EADDR", "container-", "Terms of", "arguments", "orld", "saved with", "OutOf", "CUBLAS", "memory", "oom",
-    "illed", "Watchdog", "Timed out", "Flight Rec", "Duplicate GPU", "device ordinal", "DataLoader", "NumPy",
+    "illed", "Watchdog", "Timed out", "Flight Rec", "Duplicate GPU", "device ordinal", "DataLoader", "NumPy", "nccl",
+    "Gloo", "gloo", "Unable to", "interface found", "AF_INET", "onnect to", "remote process",
 )  # fmt: skip
 _BATCH = 1000  # this many lines at a time are searched for these words
 

@@ -57,6 +57,10 @@ class NodeAccess(Protocol):
         """Return the first process of the virtual switch that connects all nodes."""
         ...
 
+    def address(self, node: str) -> str:
+        """Return the IPv4 address of the node."""
+        ...
+
     def port(self, node: str) -> str:
         """Return the name of the switch's network interface for this node."""
         ...

@@ -19,6 +19,7 @@ class FaultOptions:
     count: int | None = None
     percent: float | None = None
     rate: str | None = None
+    peer: str | None = None
     by_s: float | None = None
     until: Remedy | None = None
     same: bool | None = None
@@ -80,6 +81,10 @@ FAULTS = {
         InjectableFault("link-flap", "The cable is unplugged and plugged in again, --count times.", ("count",)),
         InjectableFault("net-cut", "All packets of the node are dropped while its link stays up.", ("for_s",)),
         InjectableFault("net-slow", "The node's network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
+        InjectableFault(
+            "link-slow", "The node's link to one other node, --peer, is slow: --rate (1mbit) both ways.",
+            ("for_s", "rate", "peer"),
+        ),
         InjectableFault("net-loss", "--percent (30) of the node's packets are lost, both ways.", ("for_s", "percent")),
         InjectableFault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
         InjectableFault("fs-hang", "The shared home folders hang: processes that access them wait.", ("for_s",)),
@@ -112,7 +117,7 @@ SAFE = ", ".join(each.name for each in FAULTS.values() if each.safe)
 
 OPTION_NAMES = {
     "for_s": "--for", "code": "CODE", "gpu": "--gpu", "count": "--count", "percent": "--percent", "rate": "--rate",
-    "by_s": "--by", "until": "--until", "same": "--same-gpus", "run": "--run", "rank": "--rank",
+    "peer": "--peer",     "by_s": "--by", "until": "--until", "same": "--same-gpus", "run": "--run", "rank": "--rank",
 }  # fmt: skip
 
 
@@ -133,3 +138,8 @@ def check_options(fault: InjectableFault, options: FaultOptions) -> None:
             )
     if "code" in fault.options and options.code is None:
         raise UsageError(f"`{fault.name}` needs a code", hint=f"such as `dalsegno inject {fault.name} 79 NODE`")
+    if "peer" in fault.options and options.peer is None:
+        raise UsageError(
+            f"`{fault.name}` needs the other end of the link",
+            hint=f"such as `dalsegno inject {fault.name} NODE --peer NODE`",
+        )

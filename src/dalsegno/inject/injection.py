@@ -22,6 +22,7 @@ from dalsegno.inject.methods import (
 )
 from dalsegno.inject.records import FaultRecord, changing, forget, is_current, read_records, record
 
+ONE_LIMIT = ("net-slow", "link-slow")  # both use the only queue of the node's cable
 GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
 
 
@@ -109,6 +110,10 @@ def _check(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultO
         check_runs(nodes, node, DAEMONS[fault.name])
     if fault.name in GPU_FAULTS:
         _check_gpu(nodes, node, options.gpu or 0)
+    if fault.name in ONE_LIMIT:
+        _check_limit(nodes, fault, node)
+    if options.peer is not None:
+        _check_peer(nodes, node, options.peer)
     _check_amounts(options)
 
 
@@ -125,6 +130,23 @@ def _check_gpu(nodes: NodeAccess, node: str, gpu: int) -> None:
     if gpu >= count:
         there = f"it has {count}, counted from 0" if count else "set `gpus: 8` in the cluster file"
         raise TargetError(f"{node} has no GPU {gpu}", hint=there)
+
+
+def _check_limit(nodes: NodeAccess, fault: InjectableFault, node: str) -> None:
+    others = [one.fault for one in read_records(nodes.records(node)) if one.fault in ONE_LIMIT]
+    for other in others:
+        if other != fault.name:
+            raise TargetError(
+                f"{node} already has the fault `{other}`, which limits the same cable",
+                hint=f"undo it first: `dalsegno inject --clear {other} {node}`",
+            )
+
+
+def _check_peer(nodes: NodeAccess, node: str, peer: str) -> None:
+    if not nodes.is_host(peer):
+        nodes.node(peer)
+    if peer == node:
+        raise UsageError("a link has two ends", where="--peer", hint=f"name another node than {node}")
 
 
 def _check_amounts(options: FaultOptions) -> None:

@@ -26,6 +26,8 @@ DISABLED, FORWARDING = "0", "3"  # port states for `bridge link set`; `ip link â
 # because Python starts too slowly for a short cut.
 RESTORE_LATER = 'sleep "$1"; exec 9>>"$5"; flock 9; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
 RATE = re.compile(r"\d{1,6}[kmg]bit")
+RATE_DEFAULT = "1mbit"
+LINK_BUFFER = "128kb"  # as a small switch has; what does not fit is lost
 FLAPS, FLAP_S = 3, 0.3
 DISK_FILE = "full"
 FILL_DISK = 'exec 2>/dev/null; cat /dev/zero > "$1"'
@@ -138,7 +140,7 @@ def check_rate(rate: str) -> str:
 
 def slow_down(nodes: NodeAccess, fault: FaultRecord) -> None:
     """Limit the rate of the node's link with tbf, which every kernel has; some have no netem."""
-    tbf = ["tbf", "rate", check_rate(str(fault.options.get("rate", "1mbit"))), "burst", "32kb", "latency", "400ms"]
+    tbf = ["tbf", "rate", check_rate(str(fault.options.get("rate", RATE_DEFAULT))), "burst", "32kb", "latency", "400ms"]
     in_switch(nodes, ["tc", "qdisc", "replace", "dev", nodes.port(fault.node), "root", *tbf]).checked()
     in_network(nodes, fault.node, ["tc", "qdisc", "replace", "dev", "eth0", "root", *tbf]).checked()
 
@@ -146,6 +148,31 @@ def slow_down(nodes: NodeAccess, fault: FaultRecord) -> None:
 def remove_limit(nodes: NodeAccess, fault: FaultRecord) -> None:
     in_switch(nodes, ["tc", "qdisc", "del", "dev", nodes.port(fault.node), "root"])
     in_network(nodes, fault.node, ["tc", "qdisc", "del", "dev", "eth0", "root"])
+
+
+def slow_link(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Limit the rate between the node and its peer, at both ends of the node's cable. Other packets pass unlimited.
+
+    HTB sends packets that no filter assigns to a class at once.
+    """
+    remove_limit(nodes, fault)
+    rate, peer = check_rate(str(fault.options.get("rate", RATE_DEFAULT))), nodes.address(str(fault.options["peer"]))
+    for argv in link_limit(nodes.port(fault.node), rate, f"src {peer}"):
+        in_switch(nodes, argv).checked()
+    for argv in link_limit("eth0", rate, f"dst {peer}"):
+        in_network(nodes, fault.node, argv).checked()
+
+
+def link_limit(device: str, rate: str, match: str) -> list[list[str]]:
+    """Return the commands that limit the packets of a device that match, such as `dst 10.0.0.2`."""
+    limit = ["htb", "rate", rate, "burst", "32kb"]
+    chosen = ["u32", "match", "ip", *match.split(), "flowid", "1:1"]
+    return [
+        ["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "htb"],
+        ["tc", "class", "add", "dev", device, "parent", "1:", "classid", "1:1", *limit],
+        ["tc", "qdisc", "add", "dev", device, "parent", "1:1", "bfifo", "limit", LINK_BUFFER],
+        ["tc", "filter", "add", "dev", device, "parent", "1:", "protocol", "ip", *chosen],
+    ]
 
 
 def drop_packets(nodes: NodeAccess, fault: FaultRecord) -> None:
@@ -263,6 +290,7 @@ METHODS = {  # faults that are not listed change only the telemetry; `injection`
     "link-flap": FaultMethod(flap, plug, NO_NETWORK),
     "net-cut": FaultMethod(cut_off, reconnect, NO_NETWORK),
     "net-slow": FaultMethod(slow_down, remove_limit, NO_NETWORK),
+    "link-slow": FaultMethod(slow_link, remove_limit, NO_NETWORK),
     "net-loss": FaultMethod(drop_packets, stop_dropping, NO_NETWORK),
     "disk-full": FaultMethod(fill_disk, empty_disk, NO_DISK),
     "fs-hang": FaultMethod(hang_homes, release_homes, NO_DISK),

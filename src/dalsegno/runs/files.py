@@ -15,7 +15,8 @@ MAX_FILE_BYTES = 8 << 20
 def read_value(path: Path) -> Json:
     """Return the JSON value in a file of a run folder; None if there is no such file.
 
-    Raise DalsegnoError if the JSON is invalid, or the file is too long or not a regular file of the folder's owner.
+    Raise DalsegnoError if the JSON is invalid, the file is too long, or it is not a regular file owned by the folder's
+    owner.
     """
     text = read_beneath(path.parent, path.name, MAX_FILE_BYTES)
     if text is None:

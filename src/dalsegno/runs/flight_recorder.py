@@ -1,8 +1,8 @@
 """Read the dumps of PyTorch's flight recorder, and find the collective in which ranks wait for each other. Pure.
 
 Each rank records its collectives. A dump is a pickle, which PyTorch writes when NCCL times out, or lines of JSON, which
-a worker writes when its agent asks (`runs/agent/flight_dump.py`). Another user may have written the file: only plain
-containers, numbers and text are accepted.
+a worker writes when its agent asks (`runs/agent/flight_dump.py`). Only plain containers, numbers and text are accepted,
+because another user may have written the file.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, ClassVar
 from dalsegno.printable import one_line
 
 MAX_DUMP_BYTES = 64 << 20
-MAX_CALLS = 2000  # of one dump, the last ones
-MAX_ALL_CALLS = 2_000_000  # of all dumps of a run
-_MAX_RANKS = 1 << 20  # of all groups of a dump
-_MAX_TEXT = 200  # characters of a name that another user may have chosen
+MAX_CALLS = 2000  # number of calls read from one dump; older calls are ignored
+MAX_ALL_CALLS = 2_000_000  # limit on the calls in all dumps of a run
+_MAX_RANKS = 1 << 20  # limit on the ranks in all groups of a dump
+_MAX_TEXT = 200  # maximum length of a name, because another user may have chosen it
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 
 
 class ProcessState(Enum):
-    """What the agent saw of a rank."""
+    """The state of a rank's process, as its agent observed it."""
 
-    ANSWERED = "answered"  # it wrote its dump
-    STOPPED = "stopped"  # a signal has stopped it
-    BLOCKED = "blocked"  # it waits inside the kernel, for a disk, a network file system or a driver
-    SILENT = "silent"  # it runs, but wrote nothing
+    ANSWERED = "answered"  # the process wrote its dump
+    STOPPED = "stopped"  # a signal has stopped the process
+    BLOCKED = "blocked"  # the process waits inside the kernel for a disk, a network file system or a driver
+    SILENT = "silent"  # the process runs, but wrote no dump
     GONE = "gone"
 
     @classmethod
@@ -45,7 +45,7 @@ class CollectiveCall:
 
     group: str
     sequence: int
-    operation: str  # such as `all_reduce`
+    operation: str  # name of the operation, such as `all_reduce`
     done: bool
     sizes: tuple[tuple[int, ...], ...] = ()
     where: str = ""  # the line of the script, such as `train.py:21`; "" if the dump has no stacks
@@ -58,7 +58,10 @@ class CollectiveCall:
 
 @dataclass(frozen=True)
 class FlightDump:
-    """What one rank recorded. `groups` maps a process group to its ranks, as far as the dump names them."""
+    """The collectives that one rank recorded.
+
+    `groups` maps each process group to its ranks, if the dump contains them.
+    """
 
     rank: int
     calls: tuple[CollectiveCall, ...] = ()
@@ -73,7 +76,7 @@ class BadDump(ValueError):
     """A file that is not a dump of the flight recorder."""
 
 
-# Pickles: an unpickler that knows only the operations of plain containers
+# Pickles are read with an unpickler that knows only the operations for plain containers
 
 
 _PLAIN = (
@@ -96,7 +99,10 @@ def _set_items(unpickler: Any) -> None:
 
 
 def _set_items_of(target: Any, items: Sequence[Any]) -> None:
-    """Add items to a dict. A tuple that holds another one twice, and so on, would take forever to hash as a key."""
+    """Add items to a dict.
+
+    Only text and numbers are accepted as keys, because hashing a deeply nested tuple could take forever.
+    """
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, (str, int)):
             raise pickle.UnpicklingError("a key that is neither text nor a number")
@@ -106,7 +112,7 @@ def _set_items_of(target: Any, items: Sequence[Any]) -> None:
 class PlainUnpickler(pickle._Unpickler):
     """Builds numbers, text, lists, tuples and dicts. It knows no operation that imports, calls or builds objects.
 
-    Python's own implementation is used instead of the one in C: a single operation can make the latter reserve 64 GiB.
+    The pure Python unpickler is used, because a single operation can make the C version reserve 64 GiB.
     """
 
     dispatch: ClassVar = {
@@ -120,9 +126,9 @@ class PlainUnpickler(pickle._Unpickler):
 
 
 def read_dump(data: bytes, rank: int) -> FlightDump:
-    """Parse a dump. If it has several lines of JSON, the last one that can be read counts. Raise BadDump if none can.
+    """Parse a dump. If it has several lines of JSON, use the last valid one. Raise BadDump if there is none.
 
-    `rank` comes from the name of the file, because dumps do not name their rank.
+    `rank` comes from the file name, because dumps do not contain their rank.
     """
     if len(data) > MAX_DUMP_BYTES:
         raise BadDump(f"longer than {MAX_DUMP_BYTES >> 20} MiB")
@@ -143,14 +149,14 @@ def _from_json(data: bytes) -> Any:
         try:
             return json.loads(line)
         except (ValueError, RecursionError):
-            continue  # the process was killed while it wrote the line
+            continue  # the process was killed while it wrote this line
     raise BadDump("not JSON")
 
 
 def _from_pickle(data: bytes) -> Any:
     try:
         return PlainUnpickler(io.BytesIO(data)).load()
-    except Exception as error:  # bytes of others can make the unpickler fail in any way
+    except Exception as error:  # a file from another user can make the unpickler raise any exception
         raise BadDump(f"not a plain pickle: {type(error).__name__}") from error
 
 
@@ -168,7 +174,8 @@ def _read_call(entry: Any) -> CollectiveCall | None:
         group=_read_name(names[0]) if isinstance(names, (list, tuple)) and names else "",
         sequence=sequence,
         operation=one_line(operation),
-        # gloo only retires what is done. A collective of NCCL that is retired but not completed has timed out.
+        # gloo retires only completed collectives. With NCCL, a collective that is retired but not completed has timed
+        # out.
         done=completed or (backend == "gloo" and entry.get("retired") is True),
         sizes=tuple(_read_sizes(entry.get("input_sizes"))),
         where=_read_place(entry.get("frames")),
@@ -177,7 +184,10 @@ def _read_call(entry: Any) -> CollectiveCall | None:
 
 
 def _read_name(value: Any) -> str:
-    """Return the name of a group. Lists that hold each other would be endless as text."""
+    """Return the name of a group.
+
+    A list is not accepted, because it may contain itself and would be endless as text.
+    """
     return one_line(str(value)[:_MAX_TEXT]) if isinstance(value, (str, int)) else ""
 
 
@@ -188,7 +198,7 @@ def _read_sizes(sizes: Any) -> Iterator[tuple[int, ...]]:
 
 
 def _read_place(frames: Any) -> str:
-    """Return the innermost line that is not in a library."""
+    """Return the innermost line of the stack that is not in a library."""
     for frame in frames[:200] if isinstance(frames, (list, tuple)) else ():
         file, line = (frame.get("filename"), frame.get("line")) if isinstance(frame, Mapping) else (None, None)
         file = file[-4 * _MAX_TEXT :] if isinstance(file, str) else None
@@ -198,7 +208,10 @@ def _read_place(frames: Any) -> str:
 
 
 def _read_groups(config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the ranks of each named group. The ranks are text, such as `[0, 1]`. gloo does not name its groups."""
+    """Yield the ranks of each named group.
+
+    The dump has them as text, such as `[0, 1]`. gloo does not name its groups.
+    """
     left = _MAX_RANKS
     for name, about in list(config.items())[:10_000] if isinstance(config, Mapping) else ():
         ranks = about.get("ranks") if isinstance(about, Mapping) else None
@@ -216,12 +229,15 @@ def _read_groups(config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
 class StallKind(Enum):
     MISSING = "missing"  # some ranks have called the collective, others have not
     MISMATCH = "mismatch"  # the ranks have called different collectives
-    INCOMPLETE = "incomplete"  # all ranks have called it, but it does not end
+    INCOMPLETE = "incomplete"  # all ranks have called the collective, but it does not end
 
 
 @dataclass(frozen=True)
 class Stall:
-    """The collective in which ranks wait. `calls` are the calls of the ranks that wait, `missing` the other ranks."""
+    """A collective in which ranks wait.
+
+    `calls` are the calls of the waiting ranks; `missing` are the ranks that have not called it.
+    """
 
     kind: StallKind
     group: str
@@ -235,10 +251,10 @@ class Stall:
 
 
 def find_stall(dumps: Sequence[FlightDump], world_size: int = 0) -> Stall | None:
-    """Return the collective that keeps all others waiting; None if no rank waits in a collective.
+    """Return the collective that blocks the run; None if no rank waits in a collective.
 
-    A rank that is missing in one group may itself wait in another one. The stall whose missing ranks wait nowhere comes
-    first.
+    A rank that is missing in one group may itself wait in another group. A stall whose missing ranks wait in no
+    collective is preferred, because they block the others.
     """
     stalls = [stall for group in _groups_of(dumps) if (stall := _stall_of(group, dumps, world_size)) is not None]
     waiting = {dump.rank for dump in dumps if dump.pending()}
@@ -254,7 +270,7 @@ def _stall_of(group: str, dumps: Sequence[FlightDump], world_size: int) -> Stall
     first = min(call.sequence for calls in own.values() for call in calls if not call.done)
     calls = {rank: call for rank in sorted(own) for call in own[rank] if call.sequence == first}
     members = _members(group, dumps, own, world_size)
-    # A rank that is further on has called it too, and no longer has the record.
+    # A rank that has made later calls has also made this one, even if its dump no longer contains it.
     later = {rank for rank, theirs in own.items() if any(call.sequence > first for call in theirs)}
     missing = tuple(rank for rank in members if rank not in calls and rank not in later)
     if len({(call.operation, call.sizes if _equal_sizes(call) else ()) for call in calls.values()}) > 1:
@@ -269,7 +285,10 @@ def _is_of(call: CollectiveCall, group: str) -> bool:
 def _members(
     group: str, dumps: Sequence[FlightDump], own: Mapping[int, Sequence[CollectiveCall]], world_size: int
 ) -> list[int]:
-    """Return the ranks of a group. If no dump names them: all ranks for the default group, else those that used it."""
+    """Return the ranks of a group.
+
+    If no dump lists them, return all ranks for the default group, else the ranks that used the group.
+    """
     named = [dump.groups[group] for dump in dumps if group in dump.groups]
     if named:
         return sorted(set(named[0]))
@@ -277,5 +296,5 @@ def _members(
 
 
 def _equal_sizes(call: CollectiveCall) -> bool:
-    """Return whether all ranks must give the same sizes to this operation."""
+    """Return whether the operation requires the same sizes on all ranks."""
     return call.operation in ("all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "barrier")

@@ -1,6 +1,6 @@
-"""Name the rank and the collective for which a hanging run waits, and whether the code or a node is suspected.
+"""Find out which rank and collective a hanging run waits for, and whether to suspect the code or a node.
 
-The evidence lies in the run folder: the flight recorder and the Python stacks of each rank. `judge_hang` is pure.
+The evidence is in the run folder: the flight recorder and the Python stacks of each rank. `judge_hang` is pure.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dalsegno.runs.journal import Entry, RunEvent
 from dalsegno.system.ownership import read_beneath
 
 _MAX_STACKS_BYTES = 4 << 20
-_MAX_RANKS = 1 << 18  # of a generation
-_SHOWN = 4  # ranks that a sentence names
+_MAX_RANKS = 1 << 18  # limit on the ranks of a generation
+_SHOWN = 4  # maximum number of ranks named in a sentence
 _DUMP_NAME = re.compile(r"g(\d{1,9})-flight-(\d{1,9})(\.json)?")
 _NODE_NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
 _THREAD = re.compile(r"^(?:Current )?[Tt]hread .*$", re.MULTILINE)
@@ -53,21 +53,21 @@ _LOADER = "torch/utils/data/"
 class HangSuspect(Enum):
     CODE = "code"
     NODE = "node"
-    NETWORK = "network"  # the connection between nodes, or a GPU of one of them
+    NETWORK = "network"  # the network between the nodes, or a GPU of one of them
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class RankStack:
-    """Where the main thread of a rank is."""
+    """The position of a rank's main thread."""
 
     where: str  # the innermost line of the script, such as `train.py:20`; "" if there is none
-    loads_data: bool = False  # whether it waits for a DataLoader
+    loads_data: bool = False  # whether the rank waits for a DataLoader
 
 
 @dataclass(frozen=True)
 class HangReport:
-    """Why a generation hangs. `ranks` are those that did not arrive, `nodes` those that they are on."""
+    """Why a generation hangs. `ranks` are the ranks that did not arrive; `nodes` are their nodes."""
 
     generation: int
     sentence: str
@@ -76,14 +76,14 @@ class HangReport:
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     collective: str = ""
-    where: str = ""  # the line on which the first of these ranks is
+    where: str = ""  # the current line of the first of these ranks
 
     def describe(self) -> str:
         suspects = {
             HangSuspect.CODE: "the code is suspected",
             HangSuspect.NODE: f"{compress(self.nodes)} is suspected" if self.nodes else "a node is suspected",
             HangSuspect.NETWORK: "the network or a GPU is suspected",
-            HangSuspect.UNKNOWN: "neither the code nor a node is suspected more than the other",
+            HangSuspect.UNKNOWN: "the evidence points neither to the code nor to a node",
         }
         return f"{self.sentence}; {suspects[self.suspect]}: {self.reason}"
 
@@ -98,7 +98,8 @@ def judge_hang(
 ) -> HangReport | None:
     """Return why a generation hangs; None if there is no evidence.
 
-    `faulty_nodes` failed a check, or were drained. `returned` are ranks whose script has ended without an error.
+    `faulty_nodes` are nodes that failed a check or were drained. `returned` are ranks whose script ended without an
+    error.
     """
     stall = find_stall(dumps, len(places))
     if stall is None:
@@ -151,11 +152,11 @@ def _suspect_of_missing(
         waiting = {places.get(rank, "") for rank in stall.calls}
         if not waiting & set(nodes):
             return HangSuspect.NODE, f"no rank on {compress(nodes)} has answered"
-    return HangSuspect.UNKNOWN, "nothing is known of the rank"
+    return HangSuspect.UNKNOWN, "nothing is known about the rank"
 
 
 def _mismatch(generation: int, stall: Stall, places: Mapping[int, str]) -> HangReport:
-    """Report ranks that have called different collectives: those that differ from most others."""
+    """Report that ranks have called different collectives, and name the ranks that differ from most others."""
     kinds: dict[tuple[str, object], list[int]] = {}
     for rank, call in stall.calls.items():
         kinds.setdefault((call.operation, call.sizes), []).append(rank)
@@ -173,7 +174,10 @@ def _mismatch(generation: int, stall: Stall, places: Mapping[int, str]) -> HangR
 
 
 def _incomplete(generation: int, stall: Stall, places: Mapping[int, str], faulty_nodes: Collection[str]) -> HangReport:
-    """Report a collective that all ranks have called. What is left is the way between them."""
+    """Report a collective that all ranks have called.
+
+    The suspect is then a faulty node or the network between the nodes.
+    """
     sentence = (
         f"all {len(stall.calls)} ranks have called collective {stall.sequence} of process group"
         f" {stall.group or 'default'}, {stall.call.describe()}, but it does not end"
@@ -191,7 +195,10 @@ def _incomplete(generation: int, stall: Stall, places: Mapping[int, str], faulty
 def _outside_collectives(
     generation: int, dumps: Sequence[FlightDump], stacks: Mapping[int, RankStack], places: Mapping[int, str]
 ) -> HangReport | None:
-    """Report ranks that wait in no collective: stopped ones, else those whose place in the script is known."""
+    """Report a hang in which no rank waits in a collective.
+
+    Name the stopped ranks, else those whose line in the script is known.
+    """
     stopped = tuple(dump.rank for dump in dumps if dump.state in (ProcessState.STOPPED, ProcessState.BLOCKED))
     if stopped:
         sentence = f"{_ranks(stopped, places)} does nothing, and no rank waits in a collective"
@@ -203,12 +210,12 @@ def _outside_collectives(
             groups.setdefault(stack.where, []).append(rank)
     if not groups:
         return None
-    fewest = min(groups, key=lambda where: len(groups[where]))  # the place of the ranks that differ from most others
+    fewest = min(groups, key=lambda where: len(groups[where]))  # the line of the ranks that differ from most others
     odd = tuple(groups[fewest])
     told = [f"{_ranks(ranks, places)} at {where}" for where, ranks in sorted(groups.items(), key=lambda item: item[1])]
     sentence = f"no rank waits in a collective: {'; '.join(told[:_SHOWN])}"
     loads = stacks[odd[0]].loads_data
-    reason = "the rank waits for its DataLoader" if loads else "the script itself does not go on"
+    reason = "the rank waits for its DataLoader" if loads else "the script itself makes no progress"
     return HangReport(generation, sentence, HangSuspect.CODE, reason, odd, _nodes(odd, places), where=fewest)
 
 
@@ -223,7 +230,10 @@ def _ranks(ranks: Sequence[int], places: Mapping[int, str]) -> str:
 
 
 def parse_stacks(text: str) -> RankStack:
-    """Return where the script is, from the last stacks in a file. The main thread is the last one with own frames."""
+    """Return the script's position in the last stacks of a file.
+
+    The main thread is the last one with frames of the script.
+    """
     threads = _THREAD.split(text)[1:]
     for thread in reversed(threads):
         frames = [(found["file"] or found["file2"], found["line"] or found["line2"]) for found in _frames(thread)]
@@ -251,7 +261,7 @@ def read_hang(
 
 
 def _returned(entries: Sequence[Entry], generation: int, places: Mapping[int, str]) -> list[int]:
-    """Return the ranks that had returned when the others were idle."""
+    """Return the ranks that had returned when the others were reported idle."""
     for entry in reversed(entries):
         if entry.get("event") == RunEvent.IDLE and entry.get("generation") == generation:
             idle = entry.get("ranks")
@@ -260,7 +270,7 @@ def _returned(entries: Sequence[Entry], generation: int, places: Mapping[int, st
 
 
 def ranks_of_generation(entries: Sequence[Entry], generation: int) -> dict[int, str]:
-    """Return the node of each rank; none if the entry has impossible numbers."""
+    """Return the node of each rank; empty if the journal entry is invalid."""
     for entry in entries:
         if entry.get("event") == RunEvent.GENERATION and entry.get("generation") == generation:
             each, nodes = entry.get("nproc_per_node", 1), entry.get("nodes")
@@ -273,7 +283,10 @@ def ranks_of_generation(entries: Sequence[Entry], generation: int) -> dict[int, 
 
 
 def read_dumps(run: RunFolder, generation: int) -> list[FlightDump]:
-    """Return the flight recorders of a generation. A dump that torch wrote itself has stacks, and is preferred."""
+    """Return the flight recorders of a generation.
+
+    A dump that torch wrote itself is preferred, because it contains stacks.
+    """
     found: dict[int, FlightDump] = {}
     left = MAX_ALL_CALLS
     for name in sorted(names_in(run, run.all_stacks), key=lambda name: not name.endswith(".json")):

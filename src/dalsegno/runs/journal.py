@@ -31,10 +31,10 @@ class RunEvent(str, Enum):
     LOST = "lost"
     LEFT = "left"
     GENERATION = "generation"
-    FIRST_STEP = "first step"  # the first step of a generation
+    FIRST_STEP = "first step"  # a generation has completed its first step
     FAILED = "failed"
     IDLE = "idle"
-    HUNG = "hung"  # why a generation hangs (`hang.HangReport`)
+    HUNG = "hung"  # a generation hangs; the entry says why (`hang.HangReport`)
     PAUSE = "pause"
     NOTE = "note"
     RESTS = "rests"

@@ -78,7 +78,7 @@ class LogTail:
 
 
 class Repeats:
-    """Shows each traceback once, because all ranks of a run that cannot start fail the same way in every generation."""
+    """Shows each traceback once, because all ranks of a run that cannot start usually fail in the same way."""
 
     def __init__(self) -> None:
         self._shown: dict[str, int] = {}  # traceback -> the first rank that had it

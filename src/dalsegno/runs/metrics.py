@@ -24,7 +24,7 @@ from dalsegno.system.files import user_of
 
 MAX_RUNS = 1000
 KEPT_S = 600.0  # how long a run is shown after its end
-MAX_RANK_SERIES = 10_000  # in total, for all runs
+MAX_RANK_SERIES = 10_000  # limit on the series of all runs together
 RESUME_S = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # limits for one run: seconds of a resume, and resumes per cycle
 _RANK = re.compile(r"[0-9]{1,6}")
@@ -117,7 +117,7 @@ def run_families(runs: Iterable[MeasuredRun]) -> list[Family]:
 
 def _info(runs: list[MeasuredRun]) -> Family:
     values: Samples = {(*seen.labels, seen.name, seen.status.phase.value, _job(seen.status)): 1 for seen in runs}
-    about = "A run of the controller; always 1."
+    about = "A run that the controller lists; always 1."
     return labelled("training_run_info", about, ("run", "user", "name", "phase", "job_id"), values)
 
 
@@ -135,7 +135,7 @@ def _time_families(runs: list[MeasuredRun]) -> list[Family]:
     lost: Samples = {key: value for key, value in spent.items() if key[2] != TimeKind.PRODUCTIVE.value}
     return [
         labelled(
-            "training_time_seconds_total", "Time of the run by what it was spent on.", ("run", "user", "kind"), spent,
+            "training_time_seconds_total", "Time of the run by kind.", ("run", "user", "kind"), spent,
             MetricType.COUNTER,
         ),
         labelled(
@@ -184,7 +184,7 @@ class ResumeTimes:
         self._lost_at.pop(run, None)
 
     def family(self) -> Family:
-        about = "From the loss of a node of a run, as its coordinator declares it, to the next step of the run."
+        about = "Time from the declared loss of a node of a run to the next step of the run."
         return HistogramFamily("dalsegno_recovery_resume_seconds", about, (), {(): self.histogram})
 
 
@@ -216,7 +216,8 @@ class _WatchedRun:
         status = self._status.read()
         if status is None or (status.phase is RunPhase.ENDED and not now - (status.ended or 0.0) < KEPT_S):
             return None
-        self.name = self.name or status.name  # fixed, because every new name would create another series
+        # The first name is kept, because every new name would create another series.
+        self.name = self.name or status.name
         return MeasuredRun(self.run, self.user, self.name, status, self._progress.read())
 
 

@@ -1,4 +1,4 @@
-"""The rates of a run: scripts report those of one rank, and people are shown those of all ranks. Pure."""
+"""The rates of a run. Scripts report the rate of one rank; users are shown the rate of all ranks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 MOST = 1e15  # larger numbers are treated as invalid
 SAMPLES_RATE, TOKENS_RATE = "samples_per_s", "tokens_per_s"
-RATES = {SAMPLES_RATE: "samples/s", TOKENS_RATE: "tokens/s"}  # names of figures, and how they are shown
+RATES = {SAMPLES_RATE: "samples/s", TOKENS_RATE: "tokens/s"}  # name of the figure -> unit shown to users
 
 
 def rate_of_ranks(name: str, status: RunStatus, progress: TrainingProgress | None) -> float | None:

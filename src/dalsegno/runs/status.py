@@ -20,14 +20,14 @@ from dalsegno.system.files import damaged, write_atomic
 class RunPhase(Enum):
     """What a run is doing, as shown to users."""
 
-    WAITING = "waiting"  # in Slurm's queue
+    WAITING = "waiting"  # the run waits in Slurm's queue
     STARTING = "starting"  # nodes are granted, but not all agents are ready
     RUNNING = "running"
     STOPPING = "stopping"  # a worker has failed; whether to restart is decided when its generation has ended
     RESTARTING = "restarting"  # a generation has ended and the next one is being formed
     ENDING = "ending"  # the run is over, and its nodes are being released
     ENDED = "ended"
-    UNKNOWN = "unknown"  # written by another version
+    UNKNOWN = "unknown"  # the status was written by another version
 
     @classmethod
     def _missing_(cls, value: object) -> RunPhase:
@@ -39,9 +39,9 @@ class NodeRole(Enum):
 
     STARTING = "starting"
     READY = "ready"
-    MEMBER = "member"  # in the current generation
+    MEMBER = "member"  # the node belongs to the current generation
     SPARE = "spare"
-    UNKNOWN = "unknown"  # written by another version
+    UNKNOWN = "unknown"  # the status was written by another version
 
     @classmethod
     def _missing_(cls, value: object) -> NodeRole:
@@ -52,10 +52,10 @@ class RunCause(Enum):
     """The cause behind a status message. Code depends on this value, never on the message text."""
 
     OTHER = ""
-    HANDED_OVER = "handed-over"  # no coordinator has taken over the run yet
+    HANDED_OVER = "handed-over"  # the run was submitted, and no coordinator has taken it over yet
     REFUSED = "refused"  # Slurm refused the run's job
     CANCELLED = "cancelled"
-    TAKEN_DOWN = "taken-down"  # cancelled by `dalsegno down`
+    TAKEN_DOWN = "taken-down"  # `dalsegno down` cancelled the run
     CLUSTER_GONE = "cluster-gone"  # the cluster is gone, and the end of the run was never recorded
 
     @classmethod
@@ -156,7 +156,7 @@ def read_status(path: Path) -> RunStatus | None:
 
 
 def has_valid_times(status: RunStatus) -> bool:
-    """Return whether all times are numbers that a calendar has: users write these files."""
+    """Return whether all times are within the calendar's range, because users can write these files."""
     times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0)
     return all(abs(at) < MAX_TIME for at in times)
 

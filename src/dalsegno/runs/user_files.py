@@ -1,7 +1,7 @@
-"""Read the files of users' runs for metrics, as root: only regular files of the run's owner, up to a size.
+"""Read the files of users' runs for metrics, as root.
 
-A user may write anything into these files, replace them during a read, or put links and pipes in their place. Whatever
-cannot be read counts as missing.
+Only regular files of the run's owner are read, up to a size limit. A user may write anything into these files, replace
+them during a read, or put links and pipes in their place. Whatever cannot be read counts as missing.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class WatchedFile(Generic[_T]):
 
 @dataclass
 class JournalTail:
-    """A journal that grows. Each call returns the entries that were added."""
+    """A journal that grows. Each call returns the entries added since the last call."""
 
     path: Path
     uid: int
-    _offset: int | None = None  # None: not read yet
+    _offset: int | None = None  # None: the journal has not been read yet
     _rest: bytes = field(default=b"", repr=False)
 
     def read_new(self) -> list[Entry]:

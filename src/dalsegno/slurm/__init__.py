@@ -1,4 +1,4 @@
 """Render Slurm's files, run its commands and parse their output.
 
-Nothing is imported here, so that a command pays only for the modules it uses.
+Nothing is imported here, so that a command imports only the modules that it uses.
 """

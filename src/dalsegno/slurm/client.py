@@ -83,7 +83,7 @@ sys.exit(library.slurm_complete_job(ctypes.c_uint32(int(sys.argv[2])), ctypes.c_
 
 def complete_argv(plugins: str, job: int, exit_code: int) -> tuple[str, ...]:
     """Return the command that completes a job. `plugins` is Slurm's plugin folder, which also contains its library."""
-    status = (exit_code & 0xFF) << 8  # in the format of wait(2)
+    status = (exit_code & 0xFF) << 8  # encoded like a status of wait(2)
     return (sys.executable, "-I", "-S", "-c", _PROGRAM, f"{plugins}/libslurmfull.so", str(job), str(status))
 
 
@@ -103,7 +103,7 @@ def script(commands: Sequence[Sequence[str]]) -> str:
 def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> list[str]:
     """Return the commands that failed and, if there are any, the error output.
 
-    The exit code does not help, because it is 1 even if a single object already existed. A command has succeeded if one
+    The exit code is not used, because it is 1 even if a single object already existed. A command has succeeded if one
     of sacctmgr's success messages follows its echo at the prompt.
     """
     answers = {line: answer for line, answer in _answers(stdout)}
@@ -112,7 +112,10 @@ def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> lis
 
 
 def _is_done(answer: str) -> bool:
-    """Return whether an answer reports success. A remark may come first, for example that the user is unknown."""
+    """Return whether an answer reports success.
+
+    The success message may follow a remark, for example that the user is unknown.
+    """
     return any(line.strip().startswith(_DONE) for line in answer.splitlines())
 
 
@@ -201,7 +204,7 @@ class SlurmClient:
         return () if done.exit_code else parse_excluded(done.stdout, marks)
 
     def has_step(self, job: int, step: int) -> bool:
-        """Return whether a step runs, or has not been removed from all its nodes yet."""
+        """Return whether a step runs, or has not yet been removed from all its nodes."""
         done = self._run(("scontrol", "show", "step", f"{job_id(job)}.{step}"))
         output = done.stdout + done.stderr
         if done.exit_code and ("not found" in output or "Invalid job id" in output):
@@ -213,14 +216,14 @@ class SlurmClient:
         return parse_partitions(self._ask(PARTITIONS_ARGV))
 
     def partition_settings(self) -> list[PartitionSettings]:
-        """Return how the partitions are configured."""
+        """Return the settings of the partitions."""
         return parse_partition_settings(self._ask(PARTITION_SETTINGS_ARGV))
 
     def topology(self) -> list[SwitchInfo]:
         return parse_topology(self._ask(TOPOLOGY_ARGV))
 
     def history(self, *, since_s: int | None = None, jobs: Iterable[int | str] = ()) -> list[JobInfo]:
-        """Return jobs from the accounting database: today's, or those since a Unix time, or those with these ids."""
+        """Return jobs from the accounting database: today's jobs, jobs since a Unix time, or jobs with these ids."""
         ids = ",".join(job_id(job) for job in jobs)
         since = (f"--starttime=uts{int(since_s)}",) if since_s is not None else ()
         which = (*since, *((f"--jobs={ids}",) if ids else ()))
@@ -239,24 +242,27 @@ class SlurmClient:
         return parse_diag(self._ask(DIAG_ARGV))
 
     def queue_load(self) -> QueueLoad:
-        """Return what metrics need of all jobs, also of those that ended recently; one row per task of an array."""
+        """Return the fields of all jobs that metrics need, one row per array task. Recently ended jobs are included."""
         marks = Separators.fresh_record()
         done = self._run(QUEUE_LOAD_ARGV, env={**self._env, **TIME_ENV, **queue_load_env(marks)})
         return parse_queue_load(done.checked(hint=_hint(done)).stdout, marks)
 
     def node_loads(self) -> NodeLoads:
-        """Return the state and the use of all nodes, one row for each partition of a node."""
+        """Return the state and the resources in use of all nodes, with one row for each partition of a node."""
         return parse_node_loads(self._ask(NODE_LOAD_ARGV))
 
     def fair_shares(self) -> dict[str, float]:
-        """Return the fair-share factor of each account. Needs accounting and priority/multifactor."""
+        """Return the fair-share factor of each account. This needs accounting and priority/multifactor."""
         return parse_fair_shares(self._ask(FAIR_SHARE_ARGV))
 
     def reservations(self) -> list[ReservationInfo]:
         return parse_reservations(self._ask(RESERVATIONS_ARGV))
 
     def ping(self) -> list[ControllerPing]:
-        """Return which controllers answer. If none does, this is fast, while other queries take 9 s to fail."""
+        """Return which controllers answer.
+
+        If none answers, this returns quickly, while other queries take 9 s to fail.
+        """
         done = self._run(PING_ARGV)
         answered = done if "Slurmctld(" in done.stdout else done.checked(hint=_hint(done))
         return parse_ping(answered.stdout)
@@ -398,7 +404,10 @@ _HINTS = {
 
 
 def _hint(done: Completed) -> str:
-    """Return the hint for a failed command; the output of one that succeeded may be large, and is not searched."""
+    """Return the hint for a failed command.
+
+    The output of a successful command is not searched, because it may be large.
+    """
     return _trouble_hint(done) if done.exit_code else ""
 
 

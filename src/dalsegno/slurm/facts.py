@@ -1,4 +1,4 @@
-"""Nodes and jobs as Slurm reports them. New states, which Slurm may add, become UNKNOWN instead of an error."""
+"""Nodes and jobs as Slurm reports them. States that this version does not know become UNKNOWN instead of an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class NodeState(Enum):
-    """The base state of a node. `NodeFlag` has everything else."""
+    """The base state of a node. `NodeFlag` contains the flags that Slurm adds to it."""
 
     IDLE = "IDLE"
     MIXED = "MIXED"
@@ -16,7 +16,7 @@ class NodeState(Enum):
     DOWN = "DOWN"
     ERROR = "ERROR"
     FUTURE = "FUTURE"
-    UNKNOWN = "UNKNOWN"  # also Slurm's state for a node that has not registered yet
+    UNKNOWN = "UNKNOWN"  # also Slurm's own state for a node that has not registered yet
 
 
 class NodeFlag(Enum):
@@ -54,7 +54,7 @@ class JobState(Enum):
     COMPLETING = "COMPLETING"
     CONFIGURING = "CONFIGURING"
     DEADLINE = "DEADLINE"
-    EXPEDITING = "EXPEDITING"  # since 25.11: requeued with priority over other jobs
+    EXPEDITING = "EXPEDITING"  # a requeued job with priority over other jobs; since 25.11
     FAILED = "FAILED"
     LAUNCH_FAILED = "LAUNCH_FAILED"
     NODE_FAIL = "NODE_FAIL"
@@ -77,7 +77,7 @@ class JobState(Enum):
     TIMEOUT = "TIMEOUT"
     UNKNOWN = "UNKNOWN"
 
-    __hash__ = object.__hash__  # Enum's own is ten times slower, and metrics group 100,000 jobs by state
+    __hash__ = object.__hash__  # Enum's __hash__ is ten times slower, and metrics group 100,000 jobs by state
 
     @property
     def ended(self) -> bool:
@@ -190,7 +190,7 @@ class NodeInfo:
     version: str = ""
     booted_at: int | None = None
     slurmd_started_at: int | None = None
-    gpu_indexes: tuple[int, ...] = ()  # of GPUs in use; () if Slurm does not list them
+    gpu_indexes: tuple[int, ...] = ()  # indexes of the GPUs in use; () if Slurm does not list them
 
     @property
     def drained(self) -> bool:
@@ -268,12 +268,12 @@ class JobInfo:
     memory_mib: int = 0
     priority: int = 0
     array_id: int | None = None
-    array_task: str = ""  # "3", or "4-9%2" for tasks that have not started
+    array_task: str = ""  # such as "3", or "4-9%2" for tasks that have not started
     het_id: int | None = None
     het_offset: int | None = None
     submitted_at: int | None = None
     started_at: int | None = None
-    ends_at: int | None = None  # when the job ended, or when it will end at the latest
+    ends_at: int | None = None  # when the job ended, or the latest time at which it will end
     preempted_at: int | None = None
     elapsed_s: int = 0
     time_limit_s: int | None = None  # None: no limit

@@ -18,8 +18,8 @@ class Paths:
     slurmd_pid: str
     slurmdbd_log: str
     slurmdbd_pid: str
-    munge_socket: str = ""  # "": the system's default
-    tmp_dir: str = ""  # a folder per node if nodes share /tmp, because PMIx does not start in another node's folder
+    munge_socket: str = ""  # "" means the system's default
+    tmp_dir: str = ""  # a folder per node if nodes share /tmp, because PMIx does not start in a folder of another node
 
     @classmethod
     def under(cls, state_dir: str) -> Paths:
@@ -53,7 +53,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class DaemonHost:
-    """A machine that runs a daemon: its host name and, if the name does not resolve, its address."""
+    """A machine that runs a daemon. `address` is needed if the host name does not resolve."""
 
     name: str
     address: str = ""
@@ -102,8 +102,10 @@ class Cgroups:
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs that Slurm starts: prolog and epilog (as root on every node of a job), task prolog (as the user, before
-    every task), health check, and mail."""
+    """Programs that Slurm starts.
+
+    Prolog and epilog run as root on every node of a job. The task prolog runs as the user, before every task.
+    """
 
     prolog: str = ""
     epilog: str = ""
@@ -126,7 +128,7 @@ class Spank:
 class Timeouts:
     """Timeouts in seconds. None means Slurm's default."""
 
-    slurmctld_s: int | None = None  # time until the backup takes over; None means 5 if there is a backup
+    slurmctld_s: int | None = None  # time until the backup takes over; None: 5 s if there is a backup
     message_s: int | None = None
     kill_wait_s: int | None = None
     min_job_age_s: int | None = None
@@ -146,7 +148,7 @@ class Layout:
     slurmd_user: str = "root"
     slurmctld_port: int = 6817
     slurmd_port: int = 6818
-    proctrack: str = "cgroup"  # or linuxproc
+    proctrack: str = "cgroup"  # cgroup or linuxproc
     task_plugin: str = "task/none"
     cgroups: Cgroups = field(default_factory=Cgroups)
     overrides: bool = False  # whether nodes may declare more resources than the machine has

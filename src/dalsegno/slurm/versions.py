@@ -1,7 +1,7 @@
 """Differences between Slurm releases that matter to renderers, parsers and targets.
 
-They are taken from Slurm's sources and release notes from 22.05 to 26.05. Parsers accept the output formats of all
-releases without knowing the version, unless two formats could be confused.
+The differences are taken from Slurm's sources and release notes from 22.05 to 26.05. Parsers accept the output formats
+of all releases without knowing the version, unless two formats could be confused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Difference:
 
     since: Version = _FIRST
     until: Version | None = None
-    instead: str = ""  # what to use in other releases
+    instead: str = ""  # the setting to use in other releases
 
     def holds(self, slurm: Version) -> bool:
         return self.since <= slurm and (self.until is None or slurm < self.until)
@@ -70,17 +70,17 @@ CALLS_ONLY_NODES = Difference(Version(22, 5, 7), Version(22, 5, 9))
 
 # cgroup.conf
 CGROUP_PLUGIN = _since(21, 8)
-CGROUP_DISABLED = _since(24, 5)  # CgroupPlugin=disabled
-CGROUP_AUTOMOUNT = _until(23, 11)  # an error in later releases
+CGROUP_DISABLED = _since(24, 5)  # CgroupPlugin=disabled is supported
+CGROUP_AUTOMOUNT = _until(23, 11)  # the setting is an error since 23.11
 IGNORE_SYSTEMD = _since(22, 5)
 ENABLE_CONTROLLERS = _since(23, 2)
 
-# slurmctld
-# slurmctld exits if its state folder has a cluster name but no assoc_usage, which is first written after five minutes
-# or at a clean shutdown. With `-i`, slurmctld starts nevertheless.
+# slurmctld slurmctld exits if its state folder has a cluster name but no assoc_usage, which is first written after five
+# minutes or at a clean shutdown. With `-i`, slurmctld starts anyway.
 NEEDS_ASSOC_USAGE = _since(25, 5)
 
-# Since 25.11, the name `nobody` means no user. Older releases of slurmdbd compare names, so they need the name.
+# Since 25.11, the name `nobody` means no user. Older releases of slurmdbd compare names, so `nobody` must be written as
+# a name for them.
 NOBODY_IS_NO_USER = _since(25, 11)
 NOBODY_UID = 65534
 
@@ -129,7 +129,7 @@ _SETTINGS = {name.lower(): difference for name, difference in SETTINGS.items()}
 
 
 def user_word(name: str, slurm: Version) -> str:
-    """Return a user's name for Slurm's files and options, or the uid of `nobody` where that name means no user."""
+    """Return a user's name for Slurm's files and options. Where the name `nobody` means no user, return its uid."""
     return str(NOBODY_UID) if name == "nobody" and NOBODY_IS_NO_USER.holds(slurm) else name
 
 

@@ -12,7 +12,7 @@ class AccountingDatabase:
 
     uri: str
     user: str
-    password_secret: str  # the ARN, never the password
+    password_secret: str  # ARN of the secret with the password, never the password itself
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class AwsDirectory:
 
 @dataclass(frozen=True)
 class CustomAction:
-    """A script of the user's own, which the platform runs on machines."""
+    """A user's script that the platform runs on machines."""
 
     script: str
     args: tuple[str, ...] = ()
-    on: str = "all"  # head, compute, login, all
-    at: str = "configured"  # start, configured, updated
+    on: str = "all"  # machines that run it: head, compute, login or all
+    at: str = "configured"  # when it runs: start, configured or updated
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,10 @@ class DataRepository:
 
 @dataclass(frozen=True)
 class SlurmQueue:
-    """One partition as a queue of ParallelCluster: `min_count` nodes always run, up to `max_count` on demand."""
+    """One partition as a queue of ParallelCluster.
+
+    `min_count` nodes always run; up to `max_count` are started on demand.
+    """
 
     name: str
     instances: tuple[str, ...]
@@ -59,7 +62,7 @@ class SlurmQueue:
     max_count: int
     capacity_type: str = "ONDEMAND"
     capacity_reservation: str = ""
-    subnets: tuple[str, ...] = ()  # empty: the cluster's
+    subnets: tuple[str, ...] = ()  # empty: the subnets of the cluster
     security_groups: tuple[str, ...] = ()
     placement_group: bool = True
     efa: bool = False

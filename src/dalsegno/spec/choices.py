@@ -1,4 +1,4 @@
-"""Choose where to train: the traits of each target and of its alternatives, and the target that fits given needs."""
+"""The places where you can train, their traits, and the target that fits given needs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Choice:
     spot: str
     price: str
     not_for: str
-    choose_it: str = ""  # when another tool than Dal Segno is the right one
+    choose_it: str = ""  # when to choose another tool than Dal Segno; "" if never
 
 
 @cache
 def choices() -> tuple[Choice, ...]:
-    """Return all choices, those that Dal Segno creates first."""
+    """Return all choices, with the targets of Dal Segno first."""
     import yaml
 
     text = Path(__file__).with_name("choices.yaml").read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ class TrainingDuration(Enum):
 
 @dataclass(frozen=True)
 class Needs:
-    """What somebody needs. None: they did not say."""
+    """The needs of a user. None means that the user did not state the need."""
 
     place: TrainingPlace | None = None
     purpose: TrainingPurpose | None = None
@@ -80,7 +80,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The target that fits, two lines of why, and what it will not do."""
+    """The recommended target, two lines of reasons, and the limits of that target."""
 
     target: str
     why: tuple[str, str]
@@ -88,7 +88,7 @@ class Recommendation:
 
 
 def recommend(needs: Needs) -> Recommendation:
-    """Return the target that fits. Raise UsageError if Dal Segno is not the right tool."""
+    """Return the target that fits the needs. Raise UsageError if Dal Segno is not the right tool."""
     if needs.purpose is TrainingPurpose.INFERENCE:
         raise UsageError(
             "Dal Segno is for training; services that answer requests belong on Kubernetes",
@@ -150,7 +150,7 @@ def _cautions(needs: Needs, target: str) -> list[str]:
 
 
 def fit_starter(text: str, needs: Needs, target: str) -> str:
-    """Return a starter file with the settings that the needs ask for."""
+    """Return a starter file with the settings that the needs require."""
     if needs.spot and target == "parallelcluster":
         lines = ["  capacity_type: SPOT" if "# capacity_type:" in line else line for line in text.splitlines()]
         text = "\n".join(line for line in lines if "# capacity_reservation:" not in line) + "\n"

@@ -33,10 +33,10 @@ class YamlNode:
     kind: YamlKind
     line: int
     text: str = ""
-    plain: bool = True  # whether it is written without quotes
+    plain: bool = True  # whether the scalar is written without quotes
     tag: str = ""
     items: list[YamlNode] = field(default_factory=list)
-    size: int = 1  # number of values in it, with aliases expanded
+    size: int = 1  # number of values in the node, with aliases expanded
     height: int = 1
 
     def add(self, child: YamlNode) -> None:
@@ -131,7 +131,8 @@ def _events(text: str, filename: str) -> Iterator[yaml.Event]:
 
 
 def _unreadable(error: yaml.reader.ReaderError, text: str, filename: str) -> Problem:
-    # The C reader reports the position in bytes. The Python reader counts characters, so the line may be too low.
+    # The C reader reports the position in bytes. The Python reader reports it in characters, so the line may be too
+    # low.
     line = text.encode("utf-8", "replace")[: error.position].count(b"\n") + 1
     what = "the file has a character that YAML does not allow"
     return Problem(what, f"{filename}:{line}", "check that this is a text file")
@@ -152,7 +153,7 @@ KeyPath = tuple[str | int, ...]
 
 _NULL = {"", "~", "null"}
 _BOOL = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# YAML 1.1's base-60 numbers and octals are not accepted: `1:30:00` is a time here, and `010` is not 8.
+# Base-60 numbers and octals of YAML 1.1 are not accepted, so that `1:30:00` is a time and `010` is not 8.
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
 _MAX_DIGITS = 18
@@ -161,7 +162,7 @@ _KNOWN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "int", "fl
 
 
 class Table(dict[str, Any]):
-    """A mapping in the file with its path, which the section built from it keeps."""
+    """A mapping in the file, with its path. The section built from it keeps the path."""
 
     path: KeyPath = ()
 

@@ -1,4 +1,4 @@
-"""A resolved cluster file as frozen dataclasses: names are looked up and counts are expanded.
+"""A resolved cluster file as frozen dataclasses, with names looked up and counts expanded.
 
 Renderers, targets and status commands read these dataclasses and never the YAML. The dataclasses do not use pydantic,
 so that reading them back from a state folder is fast.
@@ -16,7 +16,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.spec.aws_facts import PclusterSettings
 from dalsegno.spec.platform_facts import HyperPodFacts, OciFacts
 
-DEFAULT_ACCOUNT = "users"  # the account of users without one
+DEFAULT_ACCOUNT = "users"  # the account of users without an account
 BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
 
 
@@ -31,7 +31,7 @@ class Node:
     cpus: int
     memory_mib: int
     gpus: int = 0
-    gpu_type: str = ""  # Slurm's gres type: "h100"
+    gpu_type: str = ""  # type in Slurm's gres, such as "h100"
     gpu_memory_mib: int = 0
     instance: str = ""  # instance type in the catalog, if the file has one
     features: tuple[str, ...] = ()
@@ -47,17 +47,17 @@ class Partition:
     name: str
     nodes: tuple[str, ...]  # including spares, which start drained
     default: bool = False
-    time_limit_min: int | None = None  # None: INFINITE
+    time_limit_min: int | None = None  # None means INFINITE in Slurm
     default_time_min: int | None = None
     max_nodes: int | None = None
     min_nodes: int | None = None
     priority_tier: int | None = None
-    priority_factor: int | None = None  # PriorityJobFactor
-    oversubscribe: str = ""  # "", NO, YES:4, FORCE:2, EXCLUSIVE
+    priority_factor: int | None = None  # Slurm's PriorityJobFactor
+    oversubscribe: str = ""  # "", NO, YES:4, FORCE:2 or EXCLUSIVE
     allow_accounts: tuple[str, ...] = ()
     allow_groups: tuple[str, ...] = ()
     allow_qos: tuple[str, ...] = ()
-    preempt_mode: str = ""  # "", OFF, CANCEL, REQUEUE, SUSPEND
+    preempt_mode: str = ""  # "", OFF, CANCEL, REQUEUE or SUSPEND
     hidden: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Qos:
     preempts: tuple[str, ...] = ()
     preempt_mode: str = ""
     max_time_min: int | None = None
-    max_tres_per_user: Mapping[str, int] = field(default_factory=dict)  # {"gres/gpu": 8}
+    max_tres_per_user: Mapping[str, int] = field(default_factory=dict)  # such as {"gres/gpu": 8}
     max_jobs_per_user: int | None = None
     group_tres: Mapping[str, int] = field(default_factory=dict)
     usage_factor: float | None = None
@@ -99,8 +99,8 @@ class User:
     allow_privileged: tuple[str, ...] = ()  # privileged groups that the user may be in
     ssh_keys: tuple[str, ...] = ()
     full_name: str = ""
-    max_gpus: int | None = None  # GPUs of all running jobs, in each account
-    added: bool = False  # by `dalsegno user add`; the cluster file does not name the user
+    max_gpus: int | None = None  # limit on the GPUs of all running jobs, in each account
+    added: bool = False  # whether `dalsegno user add` added the user, who is not in the cluster file
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class Group:
 
     name: str
     gid: int | None = None
-    added: bool = False  # by `dalsegno group add`
+    added: bool = False  # whether `dalsegno group add` added the group
 
 
 @dataclass(frozen=True)
 class Directory:
-    """Where accounts are kept: in the user and group files of every host, or in an LDAP server too."""
+    """The place of accounts: the user and group files of every host, and optionally an LDAP server."""
 
     ldap: bool = False
     base: str = "dc=local"
@@ -126,8 +126,8 @@ class Reservation:
     nodes: tuple[str, ...] = ()  # empty if `node_count` is set
     node_count: int | None = None  # number of nodes in `partition` to reserve, which Slurm chooses
     partition: str = ""
-    start: str = "now"  # in Slurm's time format
-    duration_min: int | None = None  # None: UNLIMITED
+    start: str = "now"  # start time in Slurm's format
+    duration_min: int | None = None  # None means UNLIMITED in Slurm
     users: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class Storage:
 
     name: str
     mount: str
-    type: str = "folder"  # folder, existing, scratch, nfs, lustre, openzfs, efs, ebs, fss
+    type: str = "folder"  # folder, existing, scratch, nfs, lustre, openzfs, efs, ebs or fss
     source: str = ""  # an existing file system; "" creates one (for a folder, in the cluster's state folder)
     size_mib: int | None = None
     options: str = ""
@@ -181,12 +181,12 @@ class Slurm:
     """The cluster-wide Slurm policy."""
 
     accounting: bool = True
-    enforce: tuple[str, ...] = ()  # AccountingStorageEnforce
+    enforce: tuple[str, ...] = ()  # Slurm's AccountingStorageEnforce
     rest: bool = False  # whether to run slurmrestd
     backup_controller: bool = False
     priority: Priority = field(default_factory=Priority)
-    preempt_by: str = ""  # "", qos, partition
-    preempt_mode: str = ""  # CANCEL, REQUEUE, SUSPEND
+    preempt_by: str = ""  # "", qos or partition
+    preempt_mode: str = ""  # CANCEL, REQUEUE or SUSPEND
     preempt_exempt_time_s: int | None = None
     topology: tuple[Switch, ...] = ()
     qos: tuple[Qos, ...] = ()
@@ -196,16 +196,16 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Local:
-    """The `local:` block: how this machine is used."""
+    """The `local:` block, with the settings for this machine."""
 
-    hosts: str = "auto"  # auto, virtual (namespaces, root), loopback (processes on ports)
-    gpus: str = "auto"  # auto, simulated, real
+    hosts: str = "auto"  # auto, virtual (namespaces, needs root) or loopback (processes on ports)
+    gpus: str = "auto"  # auto, simulated or real
     subnet: str = ""  # subnet of the virtual hosts; "" chooses a free one
 
 
 @dataclass(frozen=True)
 class SshHost:
-    """How the machine of one node, or the head or a login node, is reached over SSH."""
+    """How to reach the machine of a node, the head node or a login node over SSH."""
 
     name: str
     address: str
@@ -213,18 +213,19 @@ class SshHost:
     port: int | None = None  # None: ssh's own configuration decides
     key: str = ""
     jump: str = ""
-    power_cycle: tuple[str, ...] = ()  # command on the head that switches it off and on; empty if there is none
+    # Command on the head node that switches the machine off and on; empty if there is none.
+    power_cycle: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class SshAccess:
-    """The `ssh:` block: every machine of the cluster, the head first, and what holds for all of them."""
+    """The `ssh:` block: all machines of the cluster, the head node first, and the settings that they share."""
 
     hosts: tuple[SshHost, ...] = ()
     known_hosts: str = ""  # "": ssh's own files
     sudo_password_file: str = ""
-    packages: tuple[str, ...] = ()  # to install in addition
-    slurm_packages: tuple[str, ...] = ()  # instead of the distribution's
+    packages: tuple[str, ...] = ()  # additional packages to install
+    slurm_packages: tuple[str, ...] = ()  # packages of Slurm to install instead of the distribution's
     slurm_version: str = ""  # the release of these packages, if hosts do not have them yet
 
     def host(self, name: str) -> SshHost | None:
@@ -241,7 +242,7 @@ class CheckSetting:
 
     enabled: bool = True
     every_s: int | None = None
-    action: str = ""  # strongest action allowed: watch, drain, reset, reboot, replace
+    action: str = ""  # strongest action allowed: watch, drain, reset, reboot or replace
     thresholds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -249,7 +250,7 @@ class CheckSetting:
 class Health:
     """The health policy: which checks run, and which actions are allowed."""
 
-    mode: str = "auto"  # auto, observe, off
+    mode: str = "auto"  # auto, observe or off
     max_out: float = 0.25
     per_hour: int = 4
     reboots_per_fault: int = 2
@@ -285,7 +286,7 @@ class SlackAlerts:
     """A Slack channel that receives alerts."""
 
     url_file: str
-    channel: str = ""  # "" for the webhook's default channel
+    channel: str = ""  # "": the webhook's default channel
 
 
 @dataclass(frozen=True)
@@ -310,9 +311,9 @@ class Monitoring:
     """Metrics, the web page, Prometheus and alerts."""
 
     enabled: bool = True
-    compat: str = "vpenso"  # dialect of Slurm's metric names: vpenso or sckyzo
+    compat: str = "vpenso"  # naming scheme of Slurm's metrics: vpenso or sckyzo
     open_metrics: bool = False
-    interval_s: int = 15  # of the collection of metrics, and of Prometheus' scrapes
+    interval_s: int = 15  # interval at which metrics are collected, and scraped by Prometheus
     prometheus: bool = False
     retention_s: int = 15 * 86400
     email: tuple[EmailAlerts, ...] = ()
@@ -344,7 +345,7 @@ class Cluster:
     health: Health = field(default_factory=Health)
     containers: Containers = field(default_factory=Containers)
     monitoring: Monitoring = field(default_factory=Monitoring)
-    platform: str = ""  # of `target: existing`: what created the cluster
+    platform: str = ""  # the platform that created a cluster of `target: existing`
     hyperpod: HyperPodFacts | None = None
     oci: OciFacts | None = None
     parallelcluster: PclusterSettings | None = None

@@ -1,4 +1,4 @@
-"""Sections of the cluster file: health policy, containers, environment modules."""
+"""Sections of the cluster file: the health policy, containers, and environment modules."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CheckSpec(Section):
 
 
 class Reboots(Section):
-    """Limits on reboots of a node. Beyond them it is replaced."""
+    """Limits on reboots of a node. A node that reaches a limit is replaced."""
 
     per_fault: int = Field(default=2, ge=0, le=100, description="Reboots for one kind of fault.")
     per_day: int = Field(default=5, ge=0, le=1000, description="Reboots in a day, for any fault.")
@@ -66,7 +66,7 @@ class HealthSpec(Section):
         Field(default="auto", description="auto: act; observe: only report what would be done; off: only watch.")
     )
     armed: PartitionNames = Field(
-        default=[], description="With `mode: observe`: partitions in which recovery acts all the same."
+        default=[], description="With `mode: observe`: partitions in which recovery acts anyway."
     )
     max_out: Share = Field(
         default=0.25, description="Largest share of a partition that automation takes out at a time."

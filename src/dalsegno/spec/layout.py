@@ -79,7 +79,7 @@ def members(spec: ClusterSpec) -> dict[str, list[str]]:
     waiting = list(by_name.values())
     while waiting:
         ready = [each for each in waiting if all(name in held or name not in by_name for name in each.nodes_from)]
-        # Partitions in a cycle are never ready. The checks report them; here, their sources count as empty.
+        # Partitions in a cycle are never ready. The checks report the cycle; here, the partitions have no nodes.
         for partition in ready or waiting:
             held[partition.name] = _gather(partition, held, spares)
         waiting = [each for each in waiting if each.name not in held]

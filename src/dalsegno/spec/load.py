@@ -132,7 +132,7 @@ def _literal(expected: str, given: object) -> tuple[str, str]:
     return f"must be one of {', '.join(words)}, not {show(given)}", did_you_mean(str(given), words)
 
 
-_ROUNDS = 20  # enough, because each round removes all invalid values that pydantic reports
+_ROUNDS = 20  # maximum number of rounds, each of which removes all invalid values that pydantic reports
 _PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}
 _Loc = tuple[int | str, ...]
 
@@ -176,7 +176,7 @@ def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[KeyPath])
     path = _place_of(loc, document.data)
     missing = error["type"] == "missing"
     what, hint = describe_error(error, loc, document.data, ClusterSpec)
-    # If a required value was invalid or its key was misspelt, that has been reported already.
+    # If a required value was invalid or its key misspelt, that error has already been reported.
     if not (missing and path in cut):
         document.problems.append(Problem(what, document.where(path), hint))
     cut.add(path)
@@ -294,7 +294,7 @@ def _read(name: str) -> str:
     except IsADirectoryError:
         raise SpecError([Problem("this is a folder, not a file", name, "name the cluster file in it")]) from None
     except UnicodeDecodeError:
-        raise SpecError([Problem("this is not a text file (UTF-8)", name, _INIT)]) from None
+        raise SpecError([Problem("the file is not UTF-8 text", name, _INIT)]) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(

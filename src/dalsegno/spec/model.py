@@ -1,6 +1,6 @@
 """The model of the cluster file: machines, partitions, accounts, users, storage, and the file as a whole.
 
-The sections `slurm` and `health` and the targets' sections have modules of their own.
+The sections `slurm` and `health` and the targets' sections are in separate modules.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class AccountSpec(Section):
 
 
 def _full_name(value: str) -> str:
-    # A colon would start the next field of /etc/passwd; characters that are not printable include line separators.
+    # A colon would start the next field of /etc/passwd; line separators are not printable either.
     if ":" in value or not value.isprintable() or len(value) > 200:
         raise fault(f"cannot be {show(value)}", "write it on one line without `:`, at most 200 letters")
     return value
@@ -205,7 +205,7 @@ LdapBase = Annotated[
 
 
 class DirectorySpec(Section):
-    """The directory of accounts."""
+    """The directory that holds the accounts."""
 
     kind: Literal["files", "ldap"] = Field(
         default="files", description="`files`: user and group files on every host; `ldap`: in OpenLDAP on the head too."

@@ -26,7 +26,7 @@ RoleArn = Annotated[
 class EmailReceiver(Section):
     """Alerts by e-mail."""
 
-    to: list[MailAddress] = Field(min_length=1, max_length=50, description="Who gets the alerts.")
+    to: list[MailAddress] = Field(min_length=1, max_length=50, description="Recipients of the alerts.")
     sender: MailAddress = Field(description="Address that the alerts come from.")
     smarthost: MailServer = Field(description="Mail server and port: smtp.example.org:587.")
     user: MailUser = Field(default="", description="User at the mail server.")
@@ -53,7 +53,7 @@ class WebhookReceiver(Section):
 
 
 class AlertReceivers(Section):
-    """Who is told of alerts. Every receiver gets all alerts."""
+    """The receivers of alerts. Every receiver gets all alerts."""
 
     email: list[EmailReceiver] = Field(default=[], max_length=20, description="E-mail addresses.")
     slack: list[SlackReceiver] = Field(default=[], max_length=20, description="Slack channels.")
@@ -89,5 +89,5 @@ class MonitoringSpec(Section):
         description="Price of a GPU hour, with which the web page shows goodput in money. If not given: a list price, "
         "if one is known. 0: no money is shown.",
     )
-    alerts: AlertReceivers = Field(default_factory=AlertReceivers, description="Who is told of alerts.")
+    alerts: AlertReceivers = Field(default_factory=AlertReceivers, description="Receivers of alerts.")
     remote_write: RemoteWriteSpec | None = Field(default=None, description="Amazon Managed Service for Prometheus.")

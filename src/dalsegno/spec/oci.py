@@ -1,4 +1,4 @@
-"""Section of the cluster file: the settings of `target: oci`, the HPC stack of Resource Manager."""
+"""The section of `target: oci`, which uses the HPC stack of Resource Manager."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class InstanceGroupFacts:
-    """What one partition's instance group has of its own. None and () mean: as the others."""
+    """Settings of one partition's instance group. None and () mean the cluster's common settings."""
 
     training_plan: str = ""
     subnets: tuple[str, ...] = ()
@@ -22,10 +22,10 @@ class HyperPodFacts:
     region: str
     execution_role: str
     bucket: str
-    prefix: str  # folder in the bucket
+    prefix: str  # folder in the S3 bucket
     head_instance: str
     login_instance: str = ""
-    configuration: str = "api"  # api, provisioning
+    configuration: str = "api"  # api or provisioning
     node_recovery: str = "Automatic"
     config_strategy: str = "Managed"
     subnets: tuple[str, ...] = ()
@@ -33,13 +33,13 @@ class HyperPodFacts:
     volume_gib: int | None = None
     controller_group: str = "controller"
     login_group: str = "login"
-    groups: Mapping[str, InstanceGroupFacts] = field(default_factory=dict)  # by partition
+    groups: Mapping[str, InstanceGroupFacts] = field(default_factory=dict)  # settings by partition
     ssh_key: str = ""  # path of a public key; "": SSM sessions only
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source_uri(self) -> str:
-        """The folder of the lifecycle scripts."""
+        """The S3 address of the folder with the lifecycle scripts."""
         return f"s3://{self.bucket}/{self.prefix}"
 
 

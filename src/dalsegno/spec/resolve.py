@@ -38,7 +38,7 @@ def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
 
 
 def has_accounting(spec: ClusterSpec) -> bool:
-    """Return whether the cluster has accounting. ParallelCluster has it only with a database of the user's own."""
+    """Return whether the cluster has accounting. On ParallelCluster, it needs a database of the user."""
     return spec.slurm.accounting and (spec.parallelcluster is None or spec.parallelcluster.database is not None)
 
 
@@ -63,7 +63,7 @@ def _priority(priority: PrioritySpec, accounting: bool) -> facts.Priority:
         max_age_min=priority.max_age,
         favor_small=priority.favor_small,
     )
-    # These two factors need the database. Without it, Slurm would log an error for every job.
+    # Both factors need the database. Without it, Slurm would log an error for every job.
     return found if accounting else replace(found, fair_share=0, qos=0)
 
 
@@ -158,7 +158,10 @@ def _monitoring(spec: ClusterSpec) -> facts.Monitoring:
 
 
 def _all_nodes(spec: ClusterSpec) -> tuple[facts.Node, ...]:
-    """Return each node once, with the size that the first partition gives it: an existing cluster may share nodes."""
+    """Return each node once, with the size from the first partition that has it.
+
+    An existing cluster may share nodes.
+    """
     named: dict[str, facts.Node] = {}
     for partition in spec.partitions:
         for node in _nodes(partition, spec.target):
@@ -298,7 +301,7 @@ def _local(spec: ClusterSpec) -> facts.Local:
 
 
 def _ssh(spec: ClusterSpec) -> facts.SshAccess:
-    """Return how each machine is reached, the head first."""
+    """Return how to reach each machine over SSH, the head node first."""
     ssh = spec.ssh or Ssh()
     nodes = [name for partition in spec.partitions for name in (*own_nodes(partition), *own_spares(partition))]
     found = hosts_of(ssh, dict.fromkeys([spec.head.name, *login_nodes(spec), *nodes]))

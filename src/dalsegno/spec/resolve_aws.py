@@ -9,7 +9,7 @@ from dalsegno.spec.layout import own_nodes
 from dalsegno.spec.model import ClusterSpec, PartitionSpec
 from dalsegno.spec.targets import Database, DirectoryService, ParallelCluster, QueueSpec
 
-DEFAULT_HEAD = "m5.2xlarge"  # of clusters whose file names none
+DEFAULT_HEAD = "m5.2xlarge"  # head node of clusters whose file names no instance type
 _GIB = 1024
 
 
@@ -56,7 +56,7 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
     types = tuple(dict.fromkeys((partition.instance, *queue.instances)))
     always = len(own_nodes(partition))
     kind = queue.capacity_type or own.capacity_type
-    common = own.capacity_reservation if kind != "SPOT" else ""  # no reservation holds SPOT nodes
+    common = own.capacity_reservation if kind != "SPOT" else ""  # a capacity reservation cannot hold SPOT nodes
     reservation = queue.capacity_reservation or common or ""
     grouped = own.placement_group if queue.placement_group is None else queue.placement_group
     asked = queue.placement_group is not None or "placement_group" in own.model_fields_set
@@ -69,7 +69,8 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
         capacity_reservation=reservation,
         subnets=tuple(queue.subnets),
         security_groups=tuple(queue.security_groups),
-        # Reserved capacity is placed already, and a mix of types rarely fits into one place.
+        # By default, a queue with reserved capacity or with several instance types gets no placement group. Reserved
+        # capacity is placed already, and a mix of types rarely fits into one placement group.
         placement_group=grouped and (asked or not (reservation or len(types) > 1)),
         efa=all(has_efa(each) for each in types) if queue.efa is None else queue.efa,
         spot_price=queue.spot_price,
@@ -79,7 +80,7 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
 
 
 def has_efa(instance: str) -> bool:
-    """Return whether an instance type has an Elastic Fabric Adapter; False for types that the catalog lacks."""
+    """Return whether an instance type has an Elastic Fabric Adapter; False for types that are not in the catalog."""
     found = instances().get(instance)
     return found is not None and find_fabric(found.fabric).provider == "aws"
 

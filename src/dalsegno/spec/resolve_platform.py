@@ -40,7 +40,7 @@ def resolve_hyperpod(spec: ClusterSpec) -> HyperPodFacts | None:
 
 
 def _machine_learning(instance: str) -> str:
-    """Return HyperPod's name of an instance type: ml.p5.48xlarge."""
+    """Return HyperPod's name for an instance type, such as ml.p5.48xlarge."""
     return instance if not instance or instance.startswith("ml.") else f"ml.{instance}"
 
 

@@ -29,7 +29,7 @@ from dalsegno.spec.values import (
 def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:
     """Return a validator for `words` in any case.
 
-    YAML reads a bare `on` or `off` as a boolean. `yes` and `no` are the words to use for true and false.
+    YAML reads a bare `on` or `off` as a boolean. `yes` is the word for true, and `no` the word for false.
     """
 
     def check(value: object) -> str:

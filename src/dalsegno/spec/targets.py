@@ -377,7 +377,7 @@ def addresses(names: str, address: str) -> dict[str, str]:
     machines = expand(names)
     if not address:
         return {name: name for name in machines}
-    # Expand only an address with brackets, because an IPv6 address is not a valid host list.
+    # Only an address with brackets is expanded, because an IPv6 address is not a valid host list.
     found = _expand_address(address) if _BRACKETS.search(address) else [address]
     if len(found) != len(machines):
         raise ValueError(f"{len(machines)} machines, {len(found)} addresses")

@@ -1,7 +1,7 @@
 """Types for values in the cluster file.
 
-They are names that Slurm, Unix and the shell accept and that cannot break a line in a configuration file, and times,
-sizes and shares such as `2h`, `1-00:00:00`, `infinite`, `64G` and `25%`.
+Names are accepted by Slurm, Unix and the shell, and cannot break a line in a configuration file. Times, sizes and
+shares have forms such as `2h`, `1-00:00:00`, `infinite`, `64G` and `25%`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def shaped(pattern: str, example: str) -> AfterValidator:
     return matching(pattern, f"it looks like `{example}`")
 
 
-_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's keywords, and our own hosts
+# Keywords of Slurm, and names of our own hosts
+_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOSTS_HINT = "write `gpu[1-4]`, or a list of names"
 
@@ -47,7 +48,7 @@ def _not_reserved(value: str) -> str:
 
 
 def _partition_name(value: str) -> str:
-    return value if value == "all" else _not_reserved(value)  # Slurm reserves it for nodes only
+    return value if value == "all" else _not_reserved(value)  # Slurm reserves `all` for nodes only
 
 
 def _host_name(value: str) -> str:

@@ -1,8 +1,8 @@
 """Control groups: find this machine's hierarchies and a cluster's folders in them, and remove these folders.
 
 Only the list of mounts shows the hierarchies. Virtual hosts use cgroup v1's freezer where it is mounted (also on hybrid
-machines), otherwise cgroup v2. If systemd runs, it owns the tree: a cluster is then in a scope that systemd creates
-with `Delegate=yes`, so that neither a daemon-reload nor the end of a login session affects the cluster.
+machines), otherwise cgroup v2. If systemd runs, it owns the tree. A cluster is then in a scope that systemd creates
+with `Delegate=yes`. Neither a daemon-reload nor the end of a login session affects that scope.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dalsegno.system.processes import Runner
 
 MOUNTS = Path("/proc/self/mounts")
 SYSTEMD_RUNS = Path("/run/systemd/system")  # exists if systemd runs, see sd_booted(3)
-REMOVE_TIMEOUT_S = 2.0  # a folder may be busy for a moment after its last process has ended
+REMOVE_TIMEOUT_S = 2.0  # how long to wait for a folder that is busy after its last process has ended
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class CgroupTree:
 
     version: int = 0
     root: str = ""
-    systemd: tuple[str, ...] = ()  # the hierarchies with systemd's units; none without systemd
+    systemd: tuple[str, ...] = ()  # the hierarchies with systemd's units; empty without systemd
     controllers: frozenset[str] = frozenset()  # v2 controllers that are available below the root
 
     def place(self, cluster_id: str) -> CgroupPlace:
-        """Return where a cluster's folders are."""
+        """Return the cgroup folders of a cluster."""
         unit = f"dalsegno-{cluster_id}.scope" if self.systemd else ""
         units = tuple(f"{root}/system.slice/{unit}" for root in self.systemd)
         if self.version == 2:
@@ -45,8 +45,10 @@ class CgroupTree:
 
 @dataclass(frozen=True)
 class CgroupPlace:
-    """The cgroup folders of a cluster: `base` has a folder for each host; `unit` is the cluster's systemd scope, at
-    `unit_folders`."""
+    """The cgroup folders of a cluster.
+
+    `base` has a folder for each host. `unit` is the cluster's systemd scope, whose folders are `unit_folders`.
+    """
 
     base: str
     unit: str = ""
@@ -91,7 +93,8 @@ def controllers_below(root: Path) -> frozenset[str]:
     be enabled for its children, and every Slurm step that needs another controller fails.
     """
     offered = _words(root / "cgroup.controllers")
-    if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):  # only the real root has no type
+    # The file cgroup.type is missing only in the real root.
+    if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):
         return offered
     return offered & _words(root / "cgroup.subtree_control")
 
@@ -110,7 +113,7 @@ def scope_command(unit: str, description: str) -> list[str]:
     return ["systemd-run", "--quiet", "--scope", "--slice=system.slice", f"--unit={unit}", *words, "--"]
 
 
-LINGER = Path("/var/lib/systemd/linger")  # a file per user whose systemd instance outlives their sessions
+LINGER = Path("/var/lib/systemd/linger")  # contains a file for each user whose systemd instance outlives the sessions
 KILLS = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "KillUserProcesses")
 
 
@@ -139,8 +142,10 @@ def cluster_folders(cluster_id: str, mounted: Path = Path("/sys/fs/cgroup")) -> 
 
 
 def remove_cgroup(root: Path) -> None:
-    """Remove a folder and all folders below it, deepest first. Wait until each is free, for at most REMOVE_TIMEOUT_S in
-    total."""
+    """Remove a folder and all folders below it, deepest first.
+
+    Wait until each is free, for at most REMOVE_TIMEOUT_S in total.
+    """
     until = time.monotonic() + REMOVE_TIMEOUT_S
     for path in _deepest_first([root]):
         while not _removed(path) and time.monotonic() < until:
@@ -150,7 +155,7 @@ def remove_cgroup(root: Path) -> None:
 def _deepest_first(roots: Iterable[Path]) -> Sequence[Path]:
     found: list[Path] = []
     for root in roots:
-        with contextlib.suppress(OSError):  # systemd removes empty folders too
+        with contextlib.suppress(OSError):  # systemd may have removed the empty folder
             found += _deepest_first(path for path in root.iterdir() if path.is_dir())
         found.append(root)
     return found

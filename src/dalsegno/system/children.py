@@ -32,7 +32,8 @@ class Process:
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
-        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()  # the name may contain any bytes
+        # Parsed from the end, because the name may contain any bytes.
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
@@ -97,7 +98,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return the parent, its parent and so on, as far as this PID namespace shows."""
+    """Return the parent, its parent and so on, as far as they are visible in this PID namespace."""
     found: list[int] = []
     while (pid := _parent(pid)) > 0 and pid not in found:
         found.append(pid)
@@ -124,8 +125,10 @@ def end(processes: Iterable[Process], timeout_s: float = 10.0) -> list[Process]:
 
 
 def stop(processes: Iterable[Process], grace_s: float = 5.0) -> list[Process]:
-    """Terminate processes, and kill them if they are alive after the grace period. Return the processes that are still
-    alive."""
+    """Terminate processes, and kill them if they are alive after the grace period.
+
+    Return the processes that are still alive.
+    """
     return end(_signal_and_wait(processes, signal.SIGTERM, grace_s))
 
 
@@ -151,11 +154,14 @@ class Identity:
 
 @dataclass
 class Child:
-    """A process started by this process or by its predecessor. `fd` becomes readable when the process has ended."""
+    """A process started by this process or by an earlier instance of it.
+
+    `fd` becomes readable when the process has ended.
+    """
 
     process: Process
     fd: int
-    popen: subprocess.Popen[bytes] | None = None  # None: not a child of this process, so its exit code is unknown
+    popen: subprocess.Popen[bytes] | None = None  # None: not a child of this process, so the exit code is unknown
 
     def poll(self) -> int | None:
         """Return the exit code (negative for a signal); None while the process runs or if the code is unknown."""
@@ -176,15 +182,15 @@ class Child:
             self.fd = -1
 
 
-_USUAL_FILES = 0  # the limit on open files before `allow_many_files`; 0: not raised
+_USUAL_FILES = 0  # the limit on open files before `allow_many_files` raised it; 0: not raised
 
 
 def allow_many_files(most: int = 1 << 16) -> None:
     """Raise the limit on open files of this process.
 
-    Processes that it starts get the previous limit, because Slurm would pass a raised one on to every task.
+    Processes that it starts get the previous limit, because Slurm would pass a raised limit on to every task.
     """
-    import resource  # not on Windows
+    import resource  # Windows does not have this module
 
     global _USUAL_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -204,8 +210,11 @@ def start(
     errors: Path | None = None,
     identity: Identity | None = None,
 ) -> Child:
-    """Start a process in its own session. Its output is appended to the file `output`, and that on standard error to
-    `errors`, if given; by default it goes where this process's output goes."""
+    """Start a process in its own session.
+
+    Its output is appended to the file `output`, and its standard error to `errors`, if given. By default, both go to
+    this process's output.
+    """
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     target, complaints = _open_log(output), _open_log(errors)
     try:
@@ -240,7 +249,7 @@ def _restore_file_limit(pid: int) -> None:
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with contextlib.suppress(OSError):  # the process has ended already
+        with contextlib.suppress(OSError):  # the process may have ended already
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (_USUAL_FILES, most))
 
 

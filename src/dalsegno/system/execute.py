@@ -27,8 +27,7 @@ class CannotStart(DalsegnoError):
 
 
 def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process with the program, which then receives its signals, uses its terminal and sets its exit
-    code."""
+    """Replace this process with the program, which keeps its terminal and receives its signals."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -42,8 +41,8 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 def run_for_another(argv: Sequence[str], env: Mapping[str, str], uid: int) -> int:
     """Run a program that switches to user `uid`, in its own session and terminal; return its exit code.
 
-    On the caller's terminal the program could insert input for the caller (TIOCSTI), and processes that it leaves
-    behind could read the caller's later input. So if the caller has a terminal, the program gets a new one, and this
+    On the caller's terminal, the program could insert input for the caller (TIOCSTI), and its background processes
+    could read the caller's later input. Therefore, if the caller has a terminal, the program gets a new one. This
     process forwards input, output, the window size and signals. Closing the terminal ends the session.
     """
     sys.stdout.flush()
@@ -59,7 +58,7 @@ def run_for_another(argv: Sequence[str], env: Mapping[str, str], uid: int) -> in
     with _passing_on(child, master, ours) as woken, _typed_raw(typing):
         if master >= 0:
             _relay(master, child, woken, typing, 1 if 1 in ours else 2)
-            os.close(master)  # processes left from the session lose their terminal
+            os.close(master)  # background processes of the session lose their terminal
         _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
@@ -71,7 +70,7 @@ def _new_terminal(ours: Sequence[int], uid: int) -> tuple[int, int]:
 
     master, slave = os.openpty()
     settings = termios.tcgetattr(ours[0])
-    if 0 not in ours:  # the caller's terminal is not in raw mode and translates line endings itself
+    if 0 not in ours:  # the caller's terminal is not in raw mode, so it translates line endings itself
         settings[1] &= ~termios.OPOST
     termios.tcsetattr(slave, termios.TCSANOW, settings)
     _copy_window(ours[0], master)
@@ -88,7 +87,10 @@ def _copy_window(source: int, target: int) -> None:
 
 
 def _start_session(argv: Sequence[str], env: Mapping[str, str], slave: int, ours: Sequence[int]) -> NoReturn:
-    """In the child, become the program. Streams on the caller's terminal move to the new one; others stay unchanged."""
+    """Become the program in the child.
+
+    Streams on the caller's terminal move to the new terminal; others stay unchanged.
+    """
     code = 126
     try:
         os.setsid()
@@ -127,7 +129,7 @@ def _relay(master: int, child: int, woken: int, typing: bool, output: int) -> No
                 return
             if not ended:
                 if not data:
-                    sources.remove(master)  # closed on the other side: only wait for the child to end
+                    sources.remove(master)  # the other side has closed the terminal, so only wait for the child to end
                 break
 
 
@@ -138,12 +140,12 @@ def _has_ended(child: int) -> bool:
 def _read(source: int) -> bytes:
     try:
         return os.read(source, 65536)
-    except OSError:  # EIO: the other side is gone
+    except OSError:  # EIO means that the other side is gone
         return b""
 
 
 def _write_all(target: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the other side is closed
+    with contextlib.suppress(OSError):  # the other side may be closed
         while data:
             data = data[os.write(target, data) :]
 
@@ -157,7 +159,10 @@ def _in_foreground() -> bool:
 
 @contextlib.contextmanager
 def _typed_raw(typing: bool) -> Iterator[None]:
-    """Set the caller's terminal to raw mode, so that every key goes to the new one; restore it afterwards."""
+    """Set the caller's terminal to raw mode, so that every key reaches the new terminal.
+
+    Restore the mode afterwards.
+    """
     if not typing:
         yield
         return
@@ -191,7 +196,7 @@ def _passing_on(child: int, master: int, ours: Sequence[int]) -> Iterator[int]:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    os.write(wake, b"!")  # the child may have ended before the handler was set
+    os.write(wake, b"!")  # wake the loop once, because the child may have ended before the handler was set
     try:
         yield woken
     finally:
@@ -213,7 +218,7 @@ def sudo_command(argv: Sequence[str], env: Mapping[str, str], uid: int, gid: int
 
 
 def refusal(runner: Runner) -> str:
-    """Return why this user cannot create virtual hosts through sudo; "" if that is possible."""
+    """Return why this user cannot create virtual hosts through sudo; "" if it is possible."""
     sudo, unshare = program("sudo"), program("unshare")
     if sudo is None or unshare is None:
         return "there is no sudo on this machine"
@@ -245,7 +250,7 @@ def as_caller(body: Callable[[], None], env: Mapping[str, str] = os.environ) -> 
 
 def _with_rights_of(uid: int, body: Callable[[], None], writer: int) -> int:
     try:
-        import pwd  # not on Windows, where this module is imported too
+        import pwd  # imported here, because Windows does not have this module
 
         person = pwd.getpwuid(uid)
         os.initgroups(person.pw_name, person.pw_gid)

@@ -1,4 +1,4 @@
-"""Files: atomic writes, JSON, removal of trees, and locks that end with their holder."""
+"""Files: atomic writes, JSON, removal of trees, and locks that are released when their holder ends."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _ELSEWHERE = "set DALSEGNO_HOME to another folder, for images DALSEGNO_IMAGES"
 # Windows lacks these flags and needs none of them.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | _NO_LINK | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-_MAX_DEPTH = 100  # levels of a tree that are removed at a time: each needs a descriptor
+_MAX_DEPTH = 100  # number of levels removed at a time, because each level needs a descriptor
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = True) -> None:
-    """Write a file atomically: even after a crash, a reader finds the old text or the new one, never a part.
+    """Write a file atomically. Even after a crash, a reader finds the old text or the new text, never a part of it.
 
-    If not durable, a crash of the machine may lose the text, and the writer does not wait for the disk.
+    Without `durable`, a crash of the machine may lose the new text, but the writer does not wait for the disk.
     """
     temp = _beside(path)
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
         with os.fdopen(handle, "w") as file:
-            if hasattr(os, "fchmod"):  # the umask must neither expose a secret nor make a public file unreadable
+            # Set explicitly, because the umask could expose a secret or make a public file unreadable.
+            if hasattr(os, "fchmod"):
                 os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
@@ -47,7 +48,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a crash of the machine, which a file's own fsync does not.
+    """Make the names in a folder survive a crash of the machine. The fsync of a file does not cover its name.
 
     Some network file systems do not support fsync of folders, and do not need it. Windows cannot open a folder.
     """
@@ -65,9 +66,10 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
-    """Yield an open file without a name, and name it when it is complete: a killed process leaves no partial file.
+    """Yield an open file without a name, and name it when it is complete, so that a killed process leaves no partial
+    file.
 
-    With `own`, nobody else may write to the file, whatever the umask is.
+    With `own`, no other user may write to the file, whatever the umask is.
     """
     handle, temp = _open_nameless(path)
     try:
@@ -92,7 +94,7 @@ def _open_nameless(path: Path) -> tuple[int, Path | None]:
     try:
         return os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), None
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # no O_TMPFILE on this file system
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # this file system has no O_TMPFILE
             raise explain(error, path) from error
     temp = _beside(path)
     try:
@@ -122,8 +124,10 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path, hint: str = "") -> Json:
-    """Return the file's JSON value; None if the file does not exist. Raise an error with this hint if the JSON is
-    invalid."""
+    """Return the file's JSON value; None if the file does not exist.
+
+    If the JSON is invalid, raise an error with this hint.
+    """
     text = read_text(path)
     if text is None:
         return None
@@ -135,7 +139,7 @@ def read_json(path: Path, hint: str = "") -> Json:
 
 
 def damaged(path: Path, why: str, hint: str = "") -> DalsegnoError:
-    """Return the error for a damaged file that Dal Segno wrote. The default hint is for a file of a cluster."""
+    """Return the error for a damaged file that Dal Segno wrote. The default hint applies to files of a cluster."""
     return DalsegnoError(f"{path} is damaged: {why}", hint=hint or "remove its cluster with `dalsegno down`")
 
 
@@ -179,7 +183,7 @@ def user_of(uid: int) -> str:
 
 def find_user(uid: int) -> str:
     """Return the name of a user; "" if this machine does not know the user."""
-    import pwd  # not on Windows
+    import pwd  # Windows does not have this module
 
     try:
         return pwd.getpwuid(uid).pw_name
@@ -188,7 +192,10 @@ def find_user(uid: int) -> str:
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:
-    """Create a folder and missing parents with this mode, whatever the umask is. The folder may exist already."""
+    """Create a folder and its missing parents with this mode, whatever the umask is.
+
+    An existing folder is not an error.
+    """
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
@@ -199,10 +206,10 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and its content. It may be gone already, or be removed by others at the same time.
+    """Remove a folder and its content. It may be missing, or be removed by other processes at the same time.
 
-    Folders in it may belong to users who change them meanwhile. So everything below `path` is opened from its parent's
-    descriptor, no link is followed, and other file systems mounted there are not touched.
+    Folders in it may belong to users who change them in the meantime. Therefore everything below `path` is opened from
+    its parent's descriptor, no link is followed, and other file systems mounted there are not touched.
     """
     tries = 5
     while True:
@@ -227,7 +234,10 @@ def remove_tree(path: Path) -> None:
 
 
 def _empty(folder: int, top: int, depth: int) -> int:
-    """Remove the content of an open folder as far as possible; return how many too-deep folders were moved up."""
+    """Remove as much of an open folder's content as possible.
+
+    Return how many folders were moved up because they are too deep.
+    """
     moved = 0
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
@@ -253,10 +263,9 @@ def _empty_below(name: str, folder: int, top: int, depth: int) -> int:
 
 
 def _open_own(name: str | Path, parent: int | None = None) -> int:
-    """Open a folder. If this user owns it but may not enter or change it, as in an unpacked image, change its mode
-    first.
+    """Open a folder. If this user owns it but lacks permissions, as in an unpacked image, change its mode first.
 
-    Root does not need the permissions, and so never changes a folder that may belong to a user.
+    Root needs no permissions, so it never changes the mode of a user's folder.
     """
     if os.geteuid() == 0:
         return os.open(name, _FOLDER, dir_fd=parent)
@@ -272,16 +281,18 @@ def _open_own(name: str | Path, parent: int | None = None) -> int:
 
 @contextlib.contextmanager
 def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -> Iterator[None]:
-    """Hold a lock file, exclusively or shared. Raise an error if another process holds it for longer than `wait_s`.
+    """Hold a lock file, exclusive or shared. Raise an error if another process holds it for longer than `wait_s`.
 
-    A lock of a dead process is free. The wait allows for a process that only tests whether the lock is free.
+    The lock of a dead process is free. The wait is needed because a process that only tests the lock also holds it
+    briefly.
     """
     try:
         import fcntl
     except ImportError:
         raise DalsegnoError("clusters on this machine need Linux", hint="use a remote target from here") from None
     make_folder(path.parent)
-    # Mode 0600: a user who can open the file could hold the lock. Root must not follow another user's link.
+    # The mode is 0600, because any user who can open the file could hold the lock. Root must not follow another user's
+    # link.
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
         until = time.monotonic() + wait_s
         while not _take(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
@@ -305,7 +316,10 @@ def _take(file: IO[str], kind: int) -> bool:
 
 @contextlib.contextmanager
 def in_turn(path: Path, on_wait: Callable[[], None] = lambda: None, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, exclusively or shared; wait for its current holders. The lock ends with its holder."""
+    """Hold a lock file, exclusive or shared, after waiting for its current holders.
+
+    The lock is released when the holder ends.
+    """
     import fcntl
 
     make_folder(path.parent)

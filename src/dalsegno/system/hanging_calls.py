@@ -53,7 +53,10 @@ class Forked:
         return self.ended()
 
     def ended(self) -> bool:
-        """Return whether the process has ended. A process that hangs in the kernel has not, even if it was killed."""
+        """Return whether the process has ended.
+
+        A process that hangs in the kernel has not ended, even if it was killed.
+        """
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         except ChildProcessError:
@@ -70,7 +73,7 @@ def fork(body: Callable[[socket.socket], None]) -> Forked:
         _run_child(body, theirs, parent)
     gc.unfreeze()
     theirs.close()
-    with contextlib.suppress(PermissionError):  # the child has called setpgid already
+    with contextlib.suppress(PermissionError):  # the child may have called setpgid already
         os.setpgid(pid, pid)
     ours.setblocking(False)
     return Forked(pid, ours)
@@ -100,11 +103,11 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # the parent ended before the call
+        os._exit(1)  # the parent ended before the request took effect
 
 
 def _close_all_but(kept: int) -> None:
-    import resource  # not on Windows, where this module is imported too
+    import resource  # imported here, because Windows does not have this module
 
     most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 16)
     os.closerange(3, kept)
@@ -112,7 +115,7 @@ def _close_all_but(kept: int) -> None:
 
 
 class NoAnswer(Exception):
-    """A command or call gave no answer. The text says why."""
+    """A command or call gave no answer. The message says why."""
 
 
 class TooLate(NoAnswer):
@@ -155,8 +158,7 @@ MAX_SLOWNESS = 30.0
 def slowness() -> float:
     """Return how many times slower than usual this machine is, from 1 to 30. It is measured once, to scale time limits.
 
-    A time limit ends a wait for an event that will not happen. On a slow machine, a healthy daemon needs more time by
-    the same factor.
+    Time limits are multiplied by this factor, because a healthy daemon on a slow machine needs more time.
     """
     return slowness_at(min(pace_s(most_s=5.0) for _ in range(3)))
 
@@ -208,7 +210,7 @@ _T = TypeVar("_T")
 
 
 class AbandonableCall(Generic[_T]):
-    """Calls one function in a thread. A call that hangs is abandoned, and no other is started until it returns."""
+    """Calls one function in a thread. A call that hangs is abandoned, and no other call is started until it returns."""
 
     def __init__(self, what: str, call: Callable[[], _T]) -> None:
         self._what, self._call = what, call
@@ -224,7 +226,7 @@ class AbandonableCall(Generic[_T]):
         def go() -> None:
             try:
                 came.append(self._call())
-            except Exception as error:  # raised again in the caller's thread
+            except Exception as error:  # raised again in the calling thread
                 failed.append(error)
 
         self._thread = threading.Thread(target=go, daemon=True, name=self._what)

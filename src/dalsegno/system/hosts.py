@@ -30,8 +30,8 @@ PACKAGES = str(Path(__file__).parents[2])
 class Service:
     """A daemon of a host.
 
-    A new `revision` restarts it. With `hold`, the host neither starts nor stops it. With `keep`, the host restarts it
-    if it dies.
+    A new `revision` restarts it. With `hold`, the host neither starts nor stops the service. With `keep`, the host
+    restarts the service if it dies.
     """
 
     name: str
@@ -65,13 +65,15 @@ class HostPlan:
     log: str
     isolate: bool
     interface: str = "eth0"
-    address: str = ""  # "10.0.0.5/20"; "" if the host has no address of its own
+    address: str = ""  # such as "10.0.0.5/20"; "" if the host has no address of its own
     binds: tuple[tuple[str, str], ...] = ()
-    cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that replaces it
-    unified: bool = False  # the host's folder is in cgroup v2, with its own namespace and controllers
-    unit: str = ""  # systemd's scope for the whole cluster
+    # Mounted root of a hierarchy -> the host's folder that replaces it
+    cgroups: Mapping[str, str] = field(default_factory=dict)
+    unified: bool = False  # whether the host's folder is in cgroup v2, with its own namespace and controllers
+    unit: str = ""  # the systemd scope of the whole cluster
     unit_folders: tuple[str, ...] = ()  # folders of `unit` in systemd's hierarchies
-    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB of its disk, which is empty at each boot
+    # Folder -> size in MiB of the disk mounted there, which is empty after each boot
+    disks: Mapping[str, int] = field(default_factory=dict)
     services: tuple[Service, ...] = ()
 
     @property
@@ -123,7 +125,8 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
         argv = [*scope_command(first.unit, f"Dal Segno cluster {Path(mark).name}"), *argv]
     elif os.geteuid() != 0 and (scope := user_scope_command(user_of(os.geteuid()))):
         argv = [*scope, *argv]
-        env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"  # contains the socket of the user's systemd instance
+        # The folder with the socket of the user's systemd instance
+        env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"
     done = runner.run(argv, env=env, timeout_s=boot_limit_s(len(plans), slowness()))
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):
@@ -140,7 +143,10 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
 
 
 def boot_limit_s(hosts: int, times_slower: float) -> float:
-    """Return the time limit for hosts that boot together. The first host may wait for its link all that time."""
+    """Return the time limit for hosts that boot together.
+
+    The first host may have to wait for its link until the last has booted.
+    """
     return (60 + hosts) * times_slower
 
 
@@ -156,8 +162,10 @@ def host_process(folder: Path) -> Process | None:
 
 
 def has_its_files(folder: Path) -> bool:
-    """Return whether a live host has its files mounted as planned. Only root can check; for other users, return
-    True."""
+    """Return whether a live host has its files mounted as planned.
+
+    Only root can check; for other users, return True.
+    """
     process, plan = host_process(folder), read_plan(folder)
     if process is None or plan is None or not plan.isolate:
         return True
@@ -178,7 +186,7 @@ def reload(folder: Path) -> None:
 
 
 def service_facts(folder: Path) -> dict[str, ServiceFact]:
-    """Return the services of a host. A dead host runs none."""
+    """Return the services of a host. A dead host has none."""
     facts = read_json(folder / "services.json")
     alive = host_process(folder) is not None
     if not isinstance(facts, dict):

@@ -4,9 +4,9 @@
     job-scratch remove BASE
 
 The folder is `BASE/job-JOBID`, belongs to the job's user and has mode 0700. Only root can write to BASE itself, so no
-user can put a link in the way. A finished job's folder is renamed into `BASE/.dalsegno/trash`, which takes no time
-whatever is in it; a background process empties the trash. Slurm drains a node whose prolog or epilog fails, so neither
-fails or waits for long, unless jobs may not start without scratch (`--required`).
+user can put a link in the way. A finished job's folder is renamed into `BASE/.dalsegno/trash`, which is fast whatever
+its size. A background process empties the trash. Slurm drains a node whose prolog or epilog fails. Therefore neither
+fails or waits for long, except with `--required`, where jobs must not start without scratch.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dalsegno.system.ownership import trusted_folder
 JOB = re.compile(r"job-[1-9]\d{0,9}")
 OWN, TRASH, BOOT = ".dalsegno", "trash", "boot"
 KERNEL_BOOT_ID = "/proc/sys/kernel/random/boot_id"
-CREATE_S, REMOVE_S = 10.0, 10.0  # a disk that takes longer is broken; the process is abandoned
-MAX_DEPTH = 64  # levels of a tree that are removed at a time: each needs a descriptor
-MAX_PASSES = 100  # a process that outlived its job may keep writing files
+CREATE_S, REMOVE_S = 10.0, 10.0  # timeouts; a disk that takes longer is broken, and the process is abandoned
+MAX_DEPTH = 64  # number of levels removed at a time, because each level needs a descriptor
+MAX_PASSES = 100  # limit on passes, because a process that outlived its job may keep writing files
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# ioctls of chattr(1), and the flags that keep root from removing a file
+# ioctls of chattr(1), and the flags that prevent root from removing a file
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IMMUTABLE, FS_APPEND = 0x80086601, 0x40086602, 0x10, 0x20
 
 
@@ -71,9 +71,12 @@ def _group_of(uid: int) -> int:
 
 
 def create(base: Path, job: ScratchJob, boot: str) -> None:
-    """Create the folder of a job. If the node has booted since the last job, retire the folders of all jobs before."""
+    """Create the folder of a job.
+
+    If the node has booted since the last job, first move the folders of all earlier jobs to the trash.
+    """
     with _opened(base) as (top, own):
-        fcntl.flock(own, fcntl.LOCK_EX)  # two first jobs after a boot must not retire each other's folders
+        fcntl.flock(own, fcntl.LOCK_EX)  # after a boot, two first jobs must not move each other's folders to the trash
         if _read(own, BOOT) != boot:
             for name in [entry for entry in os.listdir(top) if JOB.fullmatch(entry)]:
                 _retire(top, own, name)
@@ -82,7 +85,7 @@ def create(base: Path, job: ScratchJob, boot: str) -> None:
             return
         with contextlib.suppress(FileNotFoundError):
             _retire(top, own, job.folder)
-        # It gets its owner before it gets its name, so that nobody ever sees it half-made.
+        # The folder gets its owner before its final name, so that no process sees it incomplete.
         new = f"new.{secrets.token_hex(8)}"
         os.mkdir(new, 0o700, dir_fd=own)
         folder = os.open(new, FOLDER, dir_fd=own)
@@ -101,7 +104,7 @@ def retire(base: Path, job: ScratchJob) -> None:
 
 
 def empty_trash(base: Path) -> None:
-    """Remove everything in the trash, unless another process does. What cannot be removed stays there."""
+    """Remove everything in the trash, unless another process is doing so. Entries that cannot be removed stay there."""
     with _opened(base) as (_, own):
         trash = _subfolder(own, TRASH)
         try:
@@ -117,7 +120,7 @@ def empty_trash(base: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(base: Path) -> Iterator[tuple[int, int]]:
-    """Yield descriptors of the base, which only root can change, and of our folder in it."""
+    """Yield descriptors of the base folder, which only root can change, and of our folder in it."""
     if os.path.realpath(base) != str(base):
         raise PermissionError(errno.EPERM, "a link leads to it", str(base))
     with trusted_folder(base) as top:
@@ -141,7 +144,7 @@ def _subfolder(parent: int, name: str) -> int:
 
 
 def _is_of(top: int, job: ScratchJob) -> bool:
-    """Return whether the job has its folder already, as after a restart of slurmd."""
+    """Return whether the job has its folder already, for example after a restart of slurmd."""
     try:
         about = os.stat(job.folder, dir_fd=top, follow_symlinks=False)
     except FileNotFoundError:
@@ -177,9 +180,10 @@ def _write(folder: int, name: str, text: str) -> None:
 
 
 def _empty(folder: int, trash: int, depth: int) -> int:
-    """Remove the content of a folder, and return how many names were removed or moved up."""
+    """Remove the content of a folder. Return how many entries were removed or moved up."""
     removed = 0
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # not as a list: there may be millions
+    # Not read as a list, because there may be millions of entries.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             try:
                 if entry.is_dir(follow_symlinks=False):
@@ -193,7 +197,7 @@ def _empty(folder: int, trash: int, depth: int) -> int:
 
 
 def _remove_folder(name: str, parent: int, trash: int, depth: int) -> int:
-    if depth >= MAX_DEPTH:  # too deep for one descriptor per level: continue from the top
+    if depth >= MAX_DEPTH:  # too deep for one descriptor per level, so continue from the top
         deep = f"deep.{secrets.token_hex(8)}"
         _insist(lambda: os.rename(name, deep, src_dir_fd=parent, dst_dir_fd=trash), name, parent)
         return 1
@@ -214,20 +218,21 @@ def _remove_folder(name: str, parent: int, trash: int, depth: int) -> int:
 
 
 def _mount_of(folder: int) -> tuple[int, str]:
-    """Return the device and the mount of a folder. A bind mount of the same file system has another mount id."""
+    """Return the device and the mount id of a folder. A bind mount of the same file system has a different mount id."""
     with open(f"/proc/self/fdinfo/{folder}") as file:
         mount = next((line for line in file if line.startswith("mnt_id:")), "")
     return os.fstat(folder).st_dev, mount
 
 
 def _insist(act: Callable[[], None], name: str, parent: int) -> None:
-    """Try to remove or move a name. If it or its folder is immutable, remove that flag and try again."""
+    """Try to remove or move an entry. If the entry or its folder is immutable, remove that flag and try again."""
     try:
         act()
     except PermissionError:
         _unlock(parent)
         about = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        alone = stat.S_ISREG(about.st_mode) and about.st_nlink == 1  # another link may be a file of the system
+        # With more links, the flag may protect a file of the system.
+        alone = stat.S_ISREG(about.st_mode) and about.st_nlink == 1
         if alone or stat.S_ISDIR(about.st_mode):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             entry = os.open(name, flags, dir_fd=parent)
@@ -240,7 +245,7 @@ def _insist(act: Callable[[], None], name: str, parent: int) -> None:
 
 def _unlock(handle: int) -> None:
     value = array.array("i", [0])
-    with contextlib.suppress(OSError):  # not every file system has these flags
+    with contextlib.suppress(OSError):  # some file systems do not have these flags
         fcntl.ioctl(handle, FS_IOC_GETFLAGS, value)
         if value[0] & (FS_IMMUTABLE | FS_APPEND):
             value[0] &= ~(FS_IMMUTABLE | FS_APPEND)
@@ -270,7 +275,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _within(seconds: float, base: Path, body: Callable[[], None]) -> bool:
-    """Run `body` in a process of its own; return whether it succeeded in time. A hanging disk cannot be interrupted."""
+    """Run `body` in a separate process, because a hanging disk cannot be interrupted.
+
+    Return whether it succeeded in time.
+    """
 
     def run(sock: socket.socket) -> None:
         try:
@@ -291,7 +299,7 @@ def _within(seconds: float, base: Path, body: Callable[[], None]) -> bool:
 
 
 def start_detached(body: Callable[[], None]) -> None:
-    """Run `body` in a process that outlives this one: slurmd kills the process group of an epilog that has ended."""
+    """Run `body` in a process that outlives this one. slurmd kills the process group of an epilog that has ended."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)

@@ -8,7 +8,7 @@ import socket
 import struct
 
 RECORD_BYTES = 8192  # the kernel refuses a buffer that is smaller than the record
-MAX_RECORDS = 20_000  # records per read: more than the kernel's buffer holds
+MAX_RECORDS = 20_000  # limit on records per read; the kernel's buffer holds fewer
 
 
 class KernelLog:
@@ -28,7 +28,7 @@ class KernelLog:
                 record = os.read(self._fd, RECORD_BYTES)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # the next record was overwritten: continue with the oldest one
+            except BrokenPipeError:  # the next record was overwritten, so continue with the oldest one
                 continue
             if not record:
                 break
@@ -41,17 +41,20 @@ class KernelLog:
             self._fd = None
 
 
-# Listening ports, from the kernel: a connection attempt would show up in the listener's log
+# Listening ports are read from the kernel, because a connection attempt would appear in the listener's log.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3
-_HEAD = struct.Struct("=IHHII")  # length, kind, flags, sequence, pid
-_ASK = struct.Struct("=BBBxI48x")  # family, protocol, extensions; states; any socket
+_HEAD = struct.Struct("=IHHII")  # fields: length, kind, flags, sequence, pid
+_ASK = struct.Struct("=BBBxI48x")  # fields: family, protocol, extensions, states; then zeros, for any socket
 _LISTEN_BIT, _LISTEN = 1 << 10, "0A"
 
 
 def listening_ports() -> set[int]:
-    """Return the ports with listeners. Netlink is used, because /proc/net/tcp lists all connections and takes 10 ms."""
+    """Return the ports with listeners.
+
+    Netlink is used, because /proc/net/tcp lists all connections and reading it takes 10 ms.
+    """
     return _ports(socket.AF_INET) | _ports(socket.AF_INET6)
 
 

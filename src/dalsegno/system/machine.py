@@ -27,11 +27,11 @@ SEARCH = (*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/local/sbi
 class MachineFacts:
     """The facts that the local target needs."""
 
-    system: str  # "Linux"
+    system: str  # such as "Linux"
     hostname: str
     user: str
     is_root: bool
-    slurm_version: str  # "slurm-wlm 22.05.8"; "" if Slurm is missing
+    slurm_version: str  # such as "slurm-wlm 22.05.8"; "" if Slurm is missing
     namespaces: bool  # whether this user may create virtual hosts
     gpu_files: tuple[str, ...]  # device files of real GPUs
     cgroups: CgroupTree = field(default_factory=CgroupTree)
@@ -39,8 +39,7 @@ class MachineFacts:
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program, searching also the folders that only root has on its PATH; None if it is
-    missing."""
+    """Return the path of a program; None if it is missing. Folders that only root has on its PATH are searched too."""
     return shutil.which(name, path=os.pathsep.join(SEARCH))
 
 
@@ -50,8 +49,8 @@ def missing_packages(programs: tuple[str, ...]) -> list[str]:
 
 
 def user_name() -> str:
-    """Return the name of this process's user, by uid: `sudo` and `su` may leave $USER unchanged."""
-    import pwd  # not on Windows, where this module is imported too
+    """Return the name of this process's user. It is found by uid, because `sudo` and `su` may leave $USER unchanged."""
+    import pwd  # imported here, because Windows does not have this module
 
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -77,7 +76,7 @@ def collect_facts(runner: Runner) -> MachineFacts:
 
 
 def may_make_namespaces(runner: Runner) -> bool:
-    """Return whether unshare works: root in a container often lacks that right."""
+    """Return whether unshare works. Root in a container often lacks that right."""
     unshare = program("unshare")
     if unshare is None:
         return False

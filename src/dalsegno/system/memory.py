@@ -13,15 +13,15 @@ from pathlib import Path
 
 from dalsegno.system.hanging_calls import NoAnswer, ask
 
-_DONTNEED = 4  # madvise(2): a private page reads as zeros afterwards
+_DONTNEED = 4  # madvise(2) advice; a private page then reads as zeros
 _LOADED, _WRITABLE = 1, 2
-# 64-bit ELF header: offset, entry size and number of program headers. Program header: type, flags, offset, address,
+# ELF header (64-bit): offset, entry size and number of program headers. Program header: type, flags, offset, address,
 # physical address, size in the file, size in memory, alignment.
 _HEAD, _SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<IIQQQQQQ")
 
 
 def give_back_freed() -> None:
-    """Return to the system the memory that this process has freed but malloc still holds."""
+    """Return memory to the system that this process has freed but malloc still holds."""
     with contextlib.suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -29,7 +29,7 @@ def give_back_freed() -> None:
 def give_back_cleared(library: str) -> int:
     """Release the pages of a loaded library's variables that contain only zeros; return the number of bytes.
 
-    No other thread may call the library meanwhile.
+    No other thread may call the library during this call.
     """
     page, given = os.sysconf("SC_PAGE_SIZE"), 0
     zeros, advise = bytes(page), _madvise()
@@ -49,7 +49,7 @@ def _madvise() -> Callable[[int, int, int], int]:
 def _cleared_at_start(library: str) -> Iterator[tuple[int, int]]:
     """Yield the address ranges of zero-initialized variables (.bss) from the library's ELF header.
 
-    The kernel's memory map does not help: it may merge these ranges with their neighbours.
+    The kernel's memory map is not used, because it may merge these ranges with their neighbours.
     """
     base = _base(library)
     if base is None or ctypes.string_at(base, 5) != b"\x7fELF\2":
@@ -76,10 +76,9 @@ TIMEOUT_S = 4.0
 
 
 def compile_apart(module: str) -> None:
-    """Compile a module's bytecode in another process before it is imported: compiling a large module in this process
-    would waste memory.
+    """Compile a module's bytecode in another process before it is imported.
 
-    Do nothing if the bytecode exists or cannot be written.
+    Compiling a large module in this process would waste memory. Do nothing if the bytecode exists or cannot be written.
     """
     if module in sys.modules:
         return

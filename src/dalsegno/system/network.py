@@ -24,7 +24,7 @@ def reaches_beyond() -> bool:
     """Return whether this host has a route to networks other than its own."""
     texts = []
     for name in ("route", "ipv6_route"):
-        with contextlib.suppress(OSError):  # a kernel without IPv6
+        with contextlib.suppress(OSError):  # this kernel has no IPv6
             texts.append(Path("/proc/net", name).read_text())
     return has_default_route("".join(texts))
 
@@ -45,7 +45,7 @@ def link_names(runner: Runner, inside: int | None = None) -> set[str]:
 
 
 def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
-    """Return every network that this machine has a route to, not counting the default route."""
+    """Return every network that this machine has a route to, except the default route."""
     routes = json.loads(
         runner.run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout_s=30).checked().stdout or "[]"
     )
@@ -54,14 +54,14 @@ def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
         try:
             network = ipaddress.IPv4Network(str(route.get("dst", "")), strict=False)
         except ValueError:
-            continue  # "default", or a route without a network
+            continue  # the route is "default", or has no network
         if network.prefixlen > 0:
             found.append(network)
     return found
 
 
 def has_address() -> bool:
-    """Return whether an interface other than loopback has an IPv4 address: Slurm's daemons exit if none has."""
+    """Return whether an interface other than loopback has an IPv4 address. Without one, Slurm's daemons exit."""
     try:
         return bool(socket.getaddrinfo(None, 1, socket.AF_INET, flags=socket.AI_ADDRCONFIG | socket.AI_PASSIVE))
     except OSError:
@@ -71,7 +71,7 @@ def has_address() -> bool:
 def port_is_free(port: int) -> bool:
     """Return whether a TCP listener could be opened on this port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Slurm's daemons do
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Slurm's daemons set the same option
         try:
             sock.bind(("0.0.0.0", port))
         except OSError:
@@ -80,7 +80,7 @@ def port_is_free(port: int) -> bool:
 
 
 def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ()) -> int | None:
-    """Return the first port of `count` consecutive free ports, or None."""
+    """Return the first of `count` consecutive free ports; None if there are none."""
     busy = set(taken)
     run = 0
     for port in range(start, stop):
@@ -91,7 +91,10 @@ def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ())
 
 
 def listen_at(path: Path, mode: int) -> socket.socket:
-    """Return a listening socket that has this mode from the start. A socket file left by a dead process is removed."""
+    """Return a listening socket whose file has this mode from the start.
+
+    A socket file left by a dead process is removed.
+    """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
-"""Paths that other users may control: check who can change a path before it is trusted, and read below it safely.
+"""Paths that other users may control. Check who can change a path before it is trusted, and read below it safely.
 
 The owner of a folder can replace its content during a read, leave a pipe without a writer, or link to a file that only
-this process may read. Therefore nothing in the folder is opened by its full path. The type and the owner of each opened
-file are checked: it must belong to the owner of the folder.
+this process may read. Therefore nothing in the folder is opened by its full path. Each opened file must have the
+expected type and belong to the owner of the folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.files import explain, make_folder
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MAX_LINKS = 40  # the kernel's own limit
+_MAX_LINKS = 40  # the same limit as the kernel's
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-_MAX_NAMES = 1 << 16  # names that are read from one folder
+_MAX_NAMES = 1 << 16  # limit on the names read from one folder
 
 
 def caller(env: Mapping[str, str] = os.environ) -> int:
@@ -39,7 +39,7 @@ def trusted_owners(env: Mapping[str, str] = os.environ) -> frozenset[int]:
 def part_of_others(path: Path, owners: Collection[int]) -> str:
     """Return the first part of a path, following links, that other users can replace; "" if there is none.
 
-    A part that does not exist ends the search: its parents decide who can create it.
+    The search ends at a part that does not exist, because its parents determine who can create it.
     """
     todo, at, links = list(reversed(Path(os.path.abspath(path)).parts[1:])), Path("/"), 0
     while True:
@@ -59,7 +59,7 @@ def part_of_others(path: Path, owners: Collection[int]) -> str:
             continue
         if not todo:
             return ""
-        step = todo.pop()  # `..` is safe: `at` contains no links
+        step = todo.pop()  # `..` is safe, because `at` contains no links
         at = at.parent if step == ".." else at / step
 
 
@@ -89,9 +89,9 @@ def make_own_folder(path: Path, hint: str) -> None:
 
 
 def folder_beneath(root: Path, inside: str) -> int:
-    """Open a folder below another without following links, which the owner could insert at any time.
+    """Open a folder below another without following links. Raise OSError if there is a link.
 
-    Raise OSError if there is a link.
+    The owner could insert a link at any time.
     """
     at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in Path(inside).parts:
@@ -121,7 +121,7 @@ def open_beneath(root: Path, inside: str) -> int:
 
     The folder itself may be a link that belongs to its owner, to root or to this user.
     """
-    if not hasattr(os, "geteuid"):  # Windows has no uids to compare
+    if not hasattr(os, "geteuid"):  # Windows has no uids
         return os.open(root / inside, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     path = PurePath(inside)
     with _opened_folder(root, path.parts[:-1]) as (folder, owner):
@@ -134,8 +134,10 @@ def open_beneath(root: Path, inside: str) -> int:
 
 
 def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
-    """Return the content of a file below a folder; None if it does not exist. Raise NotPlainFile if it is longer than
-    `most_bytes`."""
+    """Return the content of a file below a folder; None if it does not exist.
+
+    Raise NotPlainFile if it is longer than `most_bytes`.
+    """
     try:
         handle = open_beneath(root, inside)
     except (FileNotFoundError, NotADirectoryError):
@@ -158,7 +160,7 @@ def open_owned(path: Path, uid: int) -> int:
 
 
 def list_beneath(root: Path, inside: str = ".") -> list[str]:
-    """Return the names in a folder below another one, up to a limit; an empty list if there is no such folder."""
+    """Return the names in a folder below another one, up to a limit; empty if the folder does not exist."""
     if not hasattr(os, "geteuid"):
         return os.listdir(root / inside) if (root / inside).is_dir() else []
     try:
@@ -194,7 +196,7 @@ def _open(name: str | Path, flags: int, folder: int | None, path: Path) -> int:
         return os.open(name, flags, dir_fd=folder)
     except (FileNotFoundError, PermissionError):
         raise
-    except OSError as error:  # a link, a socket, a device without a driver
+    except OSError as error:  # for example a link, a socket, or a device without a driver
         if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise
         raise _refused(path) from error
@@ -210,7 +212,7 @@ def trusted_folder(path: Path, make: bool = False) -> Iterator[int]:
     """Open a folder that only this user and root can have created. Raise OSError for any other.
 
     Each folder on the path is opened from its parent. It must belong to this user or to root, and others must not be
-    able to replace its entries: they may write to it only if the sticky bit is set, as on /tmp. The last folder must
+    able to replace its entries. Others may write to it only if the sticky bit is set, as on /tmp. The last folder must
     belong to this user, and nobody else may write to it. With `make`, missing folders are created.
     """
     owners, folder = (0, os.geteuid()), os.open("/", _FOLDER)

@@ -9,7 +9,7 @@ import secrets
 from dalsegno.errors import DalsegnoError
 
 _LIBRARIES = ("libcrypt.so.1", "libcrypt.so.2")
-_LEAST_COST = "04"  # the passwords are long and random, so a slow hash would not make them safer
+_LEAST_COST = "04"  # the passwords are long and random, so a slower hash would not make them safer
 _FROM = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _TO = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -20,7 +20,7 @@ def draw_password() -> str:
 
 
 def bcrypt_hash(password: str) -> str:
-    """Return the bcrypt hash of a password. The C library computes it: Python has no bcrypt of its own."""
+    """Return the bcrypt hash of a password. It is computed by the C library, because Python has no bcrypt."""
     crypt = _library().crypt
     crypt.restype, crypt.argtypes = ctypes.c_char_p, (ctypes.c_char_p, ctypes.c_char_p)
     salt = base64.b64encode(secrets.token_bytes(16)).rstrip(b"=").translate(bytes.maketrans(_FROM, _TO))

@@ -1,5 +1,7 @@
-"""Run commands to their end (a Protocol, the real runner, and a fake one for tests), and stream bytes through
-commands."""
+"""Run commands to their end, and stream bytes through commands.
+
+There is a Protocol, the real runner, and a fake runner for tests.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import IO, Protocol
 from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
 
 CHUNK = 1 << 20
-_BUFFER = 1 << 16  # many small files in a stream make many small chunks
+_BUFFER = 1 << 16  # large, because many small files in a stream make many small chunks
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class FakeRunner:
 
 def through(argv: Sequence[str], chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the output of a filter (`zstd -dc`) for a stream. Raise an error at the end if the filter failed."""
-    import tempfile  # here, because most commands stream nothing and start faster without it
+    import tempfile  # imported here, because most commands do not need it and start faster without it
     import threading
 
     with tempfile.TemporaryFile() as errors, _start_stream(argv, errors, stdout=subprocess.PIPE) as process:
@@ -125,7 +127,7 @@ def through(argv: Sequence[str], chunks: Iterable[bytes]) -> Iterator[bytes]:
                 yield piece
         finally:
             if process.poll() is None and process.stdout and not process.stdout.closed:
-                process.stdout.close()  # the caller stopped reading: the filter ends by a broken pipe
+                process.stdout.close()  # the caller has stopped reading, so the filter ends with a broken pipe
             feeder.join()
             code = process.wait()
         if fault:
@@ -141,7 +143,7 @@ def _feed(process: subprocess.Popen[bytes], chunks: Iterable[bytes], fault: list
             for chunk in chunks:
                 sink.write(chunk)
     except BrokenPipeError:
-        pass  # the exit code shows the failure
+        pass  # the exit code will show the failure
     except BaseException as error:
         fault.append(error)
 
@@ -150,7 +152,7 @@ class Sink:
     """A program that reads a stream (`sqfstar FILE`). If it fails, the error shows the program's own output."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None, keep: Sequence[int] = ()) -> None:
-        """Start the program. `keep` are further file descriptors that it inherits."""
+        """Start the program. `keep` contains further file descriptors that it inherits."""
         import tempfile
 
         self.argv = tuple(argv)
@@ -204,7 +206,7 @@ def _start_stream(
             env=env,
             pass_fds=tuple(keep),
             bufsize=_BUFFER,
-            start_new_session=True,  # this process handles Ctrl-C
+            start_new_session=True,  # Ctrl-C must reach only this process
         )
     except FileNotFoundError as error:
         raise DalsegnoError(

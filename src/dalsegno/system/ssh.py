@@ -53,7 +53,7 @@ MAX_PASSWORD = 1024
 
 
 class HostRunner(Protocol):
-    """Runs commands on hosts that are known by name. A failed command is a result, not an exception."""
+    """Runs commands on hosts, which are identified by name. A failed command is a result, not an exception."""
 
     def run(
         self,
@@ -65,17 +65,23 @@ class HostRunner(Protocol):
         timeout_s: float | None = None,
         on_line: OnLine | None = None,
     ) -> Completed:
-        """Run one command to its end. `on_line` gets each line of its standard output, in the calling thread."""
+        """Run one command to its end.
+
+        `on_line` is called with each line of its standard output, in the calling thread.
+        """
         ...
 
     def each(self, hosts: Iterable[str], work: Callable[[str], T]) -> dict[str, T | DalsegnoError]:
-        """Call `work` for many hosts at once. An error of one host is its value, and the others continue."""
+        """Call `work` for many hosts at once.
+
+        If it fails for a host, the error is that host's result, and the others continue.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class HostCall:
-    """One command that a fake runner was asked to run."""
+    """A command that a fake runner received."""
 
     host: str
     argv: tuple[str, ...]
@@ -85,7 +91,10 @@ class HostCall:
 
 @dataclass
 class FakeHostRunner:
-    """A host runner that answers from a function and records the calls. An answer that is an error is raised."""
+    """A host runner for tests that answers from a function and records the calls.
+
+    If an answer is an error, it is raised.
+    """
 
     answer: Callable[[HostCall], Completed | DalsegnoError | str]
     calls: list[HostCall] = field(default_factory=list)
@@ -122,7 +131,7 @@ class FakeHostRunner:
 
 
 class SshConnections:
-    """Connections to many hosts. Use it as a context manager; afterwards, all connections are closed."""
+    """Connections to many hosts. Use it as a context manager, which closes all connections at the end."""
 
     def __init__(
         self,
@@ -134,8 +143,11 @@ class SshConnections:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         keepalive_s: float = KEEPALIVE_S,
     ) -> None:
-        """`known_hosts` replaces the files of the user's ssh configuration. `limit` bounds `each` and the logins that
-        are in progress at the same time."""
+        """Set up the connections, but open none yet.
+
+        `known_hosts` replaces the files of the user's ssh configuration. `limit` is the maximum number of hosts in
+        `each`, and of concurrent logins.
+        """
         self._addresses = {each.name: each for each in addresses}
         self._settings = SshSettings(limit, known_hosts, sudo_password, connect_timeout_s, keepalive_s)
         self._lock = threading.Lock()
@@ -180,7 +192,10 @@ class SshConnections:
             running.cancel()  # after Ctrl-C, or an error in `on_line`
 
     def each(self, hosts: Iterable[str], work: Callable[[str], T]) -> dict[str, T | DalsegnoError]:
-        """Call `work` for each host in threads, at most `limit` at once. An error of one host is its value."""
+        """Call `work` for each host in threads, at most `limit` at once.
+
+        If it fails for a host, the error is that host's result.
+        """
 
         def attempt(host: str) -> T | DalsegnoError:
             try:
@@ -192,10 +207,10 @@ class SshConnections:
         try:
             started = {host: pool.submit(attempt, host) for host in hosts}
             for done in as_completed(started.values()):
-                done.result()  # anything but a DalsegnoError ends all of them
+                done.result()  # any error other than DalsegnoError ends all of them
             return {host: done.result() for host, done in started.items()}
         except BaseException:
-            self.close()  # so that the commands in progress end, and their threads with them
+            self.close()  # ends the commands in progress, and with them their threads
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -217,7 +232,7 @@ class SshConnections:
         if self._closed:
             raise DalsegnoError("the connections to the hosts are closed", hint="run the command again")
         if self._client is None or self._loop is None:
-            from dalsegno.system.ssh_client import SshClient  # only now, because it needs asyncssh
+            from dalsegno.system.ssh_client import SshClient  # imported here, because it needs asyncssh
 
             self._client = SshClient(self._addresses, self._settings)
             self._loop = asyncio.new_event_loop()
@@ -227,7 +242,7 @@ class SshConnections:
 
 
 def read_password_file(path: Path) -> str:
-    """Return the first line of a file that nobody but its owner can read, and that only we or root can have written."""
+    """Return the first line of a file that only its owner can read and that only this user or root can have written."""
     hint = f"write the password to it as its only line, then run `chmod 600 {shlex.quote(str(path))}`"
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -244,8 +259,8 @@ def read_password_file(path: Path) -> str:
 
 
 def make_key_pair(comment: str) -> tuple[str, str]:
-    """Return a new key without a passphrase: the private half as a file's text, and the public half as a line."""
-    from dalsegno.system.ssh_client import generate_key  # only now, because it needs asyncssh
+    """Return a new key without a passphrase: the private key as the text of a file, and the public key as one line."""
+    from dalsegno.system.ssh_client import generate_key  # imported here, because it needs asyncssh
 
     return generate_key(comment)
 
@@ -253,11 +268,12 @@ def make_key_pair(comment: str) -> tuple[str, str]:
 def client_argv(
     address: SshAddress, command: Sequence[str] = (), *, known_hosts: Path | None = None, terminal: bool = False
 ) -> list[str]:
-    """Return the `ssh` command for a shell or a command on a host, for people. It asks before it accepts a host key.
+    """Return the `ssh` command with which a person opens a shell or runs a command on a host.
 
-    A jump host gets the same key as the host, which `ssh -J` would not do.
+    It asks before it accepts a host key. A jump host gets the same key as the host, which `ssh -J` would not do.
     """
-    trust = ["-a", "-x", "-o", f"StrictHostKeyChecking={'ask' if terminal else 'yes'}"]  # forward no agent, no display
+    # Do not forward the agent or the display
+    trust = ["-a", "-x", "-o", f"StrictHostKeyChecking={'ask' if terminal else 'yes'}"]
     if known_hosts:
         trust += ["-o", f"UserKnownHostsFile={_literal(str(known_hosts))}"]
     key = ["-i", _literal(os.path.expanduser(address.key))] if address.key else []
@@ -271,5 +287,5 @@ def client_argv(
 
 
 def _literal(text: str) -> str:
-    """Return text in which ssh expands nothing."""
+    """Return the text with characters escaped that ssh would expand."""
     return text.replace("%", "%%")

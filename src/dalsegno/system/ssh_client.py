@@ -1,6 +1,6 @@
 """Connections to many hosts and the commands on them, in one event loop.
 
-A host may be hostile: the amount of its output is limited, and what it says is made safe before it is shown.
+A host may be hostile. Therefore the size of its output is limited, and its text is escaped before it is shown.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dalsegno.system.ssh_login import MAX_MESSAGE, HostKeyCheck, SshLogin, UserS
 if TYPE_CHECKING:
     import asyncssh
 
-MAX_OUTPUT = 32 << 20  # bytes of both streams of one command
-MAX_LINE = 1 << 20  # a longer line is passed on in pieces
-MAX_LINES = 200_000  # of a command whose lines are passed on
-SESSIONS = 8  # per connection; sshd's own limit is 10
+MAX_OUTPUT = 32 << 20  # limit in bytes on both output streams of one command
+MAX_LINE = 1 << 20  # limit in bytes; a longer line is delivered in pieces
+MAX_LINES = 200_000  # limit on the lines of one command
+SESSIONS = 8  # sessions per connection; sshd's default limit is 10
 CHUNK = 1 << 16
-MARGIN_S = 1.0  # after this, the host ends a command by itself, first with SIGTERM
+MARGIN_S = 1.0  # how long after the timeout the host itself ends a command
 KILL_AFTER_S = 2
 SUDO_TIMEOUT_S = 30.0
 LAST_LINES = 10
@@ -39,7 +39,7 @@ LineSink = Callable[[str], None]
 
 @dataclass
 class OpenConnection:
-    """An open connection, and how a command becomes root on it once that is known."""
+    """An open connection. `sudo` is the task that finds out how a command becomes root on the host."""
 
     connection: asyncssh.SSHClientConnection
     check: HostKeyCheck
@@ -52,7 +52,10 @@ class OpenConnection:
 
 
 class SshClient:
-    """One connection per host, and one per jump host, opened when they are needed and again after they were lost."""
+    """One connection per host and per jump host.
+
+    A connection is opened when needed, and opened again if it was lost.
+    """
 
     def __init__(self, addresses: Mapping[str, SshAddress], settings: SshSettings) -> None:
         self._addresses = addresses
@@ -88,7 +91,7 @@ class SshClient:
         tasks = [each for each in self._opened.values() if not each.cancelled() and not each.exception()]
         connections = [each.result().connection for each in tasks]
         self._opened.clear()
-        for connection in reversed(connections):  # jump hosts were opened first
+        for connection in reversed(connections):  # jump hosts were opened first and are closed last
             connection.close()
         closing = asyncio.gather(*(each.wait_closed() for each in connections), return_exceptions=True)
         with contextlib.suppress(asyncio.TimeoutError):
@@ -108,7 +111,7 @@ class SshClient:
         timeout_s: float | None,
         sink: LineSink | None,
     ) -> Completed:
-        # With `timeout`, the host ends the command also if the connection is lost meanwhile. sshd itself does not.
+        # `timeout` makes the host end the command even if the connection is lost. sshd does not do that.
         bound = ["timeout", "-k", str(KILL_AFTER_S), f"{timeout_s + MARGIN_S:g}"] if timeout_s else []
         output, started = CommandOutput(sink), time.monotonic()
         try:
@@ -130,7 +133,7 @@ class SshClient:
             raise CommandTimedOut(argv, timeout_s, host=host, hint=hint) from None
         except OutputLimitExceeded:
             what = f"`{argv[0]}` was stopped: it printed more than {MAX_OUTPUT >> 20} MiB, or {MAX_LINES:,} lines"
-            hint = "run the command on the host and look why it prints so much"
+            hint = "run the command on the host and find out why it prints so much"
             raise SshError(host, SshFault.TOO_MUCH_OUTPUT, what, hint=hint, output=output.last_lines()) from None
         except self._errors as error:
             raise _cut(host, argv, output, shown(error)) from error
@@ -145,20 +148,21 @@ class SshClient:
     # Root
 
     async def _root(self, host: str, opened: OpenConnection) -> tuple[list[str], bytes]:
-        """Return what precedes a command that runs as root, and the first line of its input."""
+        """Return the prefix for a command that runs as root, and the first line of its input."""
         if opened.sudo is None:
             opened.sudo = asyncio.ensure_future(self._find_sudo(host, opened))
         try:
             return await asyncio.shield(opened.sudo)
         except DalsegnoError:
-            opened.sudo = None  # ask again for the next command, when somebody may have permitted it
+            # Try again for the next command, because an administrator may have permitted sudo by then.
+            opened.sudo = None
             raise
 
     async def _find_sudo(self, host: str, opened: OpenConnection) -> tuple[list[str], bytes]:
         """Find out with harmless commands how this login becomes root.
 
-        `-k` ignores a password that sudo remembers. So whether sudo reads a line from its input is certain, and neither
-        does the password reach a command, nor a command's input sudo.
+        With `-k`, sudo ignores a remembered password. It is then certain whether sudo reads a line from its input.
+        Otherwise the password could reach the command, or sudo could read the command's input.
         """
 
         async def ask(*argv: str, stdin: bytes = b"") -> Completed:
@@ -187,11 +191,12 @@ class SshClient:
     async def _connection(
         self, address: SshAddress, tunnel: OpenConnection | None = None, hops: tuple[str, ...] = ()
     ) -> OpenConnection:
-        """Return the connection to a host, or to the jump host `hops[-1]`. Open it if there is none."""
+        """Return the connection to a host, or to the jump host `hops[-1]`. Open the connection if there is none."""
         task = self._opened.get((address, hops))
         if task is None or (task.done() and not _usable(task)):
             task = asyncio.ensure_future(self._open(address, tunnel, hops))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # those who wait get it too
+            # Mark the error as retrieved; all waiting callers get it
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._opened[address, hops] = task
         return await asyncio.shield(task)
 
@@ -203,7 +208,7 @@ class SshClient:
         return OpenConnection(connection, check)
 
     async def _open_hops(self, address: SshAddress, settings: UserSettings) -> OpenConnection | None:
-        """Open the connections to the jump hosts, `user@host:port` or a list of them, and return the last one."""
+        """Open the connections to the jump hosts, given as `user@host:port` or a list of these. Return the last one."""
         tunnel: OpenConnection | None = None
         hops: tuple[str, ...] = ()
         for hop in settings.jump.split(",") if settings.jump else ():
@@ -219,17 +224,17 @@ class SshClient:
 
 
 class OutputLimitExceeded(Exception):
-    """A command printed more than is kept."""
+    """A command printed more than the limit."""
 
 
 class CommandOutput:
-    """What a command has printed so far. Complete lines of its standard output go to `sink` at once."""
+    """The output of a running command. Complete lines of its standard output are passed to `sink` at once."""
 
     def __init__(self, sink: LineSink | None) -> None:
         self.stdout = bytearray()
         self.stderr = bytearray()
         self._sink = sink
-        self._begun = 0  # start of the last line that is not complete
+        self._begun = 0  # offset of the last line, which is incomplete
         self._lines = 0
 
     def add(self, part: bytearray, data: bytes) -> None:
@@ -240,18 +245,19 @@ class CommandOutput:
             self._pass_lines(self._sink)
 
     def finish(self) -> None:
-        """Pass on a last line that has no line break."""
+        """Pass on the last line if it has no line break."""
         if self._sink and self._begun < len(self.stdout):
             self._sink(_text(bytes(self.stdout[self._begun :])))
 
     def last_lines(self) -> str:
-        """Return the end of what was printed, safe for a terminal."""
+        """Return the last lines of the output, escaped for a terminal."""
         text = _text(bytes(self.stdout[-CHUNK:])) + _text(bytes(self.stderr[-CHUNK:]))
         return printable_lines("\n".join(line[:MAX_MESSAGE] for line in text.strip().split("\n")[-LAST_LINES:]))
 
     def _pass_lines(self, sink: LineSink) -> None:
         while (end := self.stdout.find(b"\n", self._begun)) >= 0:
-            for line in _text(bytes(self.stdout[self._begun : end]).rstrip(b"\r")).split("\n"):  # \r draws progress
+            # Programs use \r to draw progress
+            for line in _text(bytes(self.stdout[self._begun : end]).rstrip(b"\r")).split("\n"):
                 self._lines += 1
                 if self._lines > MAX_LINES:
                     raise OutputLimitExceeded
@@ -263,7 +269,7 @@ class CommandOutput:
 
 
 async def _talk(process: asyncssh.SSHClientProcess[bytes], stdin: bytes, output: CommandOutput) -> None:
-    """Send a command its input, collect its output, and wait for its end."""
+    """Send input to a command, collect its output, and wait for its end."""
 
     async def read(stream: asyncssh.SSHReader[bytes], part: bytearray) -> None:
         while data := await stream.read(CHUNK):
@@ -286,7 +292,7 @@ async def _talk(process: asyncssh.SSHClientProcess[bytes], stdin: bytes, output:
 
 async def _send(process: asyncssh.SSHClientProcess[bytes], stdin: bytes) -> None:
     data = memoryview(stdin)
-    with contextlib.suppress(OSError):  # the command ended before it had read everything
+    with contextlib.suppress(OSError):  # the command may end before it has read its whole input
         for start in range(0, len(data), CHUNK):
             process.stdin.write(bytes(data[start : start + CHUNK]))
             await process.stdin.drain()
@@ -316,6 +322,6 @@ def _signal_number(found: tuple[str, bool, str, str] | None) -> int:
 
 
 def generate_key(comment: str) -> tuple[str, str]:
-    """Return the private and the public half of a new key."""
+    """Return the private and the public part of a new key."""
     key = load_asyncssh().generate_private_key("ssh-ed25519", comment)
     return key.export_private_key().decode(), key.export_public_key().decode().strip()

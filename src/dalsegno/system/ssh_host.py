@@ -1,4 +1,4 @@
-"""How a host is reached over SSH, and why it could not be."""
+"""Addresses and settings for hosts over SSH, and the faults that can occur."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from dalsegno.errors import TargetError
 
 AT_ONCE = 16
-CONNECT_TIMEOUT_S = 20.0  # with the login; sshd may wait some seconds for DNS
-KEEPALIVE_S = 5.0  # a host that is silent for three of these is cut off
+CONNECT_TIMEOUT_S = 20.0  # includes the login, because sshd may wait some seconds for DNS
+KEEPALIVE_S = 5.0  # a host that is silent for three intervals is disconnected
 
 
 @dataclass(frozen=True)
 class SshAddress:
-    """How to reach one host. What is empty comes from the user's own ssh configuration."""
+    """How to reach one host. Empty fields are taken from the user's own ssh configuration."""
 
     name: str
     address: str
@@ -27,7 +27,7 @@ class SshAddress:
 
 @dataclass(frozen=True)
 class SshSettings:
-    """What applies to all connections. `known_hosts` replaces the files of the user's ssh configuration."""
+    """The settings of all connections. `known_hosts` replaces the files of the user's ssh configuration."""
 
     limit: int = AT_ONCE
     known_hosts: Path | None = None
@@ -36,11 +36,11 @@ class SshSettings:
     keepalive_s: float = KEEPALIVE_S
 
     def __repr__(self) -> str:
-        return "SshSettings(…)"  # the password must not reach a log
+        return "SshSettings(…)"  # hides the password from logs
 
 
 class SshFault(Enum):
-    """Why a host did not do what it was asked."""
+    """Why a host could not be reached, or did not run a command."""
 
     UNREACHABLE = "unreachable"
     REFUSED = "refused"
@@ -55,9 +55,9 @@ class SshFault(Enum):
 
 
 class SshError(TargetError):
-    """A host could not be reached, or a command could not be run on it. `fault` is for decisions, the text for people.
+    """A host could not be reached, or a command could not be run on it. Code depends on `fault`, never on the text.
 
-    `output` has the last lines that the host sent before the fault, if there were any.
+    `output` contains the last lines that the host sent before the fault.
     """
 
     def __init__(self, host: str, fault: SshFault, what: str, *, hint: str, output: str = "") -> None:

@@ -1,7 +1,7 @@
-"""Log in to a host with asyncssh: the user's settings, the check of the host key, and errors that tell the fix.
+"""Log in to a host with asyncssh, with the user's settings and a check of the host key.
 
-The network may be hostile. A host key is accepted only if known_hosts has it for the name that was asked for. Nothing
-prompts, and neither the agent nor X11 is forwarded.
+The network may be hostile. A host key is accepted only if known_hosts has it for the requested name. Nothing prompts,
+and neither the agent nor X11 is forwarded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncssh
 
 SSH_PORT = 22
-MAX_MESSAGE = 300  # characters of a message that a host or the network has sent
+MAX_MESSAGE = 300  # limit in characters on a message from a host or the network
 
 SSH_CONFIG = ("~/.ssh/config", "/etc/ssh/ssh_config")
 USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
@@ -42,7 +42,7 @@ def load_asyncssh() -> Any:
 
 @dataclass(frozen=True)
 class UserSettings:
-    """What the user's ssh configuration says about a host, as far as asyncssh does not apply it by itself."""
+    """Settings from the user's ssh configuration for a host that asyncssh does not apply itself."""
 
     jump: str
     known_hosts: tuple[Path, ...]
@@ -50,20 +50,20 @@ class UserSettings:
 
 @dataclass
 class HostKeyCheck:
-    """How many keys known_hosts has for a host, and the key that the host presented if it was not accepted."""
+    """The number of keys that known_hosts has for a host, and the key that was presented but not accepted."""
 
     files: Sequence[Path]
     entries: asyncssh.SSHKnownHosts
     known: int = 0
-    presented: str = ""  # type and fingerprint
+    presented: str = ""  # type and fingerprint of the key
     verified: bool = False
     lost: bool = False
 
     def find(self, host: str, _: str, port: int | None) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """Return the trusted keys, authorities and revoked keys for this name.
 
-        The address that the name resolved to is ignored, as in ssh: otherwise somebody who forges DNS could present any
-        other host that is known by its address.
+        As in ssh, the address that the name resolved to is ignored. Otherwise, somebody who forges DNS answers could
+        present any other host that is known by its address.
         """
         keys, authorities, revoked, *_rest = self.entries.match(host, "", port)
         self.known = len(keys) + len(authorities)
@@ -76,7 +76,7 @@ class SshLogin:
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
         self._asyncssh = load_asyncssh()
-        # ValueError: something in the user's configuration or keys
+        # ValueError is raised for errors in the user's configuration or keys.
         self._errors = (self._asyncssh.Error, OSError, asyncio.TimeoutError, ValueError)
         self._at_once = asyncio.Semaphore(settings.limit)
         self._entries: dict[tuple[Path, ...], asyncssh.SSHKnownHosts] = {}
@@ -112,11 +112,12 @@ class SshLogin:
         options = {"tunnel": tunnel, **_place(address), **self._options(address, check)}
         try:
             return await self._asyncssh.connect(address.address, **options)  # type: ignore[no-any-return]
-        except (self._asyncssh.DisconnectError, ConnectionResetError):  # which of them is a matter of timing
+        # The timing determines which of the two is raised.
+        except (self._asyncssh.DisconnectError, ConnectionResetError):
             if not check.known or check.verified or check.presented:
                 raise
-        # Only the types of key that known_hosts has for the host were offered. If all are, the host presents its key,
-        # which is then refused as changed.
+        # The first attempt offered only the key types that known_hosts has for the host. When all types are offered,
+        # the host presents its key, which is then refused as changed.
         check.lost = False
         return await self._asyncssh.connect(  # type: ignore[no-any-return]
             address.address, **options, server_host_key_algs="default"
@@ -142,19 +143,19 @@ class SshLogin:
             "client_factory": Client,
             "known_hosts": check.find,
             "x509_trusted_certs": None,
-            "gss_kex": False,  # it would replace the host key
+            "gss_kex": False,  # GSS key exchange would replace the check of the host key
             "password_auth": False,
             "kbdint_auth": False,
-            "ignore_encrypted": True,  # the agent may have the key
+            "ignore_encrypted": True,  # the agent may hold the decrypted key
             "agent_forwarding": False,
-            "compression_algs": ["none"],  # a hostile host could send a little that unpacks to a lot
+            "compression_algs": ["none"],  # a hostile host could send a small message that expands to a huge one
             "connect_timeout": self._settings.connect_timeout_s,
             "keepalive_interval": self._settings.keepalive_s,
             "keepalive_count_max": 3,
         }
 
     def _explain(self, address: SshAddress, error: Exception, check: HostKeyCheck | None) -> SshError:
-        """Return the error that tells a person what is wrong with the connection to a host."""
+        """Return an error that explains what is wrong with the connection to a host."""
         asyncssh = self._asyncssh
         at = f"{address.address}:{address.port or SSH_PORT}" + (f" through {address.jump}" if address.jump else "")
 
@@ -195,7 +196,7 @@ def _place(address: SshAddress) -> dict[str, Any]:
 
 
 def _read_known_hosts(library: Any, files: Iterable[Path]) -> asyncssh.SSHKnownHosts:
-    """Read the files that exist. ssh ignores a damaged line, and so does this."""
+    """Read the files that exist. Like ssh, ignore damaged lines."""
     entries: asyncssh.SSHKnownHosts = library.import_known_hosts("")
     for path in files:
         try:
@@ -232,6 +233,6 @@ def _changed_hint(address: SshAddress, check: HostKeyCheck) -> str:
 
 
 def shown(said: object) -> str:
-    """Return what a host or the network said, on one line, bounded and safe for a terminal."""
+    """Return the text of a host or the network on one line, with limited length and escaped for a terminal."""
     text = " ".join(str(said).split())
     return one_line(text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …")

@@ -24,9 +24,10 @@ _INTERRUPT_S = 5.0  # SIGINT counts as the cause only if the program ends within
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """The program's exit code (negative: the signal that ended it), its notes, and whether a signal asked it to end.
+    """The end of the program: its exit code, its notes, and whether a signal asked it to end.
 
-    `hung_up` is true after a SIGHUP that did not come from the terminal.
+    The exit code is negative if a signal ended the program. `hung_up` is true after a SIGHUP that did not come from the
+    terminal.
     """
 
     code: int
@@ -36,12 +37,15 @@ class ProgramEnd:
 
 
 class StandIn:
-    """Runs a program in place of this process, which must be single-threaded: signals are blocked and waited for."""
+    """Runs a program in place of this process.
+
+    This process must be single-threaded, because signals are blocked and waited for.
+    """
 
     def __init__(self, poll_s: float = 5.0) -> None:
         self._poll_s = poll_s
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # as under `nohup` or `&`
+        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # `nohup` and `&` set this
         self._ending = set(_ENDING) - ignored
         self._handled = {*_PASSED_ON, signal.SIGCHLD} - ignored
         signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
@@ -51,11 +55,11 @@ class StandIn:
     ) -> ProgramEnd:
         """Run the program to its end, or kill it when `over` returns true twice in a row.
 
-        `over` is called at intervals with the program's notes. The environment variable named `notes` holds the
-        descriptor to which the program may write notes.
+        `over` is called at intervals with the program's notes. The program may write notes to a file descriptor, whose
+        number is in the environment variable named `notes`.
         """
         reader, writer = os.pipe()
-        os.set_blocking(reader, False)  # a process that the program leaves behind may hold the other end
+        os.set_blocking(reader, False)  # a background process of the program may keep the other end open
         child = subprocess.Popen(
             list(argv),
             executable=program,
@@ -70,7 +74,7 @@ class StandIn:
             os.close(reader)
 
     def pause(self, seconds: float) -> bool:
-        """Wait; return whether this process was asked to end in the meantime."""
+        """Wait. Return whether this process was asked to end in the meantime."""
         return signal.sigtimedwait(self._ending, seconds) is not None
 
     def _watch(self, child: subprocess.Popen[bytes], reader: int, over: Callable[[str], bool]) -> ProgramEnd:
@@ -87,13 +91,13 @@ class StandIn:
                     return requests.at_the_end(1, noted)
             elif received.si_signo != signal.SIGCHLD:
                 requests.add(received)
-                if not _from_terminal(received):  # the terminal signals the child too
+                if not _from_terminal(received):  # the terminal also signals the child
                     child.send_signal(received.si_signo)
         return requests.at_the_end(child.returncode, noted + _read(reader))
 
 
 class _EndRequests:
-    """The received signals that ask this process to end."""
+    """The received signals that asked this process to end."""
 
     def __init__(self) -> None:
         self._asked = self._hung_up = False
@@ -134,6 +138,6 @@ def end_as(code: int) -> NoReturn:
 
 
 def _prepare_child(parent: int) -> None:
-    """In the child, unblock all signals, and have the kernel kill the child when its parent ends."""
+    """Unblock all signals in the child, and have the kernel kill the child when its parent ends."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     die_with_parent(parent)

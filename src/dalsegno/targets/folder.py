@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.spec.facts import Cluster, facts_from_json, facts_to_json
-from dalsegno.system.files import damaged, read_json, read_text, write_atomic
+from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
 
 IDENTITY = "cluster-id"  # beside slurm.conf, because a run knows only the path of slurm.conf
 OLDEST_TARGET = "local"  # the target of state files that name none
 LOGS = "/var/log/dalsegno"  # the logs of our daemons on machines of their own
+FIRST_UID = 10001
 T = TypeVar("T")
 
 
@@ -114,6 +115,11 @@ class ClusterFolder:
         return self.root / "drills"
 
     @property
+    def uids(self) -> Path:
+        """The uid of each user of a cluster on a cloud, also of users that were removed."""
+        return self.root / "uids.json"
+
+    @property
     def monitor_switch(self) -> Path:
         """The file that remembers the last `dalsegno monitor up` or `down`."""
         return self.root / "monitor.json"
@@ -176,6 +182,36 @@ def read_role(folder: ClusterFolder) -> ClusterRole | None:
 def read_identity(slurm_conf: Path) -> str:
     """Return the id of the cluster that this slurm.conf belongs to; "" if Dal Segno did not create the cluster."""
     return (read_text(slurm_conf.with_name(IDENTITY)) or "").strip()
+
+
+def with_uids(cluster: Cluster, folder: ClusterFolder) -> Cluster:
+    """Return the cluster with a uid for each user. Users keep theirs, and nobody gets the uid of a removed user, whose
+    files may still exist."""
+    before = _read_uids(folder)
+    taken = {*before.values(), *(user.uid for user in cluster.users if user.uid is not None)}
+    free = (number for number in range(FIRST_UID, 60000) if number not in taken)
+    users = []
+    for user in cluster.users:
+        uid = user.uid if user.uid is not None else before.get(user.name)
+        users.append(replace(user, uid=next(free) if uid is None else uid))
+    return replace(cluster, users=tuple(users))
+
+
+def write_uids(folder: ClusterFolder, cluster: Cluster) -> None:
+    """Record the uids of all users, in addition to those of removed ones."""
+    own = {user.name: user.uid for user in cluster.users}
+    make_folder(folder.root)
+    write_atomic(folder.uids, json.dumps({**_read_uids(folder), **own}, indent=1))
+
+
+def _read_uids(folder: ClusterFolder) -> dict[str, int]:
+    value = read_json(folder.uids)
+    if value is None:
+        return {}
+    found = {name: uid for name, uid in value.items() if isinstance(uid, int)} if isinstance(value, dict) else None
+    if found != value:
+        raise damaged(folder.uids, "not a JSON object of numbers")
+    return found or {}
 
 
 def has_prometheus(cluster: Cluster, folder: ClusterFolder) -> bool:

@@ -41,7 +41,9 @@ from dalsegno.targets.folder import LOGS, ClusterFolder, read_applied
 COMMAND = "/usr/local/bin/dalsegno"  # on the head
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ANSWER_S = 60.0
+IMPORT_S = 3600.0  # an image may have tens of GB
 State = TypeVar("State")
+Execute = Callable[[Sequence[str]], Completed]
 
 
 class ClusterSide:
@@ -189,6 +191,10 @@ class HeadSide(ClusterSide):
 
     def host_name(self) -> str:
         return socket.gethostname()
+
+    def job_images(self) -> str:
+        applied = read_applied(self.folder)
+        return applied.containers.folder if applied and applied.containers.enabled else ""
 
     # Slurm and shells
     def slurm_client(self, prefix: Sequence[str] = (), timeout_s: float = 30) -> SlurmClient:
@@ -358,6 +364,21 @@ def applied_cluster(folder: ClusterFolder) -> Cluster:
     if applied is None:
         raise NotThere(f"there is no complete cluster {folder.name}", hint="`dalsegno up` creates it")
     return applied
+
+
+def import_on_head(cluster: Cluster, images: Sequence[str], execute: Execute, say: Say) -> None:
+    """Import images into the folder that all machines see. `execute` runs a command on the head as root."""
+    failed = []
+    for image in images:
+        say(f"importing {image} on the head")
+        store = f"DALSEGNO_IMAGES={cluster.containers.folder}"
+        done = execute(["env", store, COMMAND, "image", "import", "--or-kept", "--quiet", image])
+        if done.exit_code != 0:
+            failed.append(f"{image}: {(done.stderr.strip() or 'no output').splitlines()[0]}")
+    if failed:
+        lines = "".join(f"\n  {each}" for each in failed)
+        hint = "the head must reach the registry; `up` does not try again: run `dalsegno image import` on the head"
+        raise TargetError(f"{cluster.name} is up, but images were not imported:{lines}", hint=hint)
 
 
 def as_user(command: Sequence[str], user: str | None) -> list[str]:

@@ -16,7 +16,10 @@ ANSWER_S = 60.0  # a live agent answers at once, but its coordinator may be rest
 
 
 class AgentLink:
-    """The connection of one process. Undeliverable messages are dropped: workers end with their agent."""
+    """The connection of one process.
+
+    Messages that cannot be delivered are dropped, because the worker ends with its agent.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

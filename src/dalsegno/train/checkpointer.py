@@ -1,4 +1,4 @@
-"""The Checkpointer: a training script names what to save, loops over its steps, and reports the end of each."""
+"""The Checkpointer, with which a training script saves its objects and loops over its steps."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from dalsegno.train.signals import SaveSignal, replace_active
 from dalsegno.train.snapshots import RankSnapshots
 from dalsegno.train.state import Objects, TrainingState, take
 
-GRACE_S = 25.0  # Slurm sends SIGKILL 30 s after SIGTERM
-LAST_SAVE_S = 1800.0  # at the end of training there is no deadline
+GRACE_S = 25.0  # less than the 30 s between Slurm's SIGTERM and SIGKILL
+LAST_SAVE_S = 1800.0  # timeout of the last save; at the end of training there is no other deadline
 HOW_TO_BEGIN = "loop over steps() or epochs(), or call begin() before the first step and finish() after the last"
 Every = Union[int, str, None]
 _checkpointers = itertools.count()  # numbers the Checkpointers of this process
-_PROCESS = secrets.token_hex(4)  # containers may share /dev/shm and have the same process ids
+_PROCESS = secrets.token_hex(4)  # random, because containers may share /dev/shm and use the same process ids
 
 
 class Checkpointer:
@@ -66,7 +66,7 @@ class Checkpointer:
         signals: tuple[int, ...] = (),
         **objects: Any,
     ) -> None:
-        data = objects.pop("sampler", None) if data is None else data  # `sampler`: former name of `data`
+        data = objects.pop("sampler", None) if data is None else data  # `sampler` is the former name of `data`
         check_options(memory_every, disk_every, keep, keep_every, grace_s, signals)
         check_objects(objects, data if data is not None else per_rank)
         check_per_rank(per_rank, objects)
@@ -156,7 +156,10 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Call `finish`. After an error, call `end` instead, without saving: the state is in the middle of a step."""
+        """Call `finish`.
+
+        After an error, call `end` instead and save nothing, because the state is in the middle of a step.
+        """
         if kind is None:
             self.finish()
         else:
@@ -185,8 +188,11 @@ class Checkpointer:
             self._stop()
 
     def settle(self) -> None:
-        """Wait for a running snapshot. Call it before you change parameters yourself, for example to swap in an EMA.
-        An optimizer's step does this itself."""
+        """Wait for a running snapshot.
+
+        Call it before you change parameters yourself, for example to swap in an EMA. An optimizer's step does this
+        automatically.
+        """
         self._keeping.settle(wait=True)
 
     # Before the first step
@@ -227,7 +233,7 @@ class Checkpointer:
         return found
 
     def _start_keeping(self, keep: int, keep_every: int | None) -> RankSnapshots:
-        """Start snapshots and saves under a unique name, because a notebook cell may be run twice."""
+        """Start snapshots and saves under a unique name, because a cell of a notebook may run twice."""
         where, number = self._where, self._number
         run = checkpointer_name(where.run, number)
         sweep_abandoned()
@@ -311,11 +317,11 @@ class Checkpointer:
             raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
 
     def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
-        """Wait for the saves of all ranks; return whether all succeeded. The first rank's save is the last to end."""
+        """Wait for the saves of all ranks; return whether all succeeded. The first rank's save ends last."""
         self._reporter.report_end(self.step)
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
         ends = self._rank_store.gather(f"ended{attempt}", [self.step, ours])
-        self._reporter.report_end(self.step)  # again, with the counts of that save
+        self._reporter.report_end(self.step)  # report the end again, now with the counts of the last save
         return all(end == [self.step, True] for end in ends)
 
     def end(self) -> None:

@@ -11,6 +11,6 @@ FRESH = "DALSEGNO_FRESH"  # "1": start from scratch even if there are checkpoint
 
 # Exit codes of workers and of runs.
 DONE = 0
-SAVED = 75  # the state was saved: resume later
-STOP = 93  # do not restart
-TERMINATED = 143  # ended on request, without saving
+SAVED = 75  # the state was saved, so the run can resume later
+STOP = 93  # the script asks not to be restarted
+TERMINATED = 143  # the worker ended on request, without saving

@@ -1,4 +1,4 @@
-"""The library's errors. Each says what went wrong and how to fix it."""
+"""The library's errors. Each error says what went wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class CheckpointError(RuntimeError):
 
 
 class NotEnoughMemory(CheckpointError):
-    """The snapshot does not fit into this machine's shared memory, or the folder for shared memory cannot be used."""
+    """The snapshot does not fit into this machine's shared memory, or the shared-memory folder cannot be used."""

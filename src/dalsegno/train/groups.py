@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_MAKE = "_new_process_group_helper"  # creates every group: the default one, new_group, split_group
+_MAKE = "_new_process_group_helper"  # creates every group: the default group, and those of new_group and split_group
 _kept: set[int] = set()
 
 

@@ -1,7 +1,7 @@
 """Split nested state dicts into named tensors and a shell, and rebuild them.
 
 The names are those of PyTorch's distributed checkpoint (`model.layers.0.weight`), so that its loader finds them. The
-shell records what the names do not: the types of keys, empty dicts, tuples.
+shell records what the names cannot express: the types of keys, empty dicts and tuples.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def _like(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Return whether to descend into the value: into lists as torch does, into tuples only if they hold tensors."""
+    """Return whether to descend into the value.
+
+    As in torch, this is true for lists; for tuples, only if they contain tensors.
+    """
     if type(value) is list:
         return any(isinstance(each, (torch.Tensor, Mapping)) or _holds_tensors(each) for each in value)
     return type(value) is tuple and any(isinstance(each, torch.Tensor) or _holds_tensors(each) for each in value)

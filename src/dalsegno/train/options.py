@@ -1,6 +1,6 @@
 """Check the options of Checkpointer when it is created.
 
-Otherwise a wrong option that is used only under a launcher, or at the end, would fail late.
+Some options are used only under a launcher or at the end of training, where an invalid value would be noticed late.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Interval = Union[Never, Steps, Seconds, Auto]
 
 @dataclass(frozen=True)
 class Measured:
-    """The measured cost so far; None where nothing has been measured yet."""
+    """The measured cost so far. None means that nothing has been measured yet."""
 
     step_s: float | None = None
     stall_s: float | None = None
@@ -73,8 +73,10 @@ def parse_interval(text: object, name: str = "every", auto: bool = True) -> Inte
 
 
 def auto_steps(measured: Measured) -> int:
-    """Return how many steps apart snapshots must be to stall training at most 1 % of the time; 1 until the cost is
-    known."""
+    """Return how many steps apart snapshots must be to stall training for at most 1 % of the time.
+
+    Return 1 until the cost is known.
+    """
     if not measured.step_s or measured.stall_s is None:
         return 1
     return max(1, math.ceil(measured.stall_s / (STALL_SHARE * measured.step_s)))
@@ -84,8 +86,8 @@ def suggest_interval_s(stall_s: float, failures: int, over_s: float, save_s: flo
     """Return the interval that loses the least time to saving and to failures together, by the formula of Young and
     Daly.
 
-    Return None if there was no failure or no stall. `stall_s`: how long a save stalls training. `save_s`: how long a
-    save runs while training continues; the interval is at least as long.
+    Return None if there was no failure or no stall. `stall_s` is how long a save stalls training. `save_s` is how long
+    a save runs while training continues. The interval is never shorter than `save_s`.
     """
     if failures <= 0 or over_s <= 0 or stall_s <= 0:
         return None
@@ -124,15 +126,17 @@ def check_options(
 
 
 def check_folder(folder: Folder) -> Path:
-    """Return the absolute path. Refuse an empty one, which is usually an unset variable."""
+    """Return the absolute path. Refuse an empty path, which usually comes from an unset variable."""
     if not os.fspath(folder):
         raise CheckpointError("the checkpoint folder is an empty string", hint='Checkpointer("/ckpt/gpt", …)')
     return Path(folder).absolute()
 
 
 def check_objects(objects: Mapping[str, Any], data: Any) -> None:
-    """Raise if there is nothing to save, or if an object without `state_dict` has a name that looks like a misspelled
-    option."""
+    """Raise if there is nothing to save.
+
+    Also raise if an object has no `state_dict` and a name that looks like a misspelled option.
+    """
     if data is None and all(each is None for each in objects.values()):
         raise CheckpointError("nothing to save", hint="Checkpointer(folder, model=model, optimizer=optimizer)")
     for name, each in objects.items():

@@ -14,7 +14,7 @@ from dalsegno.train.schedule import StepClock
 
 REPORT_S = 0.5
 COUNTED = ("samples", "tokens")  # figures that are reported as a rate
-BUSY = "busy_s"  # a figure: the time of a step in which this rank did not wait for others
+BUSY = "busy_s"  # name of the figure for the time of a step without waiting for other ranks
 
 
 @dataclass
@@ -30,9 +30,9 @@ class SaveCounts:
 
 
 class ProgressReporter:
-    """Sends progress at intervals: a message for each step would slow the steps down.
+    """Sends progress at intervals, because a message for each step would slow down training.
 
-    `objects`: the script's objects. A DDP model among them reports how long this rank has waited for others.
+    `objects` are the script's objects. A DDP model among them reports how long this rank has waited for others.
     """
 
     def __init__(self, agent: AgentLink | None, generation: int, rank: int, objects: Iterable[Any] = ()) -> None:
@@ -57,7 +57,7 @@ class ProgressReporter:
         self._agent.send(self._message(step, rates))
 
     def report_end(self, step: int) -> None:
-        """Report that no step follows, so that the silence is not taken for a hang."""
+        """Report that no step follows, so that the silence does not count as a hang."""
         if self._agent is not None:
             self._agent.send({**self._message(step), "over": True})
 
@@ -65,13 +65,16 @@ class ProgressReporter:
         message: dict[str, Any] = {"step": step, "generation": self._generation, "rank": self._rank}
         if self._last is not None:
             message[BUSY] = self._busy_s(self._last[0].mean_s, self._last[1].get(BUSY))
-        if self._rank == 0 and self._last is not None:  # one report is enough: all ranks do the same steps
+        # Rank 0 reports for all ranks, because all ranks do the same steps.
+        if self._rank == 0 and self._last is not None:
             message["progress"] = {**_progress(*self._last), **rates}
         return message
 
     def _busy_s(self, step_s: float, reported: Any) -> float:
-        """Return the duration of a step without the time spent waiting for other ranks; the whole duration if the
-        waiting time is unknown."""
+        """Return the duration of a step without the time spent waiting for other ranks.
+
+        Return the whole duration if the waiting time is unknown.
+        """
         busy_s = None if reported is None else _number(reported)
         if busy_s is None:
             busy_s = step_s - sum(map(_waited_s, self._ddp))
@@ -91,7 +94,8 @@ def _waited_s(ddp: Any) -> float:
     try:
         times = getattr(ddp, _TIMES_OF_DDP)()
         waited_ns = float(times["backward_comm_time"]) - float(times["backward_compute_comm_overlap_time"])
-    except (RuntimeError, KeyError, TypeError, ValueError):  # nothing was measured yet, or another version of torch
+    # Nothing has been measured yet, or torch has another version.
+    except (RuntimeError, KeyError, TypeError, ValueError):
         return 0.0
     return max(waited_ns, 0.0) / 1e9
 

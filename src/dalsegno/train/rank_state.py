@@ -20,7 +20,7 @@ from dalsegno.train.errors import CheckpointError
 
 
 def take_randomness() -> dict[str, Any]:
-    """Return the states of the random generators: Python's, torch's, numpy's if it is loaded, a GPU's if it is used."""
+    """Return the states of the random generators of Python and torch, and of numpy and the GPU if they are used."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -50,7 +50,7 @@ def digest(states: Mapping[str, Any] | None) -> str:
 def seed_for(rank: int, saved: Sequence[str], world_then: int, now: Sequence[str]) -> int | None:
     """Return the seed for a rank that did not exist when the state was saved, if each rank draws its own numbers.
 
-    `saved` and `now`: the digests, by rank, of the saved states and of the states that the script has just seeded.
+    `saved` and `now` are digests by rank: of the saved states, and of the states that the script has just seeded.
     Return None for a rank with a saved state, or if all ranks drew the same numbers, as some scripts require.
     """
     alike = len(set(saved[:world_then])) == 1 and len(set(now)) == 1
@@ -67,12 +67,14 @@ def reseed(seed: int) -> None:
         numpy.random.seed(seed)
 
 
-# Position in the data: after a restart the sampler skips the samples that the run has seen
+# Position in the data. After a restart, the sampler skips the samples that the run has already used
 
 
 def find_place(data: Any) -> DataPlace | None:
-    """Return the position for a sampler, a batch sampler or a loader; None for other objects, and for objects with
-    their own state_dict."""
+    """Return the position for a sampler, a batch sampler or a loader.
+
+    Return None for other objects, and for objects with their own state_dict.
+    """
     if hasattr(data, "state_dict"):
         return None
     if isinstance(data, DataLoader):
@@ -91,8 +93,10 @@ def _place_in_loader(loader: Any) -> DataPlace | None:
 
 
 def _place_in_batches(batches: Any) -> DataPlace:
-    """Return the position for a batch sampler. torch's own class only groups another sampler, which is tracked
-    instead."""
+    """Return the position for a batch sampler.
+
+    torch's own class only groups another sampler, which is tracked instead.
+    """
     if type(batches) is BatchSampler:
         return DataPlace(batches.sampler, batches.batch_size)
     return DataPlace(batches, 1, batches=True)
@@ -101,17 +105,18 @@ def _place_in_batches(batches: Any) -> DataPlace:
 class DataPlace:
     """The position of a run in its data: the epoch, and how much of it this rank has trained on.
 
-    The unit is what the sampler yields: samples or whole batches. `each_step`: how many of them a step takes, 0 if
+    The unit is what the sampler yields: samples or whole batches. `each_step` is how many of them a step takes; 0 if
     unknown.
     """
 
     def __init__(self, sampler: Any, each_step: int = 0, batches: bool = False) -> None:
         self.sampler = sampler
         self._batches = batches
-        self.numbered = False  # the script numbers its epochs itself, with set_epoch
+        self.numbered = False  # whether the script numbers its epochs itself, with set_epoch
         self.epoch = 0
         self.samples = 0
-        self.seed: Any = None  # torch's random state when the epoch began: some samplers draw their order from it
+        # torch's random state when the epoch began, because some samplers draw their order from it
+        self.seed: Any = None
         self._resume: dict[str, Any] | None = None
         self._begun = False
         self._each_step = each_step
@@ -142,12 +147,13 @@ class DataPlace:
         self.samples += self._each_step
 
     def pass_over(self, draw: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Return an iterator over one epoch, or over the rest of it."""
+        """Return an iterator over one epoch, or over its remaining samples."""
         epoch = int(getattr(self.sampler, "epoch", 0)) if self.numbered else self.epoch + (1 if self._begun else 0)
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
         left = self._resume if self._resume is not None and epoch == self._resume["epoch"] else None
-        left = None if left is not None and left["seed"] is None else left  # no sample of that epoch was drawn
+        # No sample of the interrupted epoch was drawn.
+        left = None if left is not None and left["seed"] is None else left
         self._resume, self._begun = None, True
         self.epoch, self.samples = epoch, left["samples"] if left else 0
         self.seed = left["seed"] if left else torch.get_rng_state()
@@ -200,14 +206,28 @@ def _track(sampler: Any, place: DataPlace) -> None:
     sampler.__class__ = Placed
 
 
+def _call_after_iter(loader: Any, call: Callable[[], None]) -> None:
+    """Make the loader call a function whenever an iterator of it was made. Change it in place, as `_track` does."""
+    kind = type(loader)
+
+    class Resuming(kind):  # type: ignore[misc,valid-type]
+        def __iter__(self) -> Iterator[Any]:
+            made: Iterator[Any] = super().__iter__()
+            call()
+            return made
+
+    Resuming.__name__, Resuming.__qualname__ = kind.__name__, kind.__qualname__
+    loader.__class__ = Resuming
+
+
 # All state of one rank
 
 
 class RankOwnState:
     """The state that only this rank has.
 
-    `data`: a loader or sampler of PyTorch, or anything with a state_dict (torchdata's StatefulDataLoader).
-    `per_rank`: objects of the script whose state differs from rank to rank, by name.
+    `data` is a loader or sampler of PyTorch, or any object with a state_dict, such as torchdata's StatefulDataLoader.
+    `per_rank` contains, by name, the script's objects whose state differs between ranks.
     """
 
     def __init__(self, data: Any, per_rank: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -215,7 +235,10 @@ class RankOwnState:
         self.place = find_place(data)
         self._data = self.place if self.place is not None else data
         self._randomness: dict[str, Any] | None = None
+        self._after_iter: dict[str, Any] | None = None
         self._seed: int | None = None
+        if self.place is None and hasattr(type(data), "__iter__") and hasattr(data, "state_dict"):
+            _call_after_iter(data, self._restore_after_iter)
         if data is not None and not hasattr(self._data, "state_dict"):
             raise CheckpointError(
                 f"a {type(data).__name__} cannot save its position in the data",
@@ -238,12 +261,18 @@ class RankOwnState:
         return [name for name in self._per_rank if name not in saved]
 
     def load(self, own: dict[str, Any], world_then: int, world: int, seed: int | None = None) -> None:
-        """Restore the position in the data, converted if the number of ranks has changed. `seed`: see `seed_for`."""
+        """Restore the position in the data, converted if the number of ranks has changed.
+
+        `seed` comes from `seed_for`.
+        """
         data = own.get("data")
         if self.place is not None and data is not None:
             data = dict(data, samples=data["samples"] * world_then // world)
         if self._data is not None and data is not None and (self.place is not None or world == world_then):
             self._data.load_state_dict(data)
+            # A loader draws a seed when an iterator is made. The interrupted epoch had drawn its seed before.
+            within_epoch = isinstance(data, dict) and not data.get("_iterator_finished", False)
+            self._after_iter = own.get("random") if self.place is None and within_epoch else None
         self._randomness, self._seed = own.get("random"), seed
 
     def restore_randomness(self) -> None:
@@ -254,13 +283,18 @@ class RankOwnState:
             restore_randomness(self._randomness)
         self._randomness = self._seed = None
 
+    def _restore_after_iter(self) -> None:
+        if self._after_iter is not None:
+            restore_randomness(self._after_iter)
+        self._after_iter = None
+
     def step_done(self, samples: int | None) -> None:
         if self.place is not None:
             self.place.step_done(samples)
 
 
 def _on_cpu(state: Any) -> Any:
-    """Return the state on the CPU: the rank may resume on another node and GPU."""
+    """Return the state on the CPU, because the rank may resume on another node and GPU."""
     if isinstance(state, torch.Tensor):
         return state.detach().cpu()
     if isinstance(state, dict):

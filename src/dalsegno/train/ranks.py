@@ -23,7 +23,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True)
 class RankPlace:
-    run: str  # the same after every restart; empty if the run has no name
+    run: str  # unchanged by restarts; empty if the run has no name
     generation: int
     rank: int
     world: int
@@ -76,9 +76,9 @@ def with_run_name(where: RankPlace, name: str) -> RankPlace:
     return where if where.run else dataclasses.replace(where, run=name)
 
 
-# Rank store: where the ranks of a run agree on the step to stop at, when to save and what to load
+# The rank store, in which the ranks of a run agree on the step to stop at, when to save and what to load
 
-GATHER_TIMEOUT = timedelta(hours=1)  # if a rank has died, the launcher ends the others long before
+GATHER_TIMEOUT = timedelta(hours=1)  # long enough, because the launcher ends the run much earlier if a rank has died
 
 
 class RankStore(Protocol):
@@ -113,7 +113,7 @@ class LocalRankStore:
 
 
 class TorchRankStore:
-    """A store inside torch's rendezvous store, which exists anyway and needs no GPU."""
+    """A store inside torch's rendezvous store, which exists in any case and needs no GPU."""
 
     def __init__(self, store: Any, rank: int, world: int, number: int = 0) -> None:
         self._store, self._rank, self._world = store, rank, world
@@ -137,7 +137,10 @@ class TorchRankStore:
             found = now
 
     def gather(self, subject: str, value: Any) -> list[Any]:
-        """Gather through the first rank, which reads all values and writes them as one list: N messages, not N²."""
+        """Gather the values with N messages instead of N².
+
+        The first rank reads all values and writes them as one list.
+        """
         key = f"{self._prefix}/{subject}"
         self._store.set(f"{key}/{self._rank}", json.dumps(value))
         if self._rank == 0:
@@ -147,7 +150,10 @@ class TorchRankStore:
         return values
 
     def _wait_for(self, key: str) -> bytes:
-        """Wait for an entry and return it. The timeout for collectives would be too short for a slow disk."""
+        """Wait for an entry and return it.
+
+        The timeout for collectives is not used, because it is too short for a slow disk.
+        """
         self._store.wait([key], GATHER_TIMEOUT)
         value: bytes = self._store.get(key)
         return value

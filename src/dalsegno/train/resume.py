@@ -21,13 +21,16 @@ from dalsegno.train.memory.snapshot import Snapshot, SnapshotVerdict, judge, ope
 from dalsegno.train.ranks import RankStore
 from dalsegno.train.state import Objects, TensorPiece, TrainingState, layout_for, local_part, with_local
 
-# Checkpoints: each rank reads and checks a share of the bytes, because one rank alone could take hours
+# Checkpoints. Each rank reads and checks a share of the bytes, because a single rank could take hours
 
 Warn = Callable[[str], None]
 
 
 def find_together(folder: Path, rank_store: RankStore, rank: int, world: int, warn: Warn) -> FoundCheckpoint | None:
-    """Return the newest intact checkpoint, the same on all ranks. Skip damaged ones; the first rank warns of them."""
+    """Return the newest intact checkpoint, the same on all ranks.
+
+    Damaged checkpoints are skipped, and the first rank warns about them.
+    """
     damaged: list[str] = []
     for attempt in itertools.count():
         first = _find_newest(folder, damaged, warn) if rank == 0 else None
@@ -49,8 +52,10 @@ def find_together(folder: Path, rank_store: RankStore, rank: int, world: int, wa
 
 
 def _find_newest(folder: Path, damaged: list[str], warn: Warn) -> FoundCheckpoint | CheckpointError | None:
-    """Find the newest checkpoint whose files have the right sizes. Return an error instead of raising it, so that all
-    ranks get it."""
+    """Return the newest checkpoint whose files have the right sizes.
+
+    An error is returned instead of raised, so that all ranks get it.
+    """
     try:
         found = find_newest_except(damaged, folder, warn)
     except CheckpointError as error:
@@ -81,7 +86,10 @@ FETCH_S = 1800.0  # the agent may have to fetch the whole snapshot from another 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The state that was loaded. `own`: the saved state of this rank, or of rank 0 if this rank did not exist then."""
+    """The loaded state.
+
+    `own` is the saved state of this rank, or of rank 0 if this rank did not exist at the time of the save.
+    """
 
     step: int
     world: int
@@ -148,7 +156,7 @@ def open_intact(path: Path, warn: Warn) -> Snapshot | None:
 
 
 def _free_threads() -> int:
-    """Return how many threads may check a snapshot. While the ranks of a node resume, its cores do nothing else."""
+    """Return how many threads may check a snapshot. The cores of a node are otherwise idle while its ranks resume."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(2, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
 
@@ -173,7 +181,7 @@ def resume_from_disk(
     with found:
         objects.restore(found.shell, _read(found, objects.layouts()), found.unpickle)
         resumed = Resumed(found.step, found.world, _own(found, rank), "disk")
-        rank_store.gather("loaded", True)  # each rank holds its lock on the checkpoint until all have read it
+        rank_store.gather("loaded", True)  # each rank keeps its lock on the checkpoint until all ranks have read it
     return resumed
 
 

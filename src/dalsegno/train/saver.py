@@ -1,8 +1,8 @@
-"""The saver: a process beside a worker that writes the worker's snapshots to disk while training continues.
+"""The saver: a separate process that writes a worker's snapshots to disk while training continues.
 
-It is a separate Python process, so it does not slow down training. It outlives the worker: a save that has begun is
-finished even if the worker is killed. Requests and results are lines of JSON on one socket. A newer request replaces a
-waiting one.
+It is a separate Python process, so it does not slow down training. It outlives the worker, so that a save is completed
+even if the worker is killed. Requests and results are lines of JSON on one socket. A newer request replaces a waiting
+one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SaverTerms:
     world: int
     keep: int
     keep_every: int | None = None
-    sweep: bool = False  # the saver removes the run's files in memory when the worker is gone
+    sweep: bool = False  # whether the saver removes the run's files in memory when the worker is gone
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,18 @@ def parse(line: bytes) -> Request:
 
 
 Warn = Callable[[str], None]
-NICE = 5  # training has priority
+NICE = 5  # low priority, because training comes first
 
 
 def serve(sock: socket.socket, alive: int | None = None) -> None:
     """Serve until the worker disconnects and all work is done.
 
-    `alive`: the descriptor of the locked file that keeps the worker's snapshots from being removed.
+    `alive` is the descriptor of the locked file that protects the worker's snapshots from removal.
     """
     os.nice(NICE)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # meant for the worker, but sent to the whole process group
+        # These signals are meant for the worker, but sent to the whole process group.
+        signal.signal(number, signal.SIG_IGN)
     requests, terms = SaverRequests(sock), None
     while True:
         request = requests.next()
@@ -153,7 +154,7 @@ class SaverRequests:
         return request
 
     def overtaken(self) -> bool:
-        """Return whether a newer request waits."""
+        """Return whether a newer request is waiting."""
         self._receive(timeout_s=0.0)
         return self._waiting is not None
 
@@ -179,8 +180,10 @@ class SaverRequests:
 
 
 def main() -> None:
-    """Run as `python -m dalsegno.train.saver FD [ALIVE]` and serve on the socket FD. Used if no warm parent can fork a
-    saver."""
+    """Run as `python -m dalsegno.train.saver FD [ALIVE]` and serve on the socket FD.
+
+    This is used if no warm parent can fork a saver.
+    """
     serve(socket.socket(fileno=int(sys.argv[1])), *map(int, sys.argv[2:]))
 
 

@@ -18,7 +18,10 @@ from dalsegno.wire.peer import check_peer
 
 
 class SaveResult(NamedTuple):
-    """The result of one save. `why` is empty on success. `overtaken`: abandoned for a newer save."""
+    """The result of one save.
+
+    `why` is empty on success. `overtaken` means that the save was abandoned for a newer one.
+    """
 
     step: int
     slot: str
@@ -32,7 +35,7 @@ class Saver:
     """A saver, started on first use. Its process outlives the worker to finish a save."""
 
     def __init__(self, rank: int, agent: AgentLink | None, inherits: Sequence[int] = ()) -> None:
-        """Create the client. `inherits`: descriptors that a saver started by this process keeps open."""
+        """Create the client. `inherits` contains descriptors that a saver started by this process keeps open."""
         self._rank, self._agent, self._inherits = rank, agent, tuple(inherits)
         self._sock: socket.socket | None = None
         self._buffer = b""

@@ -1,4 +1,4 @@
-"""Decide at which steps a run takes snapshots, saves and stops. Pure: steps, times and store entries in, decisions out.
+"""Decide at which steps a run takes snapshots, saves and stops. Pure.
 
 All ranks must make the same decision for the same step. The first rank therefore makes every decision that depends on a
 clock or a measurement, and writes it to the rank store for a later step. The first rank to receive a stop request
@@ -16,7 +16,7 @@ from dalsegno.train.options import Auto, Interval, Measured, Seconds, Steps, aut
 
 READ_S = 0.5  # how often a rank reads the rank store
 RETRY_S = 30.0  # delay before a failed save is retried
-RUN_AHEAD = 1  # steps that a CPU may be ahead of its GPU, and so one rank ahead of another
+RUN_AHEAD = 1  # number of steps that a CPU may be ahead of its GPU, and therefore one rank ahead of another
 
 
 class DueActions(NamedTuple):
@@ -28,9 +28,10 @@ class DueActions(NamedTuple):
 
 
 def due(step: int, memory: Interval, disk: Interval, agreed: Mapping[str, Any], last: int | None = None) -> DueActions:
-    """Return the actions that are due after a step. `last`: the last step of the training, which needs no stop.
+    """Return the actions that are due after a step.
 
-    All ranks that have read the same entries of the rank store get the same result.
+    `last` is the last step of the training, after which no stop is needed. All ranks that have read the same entries of
+    the rank store get the same result.
     """
     stop = "stop" in agreed and step >= agreed["stop"] and step != last
     return DueActions(
@@ -45,15 +46,17 @@ def _by_steps(step: int, every: Interval) -> bool:
 
 
 def _by_start(step: int, start: list[int] | None) -> bool:
-    """Return whether the step is due; `start`: the first due step, and the interval."""
+    """Return whether the step is due. `start` contains the first due step and the interval."""
     return start is not None and step >= start[0] and (step - start[0]) % start[1] == 0
 
 
 def next_common_step(step: int, step_s: float, world: int = 2) -> int:
-    """Return the next step before which every rank will have read the store. `step_s`: how long the fastest steps take.
+    """Return the next step before which every rank will have read the store.
+
+    `step_s` is the duration of the fastest steps.
 
     A single rank need not wait for others. If a step takes longer than the interval between two reads, every rank reads
-    after each step, and none finishes a step that another has not begun.
+    after each step. No rank then finishes a step that another has not begun.
     """
     if world == 1:
         return step
@@ -69,7 +72,7 @@ class Leader:
         self._save_at = self._next_save(now)
         self._failed: int | None = None
         self._disk_at = -1  # the step of the last announced save
-        self.behind = False  # a save was due while another was running
+        self.behind = False  # whether a save was due while another was running
 
     def decide(
         self,
@@ -83,17 +86,18 @@ class Leader:
     ) -> dict[str, Any]:
         """Return the entries to write to the rank store now.
 
-        `stall_s`: the cost of a snapshot. `failed`: the step of the last failed save. `ahead`: the first step that all
-        ranks can act on. `busy`: the first rank's save is running; it ends after the saves of all other ranks.
+        `stall_s` is the cost of a snapshot. `failed` is the step of the last failed save. `ahead` is the first step
+        that all ranks can act on. `busy` says whether the first rank's save is running, which ends after the saves of
+        all other ranks.
         """
         found: dict[str, Any] = {}
         every = self._memory_steps(step_s, stall_s)
         if every and not self._near(every):
             self._every = every
             found["memory"] = [ahead, every]
-        if failed != self._failed:  # retry: a full disk may have space by then
+        if failed != self._failed:  # retry, because a full disk may have space by then
             self._failed, self._save_at = failed, min(self._save_at, now + RETRY_S)
-        is_due = now >= self._save_at and step > self._disk_at  # the last announced save has begun
+        is_due = now >= self._save_at and step > self._disk_at  # true only after the last announced save has begun
         self.behind = self.behind or (is_due and busy)
         if is_due and not busy:
             self._save_at = self._next_save(now)
@@ -109,7 +113,10 @@ class Leader:
         return auto_steps(Measured(step_s, stall_s)) if isinstance(self.memory, Auto) else 0
 
     def _near(self, every: int) -> bool:
-        """Return whether the interval is close to the current one, so that noise does not change it."""
+        """Return whether the interval is close to the current one.
+
+        Such changes are ignored, because they may be noise.
+        """
         return self._every > 0 and 0.8 <= every / self._every <= 1.25
 
 
@@ -146,7 +153,7 @@ class StepClock:
         self.steps += 1
         self.stepping_s += taken
         self.recent_s = (*self.recent_s[-19:], taken)
-        self.mean_s = taken if self.steps < 3 else (1 - _NEW) * self.mean_s + _NEW * taken  # the first step is slow
+        self.mean_s = taken if self.steps < 3 else (1 - _NEW) * self.mean_s + _NEW * taken  # the first steps are slow
 
     def stall(self, now: float) -> None:
         """Record that a snapshot was taken since the step ended."""

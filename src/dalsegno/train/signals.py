@@ -1,4 +1,4 @@
-"""Signals that request a save. The handler only sets a flag, so that it cannot break what it interrupts."""
+"""Signals that request a save. The handler only sets a flag, so that it can interrupt any code safely."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class SaveSignal:
 
     def stop_listening(self) -> None:
         for number, handler in self._before.items():
-            with contextlib.suppress(ValueError, TypeError):  # not the main thread; or a handler not set from Python
+            # This is not the main thread, or the old handler was not set from Python.
+            with contextlib.suppress(ValueError, TypeError):
                 signal.signal(number, handler)
         self._before.clear()
 
@@ -51,7 +52,7 @@ class SaveSignal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-# One active Checkpointer per folder and process: two would confuse each other's saves
+# One active Checkpointer per folder and process, because two would disturb each other's saves
 
 
 class CanEnd(Protocol):

@@ -26,20 +26,20 @@ from dalsegno.train.state import TrainingState
 class Tensor(Protocol):
     @property
     def _version(self) -> int:
-        """The number of changes that torch has recorded."""
+        """The number of in-place changes that torch has counted."""
         ...
 
 
 class CopyTrust:
     """Decides whether tensors may be copied while training continues.
 
-    This is safe only if tensors change in no other way than by an optimizer's step(), which waits for the copy.
+    This is safe only if tensors change only in an optimizer's step(), which waits for the copy.
     """
 
     def __init__(self) -> None:
         self.lost = False
-        self._heard = False  # an optimizer's step() was called in the current training step
-        self._announced = False  # an optimizer's step() was called in the last training step
+        self._heard = False  # whether an optimizer's step() was called in the current training step
+        self._announced = False  # whether an optimizer's step() was called in the last training step
         self._watched: Sequence[tuple[Tensor, int]] = ()
 
     @property
@@ -56,7 +56,7 @@ class CopyTrust:
         self.end_copy()
 
     def end_copy(self) -> None:
-        """Record that the copy is complete. If a tensor has changed by now, the copy is invalid."""
+        """Record that the copy is complete. If a tensor has changed in the meantime, the copy is invalid."""
         self.lost = self.lost or any(each._version != version for each, version in self._watched)
         self._watched = ()
 
@@ -68,7 +68,7 @@ class CopyTrust:
 
 # Copies into a slot
 
-SMALL = 16 << 20  # bytes that can be copied faster than a thread starts
+SMALL = 16 << 20  # copying fewer bytes than this is faster than starting a thread
 
 
 class PendingCopy(Protocol):
@@ -106,7 +106,7 @@ class ThreadCopy:
     def _copy(self, pairs: Sequence[Pair]) -> None:
         try:
             copy_now(pairs)
-        except BaseException as error:  # `wait` raises it
+        except BaseException as error:  # raised again by `wait`
             self._error = error
 
 
@@ -129,7 +129,10 @@ class TensorCopier:
                 self._copier.pin(slot)
 
     def move(self, draft: SnapshotDraft, steady: Container[int]) -> PendingCopy:
-        """Copy the tensors into the slot. `steady`: the addresses of tensors that only an optimizer's step changes."""
+        """Copy the tensors into the slot.
+
+        `steady` contains the addresses of tensors that only an optimizer's step changes.
+        """
         later = [pair for pair in draft.pairs if pair[1].data_ptr() in steady and not pair[1].is_inference()]
         if not self.trust.given or sum(source.nbytes for _, source in later) < SMALL:
             later = []
@@ -155,7 +158,7 @@ class TensorCopier:
     def _before_step(self, *ignored: object) -> None:
         """Wait for the copy before an optimizer changes its tensors."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            return  # a graph is being captured: nothing changes yet, and waiting is not allowed
+            return  # a CUDA graph is being captured, so nothing changes yet and waiting is not allowed
         began = time.monotonic()
         if self._copier is not None:
             self._copier.before_change()
@@ -172,11 +175,11 @@ UNANNOUNCED = (
     "parameters changed without a call of an optimizer's step() (a CUDA graph, or weights swapped by hand):"
     " training now waits for every snapshot. Before a swap, call settle()"
 )
-SLOTS = 3  # one complete, one being written, one being saved to disk
+SLOTS = 3  # one slot is complete, one is being written, and one is being saved to disk
 
 
 class _Open(NamedTuple):
-    """A snapshot whose tensors are still being copied."""
+    """A snapshot whose tensors are being copied."""
 
     draft: SnapshotDraft
     moving: PendingCopy
@@ -197,7 +200,7 @@ class RankSnapshots:
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.counted = SaveCounts()
-        self.failed = False  # the last save failed
+        self.failed = False  # whether the last save failed
         self._terms, self._agent, self._warn, self._notify, self._ranks_here = terms, agent, warn, notify, ranks_here
         self._slots: Slots | None = None
         alive: list[int] = []
@@ -212,14 +215,14 @@ class RankSnapshots:
         self._open: _Open | None = None
         self._prepared = False
         self._warned: set[str] = set()
-        self._alone = False  # True: training waits for every copy
+        self._alone = False  # whether training waits for every copy
         self._dropped: list[SaveResult] = []
 
     def keep(self, state: TrainingState, steady: Container[int], save: bool) -> None:
-        """Copy the state into memory and, with `save`, have it saved from there. If no slot is free, training waits for
-        the save.
+        """Copy the state into memory and, with `save`, have it saved to disk from there.
 
-        `steady`: the addresses of tensors that only an optimizer's step changes.
+        If no slot is free, training waits for the save. `steady` contains the addresses of tensors that only an
+        optimizer's step changes.
         """
         self.settle(wait=True)
         self._prepare(state)
@@ -242,7 +245,7 @@ class RankSnapshots:
         self.settle(wait=self._mover.trust.lost)
 
     def settle(self, wait: bool) -> None:
-        """Commit the open snapshot if it is complete. With `wait`, wait until it is."""
+        """Commit the open snapshot if it is complete. With `wait`, first wait until it is complete."""
         if self._open is None or not (wait or self._open.moving.done()):
             return
         opened, self._open = self._open, None
@@ -262,7 +265,7 @@ class RankSnapshots:
             self._saver.ask(Request(self._terms, record.step, path))
 
     def _drop(self, opened: _Open) -> None:
-        """Drop a copy whose tensors changed while it was made. Training waits for all later copies."""
+        """Drop a copy whose tensors changed while they were copied. Training then waits for all later copies."""
         self._alone = True
         self._warn(UNANNOUNCED)
         self.counted.skipped += 1
@@ -279,7 +282,8 @@ class RankSnapshots:
     def wait(self, step: int, timeout_s: float) -> bool:
         """Wait for the save of that step. Return whether it is on disk."""
         self.settle(wait=True)
-        if step in self._saver.busy.values():  # otherwise this process saved it; the saver may be saving an earlier one
+        # If not, this process saved the step itself, and the saver may be saving an earlier one.
+        if step in self._saver.busy.values():
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed
 
@@ -303,8 +307,10 @@ class RankSnapshots:
             os.close(self._alive.pop())
 
     def _begin(self, state: TrainingState) -> SnapshotDraft | None:
-        """Open a slot and return the draft; None if no slot is free, or if the state has outgrown its slots and memory
-        is short."""
+        """Open a slot and return the draft.
+
+        Return None if no slot is free, or if the state has outgrown its slots and memory is short.
+        """
         try:
             return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
         except NotEnoughMemory as error:
@@ -318,7 +324,10 @@ class RankSnapshots:
         self._slots = None
 
     def _prepare(self, state: TrainingState) -> None:
-        """Allocate and pin memory before the first snapshot; otherwise its measured cost is ten times too high."""
+        """Allocate and pin memory before the first snapshot.
+
+        Otherwise the measured cost of that snapshot would be ten times too high.
+        """
         if self._slots is None or self._prepared:
             return
         try:
@@ -349,7 +358,10 @@ class RankSnapshots:
             self.counted.save_s = result.seconds
 
     def _note_overtaken(self, step: int) -> None:
-        """Count a dropped save. Warn only once, on the first rank: nothing failed, but the interval is too short."""
+        """Count a dropped save.
+
+        Warn only once, on the first rank, because nothing failed and only the interval is too short.
+        """
         self.counted.overtaken += 1
         if self.counted.overtaken == 1 and self._terms.rank == 0:
             self._warn(f"the save of step {step} was dropped for a newer one: a save takes longer than disk_every")

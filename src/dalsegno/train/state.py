@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ def part_of(key: str, tensor: torch.Tensor) -> Part:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Return whether this is a DTensor of which this rank has only a part."""
+    """Return whether the tensor is a DTensor of which this rank has only a part."""
     placements = getattr(tensor, "placements", ())
     return any(placement.is_shard() for placement in placements)
 
@@ -49,7 +49,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_local(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a DTensor laid out like `like` whose part on this rank is `local`."""
+    """Return a DTensor with the layout of `like` whose part on this rank is `local`."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(like, DTensor)
@@ -77,12 +77,12 @@ Unpickle = Callable[[bytes], Any]
 class TensorPiece:
     """This rank's part of one tensor."""
 
-    key: str  # its name in PyTorch's distributed checkpoint: "model.layers.0.weight"
+    key: str  # name in PyTorch's distributed checkpoint, such as "model.layers.0.weight"
     tensor: torch.Tensor
     size: tuple[int, ...]  # size of the whole tensor
     offsets: tuple[int, ...]  # where this part begins in the whole tensor
-    shared: bool  # all ranks hold the same part, and share the work of writing it
-    writes: bool = True  # False: another rank writes the same part (hybrid sharding)
+    shared: bool  # whether all ranks hold the same part and divide the work of writing it
+    writes: bool = True  # False if another rank writes the same part (hybrid sharding)
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class TrainingState:
     rank: int
     world: int
     pieces: tuple[TensorPiece, ...]
-    shell: bytes  # pickled: the nested state dicts, with a hole for each tensor; the same on all ranks
-    own: bytes  # pickled: what only this rank has (random states, its position in the data)
+    shell: bytes  # pickled nested state dicts with a placeholder for each tensor; the same on all ranks
+    own: bytes  # pickled state that only this rank has: random states and its position in the data
     values: Mapping[str, object]  # leaves of the shell other than tensors, by name, for torch's own loader
 
 
@@ -103,8 +103,8 @@ def take(
 ) -> TrainingState:
     """Return the current state. Nothing is copied: the state refers to the script's own tensors.
 
-    `apart`: names of tensors that may differ between ranks. Each rank keeps its own in memory; the checkpoint on disk
-    has the first rank's.
+    `apart` names the tensors that may differ between ranks. In memory, each rank keeps its own; the checkpoint on disk
+    contains those of the first rank.
     """
     shell, tensors, values = empty_out(nested)
     pieces = tuple(_piece(key, tensor, rank, key in apart) for key, tensor in tensors.items())
@@ -128,8 +128,31 @@ def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> TensorPiec
 
 # Objects of the script
 
-_MAX_STATISTICS = 1 << 16  # elements; an integer buffer with more is a table, not statistics
+_MAX_STATISTICS = 1 << 16  # number of elements; a larger integer buffer is a table, not statistics
 RESERVED = ("dalsegno",)
+
+
+class LateState:
+    """The state of objects that a framework creates only when its training starts.
+
+    A state that is loaded before that waits until the framework takes it with `claim`.
+    """
+
+    def __init__(self, take: Callable[[], dict[str, Any]], optimizers: Callable[[], Iterable[Any]] = tuple) -> None:
+        self._take = take
+        self.optimizers = optimizers  # returns the optimizers whose state `take` returns
+        self._loaded: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._take()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = state
+
+    def claim(self) -> dict[str, Any] | None:
+        """Return the loaded state, and forget it; None if no state was loaded."""
+        loaded, self._loaded = self._loaded, None
+        return loaded
 
 
 class Objects:
@@ -155,7 +178,10 @@ class Objects:
     def steady(self) -> set[int]:
         """Return the addresses of the tensors that only an optimizer's step changes: its parameters and states."""
         found: set[int] = set()
-        for each in self._named.values():
+        late = [
+            optimizer for each in self._named.values() if isinstance(each, LateState) for optimizer in each.optimizers()
+        ]
+        for each in (*self._named.values(), *late):
             if isinstance(each, torch.optim.Optimizer):
                 parameters = [parameter for group in each.param_groups for parameter in group["params"]]
                 states = [value for state in each.state.values() for value in state.values()]
@@ -164,7 +190,7 @@ class Objects:
         return found
 
     def layouts(self) -> dict[str, torch.Tensor]:
-        """Return, by name, the sharded tensors that exist or will exist. Saved tensors get the same layouts."""
+        """Return, by name, the sharded tensors that exist now or will exist. Saved tensors get the same layouts."""
         found = {key: tensor for key, tensor in empty_out(self.nested())[1].items() if is_sharded(tensor)}
         for name, each in self._named.items():
             if isinstance(each, torch.optim.Optimizer):
@@ -189,7 +215,7 @@ class Objects:
                 _detach_from_file(each)
 
     def _copying(self) -> tuple[str, ...]:
-        """Return the prefixes of tensors that their objects copy when they load them."""
+        """Return the prefixes of the tensors that are copied when their objects load them."""
         names = (name for name, each in self._named.items() if isinstance(each, torch.nn.Module) or _moves(each))
         return tuple(f"{name}." for name in names)
 
@@ -197,7 +223,7 @@ class Objects:
 def _moves(thing: Any) -> bool:
     """Return whether loading a saved state copies it to a GPU, so that a copy in host memory would be useless.
 
-    torch's own optimizers do, except for step counts. Others may keep the tensors as they are.
+    This is true for torch's own optimizers, except for step counts. Other optimizers may keep the loaded tensors.
     """
     if not isinstance(thing, torch.optim.Optimizer) or not type(thing).__module__.startswith("torch.optim."):
         return False
@@ -214,7 +240,7 @@ def _detach_from_file(optimizer: torch.optim.Optimizer) -> None:
 
 
 def unwrap(thing: Any) -> Any:
-    """Return what DDP and torch.compile have wrapped, so that a checkpoint fits with and without them."""
+    """Return the module inside DDP and torch.compile, so that a checkpoint can be loaded with and without them."""
     while True:
         if isinstance(thing, torch.nn.parallel.DistributedDataParallel):
             thing = thing.module
@@ -243,7 +269,7 @@ def _layouts_of_states(name: str, optimizer: torch.optim.Optimizer) -> Iterator[
 
 
 def layout_for(key: str, size: tuple[int, ...], layouts: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """Return the script's sharded tensor whose layout a saved tensor gets; None if it is not sharded."""
+    """Return the script's sharded tensor whose layout a saved tensor gets; None if the tensor is not sharded."""
     found = layouts.get(key)
     if found is None:
         found = layouts.get(key.rpartition(".")[0] + ".")

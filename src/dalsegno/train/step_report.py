@@ -1,4 +1,4 @@
-"""`report`: progress of any script, with or without torch, for `dalsegno runs`, charts, metrics and hang detection."""
+"""`report`: the progress of any script, with or without torch, for `runs`, charts, metrics and hang detection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dalsegno.train.agent import AgentLink, find_agent
 from dalsegno.train.progress import ProgressReporter, SaveCounts
 from dalsegno.train.schedule import StepClock
 
-# The rank of this process, as the frameworks' launchers and Slurm name it
+# Variables with the rank of this process, set by Slurm and by the launchers of several frameworks
 RANK_VARIABLES = ("RANK", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -46,7 +46,7 @@ def report(
     Call it after every step: it sends at most two messages a second, and nothing without Dal Segno's launcher. A loss
     on a GPU is read only when it is sent. `samples` and `tokens` are those of this step on this rank, and appear as
     rates. Set `last` at the last step, so that a long evaluation is not taken for a hang. A script with a
-    `Checkpointer` need not call it: `done` reports.
+    `Checkpointer` need not call it, because `done` reports the steps.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ValueError(f"a step is a number from 0, not {step!r}")

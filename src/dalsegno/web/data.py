@@ -74,7 +74,7 @@ class ClusterData:
             return ()
         from dalsegno.inject.faults import FAULTS
 
-        return tuple(FAULTS)
+        return tuple(name for name, fault in FAULTS.items() if "peer" not in fault.options)  # the form has one node
 
     def run_details(self, view: RunPicture) -> RunDetails:
         record = record_of(view)

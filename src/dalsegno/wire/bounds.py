@@ -14,7 +14,7 @@ class HeldConnection(Protocol):
 
     @property
     def owner(self) -> Hashable:
-        """The address or user whose limit includes the connection."""
+        """The address or user whose connection limit applies."""
 
     @property
     def until(self) -> float:
@@ -99,7 +99,7 @@ class Allowance:
 
 
 class Allowances:
-    """One allowance per owner. Only those of the `max_owners` most recent owners are remembered."""
+    """One allowance per owner. Only the `max_owners` most recent owners are remembered."""
 
     def __init__(
         self, burst: float, per_s: float, max_owners: int = 4096, clock: Callable[[], float] = time.monotonic

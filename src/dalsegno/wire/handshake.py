@@ -32,7 +32,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class BadProof(BadFrame):
-    """The peer does not know the secret, or the connection was meant for another party."""
+    """The peer does not know the secret, or wanted to reach another party."""
 
 
 def nonce() -> str:
@@ -59,9 +59,10 @@ def holds(proof: object, secret: bytes, side: str, *transcript: str) -> bool:
 
 
 class Seal:
-    """Encrypts (closes) or decrypts (opens) the messages that one side of a connection sends, in order, each once.
+    """Encrypts (`close`) or decrypts (`open`) the messages that one side of a connection sends.
 
-    `transcript` is the data covered by the proofs of both sides: the nonces and the names.
+    Each message is accepted once, in order. `transcript` is the data covered by the proofs of both sides: the nonces
+    and the names.
     """
 
     def __init__(self, secret: bytes, side: str, *transcript: str) -> None:
@@ -140,16 +141,19 @@ class ServerHandshake:
         """Return the session if the client's proof is valid for these names; raise BadFrame or BadProof if not."""
         transcript = (self._nonce, read_nonce(hello), *names)
         if not holds(hello.get("proof"), secret, self._peer_side, *transcript):
-            raise BadProof("the client does not know the secret, or means another party")
+            raise BadProof("the client does not know the secret, or wants to reach another party")
         return Session(secret, self._own_side, self._peer_side, transcript)
 
     def welcome(self, session: Session) -> Message:
-        """Return the server's own proof. It is sent only after the client's, so that a stranger learns nothing."""
+        """Return the server's own proof.
+
+        It is sent only after the client's proof, so that an unknown peer learns nothing.
+        """
         return {"proof": prove(session.secret, self._own_side, *session.transcript)}
 
 
 class Tags:
-    """Authenticates the unencrypted bulk data that one side of a session sends, in order, each piece once."""
+    """Authenticates the unencrypted bulk data that one side of a session sends. Each piece counts once, in order."""
 
     def __init__(self, session: Session, side: str) -> None:
         self._key, self._count = _digest(session.secret, "tag: authenticate", side, *session.transcript), 0

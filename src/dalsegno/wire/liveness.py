@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-LATE_S = 0.3  # if `look` is called this much later than due, the watcher itself was blocked
+LATE_S = 0.3  # if `look` is called this much later than planned, the watcher itself was blocked
 
 
 class Presence(Enum):
@@ -34,14 +34,15 @@ class LivenessLimits:
     """The time limits of one watcher. A lost host is detected `silent_s + probe_s` after its last sign of life."""
 
     look_s: float  # interval between calls of `look`
-    silent_s: float  # silence until a peer is probed
+    silent_s: float  # silence after which a peer is probed
     probe_s: float  # how long a probe waits for answers
     again_s: float  # interval between the starts of two probes of a silent peer
     stuck_s: float  # an agent that is silent for this long while its host answers is declared dead
     rest_s: float = 0.0  # minimum time between an answer and the next probe
     settled_s: float = 0.0  # interval between probes of a peer that is NEVER or GONE
     new_s: float = 0.0  # time limit for the first message from a new peer
-    known_s: float = 0.0  # the same for a peer known to the previous watcher, provided other peers are connected
+    # Time limit for the first message from a peer known to the previous watcher, if other peers are connected.
+    known_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class PeerSign:
     known: bool = False  # whether the previous watcher had this peer in service
     broken: bool = False  # whether the connection broke, so that no more messages can arrive on it
     host: bool | None = None  # whether the host answered the last probe; None: not probed
-    service: bool | None = None  # the same for a service on the host, such as slurmd
+    # Whether a service on the host, such as slurmd, answered the last probe; None: not probed
+    service: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Liveness:
         if sign is None or not sign.probing:
             return
         sign = replace(sign, probing=False, service=sign.service if service is None else service)
-        # A reconnected agent needs no verdict, and a probe that could not be sent allows none.
+        # An agent that has reconnected is not judged. If the probe could not be sent, there is no result to judge by.
         if sign.presence is not Presence.CONNECTED and (host is not None or service):
             sign = self._judge(replace(sign, host=host), bool(host or service), now)
         self.signs[peer] = sign
@@ -153,7 +155,8 @@ class Liveness:
             return sign
         due = max(sign.probe, now + self.limits.rest_s)
         if sign.presence is Presence.SILENT:
-            due = min(due, sign.last_seen + self.limits.stuck_s)  # if the host still answers then, the agent is stuck
+            # At that time, an agent whose host still answers is declared stuck.
+            due = min(due, sign.last_seen + self.limits.stuck_s)
         return replace(sign, alive=now, probe=due, last_seen=now if sign.presence is Presence.NEVER else sign.last_seen)
 
     def _verdict(self, sign: PeerSign, alive: bool, now: float) -> Presence:
@@ -166,7 +169,10 @@ class Liveness:
         return Presence.AGENT_DEAD if stuck else Presence.SILENT
 
     def _grace_s(self, sign: PeerSign) -> float:
-        """Return how long a new peer may stay silent: longer if no peer is connected, as the watcher may be cut off."""
+        """Return how long a new peer may stay silent.
+
+        The time is longer if no peer is connected, because the watcher itself may be cut off.
+        """
         others_connected = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
         return self.limits.known_s if others_connected else self.limits.new_s
 

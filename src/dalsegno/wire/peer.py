@@ -1,4 +1,4 @@
-"""Check which user runs the peer of a Unix socket, since any user can bind an abstract name once it is unused."""
+"""Check which user runs the peer of a Unix socket, because any user can bind an unused abstract name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("iII")  # fields: pid, uid, gid
 
 
 def uid_of(sock: socket.socket) -> int:

@@ -22,13 +22,13 @@ from dalsegno.wire.peer import uid_of
 MAX_CALLERS = 128
 MAX_PER_USER = 48
 CALL_S = 10.0  # a caller that has not finished by then is disconnected
-MAX_BYTES = 1 << 16  # per caller; valid requests are far shorter
+MAX_BYTES = 1 << 16  # limit per caller; valid requests are far shorter
 ACCEPT_AT_ONCE = 32
 BURST_S, SHARE = 1.0, 0.1  # limits on one user's requests: seconds in a burst, and share of the loop's time
-TURN_S = 0.05  # no new answer is started in a turn after this time
+TURN_S = 0.05  # after this time, a turn starts no further answers
 MIN_CHARGE_S = 0.001  # minimum charge for a request
 
-Answer = Callable[[int, Message], Message]  # uid, request -> answer
+Answer = Callable[[int, Message], Message]  # (uid, request) -> answer
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class Caller:
 
     sock: socket.socket
     uid: int
-    until: float  # monotonic deadline
+    until: float  # monotonic deadline of the caller
     reader: Reader = field(default_factory=lambda: Reader(MAX_BYTES))
     received: int = 0
     request: bytes | None = None  # the request that has no answer yet
@@ -108,7 +108,7 @@ class RequestServer:
             try:
                 sock, _ = self.listener.accept()
             except OSError:
-                return  # no more callers, or the caller has disconnected
+                return  # no caller is waiting, or the caller has disconnected
             sock.setblocking(False)
             caller = Caller(sock, uid_of(sock), time.monotonic() + CALL_S)
             excess = self.callers.add(caller)
@@ -117,7 +117,7 @@ class RequestServer:
                 self._drop(excess)
 
     def _watch(self, caller: Caller) -> None:
-        """Read from the caller unless one of its requests is unanswered, and write if there is something to send."""
+        """Read from the caller unless one of its requests is unanswered, and write if there is unsent data."""
         reading = 0 if caller.request is not None or caller.broken or caller.finished else selectors.EVENT_READ
         events = reading | (selectors.EVENT_WRITE if caller.unsent else 0)
         known = caller.sock in self.selector.get_map()
@@ -131,7 +131,7 @@ class RequestServer:
 
     def _exchange(self, caller: Caller, events: int) -> None:
         if caller not in self.callers:
-            return  # dropped in this turn to make room for another caller
+            return  # the caller was dropped in this turn to make room for another one
         try:
             if events & selectors.EVENT_READ and not self._read(caller):
                 self._drop(caller)
@@ -175,10 +175,10 @@ class RequestServer:
             message = parse(caller.request)
         except BadFrame as error:
             caller.finished = True
-            return pack({"error": f"not a message: {error}", "hint": "is it the same version on both sides?"})
+            return pack({"error": f"not a message: {error}", "hint": "check that both sides have the same version"})
         try:
             return frame(encode(self.answer(caller.uid, message)), self._max_answer_bytes)
-        except Exception:  # no request may stop the controller for other users
+        except Exception:  # a failed request must not stop the controller for other users
             self._complain(f"request of uid {caller.uid} failed", traceback.format_exc())
             return pack({"error": "the controller failed to answer", "hint": "see its log"})
 

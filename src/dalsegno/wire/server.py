@@ -24,30 +24,33 @@ from dalsegno.wire.handshake import MAX_SEALED_BYTES, ServerHandshake, Session
 if TYPE_CHECKING:
     import asyncio  # not imported at run time, because snapshot keepers do not need it
 
-ACCEPT_AT_ONCE = 64  # connections per turn, so that a flood of them does not delay admitted peers
+ACCEPT_AT_ONCE = 64  # connections accepted per turn, so that a flood of them does not delay admitted peers
 ACCEPT_S = 0.01  # time per turn for new connections, so that slow greetings do not delay admitted peers
 FULL_PAUSE_S = 0.2  # length of the pause if no file descriptor is left and there is no stranger to disconnect
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Ready = Callable[[int], None]  # called with the events that occurred
-W = TypeVar("W")  # the identity of a peer
+W = TypeVar("W")  # type of a peer's identity
 
 
 class Watcher(Protocol):
     """The event loop that a server runs in."""
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
-        """Call `ready` for exactly these events of the socket from now on."""
+        """From now on, call `ready` for exactly these events of the socket."""
 
     def unwatch(self, sock: socket.socket) -> None: ...
 
     def at(self, when: float, do: Callable[[], object]) -> None:
-        """Call `do` at this monotonic time. Loops that call `BoundedServer.wake` when it is due may ignore this."""
+        """Call `do` at this monotonic time. A loop that calls `BoundedServer.wake` on time may ignore this."""
 
 
 class SelectorWatcher:
-    """A watcher on a selector. The program's loop calls each key's data with its events, and `wake` when it is due."""
+    """A watcher on a selector.
+
+    The program's loop calls each key's data with its events, and calls `wake` at the returned deadline.
+    """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -95,10 +98,10 @@ class ServerLimits:
     """The limits of a server. Byte limits are per message."""
 
     strangers: int = 256  # maximum number of unauthenticated connections
-    stranger_s: float = 3.0  # time to complete the handshake, which is one packet each way
+    stranger_s: float = 3.0  # time limit for the handshake, which takes one packet each way
     stranger_bytes: int = 2048
     message_bytes: int = MAX_SEALED_BYTES
-    unsent_bytes: int = 16 << 20  # maximum queue for one peer
+    unsent_bytes: int = 16 << 20  # maximum number of bytes queued for one peer
     read_bytes: int = 64 << 10  # maximum size of one read
     burst: float = float("inf")  # messages that a peer may send at once
     per_s: float = float("inf")
@@ -252,7 +255,7 @@ class BoundedServer(Generic[W]):
             self._greet(sock, str(address[0]))
 
     def _make_room(self) -> None:
-        """Free a file descriptor, or pause so that the loop does not spin while the listener is ready."""
+        """Free a file descriptor. If that fails, pause, so that the loop does not spin on the ready listener."""
         oldest = self.strangers.oldest()
         if oldest is not None:
             self._refuse(oldest)
@@ -304,7 +307,7 @@ class BoundedServer(Generic[W]):
 
     def _ready(self, peer: Connection[W], events: int) -> None:
         if not peer.open:
-            return  # dropped in this turn to make room for another peer
+            return  # the peer was dropped in this turn to make room for another one
         if events & READ:
             self._try(peer, lambda: self._receive(peer))
         self._try(peer, lambda: self._flush(peer))
@@ -351,8 +354,8 @@ class BoundedServer(Generic[W]):
             self._refuse(peer)
         except OSError:
             self._refuse(peer)
-        except Exception:  # no message from one peer may stop the service for the others
-            self._host.on_refused(f"a message of {self._name(peer)}, which failed here", traceback.format_exc())
+        except Exception:  # a message from one peer must not stop the service for the others
+            self._host.on_refused(f"a message of {self._name(peer)}, which was not handled", traceback.format_exc())
             self._refuse(peer)
 
     def _name(self, peer: Connection[W]) -> str:

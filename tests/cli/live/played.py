@@ -17,7 +17,7 @@ from tests.overview.clusters import healthy, replacing, run, with_runs
 
 
 class PlayedSources:
-    """Answers from an overview. While `slurm` or `controller_answers` is False, that one does not answer."""
+    """Answers from an overview. While `slurm` or `controller_answers` is False, that source does not answer."""
 
     controller: Path | None = Path("/controller.sock")
     sees_all_runs = True
@@ -47,14 +47,14 @@ class PlayedSources:
 
 
 class FailingSources(PlayedSources):
-    """Fails with an error of its own at the first question, as a damaged cluster does."""
+    """Fails with its own error at the first query, as a damaged cluster does."""
 
     def status(self) -> ClusterStatus:
         raise DalsegnoError("the cluster is damaged")
 
 
 class HangingSources(PlayedSources):
-    """Never answers, as a Slurm whose network is gone."""
+    """Never answers, like a Slurm whose network is down."""
 
     def status(self) -> ClusterStatus:
         threading.Event().wait()

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 _SEQUENCE = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
-_HANGS_S = 60.0  # only for a program that hangs
+_HANGS_S = 60.0  # timeout for a program that hangs
 
 
 class Screen:
@@ -100,7 +100,7 @@ class PtyProgram:
         os.kill(self.process.pid, number)
 
     def shows(self, *texts: str, hides: str = "") -> str:
-        """Wait until the screen shows all these texts and does not show `hides`, and return all of it."""
+        """Wait until the screen shows all these texts and none of `hides`. Return the whole screen."""
         until = time.monotonic() + _HANGS_S
         while not all(text in self.screen.text for text in texts) or (hides and hides in self.screen.text):
             assert time.monotonic() < until, f"the screen does not show {texts}:\n{self.screen.text}"
@@ -108,7 +108,7 @@ class PtyProgram:
         return self.screen.text
 
     def read(self, timeout_s: float) -> bool:
-        """Read what the program has written; return False if that is nothing."""
+        """Read the program's output. Return False if there is none."""
         if not select.select([self.ours], [], [], timeout_s)[0]:
             return False
         self.screen.feed(os.read(self.ours, 65536).decode(errors="replace"))

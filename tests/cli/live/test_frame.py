@@ -132,7 +132,7 @@ def test_selected_panel_gets_the_most_rows():
     heights = share_rows(counts, Panel.EVENTS, 40)
     assert heights == {Panel.NODES: 5, Panel.GPUS: 5, Panel.RUNS: 4, Panel.EVENTS: 26}
     assert share_rows(counts, Panel.NODES, 20) == {Panel.NODES: 10, Panel.GPUS: 4, Panel.RUNS: 3, Panel.EVENTS: 3}
-    for room in (10, 12, 16):  # a row of each panel would leave too little for the selected one
+    for room in (10, 12, 16):  # a row of each panel would leave too little space for the selected panel
         assert share_rows(counts, Panel.EVENTS, room) == {Panel.EVENTS: room}
     assert sum(share_rows(dict.fromkeys(Panel, 1), Panel.NODES, 100).values()) == 12
 

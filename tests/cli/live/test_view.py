@@ -79,7 +79,7 @@ def test_filter_takes_every_character_until_enter_or_escape():
     assert len(after("/", *"x" * 200).filter) == MAX_FILTER
 
 
-def test_other_keys():
+def test_remaining_keys_change_the_view():
     assert after("q").quit and after("p").paused and not after("p", "p").paused
     assert after("?").help and not after("?", "x").help and after("?", "q").quit
     assert after("%") == ViewState()
@@ -103,7 +103,7 @@ def test_columns_are_left_out_when_the_screen_is_narrow():
     assert lay_out(columns, rows, 5) == [6, 0, 0, 0]
 
 
-def test_large_clusters_are_asked_less_often():
+def test_large_clusters_are_queried_less_often():
     assert [default_interval_s(count) for count in (0, 4, 64, 128, 1000)] == [1, 1, 1, 2, 5]
 
 
@@ -156,7 +156,7 @@ def test_gpu_readings_come_from_connected_agents():
     gpu = GpuReading(0, 61.5, 1024, 4096, 95)
     views = [
         agent("n1", Presence.CONNECTED, gpu, GpuReading(1)),
-        agent("n2", Presence.AGENT_DEAD, gpu),  # its last readings are old
+        agent("n2", Presence.AGENT_DEAD, gpu),  # the last readings of this agent are old
         agent("n3", Presence.CONNECTED),
     ]
     assert read_agents(views_message(views)) == {"n1": (gpu, GpuReading(1))}

@@ -193,7 +193,7 @@ def test_parser_of_torch_has_the_same_flags() -> None:
     for dest in set(theirs) & set(ours) - {"help"}:
         assert set(theirs[dest].option_strings) <= set(ours[dest].option_strings), dest
         assert theirs[dest].type in (ours[dest].type, None) or "list" in str(theirs[dest].type), dest
-        # 29500 became None with the same meaning, an empty list is our empty tuple
+        # a default of 29500 became None with the same meaning, and an empty list is our empty tuple
         assert (theirs[dest].default or None) == (ours[dest].default or None) or dest == "master_port", dest
 
 

@@ -202,7 +202,7 @@ def test_worker_that_ignores_the_signal_is_killed_after_the_grace_period(torchru
 
 
 def test_unhandled_signal_is_forwarded_to_workers(torchrun: Launcher) -> None:
-    """torchrun dies of it; a script that handles Slurm's warning wants to save and continue."""
+    """torchrun would die from the signal. A script that handles Slurm's warning can save and continue."""
     torchrun.script(WAITS)
     process = torchrun.start("train.py", "SIGUSR1")
     assert process.stdout is not None and process.stdout.readline() == "up\n"

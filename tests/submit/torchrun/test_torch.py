@@ -100,7 +100,7 @@ def test_workers_have_the_same_variables_as_with_torchrun(
 
 
 def comparable(found: object, given: dict[str, str]) -> dict[str, str]:
-    """Return what a launcher has set, without values that differ each time and those only we set."""
+    """Return the variables that a launcher has set, except those that differ each time and those that only we set."""
     assert isinstance(found, dict)
     changed = {name: value for name, value in found.items() if given.get(name) != value}
     assert 0 < int(changed.pop("MASTER_PORT")) < 65536

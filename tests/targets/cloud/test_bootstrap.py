@@ -22,9 +22,11 @@ from dalsegno.setup.node_plan import NodePlan, PlannedFile
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
+from dalsegno.targets.cloud.refresh import refresh_script
+from dalsegno.targets.folder import ClusterFolder, with_uids, write_uids
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
 from dalsegno.targets.parallelcluster.head import PclusterHead
-from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts
+from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts, machine_plans, site_of
 from tests.ssh.hosts import VirtualHost, reason_to_skip, running_hosts
 from tests.waiting import eventually
 
@@ -60,6 +62,7 @@ def test_script_is_clean_for_shellcheck(tmp_path, code):
         script = render_bootstrap(plan, code, "printf 10.0.0.1", wait_for="/opt/slurm/etc/dalsegno/a b")
         assert shellcheck(script, tmp_path) == ""
     assert shellcheck(prolog_text(site()), tmp_path) == ""
+    assert shellcheck(refresh_script('cp a "$work/b.sh"', "b.sh"), tmp_path) == ""
 
 
 def test_script_refuses_to_carry_a_secret():
@@ -90,7 +93,7 @@ def test_prolog_stops_a_job_only_for_a_failed_check(tmp_path):
 
     assert code("echo HEALTH_CHECK_RESULT:n:Failed:reset:gpu; exit 1") == 1
     assert code("echo HEALTH_CHECK_RESULT:n:Passed:none:; exit 0") == 0
-    assert code("echo error: damaged settings >&2; exit 1") == 0  # our own fault must not cost a machine
+    assert code("echo error: damaged settings >&2; exit 1") == 0  # a fault in our own settings must not cost a machine
     assert code("exit 127") == 0
     program.unlink()
     assert subprocess.run(["sh", script], capture_output=True, timeout=20).returncode == 0
@@ -99,7 +102,7 @@ def test_prolog_stops_a_job_only_for_a_failed_check(tmp_path):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("trap", ["folder of a user", "link to a folder", "link below", "none"])
 def test_prolog_creates_folders_of_users_only_below_a_folder_of_root(tmp_path, trap):
-    """/scratch is open to all, and empty after a restart of the machine: a user may be there before us."""
+    """/scratch is open to all users and empty after a restart, so a user may create the folder first."""
     base, prize, job = (
         tmp_path / "scratch/enroot",
         tmp_path / "etc",
@@ -141,6 +144,47 @@ def test_nodes_get_the_versions_of_packages_that_the_operator_has():
         assert names <= {name.replace("-", "_").lower() for name in pins}, "no dependency is left to pip"
 
 
+def users_of(*names: str) -> str:
+    return f"{SPEC}users: [{', '.join(f'{{name: {name}}}' for name in names)}]\n"
+
+
+def test_homes_that_machines_share_are_created_on_the_head(tmp_path):
+    cluster = with_uids(resolve(parse_spec(users_of("ada", "bob"), "cluster.yaml")), ClusterFolder(tmp_path))
+    shared = replace(site(), cluster=cluster, shared_homes=True)
+    head, compute, login = (make(shared) for make in (head_plan, compute_plan, login_plan))
+    assert [(user.name, user.uid) for user in head.users] == [("ada", 10001), ("bob", 10002)]
+    assert all(user.make_home for user in head.users)
+    assert login.users == compute.users == tuple(replace(user, make_home=False) for user in head.users)
+
+
+def test_users_keep_their_uids_and_nobody_gets_that_of_a_removed_user(tmp_path):
+    folder = ClusterFolder(tmp_path / "clusters" / "demo")
+
+    def uids(*names: str) -> dict[str, int | None]:
+        cluster = with_uids(resolve(parse_spec(users_of(*names), "cluster.yaml")), folder)
+        write_uids(folder, cluster)
+        return {user.name: user.uid for user in cluster.users}
+
+    assert uids("ada", "bob") == {"ada": 10001, "bob": 10002}
+    assert uids("bob", "cem") == {"bob": 10002, "cem": 10003}
+    assert uids("ada", "bob") == {"ada": 10001, "bob": 10002}
+
+
+def test_prometheus_on_the_head_reads_the_nodes_that_always_run():
+    text = SPEC.replace("us-east-1}", "us-east-1, queues: {train: {max_count: 4}}}")
+    cluster = resolve(parse_spec(f"{text}monitoring: {{prometheus: true}}\n", "cluster.yaml"))
+    state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-1", "3.16.1", bucket="b")
+    plans = machine_plans(site_of(cluster, state, "0.1-abc"), "b")
+    head = plans["head"]
+    assert {"prometheus", "slurm-exporter", "node-exporter"} <= {service.name for service in head.services}
+    targets = json.loads(next(file.content for file in head.files if file.path.endswith("targets/nodes.json")))
+    assert [each["targets"] for each in targets] == [["train-st-train-1:9100"], ["train-st-train-2:9100"]]
+    assert plans["compute"].packages == plans["login"].packages == ("prometheus-node-exporter",)
+    for plan in plans.values():
+        paths = [folder.path for folder in plan.folders]
+        assert len(paths) == len(set(paths))
+
+
 def test_shell_of_a_user_gets_neither_terminal_nor_environment_of_root(tmp_path):
     """Otherwise a process that the user leaves could type on root's terminal, or read root's keys."""
     head = PclusterHead(tmp_path)
@@ -161,7 +205,10 @@ print(ask(Path("/var/lib/dalsegno/clusters/demo/run/controller.sock"), {"agents"
 """
 FAKE_AWS = """#!/bin/sh
 # aws s3 cp --only-show-errors URI FILE
-[ "$1 $2" = "s3 cp" ] && cp /root/code.tar.gz "$5"
+case "$1 $2 $4" in
+  "s3 cp "*.sh) cp /root/bootstrap.sh "$5" ;;
+  "s3 cp "*) cp /root/code.tar.gz "$5" ;;
+esac
 """
 
 
@@ -170,7 +217,8 @@ FAKE_AWS = """#!/bin/sh
 def test_scripts_of_parallelcluster_connect_a_node_to_the_controller_and_run_twice(tmp_path):
     """Two virtual hosts in the place of a head node and a compute node. The test stands in for three things that
     ParallelCluster's machines have: the AWS CLI, the file with the head's address, and the shared /opt/slurm."""
-    cluster, bundle = resolve(parse_spec(SPEC, "cluster.yaml")), find_bundle()
+    cluster = with_uids(resolve(parse_spec(users_of("ada"), "cluster.yaml")), ClusterFolder(tmp_path))
+    bundle = find_bundle()
     state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-1", "3.16.1", bucket="b")
     scripts = bootstrap_scripts(cluster, state, bundle.key)
     archive = tmp_path / "code.tar.gz"
@@ -202,7 +250,8 @@ def test_scripts_of_parallelcluster_connect_a_node_to_the_controller_and_run_twi
         assert head.run("stat", "-c", "%a", "/opt/slurm/etc/scripts/prolog.d/50_dalsegno") == "755\n"
         copy(node, f"{agents}/{node_name}", head.run("cat", f"{agents}/{node_name}").encode())
         boot(node, "compute")
-        assert '"changes": []' in boot(node, "compute")
+        assert '"changes": []' in node.run("dalsegno-refresh")
+        assert {host.run("id", "-u", "ada") for host in rack.hosts} == {"10001\n"}
         assert node.run("readlink", PYTHON).startswith("/usr/")
         connected = f"'node': '{node_name}', 'presence': 'connected'"
         eventually(lambda: connected in head.run(PYTHON, "-I", "-c", ASK))

@@ -77,7 +77,7 @@ def one_api(region: str) -> HyperPodApi:
 def open_hyperpod(folder: Path, runner: Runner | None = None, *, fresh: bool = False) -> HyperPodTarget:
     """Open the target of cluster `demo` in a home folder. It waits for nothing, and ssh is a fake.
 
-    `fresh`: with a client of its own, which looks for credentials again.
+    With `fresh`, it has its own client, which looks for credentials again.
     """
     root = folder / "clusters" / "demo"
     return HyperPodTarget(

@@ -1,8 +1,8 @@
 """AWS on loopback: a moto server, and in front of it a recorder that plays what moto lacks.
 
 moto has HyperPod's create, describe, list and delete, S3 and FSx. It lacks UpdateCluster and the batch requests, is in
-service at once, and never fails. The recorder answers those requests itself and can make others fail. What it invents
-proves nothing about AWS: it shows which requests are sent, and what is done with such answers.
+service at once, and never fails. The recorder answers those requests itself and can make others fail. Its invented
+answers prove nothing about AWS. They show which requests are sent, and how such answers are handled.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def test_missing_partition_appears_in_slurm_and_returns_after_an_agent_overwrote
         with place.lock():
             target.apply(target.plan(resolve(parse_spec(SPEC, "cluster.yaml"))), lambda text: None)
         conf = ClusterFolder(place.folder).slurm_conf
-        theirs = re.sub(r"(?m)^PartitionName=cpu .*\n", "", conf.read_text())  # the fault of HyperPod's agent
+        # Reproduces the fault of HyperPod's agent
+        theirs = re.sub(r"(?m)^PartitionName=cpu .*\n", "", conf.read_text())
         groups = [{"Name": "cpu", "Instances": [{"CustomerIpAddress": f"10.4.33.{number}"} for number in (1, 2)]}]
         (tmp_path / "resources.json").write_text(json.dumps({"InstanceGroups": groups}))
         folder = ClusterFolder(tmp_path / "demo")

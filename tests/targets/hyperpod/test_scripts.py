@@ -16,10 +16,11 @@ from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.system.processes import FakeRunner
+from dalsegno.targets.cloud.monitoring import prometheus_files
 from dalsegno.targets.folder import ClusterFolder, write_applied
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.lifecycle import lifecycle_files
-from dalsegno.targets.hyperpod.node_plans import prometheus_files, role_plan
+from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.partitions import DERIVE, PartitionGuard, plan_repair, read_groups, real_cluster
 from dalsegno.targets.hyperpod.requests import SharedFileSystem
 from tests.targets.hyperpod.conftest import CPU, GPU, cluster_of
@@ -55,7 +56,7 @@ def test_lifecycle_script_finds_its_role_and_the_controller_by_its_address(tmp_p
     addresses = {"controller": ("203.0.113.1",), "login": ("203.0.113.2",), "cpu": ("203.0.113.3", "203.0.113.4")}
     addresses[group] = (own_address(),)
     env = write_folder(tmp_path, **addresses)
-    for _ in range(2):  # HyperPod may start it again
+    for _ in range(2):  # HyperPod may start the script again
         subprocess.run(["bash", tmp_path / "on_create.sh"], env=env, check=True, capture_output=True)
     assert (tmp_path / "ran").read_text() == f"{role} head={addresses['controller'][0]}\n"
 
@@ -186,7 +187,7 @@ def test_line_that_hyperpods_agent_overwrites_is_added_again(tmp_path, caplog):
     assert guard.turn().added == ()
     reconfigured = [call for call in runner.calls if "reconfigure" in call]
     assert len(reconfigured) == 1
-    conf.write_text(THEIRS)  # HyperPod's agent
+    conf.write_text(THEIRS)  # HyperPod's agent has overwritten the file
     repair = guard.turn()
     assert (repair.added, repair.lost) == (("gpu",), ("gpu",))
     assert "PartitionName=gpu" in conf.read_text()

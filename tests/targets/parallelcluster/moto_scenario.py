@@ -1,7 +1,7 @@
 """Play `up`, a dry run of the real `pcluster`, and `down` against a moto server, and print what happened as JSON.
 
 Runs with the Python of an environment that holds moto, boto3 and what Dal Segno needs. The shim below adds three
-answers that moto lacks. They are made up, so they prove nothing about AWS itself.
+answers that moto lacks. These answers are invented, so they prove nothing about AWS itself.
 
     moto_scenario.py FOLDER PCLUSTER FAKE_PCLUSTER CLUSTER_FILE
 """
@@ -109,7 +109,7 @@ dry = subprocess.run(
 found["dryrun"] = dry.stdout
 found["dryrun_errors"] = dry.stderr[-3000:]
 found["key"] = [each["KeyName"] for each in boto3.client("ec2").describe_key_pairs()["KeyPairs"]]
-# moto cannot delete a network that it created, so the network stays and the rest of a second cluster goes.
+# moto cannot delete a network that it created, so the network is kept and the rest of a second cluster is removed.
 subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
 text = f"""
 name: second

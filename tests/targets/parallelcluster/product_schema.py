@@ -11,7 +11,7 @@ import sys
 import marshmallow
 from pcluster.schemas.cluster_schema import ClusterSchema
 
-os.environ["AWS_DEFAULT_REGION"] = "us-east-1"  # the schema asks for it, and calls nobody
+os.environ["AWS_DEFAULT_REGION"] = "us-east-1"  # the schema requires a region, but sends no request
 
 
 def key_of(name, field):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ def test_change_that_would_end_jobs_waits_until_the_operator_has_stopped_the_nod
     assert stage.clusters["demo"]["fleet"] == "RUNNING"
 
 
-def test_plan_on_the_page_is_what_plan_says(stage: Stage):
+def test_plan_on_the_page_matches_the_command(stage: Stage):
     page = (Path(__file__).parents[3] / "docs" / "parallelcluster.md").read_text()
     file = page.partition("```yaml\n")[2].partition("```")[0]
     outside = page.partition("```yaml\n")[0] + page.partition("```yaml\n")[2].partition("```\n")[2]
@@ -195,7 +196,7 @@ def test_interrupted_creation_is_followed_and_not_started_again(stage: Stage):
     assert stage.target().status().phase is ClusterPhase.UP
 
 
-def test_up_that_was_interrupted_during_the_stack_goes_on_from_there(stage: Stage):
+def test_up_interrupted_during_the_stack_continues_from_there(stage: Stage):
     target = stage.target()
 
     def interrupt(line: str) -> None:
@@ -428,6 +429,8 @@ def test_shell_goes_through_ssm_without_a_key_and_through_ssh_with_one(stage: St
 FAKE_SSH = """#!/bin/sh
 printf '%s\\n' "$*" >> "$FAKE_PCLUSTER/ssh"
 case "$*" in
+  *dalsegno-refresh*) [ ! -e "$FAKE_PCLUSTER/broken" ] ;;
+  *sacctmgr\\ --immediate*) while read -r line; do echo "sacctmgr: $line"; echo " Adding Account(s)"; done ;;
   *show\\ node*) while read -r line; do echo "$line"; done < "$FAKE_PCLUSTER/nodes" ;;
 esac
 """
@@ -446,6 +449,60 @@ def test_states_of_nodes_come_from_slurm_on_the_head_over_ssh(stage: Stage):
     assert status.facts["connection"] == "ssh" and "(Code:X)no capacity" in status.nodes[1].reason
     asked = (stage.root / "fake" / "ssh").read_text()
     assert "ubuntu@198.51.100.7" in asked and "BatchMode=yes" in asked and "accept-new" in asked
+
+
+def test_changed_users_reach_the_machines_that_run_already(stage: Stage):
+    keyed = MINIMAL.replace("us-east-1}", "us-east-1, key: k, allowed_ips: 203.0.113.0/24}")
+    stage.up(keyed)
+    ssh = stage.root / "bin" / "ssh"
+    ssh.write_text(FAKE_SSH)
+    ssh.chmod(0o755)
+    states = {"train-st-train-1": "IDLE+CLOUD", "train-st-train-2": "IDLE+CLOUD+POWERED_DOWN"}
+    lines = [f"NodeName={name} State={state} CPUTot=8 RealMemory=1000\n" for name, state in states.items()]
+    (stage.root / "fake" / "nodes").write_text("".join(lines))
+    before = dict(stage.account.objects)
+    (stage.root / "fake" / "broken").touch()
+    with pytest.raises(TargetError, match="the new scripts failed on 2 of 2 machines"):
+        stage.up(f"{keyed}users: [{{name: ada}}]\n")
+    (stage.root / "fake" / "broken").unlink()
+    (stage.root / "fake" / "ssh").unlink()
+    assert "finishes what an earlier `up` began" in stage.up(f"{keyed}users: [{{name: ada}}]\n").sentences()
+    plan = stage.target().plan(cluster_of(f"{keyed}users: [{{name: bob}}]\n"))
+    assert "runs the new set-up scripts on machines that run already; jobs continue" in plan.sentences()
+    asked = (stage.root / "fake" / "ssh").read_text().splitlines()
+    refreshed = sorted(line.partition("198.51.100.7 ")[2] for line in asked if "dalsegno-refresh" in line)
+    assert refreshed == ["ssh train-st-train-1 'sudo dalsegno-refresh'", "sudo dalsegno-refresh"]
+    changed = {key.rpartition("/")[2] for key, body in stage.account.objects.items() if body != before.get(key)}
+    assert changed >= {"head.sh", "compute.sh", "login.sh"}
+    assert stage.target().plan(cluster_of(f"{keyed}users: [{{name: ada}}]\n")).empty
+
+
+def test_accounts_of_the_file_are_added_to_slurms_accounting(stage: Stage):
+    secret = "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm"
+    database = f"database: {{uri: 'db.example.com:3306', user: slurm, password_secret: '{secret}'}}"
+    text = MINIMAL.replace("us-east-1}", f"us-east-1, key: k, allowed_ips: 203.0.113.0/24, {database}}}")
+    ssh = stage.root / "bin" / "ssh"
+    ssh.write_text(FAKE_SSH)
+    ssh.chmod(0o755)
+    stage.up(f"{text}accounts: [{{name: ml}}]\nusers: [{{name: ada, accounts: [ml]}}]\n")
+    asked = (stage.root / "fake" / "ssh").read_text().splitlines()
+    assert re.search(r"sudo env \S+ COLUMNS=\d+ sacctmgr --immediate$", asked[-1])
+    more = cluster_of(f"{text}accounts: [{{name: ml}}, {{name: ops}}]\nusers: [{{name: ada, accounts: [ml]}}]\n")
+    assert "changes accounts, users or QOS in Slurm's accounting" in stage.target().plan(more).sentences()
+
+
+def test_images_of_the_file_are_imported_on_the_head_node(stage: Stage):
+    text = MINIMAL.replace("us-east-1}", "us-east-1, key: k, allowed_ips: 203.0.113.0/24}")
+    text += "containers: {enabled: true, folder: /home/images, images: [ubuntu]}\n"
+    ssh = stage.root / "bin" / "ssh"
+    ssh.write_text(FAKE_SSH)
+    ssh.chmod(0o755)
+    plan = stage.up(text)
+    stage.target().import_images(plan, stage.said.append)
+    (asked,) = (stage.root / "fake" / "ssh").read_text().splitlines()
+    command = "sudo env DALSEGNO_IMAGES=/home/images /usr/local/bin/dalsegno image import --or-kept --quiet"
+    assert asked.rpartition("198.51.100.7 ")[2].startswith(f"{command} ") and "importing" in stage.said[-1]
+    assert stage.target().plan(cluster_of(text)).import_images == ()
 
 
 def test_commands_about_runs_are_forwarded_to_the_head(stage: Stage):

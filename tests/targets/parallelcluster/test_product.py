@@ -102,7 +102,7 @@ def test_up_dry_run_and_down_against_an_emulator(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    # A good dry run ends with code 1, and says so in these words.
+    # A successful dry run ends with code 1 and this message.
     dry = json.loads(found["dryrun"])
     assert dry["message"] == "Request would have succeeded, but DryRun flag is set.", dry
     assert {each["level"] for each in dry["validationMessages"]} <= {"INFO", "WARNING"}

@@ -155,7 +155,7 @@ def test_convert_to_safetensors_and_back(tmp_path: Path) -> None:
 
 
 def test_error_without_safetensors_names_the_package(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # simulates that the package is not installed
     monkeypatch.delitem(sys.modules, "safetensors.torch", raising=False)
     assert "pip install safetensors" in refused("convert", two, two / "t.safetensors")
 

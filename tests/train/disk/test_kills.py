@@ -81,7 +81,7 @@ def kill_savers(folder: Path, generation: int, start: int, after_s: float, chanc
 
 def test_savers_killed_at_random_moments_leave_a_complete_checkpoint(tmp_path: Path) -> None:
     chance = random.Random(os.environ.get("DALSEGNO_SEED", "da capo"))
-    save(tmp_path, filled(1), 1, generation=0)  # also imports all that savers need
+    save(tmp_path, filled(1), 1, generation=0)  # this also imports all modules that savers need
     committed = 1
     for generation in range(1, ROUNDS + 1):
         committed = kill_savers(tmp_path, generation, committed, chance.uniform(0, 0.25), chance)
@@ -103,7 +103,7 @@ def test_saver_killed_before_each_file_system_call_leaves_a_complete_checkpoint(
         folder.mkdir()
         for step in (10, 20):
             save(folder, filled(step), step)
-        if fault == "damaged":  # the same step exists and is replaced
+        if fault == "damaged":  # the same step exists already and is replaced
             (save(folder, filled(30), 30) / "__0_0.distcp").write_bytes(b"")
         code = wait(fork(lambda folder=folder, number=number: _die_at(folder, number)))  # type: ignore[misc]
         assert _step_of(folder) in (20, 30)

@@ -88,7 +88,7 @@ class Node:
         while not (result := found()):
             left = end - time.monotonic()
             assert left > 0, f"timed out; last kept: {self.kept}"
-            self.listen(min(left, 0.05))  # the condition may depend on files of other nodes too
+            self.listen(min(left, 0.05))  # the condition may also depend on files of other nodes
         return result
 
     def listen(self, seconds: float = 0.0) -> None:
@@ -142,6 +142,6 @@ class Node:
 
 
 def _run_keeper(name: str, port: int, folder: Path) -> None:
-    os.closerange(3, port)  # descriptors of the test: an inherited copy would keep a connection open
+    os.closerange(3, port)  # closes inherited descriptors, because a copy would keep a connection open
     os.closerange(port + 1, 1024)
     serve(name, socket.socket(fileno=port), folder, nice=0)

@@ -208,7 +208,7 @@ def test_drop_order_removes_copies(node: NewNode) -> None:
 
 
 def test_keeper_ends_with_its_agent(node: NewNode) -> None:
-    one, other = pair(node, rate=1e5)  # takes more than a minute
+    one, other = pair(node, rate=1e5)  # at this rate, a copy takes more than a minute
     one.commit(filled(1, elements=2_000_000))
     _wait_for_files(other.folder, 1)
     began = time.monotonic()

@@ -95,7 +95,7 @@ def test_missing_part_is_reported_and_nothing_is_left(node: NewNode) -> None:
 
 
 def test_fetch_waits_for_a_holder_whose_keeper_is_starting(node: NewNode) -> None:
-    """Its agent has restarted and opened the port."""
+    """The agent of the holder has restarted and opened the port."""
     one, third, port = node("one"), node("third"), listen()
     for each in (one, third):
         each.keep()

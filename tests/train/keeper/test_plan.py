@@ -181,7 +181,7 @@ def test_nodes_do_not_deadlock_and_the_safe_step_is_always_present(ranks: int, e
         if what == 0:
             model.find_safe()
         elif what < 4:
-            steps[rank % ranks] += 1 + (what == 3)  # one rank alone may skip a step
+            steps[rank % ranks] += 1 + (what == 3)  # only this rank may skip a step
             model.commit(rank % ranks, steps[rank % ranks])
         else:
             model.send(rank % ranks, skipped_too=what == 6)

@@ -72,7 +72,7 @@ def test_stranger_receives_only_a_nonce(node: NewNode, sent: bytes) -> None:
 
 
 def test_no_caller_is_served_before_the_agent_sends_the_secret(node: NewNode) -> None:
-    """An early caller waits."""
+    """A caller that connects early has to wait."""
     one = node("one")
     with one.call() as early:
         early.settimeout(0.2)

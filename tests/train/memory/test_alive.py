@@ -40,7 +40,8 @@ def test_snapshots_of_a_killed_training_are_removed_by_the_next_one(shm: Path) -
 
     pid = fork(train)
     os.waitpid(pid, 0)
-    Slots("launched", 0, 1, folder=shm).write(filled(1))  # by a launcher's run, which has no lock
+    # These snapshots belong to a run with a launcher, which has no lock.
+    Slots("launched", 0, 1, folder=shm).write(filled(1))
     assert list_run_files("a", shm) == ["a.0.0", "a.0.1", "a.0.alive"]
     assert sweep_abandoned(shm) == [("a", 0)]
     assert list_run_files("a", shm) == [] and list_run_files("launched", shm) == ["launched.0.0", "launched.0.1"]
@@ -79,7 +80,7 @@ def test_training_without_a_launcher_leaves_nothing_once_another_starts(tmp_path
     assert [name.rpartition(".")[2] for name in names] == ["0", "1", "2", "alive"]
     assert all((Path(folder) / name).exists() for name in names)
     savers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=False).stdout.split()
-    for pid in (*map(int, savers), first.pid):  # the saver first, because it would clean up
+    for pid in (*map(int, savers), first.pid):  # the saver is killed first, because it would clean up
         os.kill(pid, signal.SIGKILL)
     first.wait()
     assert all((Path(folder) / name).exists() for name in names)

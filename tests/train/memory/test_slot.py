@@ -88,7 +88,7 @@ def test_warm_slot_is_written_without_page_faults(shm: Path) -> None:
 
     slot, states = Slot(shm / "s"), [filled(step, count=4, elements=4 << 20) for step in range(3)]
     write(slot, states[0], generation=1)
-    write(slot, states[1], generation=1)  # torch's own threads and buffers exist from here on
+    write(slot, states[1], generation=1)  # the threads and buffers of torch exist from this point on
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     write(slot, states[2], generation=1)
     pages = 4 * 4 * (4 << 20) // 4096

@@ -137,15 +137,23 @@ def certify_storage(
     )  # fmt: skip
 
 
-def certify_pairs(report: Mapping[str, Any], commands: Sequence[str]) -> CertifiedPart:
-    """Judge the matrix. A bad node or link means FAIL; a node or link that is slow at times means DEGRADED."""
+def certify_pairs(report: Mapping[str, Any], commands: Sequence[str], compare_history: bool = True) -> CertifiedPart:
+    """Judge the matrix. A bad node or link means FAIL; one that is slow at times, or slow pairs in general, DEGRADED.
+
+    Virtual hosts are not compared with earlier results: other programs use the same processors.
+    """
     usual = float(report["usual"])
     pairs = {pair_of(*each["nodes"]): float(each["busbw"]) for each in report["groups"] if len(each["nodes"]) == 2}
     findings = [f"bad {each['kind']} {' - '.join(map(str, each['nodes']))}" for each in report["faults"]]
     level = BenchLevel.FAIL if findings else BenchLevel.PASS
     if report["unsure"]:
-        findings.append(f"slow, but not steadily: {', '.join(map(str, report['unsure']))}")
-        level = BenchLevel.DEGRADED if level is BenchLevel.PASS else level
+        findings.append(f"slow only in some measurements: {', '.join(map(str, report['unsure']))}")
+    history = report.get("history", {})
+    if compare_history and history.get("slower"):
+        findings.append(f"all pairs are slow: {history['results']} earlier results were at least "
+                        f"{history['threshold']:.3g} GB/s")  # fmt: skip
+    if findings and level is BenchLevel.PASS:
+        level = BenchLevel.DEGRADED
     figures = [CertifiedFigure("usual of a pair", usual, "GB/s")]
     figures += [CertifiedFigure(" - ".join(pair), value, "GB/s") for pair, value in sorted(pairs.items())]
     rows = [(" - ".join(pair), f"{value:.3g} GB/s", f"{value / usual:.0%}" if usual else "-")

@@ -1,4 +1,4 @@
-"""Measure groups of nodes with all-reduces, in one job: one process per node or GPU. Imports torch.
+"""Measure pairs and groups of nodes in one job, with one process per node or GPU. Imports torch.
 
 `bench-pairs '{"size": 67108864, …}'` runs one rank. Rank 0 decides what is measured next and prints JSON lines: first
 the nodes, then a line for each measured group, and last the result of a bisection.
@@ -30,7 +30,8 @@ _PROBE_BYTES = 1 << 16
 _MAX_CALLS = 200
 _MAX_AGAIN = 16
 _PATIENCE = 4.0  # if one call would take this many times `seconds`, only the small probe is measured
-_GROUP_LOW = 0.6  # a healthy group of more than two nodes may be slower than a pair by this factor
+_GROUP_LOW = 0.85  # the slowest pair of a larger group may be slower than the usual one by this, without a fault
+_LEAST_CALLS = 3  # of an exchange; the first may wait for a partner that is not ready
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,57 @@ class PairsRank:
         made = {group: dist.new_group(ranks[group], timeout=_TIMEOUT, backend=self.backend) for group in groups}
         dist.barrier()
         own = next((group for group in groups if self.hosts[self.rank] in group), None)
-        value = self._bus_bandwidth(made[own], len(ranks[own])) if own else 0.0
+        value = 0.0
+        if own:
+            value = self._exchanges(made[own], own) if self.ask.bisect else self._bus_bandwidth(made[own], ranks[own])
         found = self._gather(value)
         return {
             group: min(value for host, value in zip(self.hosts, found, strict=True) if host in group)
             for group in groups
         }
 
-    def _bus_bandwidth(self, members: Any, ranks: int) -> float:
+    def _exchanges(self, members: Any, nodes: Group) -> float:
+        """Return the bandwidth between the slowest pair of these nodes in GB/s, in each direction.
+
+        A collective of the whole group would not do: a ring or a tree uses only some links, and its time hides a slow
+        one among the others. Here every pair exchanges data, in rounds in which a node has one partner.
+        """
+        try:
+            own = self.hosts[self.rank]
+            seats = {node: [rank for rank, host in enumerate(self.hosts) if host == node] for node in nodes}
+            partners = [
+                seats[one if other == own else other]
+                for each in rounds(nodes) for one, other in each if own in (one, other)
+            ]  # fmt: skip
+            at = seats[own].index(self.rank)
+            peers = [ranks[at] for ranks in partners if at < len(ranks)]
+            size, calls = _PROBE_BYTES, _LEAST_CALLS
+            took_s = self._slowest(self._sweep(peers, size, calls, members), members)
+            if took_s * self.ask.size / size < _PATIENCE * self.ask.seconds:
+                size = self.ask.size
+                took_s = self._slowest(self._sweep(peers, size, 1, members), members)
+                calls = min(_MAX_CALLS, max(_LEAST_CALLS, int(self.ask.seconds / took_s / len(nodes))))
+            slowest_s = self._slowest(self._sweep(peers, size, calls, members), members)
+            return len(seats[own]) * size / 1e9 / slowest_s
+        finally:
+            dist.destroy_process_group(members)
+
+    def _sweep(self, peers: Sequence[int], size: int, calls: int, members: Any) -> float:
+        """Exchange data with one rank after the other, and return the time of the slowest, each by its fastest call."""
+        sent, received = (torch.zeros(max(1, size // 4), device=self.device) for _ in range(2))
+        times = [min(self._exchange(sent, received, peer, members) for _ in range(calls)) for peer in peers]
+        return max(times, default=0.0)
+
+    def _exchange(self, sent: Any, received: Any, peer: int, members: Any) -> float:
+        begin = time.perf_counter()
+        both = [dist.P2POp(dist.isend, sent, peer, members), dist.P2POp(dist.irecv, received, peer, members)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        if self.backend == "nccl":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    def _bus_bandwidth(self, members: Any, ranks: Sequence[int]) -> float:
         """Return the bus bandwidth of an all-reduce in GB/s, from the fastest call: other load makes calls slower."""
         try:
             tensor = torch.zeros(_PROBE_BYTES // 4, device=self.device)
@@ -92,7 +136,7 @@ class PairsRank:
                 took_s = self._slowest(self._call(tensor, members), members)
             calls = min(_MAX_CALLS, max(2, int(self.ask.seconds / took_s)))
             best_s = min(self._call(tensor, members) for _ in range(calls))
-            return float(tensor.numel() * 4 / 1e9 / best_s) * NcclTest.ALL_REDUCE.bus_factor(ranks)
+            return float(tensor.numel() * 4 / 1e9 / best_s) * NcclTest.ALL_REDUCE.bus_factor(len(ranks))
         finally:
             dist.destroy_process_group(members)
 

@@ -54,6 +54,7 @@ _DEVICE = re.compile(
     r" +\[([^\]]{1,64})\] ?(.{0,256})"
 )
 _FOOTER = re.compile(r"(Out of bounds values|Avg bus bandwidth|GPU memory usage) {0,9}: (.{0,512})")
+_FAILURE = re.compile(r"Test (?:CUDA|NCCL) failure \S{1,256}:\d{1,9} '([^'\n]{1,512})")
 _PREAMBLE = re.compile(r"\s{0,32}(\d{1,19})\s+(\d{1,19})\s+([A-Za-z]\w{0,15})(?:\s+([a-z]{1,9}))?(?:\s+(-?\d{1,9}))?")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d")
 _VALUE = re.compile(r"[\d.:eE+-]{1,24}|-?(?:nan|inf)|N/A")
@@ -167,10 +168,18 @@ class _LogReader:
             return
         if head[0] == "#":
             self._comment(number, stream, head.rstrip("\r\n"))
+        elif " failure " in head and (found := _FAILURE.search(head)):
+            self._failure(stream, found[1].strip())
         elif head[0] in "0123456789":
             self._values(number, stream, body, complete)
         elif "Out of bounds" in head or "Avg bus" in head:  # nccl-tests 1 printed no "#" here
             self._comment(number, stream, f"# {head}")
+
+    def _failure(self, stream: str, message: str) -> None:
+        """Record why a rank gave up. Rank 0 prints the table, and any rank may fail."""
+        draft = self._open.get(stream) or next(iter(self._open.values()), None)
+        if draft is not None and not draft.error:
+            draft.error = message
 
     def _split(self, line: str) -> tuple[str, str]:
         """Return the rank that a launcher put in front of the line, and the rest of the line."""

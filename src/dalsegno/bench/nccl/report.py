@@ -59,6 +59,11 @@ class NcclReport:
             hints.append("compare with earlier results of this cluster: `--history FILE`, at least five")
         elif reason is BenchReason.WRONG_DATA:
             hints.append("a GPU, a link or memory corrupts data: run the test on each node alone to find the node")
+        elif reason is BenchReason.ERROR and not self.findings:
+            hints.append(
+                "check the GPUs of the node that the error names: `srun -w NODE nvidia-smi`; for an error of NCCL, run "
+                "the test again with NCCL_DEBUG=INFO"
+            )
         elif level is BenchLevel.IMPOSSIBLE:
             hints.append("check --instance, --nodes and --gpus-per-node: the machines are not the assumed ones")
         elif level in (BenchLevel.DEGRADED, BenchLevel.FAIL) and not self.findings:

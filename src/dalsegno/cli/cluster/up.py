@@ -13,7 +13,7 @@ from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import file_argument, json_option
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import CanMonitor, CanUpgrade, ClusterPhase, Plan, Say, Target, require
+from dalsegno.targets.base import CanManageUsers, CanMonitor, CanUpgrade, ClusterPhase, Plan, Say, Target, require
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
@@ -90,6 +90,8 @@ def command(file: str, upgrade: bool) -> None:
 
     With --upgrade, hosts with another version of Dal Segno are updated one after the other. Runs and jobs continue.
     """
+    from dalsegno.cli.cluster.user import end_sessions
+
     cluster, place, target = _open(file)
     started = time.monotonic()
     with place.lock(), interruptible(), out.progress() as say:
@@ -97,13 +99,26 @@ def command(file: str, upgrade: bool) -> None:
         for line in plan.sentences():
             out.talk(line)
         if not plan.empty:
+            before = _users_with_web_page(target, place)
             _apply(target, plan, say, cluster.name)
+            for uid in before.keys() - _users_with_web_page(target, place).keys():
+                end_sessions(place.folder, uid)
     if plan.import_images:  # import without the lock: the cluster is up, and the controller may have to repair nodes
         with interruptible(), out.progress() as say:
             target.import_images(plan, say)
     if not plan.empty:
         out.talk(f"{cluster.name} is up after {time.monotonic() - started:.1f} s; try `dalsegno shell -- sinfo`")
         _name_prometheus(target)
+
+
+def _users_with_web_page(target: Target, place: ClusterPlace) -> dict[int, str]:
+    """Return the users of the cluster by uid; none if no web page runs here, in which they could be logged in."""
+    from dalsegno.web.login import SOCKET
+
+    if not isinstance(target, CanManageUsers) or not (place.folder / SOCKET).exists():
+        return {}
+    view = target.people()
+    return {view.uids[user.name]: user.name for user in view.cluster.users if user.name in view.uids}
 
 
 def _name_prometheus(target: Target) -> None:

@@ -100,6 +100,7 @@ def edit(user: str, name: str | None, password: bool, **options: Any) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
     """Remove a user that `user add` has added. The home folder is kept, and the user's uid is not used again."""
+    from dalsegno.cluster import find_place
     from dalsegno.system.files import remove_tree
     from dalsegno.targets.base import CanManageUsers, require
     from dalsegno.users.roster import remove_user, roster_of
@@ -120,7 +121,7 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
         raise SystemExit(1)
     _change(name, lambda roster, _: remove_user(roster, user))
     if uid := view.uids.get(user):
-        _end_sessions(name, uid)
+        end_sessions(find_place(name).folder, uid)
     if remove_home:
         remove_tree(home)
         out.talk(f"deleted {home}")
@@ -128,12 +129,10 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
         out.talk(f"kept {home}")
 
 
-def _end_sessions(name: str | None, uid: int) -> None:
+def end_sessions(folder: Path, uid: int) -> None:
     """End the sessions of a removed user in the web page, if the cluster has one."""
-    from dalsegno.cluster import find_place
     from dalsegno.web.login import SOCKET, revoke_logins
 
-    folder = find_place(name).folder
     if (folder / SOCKET).exists():
         try:
             revoke_logins(folder, uid)

@@ -44,6 +44,7 @@ ELSEWHERE = "choose another file with `--report FILE`"
 @click.option("--report", type=click.Path(dir_okay=False), help="Report file. Default: drill-SEED.html.")
 @click.option("--only", multiple=True, metavar="FAULT", help="Only this kind of fault; may be repeated.")
 @click.option("--with-spares", is_flag=True, help="Inject a fault only while all spares are ready.")
+@click.option("--exclusive", is_flag=True, help="Use whole nodes, so that no fault hits a job of somebody else.")
 @click.option("--no-compare", is_flag=True, help="Skip the undisturbed run and the comparison of weights.")
 @cluster_option
 @json_option
@@ -55,6 +56,7 @@ def command(
     report: str | None,
     only: tuple[str, ...],
     with_spares: bool,
+    exclusive: bool,
     no_compare: bool,
     name: str | None,
     json_: bool,
@@ -79,7 +81,7 @@ def command(
     path = Path(report or f"drill-{seed}.html").absolute()
     kinds = select_kinds(only)
     check_page(path)
-    stage = DrillCluster.open(name, nodes, spares, with_spares)
+    stage = DrillCluster.open(name, nodes, spares, with_spares, exclusive)
     view = DrillView(SAY_EVERY_S)
     with stoppable(), view:
         found = stage.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=view.say, tell=view.tell)

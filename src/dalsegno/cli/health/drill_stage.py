@@ -148,15 +148,19 @@ class DrillCluster:
     spares: int
     waits_for_repairs: bool = True  # whether to wait until broken nodes are back in service
     with_spares: bool = False  # whether to inject a fault only while the spares are ready
+    exclusive: bool = False  # whether the run has its nodes for itself
 
     @classmethod
-    def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> DrillCluster:
+    def open(
+        cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False, exclusive: bool = False
+    ) -> DrillCluster:
         from dalsegno.cli.health.inject import open_injectable
         from dalsegno.cluster import find_place, find_slurm
 
         place = find_place(name)
         traces, slurm = Traces(open_injectable(place)), find_slurm(place.name)
-        return cls(place, slurm, traces, *choose_size(_in_service(slurm), nodes, spares), with_spares=with_spares)
+        size = choose_size(_in_service(slurm), nodes, spares)
+        return cls(place, slurm, traces, *size, with_spares=with_spares, exclusive=exclusive)
 
     def perform(
         self,
@@ -231,6 +235,7 @@ class DrillCluster:
             max_restarts=MAX_RESTARTS,
             name="drill",
             chdir=str(folder),
+            sbatch_args=("--exclusive",) if self.exclusive else (),
         )
         home = runs_home()
         plan = make_plan(request, self.slurm, home)

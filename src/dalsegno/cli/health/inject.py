@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 @click.option("--gpu", type=click.IntRange(0, 63), metavar="I", help="Index of the GPU. Default: 0.")
 @click.option("--count", type=click.IntRange(1, 1000), metavar="N", help="Number of errors, links, flaps or machines.")
 @click.option("--percent", type=float, metavar="P", help="net-loss: percentage of lost packets. Default: 30.")
-@click.option("--rate", metavar="RATE", help="net-slow: bandwidth, such as 500kbit or 10mbit. Default: 1mbit.")
+@click.option("--rate", metavar="RATE", help="net-slow, link-slow: bandwidth, such as 10mbit. Default: 1mbit.")
+@click.option("--peer", metavar="NODE", help="link-slow: the node at the other end of the link.")
 @click.option("--by", metavar="TIME", help="clock-skew: clock offset. Default: 5m.")
 @click.option(
     "--until", type=click.Choice(["reset", "reboot", "replace"]), help="Weakest action that repairs the fault."
@@ -64,6 +65,7 @@ def command(
     dalsegno inject power-off gpu-2
     dalsegno inject xid 79 gpu-2 --gpu 3
     dalsegno inject net-cut gpu-2 --for 5s
+    dalsegno inject link-slow gpu-2 --peer gpu-3
     dalsegno inject worker-kill gpu-1 --rank 3
     dalsegno inject --clear gpu-2
     """
@@ -155,6 +157,7 @@ def describe_injection(
         return f"killed rank {facts['rank']} on {node} (process {facts['pid']})"
     of_worker = fault.name == "worker-hang" or real
     which = f"rank {facts['rank']} on {node} (process {facts['pid']})" if of_worker else node
+    which += f" - {options.peer}" if options.peer is not None else ""
     code = f" {options.code}" if options.code is not None else ""
     if options.for_s is not None:
         return f"{fault.name}{code}: {which}, for {options.for_s:g} s"
@@ -247,7 +250,8 @@ class RecordedInjections:
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> Mapping[str, Any]:
         began, facts = time.time(), self.target.inject(fault, node, options)
         code = f" {options.code}" if options.code is not None else ""
-        lasting = f" for {options.for_s:g} s" if options.for_s is not None else ""
+        lasting = f" towards {options.peer}" if options.peer is not None else ""
+        lasting += f" for {options.for_s:g} s" if options.for_s is not None else ""
         self._record(node, f"fault {fault.name}{code} injected{lasting} by {self.who}", began)
         return facts
 

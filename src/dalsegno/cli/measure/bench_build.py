@@ -11,7 +11,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import stoppable
-from dalsegno.cli.measure.bench_job import BenchPlace, job_options, read_place
+from dalsegno.cli.measure.bench_job import BenchPlace, node_options, read_place
 from dalsegno.errors import DalsegnoError, UsageError
 
 _TIMEOUT_S = 3600.0
@@ -29,7 +29,7 @@ _TIMEOUT_S = 3600.0
 @click.option(
     "--jobs", "-j", type=click.IntRange(1, 256), default=8, show_default=True, help="Compilers to run at the same time."
 )
-@job_options
+@node_options
 def command(
     source: str, into: str | None, mpi: bool, mpi_home: str, cuda_home: str, nccl_home: str, jobs: int, **given: Any
 ) -> None:
@@ -46,6 +46,8 @@ def command(
     from dalsegno.system.processes import LocalRunner
 
     place = read_place(given)
+    if place.nodes > 1:
+        raise UsageError("nccl-tests are compiled on one node", where="--nodes", hint="write `--nodes 1`")
     folder = _unpack(Path(source), into)
     homes = {"MPI_HOME": mpi_home, "CUDA_HOME": cuda_home, "NCCL_HOME": nccl_home}
     argv, env = make_argv(str(folder), mpi=mpi, homes=homes, jobs=jobs), dict(os.environ)
@@ -102,6 +104,7 @@ def _on_node(argv: list[str], place: BenchPlace, folder: Path) -> tuple[list[str
     from dalsegno.runs.submit.program import run_environment
 
     slurm = find_slurm(place.cluster)
+    place = replace(place, fields={**place.fields, "nproc_per_node": 1})  # one `make`, however many GPUs are requested
     plan = plan_job(WorkerProgram("", (), "build"), place, slurm)
     plan = replace(plan, request=replace(plan.request, chdir=str(folder)))
     return srun_argv(plan, argv), run_environment(plan.request, slurm.env)

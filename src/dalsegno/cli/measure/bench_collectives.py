@@ -33,7 +33,10 @@ NAMES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "scatter", "gather", "sendrecv",
 )  # fmt: skip
 
-_NO_PROGRAM = "name the folder of nccl-tests with `--nccl-tests PATH`; `dalsegno bench build` compiles them"
+_NO_PROGRAM = (
+    "name the folder of nccl-tests with `--nccl-tests PATH`; `dalsegno bench build` compiles them. If a library is"
+    " missing, add its folder with `--env LD_LIBRARY_PATH=FOLDER`"
+)
 
 # Flags that only the programs of nccl-tests support, with their defaults. A flag with its default value is ignored.
 _ONLY_NCCL_TESTS = {
@@ -177,10 +180,10 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
 
 
 def _is_complete(text: str) -> bool:
-    """Return whether the test ran to its end. A failure after that means wrong data, which the verdict reports."""
+    """Return whether the test ran to its end, or printed why it failed. The verdict then reports wrong data, or why."""
     from dalsegno.bench.nccl.parse import read_tables
 
-    return any(table.out_of_bounds is not None for table in read_tables(text))
+    return any(table.out_of_bounds is not None or table.error for table in read_tables(text))
 
 
 def _take_part(ask: CollectiveAsk) -> None:

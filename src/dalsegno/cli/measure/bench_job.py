@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from dalsegno.cli.measure.ranks import (
 from dalsegno.cli.training.run import ONE_WORD, click_option, read_fields
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.submit.options import OPTIONS
-from dalsegno.runs.submit.values import NodeCount
+from dalsegno.runs.submit.values import NodeCount, shown
 
 if TYPE_CHECKING:
     from dalsegno.bench.job import BenchMeasurement
@@ -51,22 +52,28 @@ JOB_OPTIONS = tuple(
 )
 
 
+_NODES = re.compile(r"[1-9][0-9]{0,5}")
 _IN_IMAGE = "the image needs nccl-tests, or a python3 with torch; `--container-mounts SRC:DST` mounts what it lacks"
 
 
 def job_options(command: _Command) -> _Command:
     """Add the options that select where a benchmark runs, for a command that takes them as `**given`."""
-    one_word = click.option(
-        "--sbatch-arg", ONE_WORD, multiple=True, metavar="OPTION",
-        help="Further option for Slurm, passed unchanged: --sbatch-arg=--reservation=bench. May be repeated.",
-    )  # fmt: skip
     nproc = click.option(
         "--nproc", type=click.IntRange(1, 64), metavar="N",
         help="Processes on this machine, without Slurm. Default: one for each GPU.",
     )  # fmt: skip
+    return nproc(node_options(command))
+
+
+def node_options(command: _Command) -> _Command:
+    """Add the options for a job on nodes to a command that has no use for several processes on this machine."""
+    one_word = click.option(
+        "--sbatch-arg", ONE_WORD, multiple=True, metavar="OPTION",
+        help="Further option for Slurm, passed unchanged: --sbatch-arg=--reservation=bench. May be repeated.",
+    )  # fmt: skip
     cluster = click.option("--cluster", "-M", metavar="NAME", help="Cluster to use, with --nodes.")
     dry_run = click.option("--dry-run", is_flag=True, help="Print the Slurm command without running it.")
-    for add in [dry_run, cluster, one_word, *(click_option(each) for each in reversed(JOB_OPTIONS)), nproc]:
+    for add in [dry_run, cluster, one_word, *(click_option(each) for each in reversed(JOB_OPTIONS))]:
         command = add(command)
     return command
 
@@ -94,7 +101,8 @@ class BenchPlace:
 def read_place(given: Mapping[str, Any]) -> BenchPlace:
     """Return the place that the options of `job_options` name."""
     missing = {each.word: None for each in OPTIONS if each.word not in _WORDS}
-    nproc, cluster, dry_run = given["nproc"], given["cluster"], given["dry_run"]
+    nproc, cluster, dry_run = given.get("nproc"), given["cluster"], given["dry_run"]
+    _check_nodes(given["nodes"])
     fields = read_fields({**missing, **given})
     if "nodes" not in fields and (fields or cluster or dry_run):
         raise UsageError("without `--nodes`, a benchmark runs on this machine", hint="add `--nodes N`")
@@ -103,10 +111,16 @@ def read_place(given: Mapping[str, Any]) -> BenchPlace:
             "`--nproc` is for this machine, `--nodes` for a cluster",
             hint="remove one of them; `--nproc-per-node` sets the processes on each node",
         )
-    nodes = fields.get("nodes")
-    if isinstance(nodes, NodeCount) and nodes.min != nodes.max:
-        raise UsageError(f"a benchmark cannot change its size: `--nodes {nodes}`", hint=f"use `--nodes {nodes.max}`")
     return BenchPlace(fields, nproc, cluster, dry_run)
+
+
+def _check_nodes(text: str | None) -> None:
+    """Raise unless the text is one number. A range such as `1:4` is for runs, which may continue on fewer nodes."""
+    if text is not None and not _NODES.fullmatch(text):
+        raise UsageError(
+            f"{shown(text)} is not a fixed number of nodes", where="--nodes",
+            hint="a benchmark does not change its size: write a number, such as `--nodes 4`",
+        )  # fmt: skip
 
 
 def is_rank() -> bool:
@@ -307,5 +321,7 @@ def earlier(history: Path | None, kind: str, detail: Mapping[str, Any]) -> list[
 def needs_data(text: str, what: str) -> str:
     """Return the text, or raise if the program printed nothing."""
     if not text.strip():
-        raise DalsegnoError(f"{what} printed nothing", hint="run it with `--nproc 2` on this machine to see why")
+        raise DalsegnoError(
+            f"{what} printed nothing", hint="with `--nodes`, `--dry-run` prints the srun command: run it by hand"
+        )
     return text

@@ -12,7 +12,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import stoppable
-from dalsegno.cli.measure.bench_job import history_file, job_options, read_place, record
+from dalsegno.cli.measure.bench_job import history_file, node_options, read_place, record
 from dalsegno.cli.out import finite, json_option
 from dalsegno.errors import DalsegnoError, UsageError
 
@@ -31,7 +31,7 @@ _POLL_S = 0.05
     "--wait", "wait_s", type=click.FloatRange(1, 86400), default=600.0, show_default=True, callback=finite,
     help="Time limit of one start, in seconds.",
 )  # fmt: skip
-@job_options
+@node_options
 @json_option
 def command(repeat: int, framework: str, wait_s: float, json_: bool, **given: Any) -> None:
     """Measure how long a run takes from the request until its script runs on all nodes.

@@ -6,14 +6,25 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.measure.bench_job import WorkerProgram, job_options, needs_data, read_place, record, run_worker
+from dalsegno.cli.measure.bench_job import (
+    WorkerProgram,
+    earlier,
+    needs_data,
+    node_options,
+    read_place,
+    record,
+    run_worker,
+)
 from dalsegno.cli.out import check_writable, finite, json_option
 from dalsegno.errors import UsageError
+
+if TYPE_CHECKING:
+    from dalsegno.runs.submit.plan import RunPlan
 
 
 @click.command("pairs")
@@ -37,7 +48,7 @@ from dalsegno.errors import UsageError
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Device to use."
 )
 @click.option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="Write the heat map as SVG.")
-@job_options
+@node_options
 @json_option
 def command(
     size: str, seconds: float, low: float, floor: float, bisect: bool, device: str, svg: str | None, json_: bool,
@@ -47,7 +58,7 @@ def command(
 
     All pairs are measured in one job. Pairs without a common node run at the same time, so that N nodes take N - 1
     rounds. A node is bad if more than half of its pairs are slow. A link is bad if its two nodes are slow only with
-    each other. Exits 1 if a node or link is bad.
+    each other. Exits 1 if a node or link is bad, or if all pairs are slower than in earlier measurements.
 
     \b
     dalsegno bench pairs --nodes 16 --gpus-per-node 8
@@ -71,17 +82,46 @@ def command(
     if done is None:
         return
     lines = [json.loads(line) for line in needs_data(done.text, "`bench pairs`").splitlines() if line.startswith("{")]
-    report = conclude(lines, low, floor)
+    report = conclude(lines, low, max(floor, vendor_floor(done.plan, count)))
     nodes = tuple(report["nodes"])
-    record(done.history, BenchMeasurement(time.time(), "pairs", report["usual"], "GB/s", nodes, {"size": size}))
+    backend = next((line["backend"] for line in lines if "backend" in line), "")
+    detail = {"bytes": count, "bisected": bisect, "nodes": len(nodes), "backend": backend}
+    report["history"] = compare_with_history(report["usual"], earlier(done.history, "pairs", detail))
+    record(done.history, BenchMeasurement(time.time(), "pairs", report["usual"], "GB/s", nodes, detail))
     if svg:
         _write_svg(report, svg)
     if json_:
         out.as_json(report)
     else:
         _show(report)
-    if report["faults"] or report["unsure"]:
+    if report["faults"] or report["unsure"] or report["history"]["slower"]:
         raise click.exceptions.Exit(1)
+
+
+def vendor_floor(plan: RunPlan | None, size: int) -> float:
+    """Return the bus bandwidth in GB/s below which two of these nodes fail; 0.0 if unknown, or for small messages."""
+    from dalsegno.bench.nccl.limits import find_bound, find_expectation
+    from dalsegno.bench.nccl.machines import BenchMachines
+    from dalsegno.bench.nccl.table import NcclTest
+    from dalsegno.bench.nccl.verdict import DEGRADED_SHARE, LARGE_BYTES
+    from dalsegno.hardware import find_instance, gpu_of
+
+    if plan is None or not plan.instance or size < LARGE_BYTES or not plan.job.gpus.count:
+        return 0.0
+    instance = find_instance(plan.instance)
+    machines = BenchMachines(2, plan.shape.nproc_per_node, instance, gpu_of(instance))
+    bound = find_bound(NcclTest.ALL_REDUCE, machines)
+    expected = find_expectation(NcclTest.ALL_REDUCE, machines, bound) if bound else None
+    return DEGRADED_SHARE * expected.busbw if expected else 0.0
+
+
+def compare_with_history(usual: float, before: Sequence[float]) -> dict[str, Any]:
+    """Return whether the usual bandwidth is below what this cluster reached before: median minus k times MAD."""
+    from dalsegno.bench.nccl.verdict import history_threshold
+
+    threshold = history_threshold(before)
+    slower = threshold is not None and usual < threshold
+    return {"results": len(before), "threshold": threshold, "slower": slower}
 
 
 def _progress(line: str) -> str:
@@ -134,18 +174,24 @@ def _show(report: Mapping[str, Any]) -> None:
             [", ".join(each["nodes"]), f"{each['busbw']:.3g}", f"{each['busbw'] / usual:.0%}"]
             for each in report["groups"]
         ]
-        out.table(["NODES", "BUSBW (GB/s)", "OF USUAL"], rows)
+        out.table(["NODES", "SLOWEST PAIR (GB/s)", "OF USUAL"], rows)
     else:
         measured = {pair_of(*each["nodes"]): each["busbw"] for each in report["groups"]}
         for line in draw_matrix(report["nodes"], measured, usual):
             out.data(line)
-    out.data(f"\nusual bus bandwidth of a pair: {usual:.3g} GB/s")
+    what = "bandwidth" if report["bisected"] else "bus bandwidth"
+    out.data(f"\nusual {what} of a pair: {usual:.3g} GB/s")
     for each in report["faults"]:
         fault = PairFault(PairFaultKind(each["kind"]), tuple(each["nodes"]), each["share"] or 0.0)
         out.data(f"bad {fault}" if each["share"] is not None else f"bad {each['kind']} {' - '.join(each['nodes'])}")
     if report["unsure"]:
         out.data(f"sometimes slow, or without other nodes to compare with: {', '.join(report['unsure'])}")
-    if not report["faults"] and not report["unsure"]:
+    history = report["history"]
+    if history["slower"]:
+        out.data(
+            f"all pairs are slow: {history['results']} earlier results were at least {history['threshold']:.3g} GB/s"
+        )
+    elif not report["faults"] and not report["unsure"]:
         out.data("no bad node or link")
     elif any(each["kind"] == "node" for each in report["faults"]):
         node = next(each["nodes"][0] for each in report["faults"] if each["kind"] == "node")

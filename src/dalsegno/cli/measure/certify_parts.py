@@ -103,8 +103,9 @@ def prefixed(say: Say, part: str) -> Say:
     """Return a `say` that passes on a command's messages without their elapsed times and without table lines."""
 
     def passed_on(text: str) -> None:
-        if text.strip() and not text.lstrip().startswith("#"):
-            say(f"{part}: {re.sub(r'^ *[0-9.]+ s  ', '', text).strip()}")
+        line = re.sub(r"^ *[0-9.]+ s  ", "", text).strip()
+        if line and not line.startswith("#"):
+            say(f"{part}: {line}")
 
     return passed_on
 
@@ -246,7 +247,7 @@ def _pairs(stage: CertifyStage, say: Say) -> CertifiedPart:
     size = ["--size", "4M", "--seconds", "0.5"] if stage.ask.quick else []
     low = ["--low", str(SHARED_LOW)] if stage.simulated else []
     told, report = _bench(stage, ["pairs", *size, *low, *_gpus(stage)], say)
-    return certify_pairs(report, [told])
+    return certify_pairs(report, [told], compare_history=not stage.simulated)
 
 
 def _collectives(stage: CertifyStage, say: Say) -> CertifiedPart:
@@ -293,7 +294,10 @@ def _srun(argv: Sequence[str], stage: CertifyStage) -> float:
 
 
 def _power_cut(stage: CertifyStage, say: Say) -> CertifiedPart:
-    """Run a drill with one power cut, unless somebody else has a job on the cluster."""
+    """Run a drill with one power cut, unless there is a job on the cluster.
+
+    A job may come after the check. The drill holds its nodes exclusively, so that this job runs on other nodes.
+    """
     from dalsegno.bench.certificate.parts import certify_power_cut
 
     others = sorted({each.user for each in stage.slurm.client.jobs()})
@@ -302,6 +306,6 @@ def _power_cut(stage: CertifyStage, say: Say) -> CertifiedPart:
             f"there are jobs on the cluster, of {', '.join(others)}", hint="wait until the queue is empty"
         )
     with tempfile.TemporaryDirectory(prefix="dalsegno-certify-") as folder:
-        argv = ["drill", "--faults", "1", "--only", "power-off", *_cluster(stage)]
+        argv = ["drill", "--faults", "1", "--only", "power-off", "--exclusive", *_cluster(stage)]
         report = _dalsegno([*argv, "--json", "--report", str(Path(folder) / "drill.html")], say, DRILL_GRACE_S)
     return certify_power_cut(report, [shlex.join(["dalsegno", *argv])])

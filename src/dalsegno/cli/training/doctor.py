@@ -154,7 +154,10 @@ def _print(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> None:
         out.talk("the files are another user's, and so are the programs in the fixes: run them as that user only")
     for missing in case.unchecked:
         out.talk(f"not checked: {missing}")
-    if not found:
+    if case.empty_log:
+        out.talk(f"the log of {case.subject} is empty, so its messages could not be examined")
+        out.advise("the job may not have started: check its state with `squeue`, and the path of its output")
+    elif not found:
         out.talk(f"nothing found wrong with {case.subject}")
 
 
@@ -172,4 +175,5 @@ def _as_json(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> dict[str
             for symptom, finding in found
         ],
         "unchecked": list(case.unchecked),
+        "empty_log": case.empty_log,
     }

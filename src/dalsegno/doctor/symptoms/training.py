@@ -75,6 +75,31 @@ def _timeout_in_log(case: Case, signs: list[SignSeen], seen: tuple[Evidence, ...
     return DoctorFinding(Severity.ERROR, f"{operation}{number} timed out: a rank did not arrive in time", fix, seen)
 
 
+_NETWORK_SIGNS = (LogSign.NO_INTERFACE, LogSign.PEER_UNREACHABLE, LogSign.PEER_LOST)
+
+
+def _network(case: Case) -> Iterator[DoctorFinding]:
+    interface = "export NCCL_SOCKET_IFNAME=NAME GLOO_SOCKET_IFNAME=NAME"
+    if signs := case.seen(LogSign.NO_INTERFACE):
+        name = next((sign.values["name"] for sign in signs if "name" in sign.values), "")
+        what = f"the network interface {name} does not exist on the node" if name else "no network interface was found"
+        fix = f"srun ip -brief address  # lists the interfaces of the nodes; then {interface}, or unset both"
+        yield DoctorFinding(Severity.ERROR, what, fix, evidence_of(signs))
+    elif signs := case.seen(LogSign.PEER_UNREACHABLE):
+        what = "a rank could not connect to another rank: a wrong network interface, a firewall, or a rank that ended"
+        fix = (
+            f"choose an interface that all nodes share: {interface}; `dalsegno bench pairs --nodes N` tests the"
+            " network between the nodes"
+        )
+        yield DoctorFinding(Severity.ERROR, what, fix, evidence_of(signs))
+    elif signs := case.seen(LogSign.PEER_LOST):
+        if any(sign.sign not in _NETWORK_SIGNS for sign in case.signs):
+            return  # the log shows why the other rank ended
+        what = "a rank lost the connection to another rank, which usually ended first"
+        fix = "give the log of that rank to `dalsegno doctor`, and check its node: `dalsegno why NODE`"
+        yield DoctorFinding(Severity.WARNING, what, fix, evidence_of(signs))
+
+
 def _slow_rank(case: Case) -> Iterator[DoctorFinding]:
     times = case.times
     slow = {rank: ratio for rank, ratio in times.slow.items() if ratio >= SLOW} if times else {}
@@ -147,6 +172,7 @@ def _left_snapshot(case: Case) -> Iterator[DoctorFinding]:
 SYMPTOMS = (
     Symptom("out-of-memory", "Did a GPU or a node run out of memory?", _memory),
     Symptom("collective-timeout", "Did a rank fail to arrive in a collective?", _collective_timeout),
+    Symptom("network-error", "Can the ranks reach each other?", _network),
     Symptom("slow-rank", "Is a rank much slower than the others?", _slow_rank),
     Symptom("slow-dataloader", "Does training wait for data?", _slow_loader),
     Symptom("snapshot-world-size", "Was the snapshot written by the same number of ranks?", _snapshot),

@@ -1,4 +1,4 @@
-"""The run agent. srun starts one on every node of a run, as the user. It starts workers on the coordinator's orders.
+"""The run agent. srun starts one on every node of a run, as the user. It starts workers when the coordinator orders it.
 
 The agent knows only its own part of the run. It does not import torch; its warm parent does. If the coordinator dies,
 the agent keeps its workers running for a while, so that a restarted coordinator can continue with them.
@@ -51,7 +51,7 @@ STALE_S = 24 * 3600.0
 def sweep(run: str, node: str) -> list[int]:
     """Kill leftover processes of this run, found by their environment, and remove its log folders.
 
-    If Slurm tracks processes by cgroup, it leaves none. Otherwise orphans in their own sessions may survive.
+    With cgroup process tracking, Slurm leaves no such processes. Otherwise, orphans in their own sessions may survive.
     """
     marks = {f"{RUN}={run}".encode(), f"SLURMD_NODENAME={node}".encode()}
     left = [pid for pid in own_processes() if marks <= environment(pid)]
@@ -97,7 +97,7 @@ def reachable(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
         left = timeout_s
         while selector.get_map() and left > 0:
             left = until - time.monotonic()
-            # On a busy machine this process may be late, so check once more after the time is over.
+            # On a busy machine this process may wake up late, so check the sockets once more after the deadline.
             for key, _ in selector.select(max(left, 0.0)):
                 _take_answer(selector, key, answered)
         for key in list(selector.get_map().values()):
@@ -132,12 +132,12 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
 
 TICK_S = 0.2
 BEAT_MESSAGE_S = 5.0  # interval of heartbeats over TCP, for networks that drop the UDP heartbeats
-# The silence after which the agent checks whether it is isolated, and the duration of that check, as shares of the
-# coordinator's timeout for a silent host. The check has to end before that timeout.
+# When an agent checks whether it is isolated: the silence before the check, and the duration of the check. Both are
+# shares of the coordinator's timeout for a silent host. The check has to end before that timeout.
 CHECK_AFTER, CHECK_FOR = 0.45, 0.2
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-MAX_FOUND_CHARS = 4096  # a longer value is not a list of devices
-# Variables in the agent's environment from which those of its workers are derived
+MAX_FOUND_CHARS = 4096  # longer values are ignored, because they cannot be a list of devices
+# Variables of the agent's environment from which the workers' variables are derived.
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
@@ -354,7 +354,7 @@ class RunAgent:
                 self.link.send({"signal": signal.Signals(number).name})
                 self.workers.signal(number)
             self.terminated = self.terminated or number == signal.SIGTERM
-        if self.terminated and self.link.sock is None:  # there is no coordinator to decide
+        if self.terminated and self.link.sock is None:  # no coordinator is connected that could decide
             self.exit_code = TERMINATED
 
     # Silence

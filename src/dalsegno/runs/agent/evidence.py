@@ -139,7 +139,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the PIDs of all living descendants, without zombies."""
+    """Return the PIDs of all living descendants, excluding zombies."""
     found, ask = [], children(pid)
     while ask:
         child = ask.pop()
@@ -213,7 +213,7 @@ def capture_all(workers: Iterable[tuple[int, str]]) -> None:
 
 def capture(pid: int, path: str) -> None:
     """Append the stacks of a process to a file, or a line that says why there are none."""
-    with contextlib.suppress(OSError):  # missing stacks must not end the agent
+    with contextlib.suppress(OSError):  # the agent continues without stacks if the file cannot be written
         if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
             with open(path, "a") as file:
                 file.write(f"process {pid} {_why_silent(pid)}\n")
@@ -262,14 +262,14 @@ def _wait_quiet(path: str) -> bool:
     return True
 
 
-# Flight recorders: the worker writes its own (`flight_dump.py`), if it can
+# Flight recorder dumps. Each worker writes its own dump (`flight_dump.py`) if it can
 
 
 DUMP_S = 2.0  # timeout for the dumps of all workers
 
 
 def request_dump(name: str) -> None:
-    """Ask a worker for its dump. A worker that does not serve dumps is left alone."""
+    """Ask a worker for its dump. Do nothing if the worker has no thread that writes dumps."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         sock.sendto(b"?", f"\0{name}")
@@ -283,7 +283,10 @@ def size_of(path: str) -> int:
 
 
 def await_dumps(workers: Sequence[tuple[int, str, int]]) -> None:
-    """Wait until each file, given as (pid, path, size before), has grown. Append the state of silent processes."""
+    """Wait until each file, given as (pid, path, size before), has grown.
+
+    For processes that wrote nothing, append their state.
+    """
     until = time.monotonic() + DUMP_S
     silent = list(workers)
     while silent and time.monotonic() < until:

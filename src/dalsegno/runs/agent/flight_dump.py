@@ -1,7 +1,7 @@
 """Write PyTorch's flight recorder to a file when the agent asks, from a thread of the worker.
 
-The thread waits on a socket and costs nothing until then. The main thread may be inside a collective: PyTorch releases
-the interpreter there. For NCCL, PyTorch also writes a dump of its own when a collective times out.
+The thread sleeps until a request arrives. It works even if the main thread is inside a collective, because PyTorch
+releases the GIL there. For NCCL, PyTorch also writes a dump of its own when a collective times out.
 """
 
 from __future__ import annotations
@@ -17,29 +17,36 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-MAX_DUMPS = 100  # of one worker
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
-KEPT = 32  # calls of each process group, the last ones
+MAX_DUMPS = 100  # limit on dumps per worker
+_CREDENTIALS = struct.Struct("iII")  # fields: pid, uid, gid
+KEPT = 32  # number of most recent calls in a dump, per process group
 DUMP_PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # torch appends the rank to it
 _OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # torch's functions: for NCCL, and for other backends
+# torch's dump functions: the first for NCCL, the second for other backends
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 
 def serve_dumps(name: str, path: str) -> None:
-    """Start the thread. `name` is the abstract socket on which the agent asks, `path` the file to append to."""
+    """Start the thread that writes dumps.
+
+    It receives requests on the abstract socket `name` and appends dumps to the file `path`.
+    """
     if DUMP_PREFIX not in os.environ and _OLD_PREFIX not in os.environ:
         os.environ[DUMP_PREFIX] = own_prefix(path)
-    with contextlib.suppress(OSError, RuntimeError):  # without the thread, the script runs all the same
+    with contextlib.suppress(OSError, RuntimeError):  # if the thread cannot be started, the script runs without it
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         sock.bind(f"\0{name}")
-        # Calls from before the script belong to the preparation of a standby worker.
+        # Calls made before the script starts are omitted, because they belong to the preparation of a standby worker.
         args = (sock, path, time.time_ns())
         threading.Thread(target=_serve, args=args, name="flight-dump", daemon=True).start()
 
 
 def own_prefix(path: str) -> str:
-    """Return the prefix for torch's own dumps, which then lie beside ours and have no `.json` in their names."""
+    """Return the prefix for torch's own dumps.
+
+    They are in the same folder as ours, but have no `.json` in their names.
+    """
     folder, name = os.path.split(path)
     return os.path.join(folder, name.rpartition("-")[0] + "-")
 
@@ -54,14 +61,17 @@ def _serve(sock: socket.socket, path: str, since_ns: int) -> None:
         if not _is_own_user(sent):
             continue
         asked += 1
-        with contextlib.suppress(Exception):  # the functions are private, and may fail in any way
+        with contextlib.suppress(Exception):  # these functions are private to torch and may raise any exception
             line = json.dumps(read_recorder(since_ns)) + "\n"
             with open(path, "a") as file:
                 file.write(line)
 
 
 def _is_own_user(sent: Sequence[tuple[int, int, bytes]]) -> bool:
-    """Return whether this user or root has sent a message. Every user can see the names of abstract sockets."""
+    """Return whether this user or root sent a message.
+
+    This check is needed because all users can see abstract socket names.
+    """
     found = [data for level, kind, data in sent if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)]
     return bool(found) and _CREDENTIALS.unpack(found[0][: _CREDENTIALS.size])[1] in (0, os.getuid())
 

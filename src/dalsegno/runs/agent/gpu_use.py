@@ -37,25 +37,28 @@ def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> dict[
 
 
 def report_gpu_use(env: Mapping[str, str]) -> None:
-    """Report when the script starts CUDA, and again when it creates a process group. `env` is its environment now."""
+    """Report when the script starts CUDA, and again when it creates a process group.
+
+    `env` is the script's current environment.
+    """
     report = GpuReport(dict(env))
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     call_when_started = getattr(cuda, "_lazy_call", None)
     if call_when_started is not None:
-        with contextlib.suppress(Exception):  # a private function of torch, and an aid only
+        with contextlib.suppress(Exception):  # this function is private to torch, and the report is optional
             call_when_started(report.send)
     keep_new_groups(report.add_group)
 
 
 class GpuReport:
-    """What a worker reports about its GPU: the changed settings, the backend, and whether a standby can replace it."""
+    """A worker's report about its GPU: changed settings, the backend, and whether a standby can replace it."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env, self._backend = env, ""
 
     def add_group(self, group: Any) -> None:
         """Report that a process group was created, if CUDA has started."""
-        with contextlib.suppress(Exception):  # the report is an aid; a script must not fail because of it
+        with contextlib.suppress(Exception):  # the report is optional, so a failure must not end the script
             if "nccl" in sys.modules["torch"].distributed.get_backend(group):
                 self._backend = "nccl"
             if sys.modules["torch"].cuda.is_initialized():
@@ -77,7 +80,10 @@ class GpuReport:
 
 
 def read_gpu_use(data: Any) -> Message:
-    """Return a worker's report with bounded size. It comes from the user's code; invalid values raise ValueError."""
+    """Parse a worker's report and limit its size.
+
+    Raise ValueError for invalid values, because the report comes from user code.
+    """
     if not isinstance(data, dict) or not isinstance(data.get("env"), dict):
         raise ValueError("not a report about a GPU")
     env: dict[str, str | None] = {

@@ -248,7 +248,7 @@ class HeartbeatSender:
             if target is None:
                 time.sleep(INTERVAL_S)
                 continue
-            with contextlib.suppress(OSError):  # for example, no route; the next heartbeat may get through
+            with contextlib.suppress(OSError):  # there may be no route now; a later heartbeat may arrive
                 self._open(target)
                 self._send(target)
                 self._listen(target.key)

@@ -26,7 +26,7 @@ def _prefix(run: str, node: str) -> str:
 
 
 class LogStream:
-    """A local folder that takes the place of the run folder, and the number of bytes sent from each of its files."""
+    """A local folder used in place of the run folder, and the number of bytes sent from each of its files."""
 
     def __init__(self, run: str, node: str) -> None:
         self.folder = tempfile.mkdtemp(prefix=_prefix(run, node))

@@ -44,7 +44,7 @@ class WorkerOrder:
     rank: int
     env: Mapping[str, str]
     args: tuple[str, ...] = ()  # if not empty, replaces the setup's arguments
-    files: Mapping[str, str] = field(default_factory=dict)  # its log files, if they are not in the run folder
+    files: Mapping[str, str] = field(default_factory=dict)  # log files, if they are not in the run folder
 
 
 Address = tuple[str, int]
@@ -75,12 +75,13 @@ class StartOrder:
 
 @dataclass(frozen=True)
 class StandbyOrder:
-    """Standby workers to prepare: one for each of these environments, which are those of the local ranks."""
+    """An order to prepare standby workers, one for each of these environments of local ranks."""
 
     envs: tuple[Mapping[str, str], ...]
-    gpu: bool  # whether to start CUDA; if not, the processes only wait
-    backend: str = ""  # the backend of the script's process group, if it is to be loaded
-    changes: Mapping[str, str | None] = field(default_factory=dict)  # settings that the script changes; None: removes
+    gpu: bool  # whether to start CUDA; without it, the processes only wait
+    backend: str = ""  # the backend of the script's process group; "" if it need not be loaded
+    # Settings that the script changes; None: the script removes the setting
+    changes: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def read_setup(data: Message) -> Setup:

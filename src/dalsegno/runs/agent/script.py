@@ -95,7 +95,7 @@ def _flush_files() -> None:
 def _open_files() -> list[Any]:
     """Return all open files, text files first, because flushing a text file writes to its underlying binary file."""
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    # isinstance would read each object's `__class__`, and some proxy objects then emit a warning.
+    # isinstance would read each object's `__class__`, which makes some proxy objects emit a warning.
     found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
     return sorted(found, key=lambda each: not issubclass(type(each), io.TextIOWrapper))
 
@@ -128,7 +128,8 @@ def become_program(task: Task) -> None:
         os.set_inheritable(file, True)
     argv = [task["script"], *(str(files[0]) if each == "{file}" and files else each for each in task["args"])]
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores these signals, and the program would inherit that
+        # Python ignores these signals, and the program would inherit that setting.
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, task["env"])
     except OSError as error:

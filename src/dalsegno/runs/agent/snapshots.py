@@ -46,7 +46,7 @@ class Snapshots:
         self._numbers = itertools.count(1)
 
     def keep_local(self) -> None:
-        """Stop exchanging snapshots with other nodes, because other users may know the run's secret."""
+        """Stop exchanging snapshots with other nodes. Called if other users may know the run's secret."""
         self._shares, self._secret = False, secrets.token_bytes(32)
         self._listener.close()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -77,7 +77,7 @@ class Snapshots:
 
     def note_safe(self, safe: SafeSteps | None) -> None:
         """Write the file of safe steps, which workers must not overwrite; with None, remove the file."""
-        with contextlib.suppress(OSError, NotEnoughMemory):  # if /dev/shm is full, the older safe steps stay valid
+        with contextlib.suppress(OSError, NotEnoughMemory):  # if /dev/shm is full, the previous file stays valid
             if safe is not None:
                 write_safe(own_folder() / safe_name(self.run), safe)
             elif (folder := find_folder()) is not None:
@@ -124,7 +124,8 @@ class Snapshots:
     def _give_saver(self, rank: int, answer: Answer) -> None:
         """Start a saver and send the name of its socket, which is already listening, to the worker."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            name = f"{self._socket_name}.saver.{secrets.token_hex(8)}"  # other users must not guess it
+            # Random, because other users must not guess the name.
+            name = f"{self._socket_name}.saver.{secrets.token_hex(8)}"
             sock.bind("\0" + name)
             sock.listen(1)
             task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._socket_name}
@@ -132,7 +133,10 @@ class Snapshots:
         answer({"saver": name} if forked else {"saver": ""})
 
     def _find(self, requesting: int, answer: Answer) -> None:
-        """Tell the worker which snapshot to resume from; fetch it if needed. If none, the worker reads from disk."""
+        """Tell the worker which snapshot to resume from, and fetch it if needed.
+
+        Without a snapshot, the worker reads from disk.
+        """
         resume = self._resume
         if resume is None:
             answer({"own": ""})

@@ -1,7 +1,7 @@
 """A standby worker: a forked process that starts CUDA and NCCL, then waits until it is told which script to run.
 
-Starting CUDA, loading NCCL and cuBLAS take most of the time that a killed GPU worker costs. When the script begins, the
-process looks like a new one: no memory is allocated, no process group exists, and no random number was drawn.
+Starting CUDA and loading NCCL and cuBLAS take most of the time needed to replace a killed GPU worker. To the script,
+the process looks new: no memory is allocated, no process group exists, and no random number has been drawn.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from dalsegno.runs.agent.script import name_process, run_script
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
 FREE_MIB = 4096  # a standby worker is not prepared on a GPU with less free memory
-SIZE = 512  # rows of the matrices that are multiplied
+SIZE = 512  # size of the square matrices multiplied to load cuBLAS
 LOWEST_PRIORITY = 19
 _MIB = 1 << 20
 
 
 def become_standby(task: Message) -> None:
-    """Prepare, report the outcome, and run the script that the agent then sends. Return if there is none."""
+    """Prepare CUDA and NCCL, report the result, and run the script that the agent sends.
+
+    Return if the agent sends none.
+    """
     os.environ.clear()
     os.environ.update(task["env"])
     channel = socket.socket(fileno=task["files"][0])
     outcome: Message = {}
-    # A thread of its own: the current device and the priority belong to a thread, and neither may stay changed.
+    # The preparation runs in a separate thread, because it changes the thread's current device and priority.
     with _no_output():
         thread = threading.Thread(target=lambda: outcome.update(_prepare(task)), name="standby")
         thread.start()
@@ -60,7 +63,7 @@ def _wait(channel: socket.socket) -> Message | None:
 
 @contextlib.contextmanager
 def _no_output() -> Iterator[None]:
-    """Discard what libraries print, such as NCCL with NCCL_DEBUG. The output is the agent's own until a script runs."""
+    """Discard the output of libraries, such as NCCL with NCCL_DEBUG, because it would appear in the agent's log."""
     kept = [os.dup(number) for number in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -77,14 +80,14 @@ def _no_output() -> Iterator[None]:
 
 
 def _prepare(task: Message) -> Message:
-    """Start CUDA and NCCL at low priority; return the memory that they hold, or why that was not possible."""
+    """Start CUDA and NCCL at low priority. Return the GPU memory that they hold, or why the preparation failed."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
     if not task["gpu"]:
         return {"mib": 0}
     try:
         return _start_cuda(sys.modules["torch"], int(task["local_rank"]), task["backend"])
-    except Exception as error:  # a driver or NCCL may fail in any way; workers are then forked as without standbys
+    except Exception as error:  # a driver or NCCL may raise any exception; workers are then forked without a standby
         return {"why": f"{type(error).__name__}: {error}"[:500]}
 
 
@@ -121,15 +124,15 @@ def _load_nccl(torch: Any, device: int) -> None:
 
 
 def _forget_allocations(torch: Any, device: int) -> None:
-    """Free all memory of torch's allocator, cuBLAS' workspace included, and reset its statistics."""
-    with contextlib.suppress(AttributeError):  # a private function of torch
+    """Free all memory of torch's allocator, including cuBLAS' workspace, and reset its statistics."""
+    with contextlib.suppress(AttributeError):  # this function is private to torch
         torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     torch.cuda.reset_accumulated_memory_stats(device)
 
 
-# The memory of a GPU, from NVML: CUDA itself can tell only after it has taken its share
+# GPU memory is read from NVML, because CUDA can report it only after it has allocated memory itself
 
 
 class GpuMemory(ctypes.Structure):
@@ -143,7 +146,7 @@ class GpuMemory(ctypes.Structure):
 
 
 def gpu_memory(uuid: str) -> GpuMemory | None:
-    """Return the memory of the GPU with this UUID; None if NVML cannot tell."""
+    """Return the memory of the GPU with this UUID; None if NVML does not report it."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

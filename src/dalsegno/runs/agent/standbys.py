@@ -1,4 +1,4 @@
-"""The agent's side of standby workers: prepare them, hand them a script, and drop those that do not help."""
+"""The agent's side of standby workers: prepare them, hand them a script, and end those that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dalsegno.runs.agent.orders import StandbyOrder
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
 MAX_STANDBYS = 64
-OUT_OF_MEMORY = "OutOfMemoryError"  # the name of torch's exception, in a worker's traceback
+OUT_OF_MEMORY = "OutOfMemoryError"  # torch's exception name, as it appears in a worker's traceback
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class Standby:
 
     local_rank: int
     sock: socket.socket
-    settings: Mapping[str, str]  # those with which CUDA and NCCL were started
+    settings: Mapping[str, str]  # the settings with which CUDA and NCCL were started
     pid: int = 0
     ready: bool = False
     reader: Reader = field(default_factory=Reader)
@@ -40,14 +40,14 @@ class Standbys:
         self._node, self._selector, self._fork, self._send = node, selector, fork, send
         self._standbys: dict[int, Standby] = {}
         self._changes: Mapping[str, str | None] = {}
-        self._refused = False  # whether they were dropped for the rest of the run
+        self._refused = False  # whether standbys are disabled for the rest of the run
 
     @property
     def pids(self) -> list[int]:
         return [standby.pid for standby in self._standbys.values() if standby.pid]
 
     def prepare(self, order: StandbyOrder, env: Mapping[str, str]) -> None:
-        """Prepare those that are missing. `env` are the variables that all workers of this node share."""
+        """Prepare the missing standbys. `env` contains the variables that all workers of this node share."""
         self._changes = order.changes
         for local_rank, own in enumerate(order.envs[:MAX_STANDBYS]):
             if local_rank not in self._standbys and not self._refused:
@@ -90,9 +90,10 @@ class Standbys:
             self._forget(standby)
 
     def take(self, local_rank: int, env: Mapping[str, str]) -> Standby | None:
-        """Return the ready standby for a worker with this environment, which is then used up; None if there is none.
+        """Take the ready standby for a worker with this environment; None if there is none.
 
-        A standby that was started with other settings is dropped: CUDA and NCCL do not read them again.
+        A standby that was started with other settings is ended instead, because CUDA and NCCL read their settings only
+        once.
         """
         standby = self._standbys.get(local_rank)
         if standby is None or not standby.ready:
@@ -104,14 +105,14 @@ class Standbys:
         return None
 
     def refuse(self, why: str) -> None:
-        """Drop all standbys for the rest of the run, and say why, once."""
+        """End all standbys, prepare no more in this run, and report the reason once."""
         if not self._refused:
             self._refused = True
             self._send({"note": f"no standby workers on {self._node}: {why}"})
         self.drop()
 
     def note_end(self, report: Message) -> None:
-        """Drop all standbys if a worker ran out of GPU memory: they hold some."""
+        """End all standbys if a worker ran out of GPU memory, because standbys hold GPU memory."""
         if OUT_OF_MEMORY in str(report.get("traceback", "")) and self._standbys:
             self.refuse("a worker ran out of GPU memory")
 

@@ -1,4 +1,4 @@
-"""Join the step reports of a node's workers, so that a coordinator with thousands of nodes gets few messages."""
+"""Combine the step reports of a node's workers, so that a coordinator with thousands of nodes gets few messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REPORT_EVERY_S = 0.4  # a worker reports twice a second
 
 
 class StepReports:
-    """Selects the reports that the coordinator gets. All ranks do the same steps, so one report tells of all.
+    """Selects the reports that the coordinator gets. All ranks do the same steps, so one report is enough.
 
     The first report of a generation, the progress of rank 0 and the end of the steps are always sent.
     """

@@ -237,7 +237,7 @@ class Parent:
 
 
 def start(arguments: list[str]) -> NoReturn:
-    """Run `PACKAGES SOCKET MODULE…`, after removing from sys.path the entries that only this program needs."""
+    """Run `PACKAGES SOCKET MODULE…`. First remove the entries of sys.path that only this program needs."""
     sys.path[:] = [folder for folder in sys.path if folder not in ("", arguments[0])]
     main(int(arguments[1]), arguments[2:])
     sys.exit(0)

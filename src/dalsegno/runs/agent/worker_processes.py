@@ -18,7 +18,7 @@ from dalsegno.wire.frames import Message
 
 Report = dict[str, Any]
 
-_MAX_TRACEBACK_BYTES = 512 << 10  # for all tracebacks in a message, as JSON; half of a message's limit
+_MAX_TRACEBACK_BYTES = 512 << 10  # limit for all tracebacks in one message, encoded as JSON; half of a message's limit
 _MAX_CHAR_BYTES = 12  # maximum length of one character in JSON
 
 
@@ -33,8 +33,8 @@ class WorkerProcess:
     pid: int = 0
     output: str = ""
     stacks: str = ""
-    flight: str = ""  # the file for its flight recorder
-    flight_socket: str = ""  # the abstract socket on which it is asked for that
+    flight: str = ""  # the file to which the worker writes its flight recorder
+    flight_socket: str = ""  # the abstract socket on which the worker receives requests for that file
 
 
 @dataclass
@@ -42,7 +42,7 @@ class GenerationWorkers:
     """The workers of a generation. `reports` stay available, because a restarted coordinator needs them again."""
 
     generation: int
-    workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by rank
+    workers: dict[int, WorkerProcess] = field(default_factory=dict)  # workers by rank
     reports: dict[int, Report] = field(default_factory=dict)
     oom_before: int = field(default_factory=oom_kills)
 
@@ -58,7 +58,7 @@ class GenerationWorkers:
         """Add a worker. `log` is the file for its stderr and, by default, its stdout; "" means the agent's output."""
         beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
         with contextlib.suppress(OSError):
-            os.unlink(beside)  # an earlier process may have written it
+            os.unlink(beside)  # the file may be left from an earlier process
         worker = WorkerProcess(
             rank,
             log,
@@ -153,7 +153,10 @@ def store_task(setup: Setup, warm: bool, port: int) -> Message:
 
 
 def run_files(folder: str, generation: int, rank: int, flight: bool = False) -> dict[str, str]:
-    """Return the paths of one worker's files in the run folder. `flight`: whether it can write its flight recorder."""
+    """Return the paths of one worker's files in the run folder.
+
+    `flight` says whether the worker can write its flight recorder.
+    """
     run = RunFolder(Path(folder))
     return {
         "log": _ready(run.log(generation, rank)),

@@ -36,7 +36,7 @@ class Workers:
         self.node, self.socket_name, self.selector, self.send = node, socket_name, selector, send
         self.setup = Setup()
         self.parent: WarmParent | None = None
-        self.warm = False  # whether workers are forked; else they are separate programs
+        self.warm = False  # whether workers are forked from the warm parent; otherwise they start as separate programs
         self.ready = False
         self.current = GenerationWorkers(0)  # workers of the current generation
         self.stopped = 0  # the last generation whose processes have all ended
@@ -78,7 +78,7 @@ class Workers:
         self.selector.register(self.parent.sock, selectors.EVENT_READ, self._read_parent)
 
     def _fall_back(self, why: str) -> None:
-        self.send({"note": f"modules are not imported ahead on {self.node}: {why}"})
+        self.send({"note": f"modules are not preloaded on {self.node}: {why}"})
         self._start_parent(False)
 
     def _read_parent(self, wait: bool = False) -> None:
@@ -95,8 +95,8 @@ class Workers:
 
     def _parent_is_warm(self, data: Message) -> None:
         if not data["ok"]:
-            self.send({"note": f"modules are not imported ahead on {self.node}: {data['why']}"})
-            self.warm = False  # this parent can still start separate programs
+            self.send({"note": f"modules are not preloaded on {self.node}: {data['why']}"})
+            self.warm = False  # this parent can start separate programs, but not fork workers
         self._report_ready(data)
         if self.warm:
             self.can_fork()
@@ -210,7 +210,7 @@ class Workers:
             self.send({"ended": report})
 
     def stop(self, generation: int) -> None:
-        """Kill all workers of a generation at once, then report that they are gone or cannot be killed."""
+        """Kill all workers of a generation at once, then report whether all of them are gone."""
         if generation < self.current.generation:
             return
         failing = self.current.failing()
@@ -261,12 +261,18 @@ class Workers:
     # Running workers
 
     def signal(self, number: int) -> None:
-        """Send a signal to the workers that handle it. It would kill the others and lose work since the last save."""
+        """Send a signal to the workers that have a handler for it.
+
+        It would kill the others, which would lose unsaved work.
+        """
         self._signalled[number] = set()
         self.repeat_signals()
 
     def repeat_signals(self) -> None:
-        """Send pending signals to workers that have installed a handler since. Called in every turn of the loop."""
+        """Send pending signals to workers that have installed a handler in the meantime.
+
+        Called in every turn of the loop.
+        """
         for number, signalled in self._signalled.items():
             for worker in self.current.running():
                 if worker.pid and worker.pid not in signalled and catches(worker.pid, number):
@@ -286,7 +292,7 @@ class Workers:
         self.send({"stacks": generation})
 
     def report_work(self, generation: int) -> None:
-        """Report the activity of the running workers, so that the coordinator can detect idle ones."""
+        """Report the activity of the running workers, so that the coordinator can detect idle workers."""
         if generation == self.current.generation:
             done = {str(worker.rank): measure_work(worker.pid) for worker in self.current.running() if worker.pid}
             self.send({"worked": generation, "ranks": done})

@@ -21,12 +21,15 @@ class LeaveStep:
     """Do not restart the step. `why` is shown if it is not empty."""
 
     why: str = ""
-    ends: bool = False  # whether Slurm is about to end the script that contains the step
+    ends: bool = False  # whether Slurm is about to end the batch script that contains the step
 
 
 @dataclass(frozen=True)
 class StartAgain:
-    """Restart the step in its job, without the nodes in `without`; or, if `alone`, in a new job like the old one."""
+    """Restart the step in its job, excluding the nodes in `without`.
+
+    If `alone` is set, restart it in a new job like the old one.
+    """
 
     job: JobInfo
     without: tuple[str, ...] = ()
@@ -45,11 +48,11 @@ Choice = LeaveStep | StartAgain | RequeueJob
 
 @dataclass(frozen=True)
 class StepFacts:
-    """The step's nodes, its job as it is now, and the nodes that have failed."""
+    """The step's nodes, the current state of its job, and the nodes that have failed."""
 
     nodes: tuple[str, ...]
     job: JobInfo | None
-    # nodes of the step that were found failed at any time since it ended, and why; some may be back by now
+    # Nodes of the step that failed at any time since the step ended, and why. Some may be in service again.
     failed: Mapping[str, str] = field(default_factory=dict)
     bad: Mapping[str, str] = field(default_factory=dict)  # nodes of the step or the job that are bad now, and why
     unsettled: tuple[str, ...] = ()  # failed nodes that Slurm has not handled yet
@@ -60,7 +63,7 @@ class StepFacts:
 
 
 def choose(seen: StepFacts) -> Choice | None:
-    """Return the decision; None while it is too early."""
+    """Return the decision; None if it is too early to decide."""
     if seen.job is None or seen.job.state in _INTENDED:
         return LeaveStep()
     if seen.hung_up and seen.job.state is JobState.RUNNING:

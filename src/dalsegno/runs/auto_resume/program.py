@@ -45,7 +45,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
             return ended.code
         try:
             again = _decide(here, srun, step, times, restarts, ended.hung_up)
-        except Exception as error:  # on any error, the script gets srun's exit code, as without auto-resume
+        except Exception as error:  # on any error, the script gets srun's exit code, as it would without auto-resume
             report(f"could not find out whether a node has failed: {error}")
             return ended.code
         if again is None:
@@ -56,7 +56,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
 
 
 def _decide(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool) -> StartAgain | None:
-    """Return how to restart the step; None if it is not restarted."""
+    """Return how to restart the step; None if it must not be restarted."""
     from dalsegno.runs.auto_resume.decide import MAX_RESTARTS, RequeueJob, StartAgain
 
     slurm = _slurm(srun)

@@ -29,7 +29,10 @@ class BackgroundTasks:
             self._failed.set()
 
     async def until(self, over: asyncio.Event, *loops: Awaitable[None]) -> None:
-        """Run the loops until `over` is set. Raise any failure: restarting is safer than running without a loop."""
+        """Run the loops until `over` is set.
+
+        If a loop fails, raise its error, because a restart is safer than running without it.
+        """
         work = (over.wait(), self._failure(), *loops)
         every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
         done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
@@ -44,14 +47,14 @@ class BackgroundTasks:
         raise self._failures[0]
 
 
-SHARE = 0.05  # of the coordinator's time
+SHARE = 0.05  # maximum share of the coordinator's time that a paced action uses
 
 
 class PacedAction:
-    """An action whose cost grows with the number of nodes, such as writing the state of all of them.
+    """An action whose cost grows with the number of nodes, such as writing the state of all nodes.
 
-    It runs soon after each request. Requests that come meanwhile are joined, so that the action never takes more than a
-    small share of the time.
+    It runs soon after each request. Requests that arrive in the meantime share one execution, so that the action never
+    takes more than a small share of the coordinator's time.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
@@ -65,10 +68,11 @@ class PacedAction:
             self._pending = loop.call_later(wait_s, self.run) if wait_s > 0 else loop.call_soon(self.run)
 
     def run(self) -> None:
-        """Run the action now. A request that waits is done with it."""
+        """Run the action now. This also serves a pending request."""
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        began_s = time.thread_time()  # a slow disk or a busy machine must not delay the next time
+        # CPU time, so that a slow disk or a busy machine does not delay the next execution.
+        began_s = time.thread_time()
         self._action()
         self._not_before = time.monotonic() + (time.thread_time() - began_s) / SHARE

@@ -172,7 +172,7 @@ class Coordinator:
         elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
             peer.send({"stop": run.generation})
         elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
-            self.apply(AgentGone(peer.name))  # the other nodes wait for workers that no longer exist
+            self.apply(AgentGone(peer.name))  # the other nodes would wait for workers that no longer exist
             peer.send({"reset": True})
 
     # Agents
@@ -196,7 +196,7 @@ class Coordinator:
         self._reporting.request()
 
     def _readmit(self, peer: Peer) -> None:
-        """Accept an agent of the previous coordinator, and handle its reports about workers that have ended since."""
+        """Accept an agent of the previous coordinator, and handle reports about workers that ended in the meantime."""
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
                 self.agent_message(peer, EndedWorker(report))
@@ -256,7 +256,7 @@ class Coordinator:
         why = "" if ok else f"generation {asked.generation} is over"
         if ok and asked.generation > self.granted:
             before, self.granted = self.granted, asked.generation
-            if not self._write_state(durable=True):  # otherwise a successor could let an earlier generation commit
+            if not self._write_state(durable=True):  # the next coordinator must not let an earlier generation commit
                 self.granted, ok, why = before, False, "the run's folder cannot be written"
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
@@ -296,7 +296,7 @@ class Coordinator:
         if self.run.group is not None and self.run.group is not before.group:
             self.memory.used.update(self.run.group.agents)
         at_once = orders or not isinstance(event, REPEATED)
-        # Before the orders are executed, because a successor must know them.
+        # The state is saved before the orders are executed, because the next coordinator must know them.
         (self._saving.run if at_once else self._saving.request)()
         for order in orders:
             self._execute(order)
@@ -327,7 +327,7 @@ class Coordinator:
 
     def _start_workers(self, order: Start) -> None:
         if self.run.phase is not GenerationPhase.RUNNING or self.run.group is not order.group:
-            return  # a member was lost while the orders before this one were sent: the generation is stopped already
+            return  # a member was lost while earlier orders were sent, so the generation is already being stopped
         self.hangs.generation_started()
         in_memory = self.memory.start(order.group, order.agent, time.monotonic())
         message = self._starts.message(order, self.agents.peers, in_memory)
@@ -390,7 +390,7 @@ class Coordinator:
     # Reports
 
     def save_state(self) -> None:
-        """Save the state for a successor. Errors are ignored, because a full disk must not end the run."""
+        """Save the state for the next coordinator. Ignore errors, because a full disk must not end the run."""
         self._write_state(durable=False)
 
     def _write_state(self, durable: bool) -> bool:

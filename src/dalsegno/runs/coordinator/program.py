@@ -39,8 +39,8 @@ MAX_SHORT_LIVES = 8  # limit on consecutive crashes within SHORT_LIFE_S after a 
 def supervise(argv: Sequence[str]) -> int:
     """Run the coordinator, restart it if it crashes, and return the run's exit code.
 
-    It is not restarted once Slurm ends the step. Slurm's signals are forwarded to it, even if they arrive while it is
-    being started.
+    The coordinator is not restarted once Slurm ends the step. Slurm's signals are forwarded to it, even if they arrive
+    while it starts.
     """
     caught: list[int] = []
     living: list[Child] = []
@@ -100,7 +100,7 @@ def _serve(folder: RunFolder) -> int:
     if status is not None and status.over:
         return status.exit_code or 0  # a previous coordinator finished the run
     site = open_site(folder)
-    set_level(site.environment)  # the level that the user set for `dalsegno run`; until here, the cluster's applies
+    set_level(site.environment)  # the user's log level from `dalsegno run` replaces the cluster's level
     return asyncio.run(_coordinate(site))
 
 
@@ -125,7 +125,7 @@ def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
 
 
 def _write_to(log: Path) -> None:
-    """Redirect standard output and standard error to this file in the run folder, where the owner finds errors."""
+    """Redirect standard output and standard error to this file in the run folder, where the owner can read errors."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

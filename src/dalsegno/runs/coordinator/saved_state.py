@@ -1,4 +1,4 @@
-"""The state that a coordinator saves for a successor: the state of the run, its jobs and its steps."""
+"""The state that a coordinator saves for the next one: the state of the run, its jobs and its steps."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def find_saved(
 
 
 def unfinished(run: Run) -> list[Order]:
-    """Return orders that the previous coordinator may not have completed: to end the run, or to release its nodes."""
+    """Return the orders to end the run or to release its nodes that the previous coordinator may not have completed."""
     if run.phase is GenerationPhase.ENDED:
         return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
     return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []

@@ -81,7 +81,7 @@ class RunTerms(Protocol):
         ...
 
     def setup(self) -> Message:
-        """Return the `setup` message, which an agent needs before anything starts."""
+        """Return the `setup` message, which an agent needs before it starts any process."""
         ...
 
     def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
@@ -97,7 +97,7 @@ class CoordinatorSite(RunTerms, Protocol):
 
     @property
     def spares(self) -> int:
-        """The number of extra nodes that wait to replace a lost one."""
+        """The number of extra nodes that wait to replace lost nodes."""
         ...
 
     @property
@@ -119,4 +119,4 @@ class CoordinatorSite(RunTerms, Protocol):
 
 CHECK_S = 0.5  # interval between checks of the run's folder, nodes and steps
 ASK_SLURM_S = 5.0  # interval between queries to Slurm for changed jobs and nodes
-REFRESH_S = 10.0  # an unchanged status is rewritten this often, to show that the coordinator is alive
+REFRESH_S = 10.0  # interval at which an unchanged status is rewritten, to show that the coordinator is alive

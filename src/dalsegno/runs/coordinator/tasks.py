@@ -26,7 +26,7 @@ from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
 
-# States in which a job ended through no fault of the program. The run then continues in another job.
+# States of jobs that ended for a reason outside the program. The run then continues in another job.
 _NOT_ITS_FAULT = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 
 

@@ -16,7 +16,7 @@ from dalsegno.runs.submit.request import RunRequest
 from dalsegno.runs.submit.values import shown
 from dalsegno.slurm.parse.srun import INSIDE
 
-PYTHON = "python3"  # the Python in the image
+PYTHON = "python3"  # name of the Python in the image
 GUARD = (
     f"[ -e {INSIDE} ] || {{ "
     'echo "$SLURMD_NODENAME: the container did not start; run \\`dalsegno containers check\\` for the reason" >&2; '
@@ -26,7 +26,10 @@ OPTIONS_ARGV = ("srun", "--help")
 
 
 def takes_containers(help_text: str) -> bool:
-    """Return whether a plugin has added `--container-image` to srun. Slurm's own `--container` is unrelated."""
+    """Return whether a plugin has added `--container-image` to srun.
+
+    Slurm's own `--container` is a different option.
+    """
     return "--container-image" in help_text
 
 
@@ -58,7 +61,10 @@ def wrap_guard(request: RunRequest, launcher: tuple[str, ...], command: list[str
 
 
 def _is_script(launcher: tuple[str, ...]) -> bool:
-    """Return whether the launcher is Python and a file of the package. Other commands may be missing in the image."""
+    """Return whether the launcher is Python and a file of the package.
+
+    Any other command may be missing in the image.
+    """
     return len(launcher) > 1 and launcher[-1].startswith("/")
 
 

@@ -125,7 +125,7 @@ def jax_env(world: ProcessLayout, group_rank: int) -> NodeEnv:
 
     JAX reads the coordinator's address and the devices from its own variables, but the number and the ids of processes
     from Slurm's. Slurm's values for the step count the agents, including spares. Therefore each process gets the values
-    that it would have if srun had started it.
+    that srun would set for it.
     """
     size = str(world.size)
     common = {

@@ -151,7 +151,7 @@ def _read(name: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise SpecError([Problem("that is not a text file (UTF-8)", name, _EXAMPLE)]) from None
+        raise SpecError([Problem("the file is not UTF-8 text", name, _EXAMPLE)]) from None
 
 
 # The pydantic model, which is generated from the table of options and uses the command line's parsers

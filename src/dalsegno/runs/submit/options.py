@@ -23,8 +23,8 @@ class ValueKind(Enum):
 
     WORD = "word"
     FLAG = "flag"  # takes no value on the command line
-    LIST = "list"  # may be given several times
-    MAPPING = "mapping"  # K=V, may be given several times
+    LIST = "list"  # the option may be given several times
+    MAPPING = "mapping"  # the option has the form K=V and may be given several times
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Option:
     word: str
     parse: Callable[[str], object]
     help: str
-    field: str = ""  # "": the same as `word`
+    field: str = ""  # "" means the same name as `word`
     kind: ValueKind = ValueKind.WORD
     examples: tuple[object, ...] = ()
     also: tuple[str, ...] = ()  # other names of the flag, from Slurm and torchrun
@@ -196,8 +196,8 @@ OPTIONS = (
     Option(
         "standby",
         values.parse_standby,
-        "1: keep a process per rank waiting with CUDA and NCCL started, so that a killed worker costs less; 0: none."
-        " Default: 1 if the workers use GPUs.",
+        "1: keep a process per rank waiting with CUDA and NCCL started, so that killed workers are replaced faster;"
+        " 0: none. Default: 1 if the workers use GPUs.",
         examples=("0", "1"),
         shows="0|1",
     ),

@@ -49,11 +49,11 @@ class ClusterFacts:
     launcher: tuple[str, ...] = ("dalsegno",)
     python: str = "python3"  # default for runs that name no environment
     runs_folder: str = "runs"
-    mpi_types: tuple[str, ...] = ()  # from `srun --mpi=list`
+    mpi_types: tuple[str, ...] = ()  # the types that `srun --mpi=list` prints
     containers: bool = True  # whether srun has --container-image, from Pyxis or Dal Segno's plugin
     instance: str = ""  # instance type of all nodes, if it is not known by partition
     fabric: bool = True  # whether the nodes have the fabric of their instance type; virtual hosts have none
-    environ: tuple[str, ...] = ()  # names of the variables of the submission
+    environ: tuple[str, ...] = ()  # names of the environment variables of the submitting process
 
     def partition(self, name: str) -> PartitionFacts | None:
         """Return the named partition, or the default for ""; None if undetermined. Raise if it does not exist."""
@@ -286,7 +286,7 @@ class RunPlan:
     mpi: str = ""
     notes: tuple[str, ...] = ()  # consequences that a user may not expect
     instance: str = ""  # type of the nodes; "" if unknown, or if they are virtual
-    variables: tuple[JobVariable, ...] = ()  # for the fabric of the nodes; those that the user has set are not here
+    variables: tuple[JobVariable, ...] = ()  # variables for the fabric of the nodes, except those that the user has set
 
 
 def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
@@ -334,7 +334,10 @@ def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[
 
 
 def plan_next(plan: RunPlan, suspects: Iterable[str] = ()) -> RunPlan:
-    """Return the plan for the job in which a run continues. Slurm starts it once no other job of the run is left."""
+    """Return the plan for the job in which a run continues.
+
+    Slurm starts it after all other jobs of the run have ended.
+    """
     excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=in_order))
     return replace(plan, job=replace(plan.job, role=JobRole.NEXT, dependency="singleton", exclude=excluded))
 

@@ -81,7 +81,7 @@ def read_plan(run: RunFolder) -> RunPlan:
         raise DalsegnoError(f"run {run.run} has no plan", hint=f"check that {run.root} is a run folder")
     try:
         return facts_from_json(RunPlan, data)
-    except ValueError as error:  # a list that is too short or too long
+    except ValueError as error:  # the list is too short or too long
         raise damaged(run.plan, str(error), repair_hint(run.plan)) from error
 
 

@@ -92,8 +92,8 @@ def _refuse_launchers(request: RunRequest, file: Path) -> None:
 def find_python(environ: Mapping[str, str], module: str = "") -> str:
     """Return the Python of the active virtual environment, else `python3` in the user's PATH.
 
-    If that `python3` lacks `module` but the Python of `dalsegno` has it, return the latter. This is the case in a clone
-    that was set up with torch.
+    If that `python3` lacks `module` but the Python of `dalsegno` has it, return the latter. This happens in a clone of
+    the repository that was set up with torch.
     """
     active = os.path.join(environ.get("VIRTUAL_ENV", ""), "bin", "python3")
     if environ.get("VIRTUAL_ENV") and os.access(active, os.X_OK):

@@ -210,7 +210,7 @@ class RunRequest:
     exclude: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     venv: str = ""
-    conda: str = ""  # prefix of the environment
+    conda: str = ""  # prefix of the conda environment
     name: str = ""
     detach: bool = False
     max_restarts: int = 3
@@ -224,8 +224,8 @@ class RunRequest:
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
     chdir: str = ""
     output: str = ""  # folder that contains the run folder
-    container_image: str = ""  # in the notation of Pyxis
-    container_mounts: tuple[str, ...] = ()  # SRC:DST[:FLAGS]
+    container_image: str = ""  # image name in the notation of Pyxis
+    container_mounts: tuple[str, ...] = ()  # mounts of the form SRC:DST[:FLAGS]
     sbatch_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

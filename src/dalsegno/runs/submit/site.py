@@ -19,7 +19,7 @@ from dalsegno.train.contract import FRESH, RUN
 from dalsegno.wire.frames import Message
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
-COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # in whole seconds; if it is unset, agents use their default
+COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # value in whole seconds; if unset, agents use their default
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,10 @@ class RunSite:
         return {"absence_s": float(value)} if value.isdigit() else {}
 
     def _final_command(self) -> list[str]:
-        """Return the command that requeues the job. Agents run it if the coordinator does not come back after the batch
-        step's host has died."""
+        """Return the command that requeues the job.
+
+        Agents run it if the batch step's host has died and the coordinator does not return.
+        """
         return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
 
     def _modules(self) -> tuple[str, ...]:

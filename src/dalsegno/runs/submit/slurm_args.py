@@ -17,7 +17,7 @@ from dalsegno.slurm.names import job_id, node_list
 def step_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str] = ()) -> list[str]:
     """Return the command that starts the run's agents or, for mpi and plain, its processes.
 
-    `job` is needed outside the job. `nodes` selects the nodes, for example if the job has lost some.
+    `job` is required if srun runs outside the job. `nodes` selects nodes, for example after the job has lost some.
     """
     return agents_argv(plan, job, nodes) if plan.request.has_agents else tasks_argv(plan, job, nodes)
 
@@ -67,7 +67,7 @@ def coordinator_argv(plan: RunPlan) -> list[str]:
 
 
 def program_argv(plan: RunPlan) -> list[str]:
-    """Return the user's program and arguments: a Python script with `python -u`, anything else as it is."""
+    """Return the user's program and arguments: a Python script with `python -u`, anything else unchanged."""
     request = plan.request
     python = [plan.python, "-u"] if request.script.endswith(".py") else []
     return [*python, request.script, *request.args]
@@ -86,7 +86,10 @@ def _srun(plan: RunPlan, job: int | str | None, nodes: Sequence[str], tasks_per_
 
 
 def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
-    """Return options that name the nodes. Outside the job, srun does not know them; inside, it counts lost ones too."""
+    """Return srun's options that select the nodes.
+
+    Outside the job, srun does not know the nodes; inside it, srun also counts lost ones.
+    """
     if not nodes:
         return []
     tasks = len(nodes) * tasks_per_node

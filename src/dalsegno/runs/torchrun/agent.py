@@ -20,7 +20,7 @@ from dalsegno.runs.torchrun.logs import Logs
 from dalsegno.runs.torchrun.rendezvous import Keys, host_of
 from dalsegno.wire.frames import Message
 
-# The failure report, in torchrun's layout, because tools parse it
+# The failure report has torchrun's layout, because tools parse it
 
 
 MAX_WIDTH = 60
@@ -32,7 +32,7 @@ class FailedWorker:
     rank: int
     local_rank: int
     pid: int
-    exit_code: int  # negative for a signal
+    exit_code: int  # exit code; negative for a signal
     at: float
     error_file: str = ""  # "" if none was written
     traceback: str = ""
@@ -83,11 +83,11 @@ def _signal_name(number: int) -> str:
 
 
 GRACE_S = 30.0
-# Slurm does not signal all nodes at the same instant. After a signal, an agent stays connected for this long, so that
-# other nodes get the signal before they lose a peer.
+# After a signal, an agent stays connected for this long. Slurm does not signal all nodes at the same instant, so the
+# other nodes should get the signal before they lose a peer.
 LINGER_S = 0.5
 FAILED = 1
-# Signals that are handled whatever the user chooses, because unhandled they would kill the agent and leave orphans
+# Signals that are always handled, because they would otherwise kill the agent and leave orphans.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -201,7 +201,8 @@ class TorchrunAgent(RunAgent):
         while self.signals:
             number = self.signals.pop(0)
             if number not in self._handled:
-                self.workers.signal(number)  # it would kill torchrun; here, workers that handle it may save
+                # This signal would kill torchrun; here, workers with a handler may save their state.
+                self.workers.signal(number)
             elif self._leaving is None:
                 self._leave(number)
             elif number == signal.SIGINT:
@@ -238,7 +239,7 @@ def signals_named(text: str) -> set[signal.Signals]:
 
 
 def _absence_s(args: TorchrunArgs) -> float:
-    """Return how long the agent waits for a lost rendezvous, which is as long as torchrun would retry."""
+    """Return how long the agent waits for a lost rendezvous. torchrun retries for the same time."""
     return seconds(args, "keep_alive_interval", 5.0) * seconds(args, "keep_alive_max_attempt", 3.0)
 
 

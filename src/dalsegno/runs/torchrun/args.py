@@ -153,11 +153,11 @@ HELP = {  # flag -> placeholder for its value, and help; defaults come from the 
     "--run-path": ("", "Run SCRIPT by its path, regardless of --no-python."),
     "--log-dir": ("FOLDER", "Folder for log files. Default: a temporary folder."),
     "--redirects": ("WHAT", "Write to files: 1 output, 2 errors, 3 both; by local rank: 0:1,1:2."),
-    "--tee": ("WHAT", "Write to files and to the terminal; as --redirects."),
+    "--tee": ("WHAT", "Write to files and to the terminal; same values as --redirects."),
     "--log-line-prefix-template": ("TEXT", "Prefix of each teed line: ${role_name}, ${local_rank}, ${rank}."),
     "--local-ranks-filter": ("R,…", "Show only these local ranks. Default: all."),
     "--duplicate-stdout-filters": ("WORD,…", "Also write teed output lines with one of these words to a file."),
-    "--duplicate-stderr-filters": ("WORD,…", "The same for errors."),
+    "--duplicate-stderr-filters": ("WORD,…", "Also write teed error lines with one of these words to a file."),
     "--node-rank": ("N", "static: rank of this node."),
     "--master-addr": ("HOST", "static: the node with rank 0."),
     "--master-port": ("PORT", "static: port of that node. Default: 29500."),
@@ -273,7 +273,7 @@ _SCRIPT = "SCRIPT"
 def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> TorchrunArgs | None:
     """Return the parsed arguments; None if they ask for help. Raise UsageError if torchrun would refuse them.
 
-    Flags end at the script. Everything after it is passed to the script.
+    Flags end at the script. All arguments after it are passed to the script.
     """
     try:
         found: dict[str, Any] = vars(torchrun_parser(environ or {}).parse_args(list(argv)))
@@ -284,7 +284,7 @@ def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None
 
 
 def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return an argparse parser, so that abbreviations and the script's arguments are handled as by torchrun."""
+    """Return an argparse parser, so that abbreviations and the script's arguments are handled as in torchrun."""
     usage = "dalsegno torchrun [OPTIONS] SCRIPT [ARGS]..."
     parser = _Parser("dalsegno torchrun", usage, ABOUT, add_help=False, formatter_class=Formatter)
     parser.add_argument("-h", "--help", action=_Help, dest=argparse.SUPPRESS, help="Show this message and exit.")

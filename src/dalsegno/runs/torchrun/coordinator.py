@@ -37,7 +37,7 @@ from dalsegno.wire.frames import Message
 # The run: its shape, the variables of its workers, the setup of each node
 
 
-# No path can exist below a device, so nothing is saved. As with torchrun, nothing survives the agent.
+# No path can exist below a device, so nothing is saved. As in torchrun, nothing survives the agent.
 NOWHERE = Path(os.devnull)
 JOIN_S = 600.0
 LAST_CALL_S = 30.0
@@ -224,7 +224,7 @@ class TorchrunCoordinator(Coordinator):
         self._opened(await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0"))
 
     def _write_state(self, durable: bool) -> bool:
-        """Do nothing, because no successor could read the state."""
+        """Do nothing, because no other coordinator could read the state."""
         return True
 
     def leave(self, signal_name: str) -> None:

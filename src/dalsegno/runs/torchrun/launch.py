@@ -30,7 +30,8 @@ from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
 SHUTDOWN_S = 10.0
-STANDBY = "DALSEGNO_RUN_STANDBY"  # torchrun has no such option; the name is that of `dalsegno run --standby`
+# Environment variable, because torchrun has no such option; it has the same values as `dalsegno run --standby`.
+STANDBY = "DALSEGNO_RUN_STANDBY"
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
@@ -140,7 +141,7 @@ def check_devices(args: TorchrunArgs, nproc: int, environ: Mapping[str, str]) ->
     visible = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
     if args.virtual_local_rank and visible and len(visible.split(",")) < nproc:
         hint = "each process needs one GPU; lower `--nproc-per-node`, or remove `--virtual-local-rank`"
-        what = f"{nproc} processes, but these GPUs only: {visible}"
+        what = f"{nproc} processes, but only these GPUs are visible: {visible}"
         raise DalsegnoError(what, where="--virtual-local-rank", hint=hint)
 
 

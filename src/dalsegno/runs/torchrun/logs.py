@@ -25,14 +25,17 @@ Write = Callable[[int, bytes], None]  # stream (1 or 2), data
 
 @dataclass
 class WorkerTail:
-    """A followed file. Its lines, with `prefix`, go to `stream`. Lines with one of `words` also go to `kept`."""
+    """A followed file.
+
+    Its lines, with `prefix`, are copied to `stream`. Lines that contain one of `words` are also written to `kept`.
+    """
 
     prefix: bytes
     stream: int
     kept: str = ""
     words: tuple[bytes, ...] = ()
     offset: int = 0
-    rest: bytes = b""  # an incomplete line
+    rest: bytes = b""  # an incomplete line at the end
 
     def take(self, data: bytes, last: bool) -> list[bytes]:
         """Return the whole lines with their prefix. With `last`, also return an incomplete line."""
@@ -43,7 +46,7 @@ class WorkerTail:
 
 
 class Tee:
-    """Copies followed files in a thread of its own, so that a slow reader delays neither the workers nor the agent."""
+    """Copies followed files in a separate thread, so that a slow reader delays neither the workers nor the agent."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -129,7 +132,7 @@ def sweep(*unwanted: str) -> None:
     there = tempfile.gettempdir()
     for name in os.listdir(there):
         path = os.path.join(there, name)
-        with contextlib.suppress(OSError):  # no lock file, in use, or removed in the meantime
+        with contextlib.suppress(OSError):  # the folder has no lock file, is in use, or was removed in the meantime
             if name.startswith(PREFIX) and os.lstat(path).st_uid == os.getuid() and _is_left(path):
                 _remove_if_bare(path, unwanted)
 

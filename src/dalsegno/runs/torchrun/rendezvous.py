@@ -28,7 +28,7 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The address to which agents connect. `ours`: this node may listen there. `alone`: this is the only node."""
+    """The address to which agents connect. `ours`: this node may listen on it. `alone`: the run has only this node."""
 
     host: str
     port: int  # 0: any free port
@@ -100,7 +100,7 @@ _LIBRARY = "libmunge.so.2"
 _SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 _SLURM_CONF = "/etc/slurm/slurm.conf"
 _AUTH_SOCKET = re.compile(r"^\s*AuthInfo\s*=.*?socket=([^,\s]+)", re.IGNORECASE | re.MULTILINE)
-_OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9  # munge.h
+_OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9  # option numbers from munge.h
 
 
 class NotSealed(OSError):
@@ -114,7 +114,10 @@ class Munge:
     socket: str
 
     def seal(self, data: bytes) -> str:
-        """Return a credential that contains the data. Every credential is different, and each node can open it once."""
+        """Return a credential that contains the data.
+
+        Every credential is different, and each node can open a credential once.
+        """
         library, sealed = _load(), ctypes.c_char_p()
         context = self._context(library)
         try:
@@ -159,7 +162,7 @@ def find_munge(environ: Mapping[str, str]) -> Munge | None:
 def _answers(munge: Munge) -> bool:
     try:
         return munge.seal(b"") != ""
-    except (OSError, NotSealed):  # no library, or no daemon at the socket
+    except (OSError, NotSealed):  # there is no munge library, or no daemon answers at the socket
         return False
 
 
@@ -254,7 +257,7 @@ class Keys:
 
     @property
     def mark(self) -> str:
-        """A short name of the run that reveals nothing about it."""
+        """A short name of the run that does not reveal its id."""
         return hashlib.sha256(f"torchrun\0{self.run}".encode()).hexdigest()[:16]
 
     def _derived(self) -> bytes:

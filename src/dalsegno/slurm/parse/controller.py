@@ -34,7 +34,7 @@ _CONTROLLER = re.compile(r"^Slurmctld\((\w+)\) at (.+?) (?:is|are) (\w+)", re.MU
 
 @dataclass(frozen=True)
 class ControllerPing:
-    role: str  # primary, backup, backup2, …
+    role: str  # primary, backup, backup2 and so on
     host: str
     up: bool
 
@@ -58,7 +58,7 @@ _RPC = re.compile(r"\s+(\S+)\s+\(\s*\d+\)\s+count:(\d{1,18})\s+ave_time:(\d{1,18
 
 @dataclass(frozen=True)
 class RpcLoad:
-    """How often slurmctld was asked, by message type or by user, and how long its answers took."""
+    """The number of requests to slurmctld, by message type or by user, and how long its answers took."""
 
     name: str
     count: int
@@ -74,7 +74,7 @@ class Diagnostics:
     since: int
     server_threads: int = 0
     agent_queue: int = 0
-    dbd_queue: int = 0  # messages that wait for slurmdbd; grows while slurmdbd is down
+    dbd_queue: int = 0  # number of messages waiting for slurmdbd; it grows while slurmdbd is down
     jobs_submitted: int = 0
     jobs_started: int = 0
     jobs_completed: int = 0
@@ -144,7 +144,7 @@ def parse_diag(text: str) -> Diagnostics:
 
 
 def _rpcs(text: str, heading: str) -> tuple[RpcLoad, ...]:
-    """Return the rows below a heading. They end at the first line of another form."""
+    """Return the rows below a heading, up to the first line in another format."""
     below = text.partition(f"\n{heading}\n")[2].splitlines()
     rows = takewhile(lambda found: found is not None, (_RPC.match(line) for line in below))
     return tuple(RpcLoad(row[1], int(row[2]), int(row[3]), int(row[4])) for row in rows if row)
@@ -192,7 +192,7 @@ def _show(what: str, fields: tuple[str, ...]) -> tuple[str, ...]:
 
 
 QOS_ARGV = _show("qos", _QOS)
-ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # without limits inherited from parents
+ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # does not print limits inherited from parents
 USER_ARGV = _show("user", _USER)
 
 

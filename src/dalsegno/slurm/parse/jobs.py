@@ -27,7 +27,7 @@ from dalsegno.slurm.parse.text import (
 
 
 def node_names(command: str, text: str) -> tuple[str, ...]:
-    """Return the nodes of a job; empty while it is pending, when sacct prints `None assigned`."""
+    """Return the nodes of a job; empty for a pending job, for which sacct prints `None assigned`."""
     if not known(text) or text.strip() == "None assigned":
         return ()
     try:
@@ -42,7 +42,10 @@ def array_task(text: str) -> str:
 
 
 def unix_status(text: str) -> tuple[int, int]:
-    """Return the exit code and signal. squeue 22.05 prints a wait(2) status (768 is code 3); newer ones print `3:0`."""
+    """Return the exit code and signal.
+
+    squeue 22.05 prints a wait(2) status, where 768 is code 3. Newer releases print `3:0`.
+    """
     if ":" in text:
         return colon_status(text)
     status = optional_integer(text) or 0
@@ -91,7 +94,7 @@ _SQUEUE_FIELDS = (
 # Long fields, which are requested only for a single job
 _PATHS = ("WorkDir", "Command", "StdOut", "StdErr")
 
-JOBS_ARGV = ("squeue", "--all", "--noheader", "--noconvert")  # otherwise 1024 CPUs are printed as `1K`
+JOBS_ARGV = ("squeue", "--all", "--noheader", "--noconvert")  # without --noconvert, 1024 CPUs are printed as `1K`
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
     found = rows("squeue", text, marks)
     jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
     if found and not jobs and len(found[0]) != len(fields):
-        raise malformed("squeue", " ".join(found[0]))  # the whole format differs, not just one record
+        raise malformed("squeue", " ".join(found[0]))  # the output has another format, so no record could be parsed
     return JobList(tuple(jobs), len(found) - len(jobs))
 
 
@@ -223,7 +226,7 @@ _TEXTS = {"JobIDRaw": 24, "Account": 64, "JobName": 1024}
 
 _ALL = ("sacct", "--allusers", "--allocations", "--noheader")
 
-# --parsable adds the delimiter after the last field too, so the delimiter and a line break end a record.
+# --parsable also adds the delimiter after the last field, so a record ends with the delimiter and a line break.
 HISTORY_ARGV = (*_ALL, "--parsable", f"--delimiter={PLAIN.field}", f"--format={','.join(_SACCT_FIELDS)}")
 TEXTS_ARGV = (*_ALL, "--format=" + ",".join(f"{name}%-{width}" for name, width in _TEXTS.items()))
 
@@ -245,7 +248,10 @@ def parse_history(text: str, texts: bytes) -> list[JobInfo]:
 
 
 def _texts(answer: bytes) -> dict[str, dict[str, str]]:
-    """Return the fields in _TEXTS of each job, by job id. A blank ends every column, and a line break every record."""
+    """Return the fields in _TEXTS of each job, by job id.
+
+    Every column ends with a blank, and every record with a line break.
+    """
     length = sum(_TEXTS.values()) + len(_TEXTS) + 1
     found = {}
     for start in range(0, len(answer) - length + 1, length):
@@ -254,7 +260,7 @@ def _texts(answer: bytes) -> dict[str, dict[str, str]]:
             texts[name] = row[at : at + width].decode(errors="replace").strip()
             at += width + 1
         if not row.endswith(b" \n") or optional_integer(texts["JobIDRaw"]) is None:
-            break  # the columns do not match, so nothing after this can be trusted
+            break  # the columns do not match, so the rest of the output cannot be trusted
         found[texts["JobIDRaw"]] = texts
     return found
 

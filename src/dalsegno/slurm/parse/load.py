@@ -1,7 +1,7 @@
-"""Parse the queue and the nodes for metrics: few fields, once per cycle, up to 100,000 jobs.
+"""Parse the queue and the nodes for metrics.
 
-`JobInfo` has three times as many fields. Reading all of them every few seconds would take most of a core on a large
-cluster.
+Only a few fields are read, once per cycle, for up to 100,000 jobs. `JobInfo` has three times as many fields; reading
+all of them every few seconds would take most of a core on a large cluster.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dalsegno.slurm.parse.text import (
     paragraphs,
 )
 
-MAX_NAME = 100  # characters of users and accounts
-_CHUNK = 1 << 13  # rows whose fields are in memory at a time
-_CACHED = 1 << 16  # values of a field that are parsed once: states, TRES, accounts
+MAX_NAME = 100  # maximum length of the names of users and accounts
+_CHUNK = 1 << 13  # number of rows whose fields are in memory at a time
+_CACHED = 1 << 16  # maximum number of parsed values that are cached per field, such as states, TRES and accounts
 
-# squeue. Users choose their account where nothing enforces it, and a plugin may quote them in a reason. These come
-# last: a field separator in them shifts no other field.
+# squeue. The account and the reason come last, so that a field separator in them cannot shift other fields. If nothing
+# enforces accounts, users choose them freely, and a plugin may quote users in a reason.
 _JOB_FIELDS = (
     "JobID",
     "UserName",
@@ -46,18 +46,18 @@ _JOB_FIELDS = (
     "Reason",
     "Account",
 )
-# All tasks of an array, all states that slurmctld still holds, and no "1K" for 1024 CPUs.
+# Print all array tasks, all states that slurmctld still holds, and 1024 CPUs as "1024" instead of "1K".
 QUEUE_LOAD_ARGV = ("squeue", "--all", "--noheader", "--array", "--states=all", "--noconvert")
 
 
 class QueuedJob(NamedTuple):
-    """A job, or one task of an array. Times are seconds since 1970; 0: not set."""
+    """A job, or one task of an array. Times are Unix times; 0 means not set."""
 
     id: int
     user: str
-    partitions: tuple[str, ...]  # several while the job is pending, if the user names several
+    partitions: tuple[str, ...]  # several for a pending job, if the user named several
     state: JobState
-    nodes: str  # as Slurm wrote it: `n[1-4]`
+    nodes: str  # node list as Slurm prints it, such as `n[1-4]`
     cpus: int
     gpus: int
     submitted_at: int
@@ -75,12 +75,15 @@ class QueueLoad(NamedTuple):
 
 
 def queue_load_env(marks: Separators) -> dict[str, str]:
-    """Return squeue's environment with the output format. As an argument, other users could read it."""
+    """Return squeue's environment with the output format.
+
+    It is not an argument, because other users could read it there.
+    """
     return {"SQUEUE_FORMAT2": long_format(_JOB_FIELDS, marks)}
 
 
 def parse_queue_load(text: str, marks: Separators) -> QueueLoad:
-    """Parse the output of QUEUE_LOAD_ARGV under `queue_load_env` with the same marks."""
+    """Parse the output of QUEUE_LOAD_ARGV, which was run with `queue_load_env` and the same marks."""
     found = _records("squeue", text, marks)
     width, field = len(_JOB_FIELDS), marks.field
     jobs: list[QueuedJob] = []
@@ -93,7 +96,7 @@ def parse_queue_load(text: str, marks: Separators) -> QueueLoad:
 
 
 def _queued_jobs(rows: list[list[str]]) -> list[QueuedJob]:
-    """Return the jobs of all rows. Working by column takes half the time of working by row."""
+    """Return the jobs of all rows. Processing by column takes half the time of processing by row."""
     if not rows:
         return []
     ids, users, partitions, states, nodes, cpus, tres, submitted, started, ends, reasons, accounts = zip(
@@ -140,7 +143,7 @@ _known = lru_cache(_CACHED)(known)
 
 @lru_cache(_CACHED)
 def _name(text: str) -> str:
-    """Return a name as a label shows it, so that names which look the same are counted as one."""
+    """Return a name as it appears in labels, so that names that look the same are counted together."""
     shown = text if text.isprintable() else "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
     return known(shown[:MAX_NAME])
 
@@ -155,7 +158,8 @@ def _partitions(text: str) -> tuple[str, ...]:
 
 def nodes_of_job(text: str) -> tuple[str, ...]:
     """Return the names in a job's list of nodes."""
-    return (text,) if text.replace("-", "").isalnum() else node_names("squeue", text)  # most jobs have one node
+    # A short cut, because most jobs have one node.
+    return (text,) if text.replace("-", "").isalnum() else node_names("squeue", text)
 
 
 # sinfo
@@ -175,12 +179,12 @@ NODE_LOAD_ARGV = ("sinfo", "--all", "--Node", "--noheader", "--Format", long_for
 
 
 class NodeLoad(NamedTuple):
-    """A node in one of its partitions: its state, and what is in use."""
+    """A node in one of its partitions, with its state and the resources in use."""
 
     name: str
     partition: str
-    word: str  # sinfo's word for the state, without the signs after it: `drained`
-    in_service: bool  # Slurm would start a job here, now or when the current ones end
+    word: str  # sinfo's word for the state without its suffix, such as `drained`
+    in_service: bool  # whether Slurm would start a job on the node, now or when the current jobs end
     cpus_alloc: int
     cpus_idle: int
     cpus_other: int
@@ -193,7 +197,7 @@ class NodeLoad(NamedTuple):
 
 
 class NodeLoads(NamedTuple):
-    """The rows of sinfo, and the number of those that could not be parsed."""
+    """The rows of sinfo, and the number of rows that could not be parsed."""
 
     rows: list[NodeLoad]
     unreadable: int = 0
@@ -231,7 +235,7 @@ def _node(row: list[str]) -> NodeLoad | None:
 
 @lru_cache(_CACHED)
 def _cpu_counts(text: str) -> tuple[int, int, int, int] | None:
-    """Return allocated, idle, other and all CPUs of `8/24/0/32`."""
+    """Return the allocated, idle, other and total CPUs in `8/24/0/32`."""
     parts = text.split("/")
     if len(parts) != 4 or not all(part.isdecimal() and len(part) < 10 for part in parts):
         return None
@@ -254,7 +258,7 @@ FAIR_SHARE_ARGV = ("sshare", "--all", "--noheader", "--parsable2", "--format=Acc
 
 
 def parse_fair_shares(text: str) -> dict[str, float]:
-    """Return the fair-share factor of each account: its own, or the mean of its users'.
+    """Return the fair-share factor of each account: its own factor, or the mean of its users' factors.
 
     Under Slurm's default algorithm (Fair Tree), only users have a factor.
     """
@@ -287,7 +291,7 @@ RESERVATIONS_ARGV = ("scontrol", "--all", "--oneliner", "show", "reservation")
 
 
 class ReservationInfo(NamedTuple):
-    """A reservation. Lists are as Slurm wrote them; times are seconds since 1970."""
+    """A reservation. Lists have Slurm's notation; times are Unix times."""
 
     name: str
     active: bool

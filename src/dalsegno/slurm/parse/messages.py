@@ -77,7 +77,7 @@ _AWAY = ("not responding", "node unexpectedly rebooted", "none")
 
 
 class SlurmReason(Enum):
-    """The faults for which slurmctld, slurmd and slurmstepd take a node out of service by themselves."""
+    """The faults for which slurmctld, slurmd and slurmstepd themselves take a node out of service."""
 
     PROLOG = "prolog"
     EPILOG = "epilog"
@@ -86,7 +86,7 @@ class SlurmReason(Enum):
     REBOOTED = "rebooted"
     NOT_RESPONDING = "not-responding"
     HARDWARE = "hardware"
-    UNKNOWN = "unknown"  # not exactly Slurm's text, so a person has set it
+    UNKNOWN = "unknown"  # the text differs from Slurm's own, so a person has set it
 
 
 _REASONS = (
@@ -112,7 +112,7 @@ def parse_reason(text: str) -> SlurmReason:
 
 
 def is_absence(text: str) -> bool:
-    """Return whether a reason is empty or starts with one of Slurm's own texts for an absent node."""
+    """Return whether a reason is empty or starts with one of Slurm's texts for an absent node."""
     return not text or text.lower().startswith(_AWAY)
 
 
@@ -176,6 +176,6 @@ _HELD_BACK = (
 
 
 def parse_pending(text: str) -> PendingReason:
-    """Return the longest match at the start of the reason: `QOSMaxJobsPerUserLimit` before `QOSMax`."""
+    """Return the value with the longest match at the start of the reason: `QOSMaxJobsPerUserLimit` before `QOSMax`."""
     bare = text.strip("()")
     return max((each for each in PendingReason if bare.startswith(each.value)), key=lambda each: len(each.value))

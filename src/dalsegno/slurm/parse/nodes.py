@@ -87,7 +87,7 @@ def _reason(short: str, line: str) -> tuple[str, str, int | None]:
         return "", "", None
     text = line[line.index(" Reason=") + len(" Reason=") :] if " Reason=" in line else short
     found = _REASON.match(text)
-    if found is None:  # a reason from slurm.conf has no user and time
+    if found is None:  # a reason set in slurm.conf has no user and no time
         return re.split(r"\s(?:Comment|Extra)=", text)[0].strip(), "", None
     return found[1].strip(), found[2], epoch(found[3])
 

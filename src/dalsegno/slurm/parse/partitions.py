@@ -13,7 +13,8 @@ TOPOLOGY_ARGV = ("scontrol", "--oneliner", "show", "topology")
 
 _COMMAND = "scontrol show partition"
 _EVERYBODY = frozenset({"", "ALL"})
-# Settings that scontrol prints and that have their own field here, that are computed, or that say nothing.
+# Settings that are not copied to `extra`: those with their own field here, computed ones, and those without
+# information.
 _READ = frozenset(
     {
         *("PartitionName", "AllowGroups", "AllowAccounts", "AllowQos", "Default", "DefaultTime", "Hidden", "MaxNodes"),
@@ -21,13 +22,16 @@ _READ = frozenset(
         *("PreemptMode", "State", "TotalCPUs", "TotalNodes", "TRES", "AllocNodes"),
     }
 )
-# The values of further settings that mean the same as if they were not set
+# Values of further settings that are equivalent to an unset setting.
 _DEFAULTS = frozenset({"", "NO", "NONE", "N/A", "(NULL)", "UNLIMITED", "0", "ALL"})
 
 
 @dataclass(frozen=True)
 class PartitionSettings:
-    """A partition as slurmctld has it. Times are in seconds, None means no limit, empty lists mean everybody."""
+    """A partition as slurmctld reports it.
+
+    Times are in seconds. None means no limit, and an empty list means everybody.
+    """
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -45,7 +49,7 @@ class PartitionSettings:
     allow_accounts: tuple[str, ...] = ()
     allow_groups: tuple[str, ...] = ()
     allow_qos: tuple[str, ...] = ()
-    extra: Mapping[str, str] = field(default_factory=dict)  # further settings that are not at their defaults
+    extra: Mapping[str, str] = field(default_factory=dict)  # further settings that differ from their defaults
 
 
 def parse_partition_settings(text: str) -> list[PartitionSettings]:

@@ -88,7 +88,10 @@ def paragraphs(command: str, text: str, first_key: str) -> list[str]:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Parse `Key=Value Key=Value`. Values may contain blanks. A key's first value counts, as free text comes last."""
+    """Parse `Key=Value Key=Value`.
+
+    Values may contain blanks. If a key repeats, its first value is used, because free text comes last.
+    """
     found: dict[str, str] = {}
     keys = list(_KEY.finditer(text))
     for key, following in zip(keys, [*keys[1:], None], strict=True):
@@ -169,7 +172,7 @@ def parse_tres(tres: str) -> dict[str, str]:
 
 
 def gpus_in_tres(tres: str) -> int:
-    """Return the number of GPUs. The count without a type includes all types."""
+    """Return the number of GPUs. The entry without a type counts the GPUs of all types."""
     counts = parse_tres(tres)
     if "gres/gpu" in counts:
         return _count(counts["gres/gpu"])

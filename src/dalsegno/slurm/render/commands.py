@@ -18,7 +18,8 @@ _LIFTED = {"Priority": "0", "Preempt": "", "PreemptMode": "cluster", "QOS": "", 
 def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> list[Command]:
     """Return the arguments of the `sacctmgr` commands, in order; empty if the database is up to date.
 
-    The commands only add and change. Users who are no longer in the file stay in the database with their history.
+    The commands only add or change entries. Users who are no longer in the file stay in the database with their
+    history.
     """
     there = found or AccountsInfo()
     return [
@@ -33,8 +34,8 @@ def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> 
 def deletion_commands(cluster: Cluster, removed: Iterable[str], found: AccountsInfo) -> list[Command]:
     """Return the arguments of the `sacctmgr` commands that delete associations. Slurm keeps the history of their jobs.
 
-    These are all associations of users that a command has removed, and those of users that a command has taken out of
-    an account. Run `accounting_commands` first: a user's default account cannot be deleted.
+    They delete all associations of removed users, and the associations of users with accounts that they have left. Run
+    `accounting_commands` first, because a user's default account cannot be deleted.
     """
     gone = [["delete", "user", "where", f"name={name}"] for name in removed if name in found.users]
     accounts = {user.name: user.accounts for user in cluster.users if user.added}
@@ -47,7 +48,7 @@ def deletion_commands(cluster: Cluster, removed: Iterable[str], found: AccountsI
 
 
 def _qos_commands(wanted: Iterable[Qos], found: AccountsInfo) -> list[Command]:
-    """Return commands for QOS. All names are added first, because a QOS may preempt one that follows it."""
+    """Return commands for QOS. All names are added first, because a QOS may preempt one that is added later."""
     new = [qos.name for qos in wanted if qos.name not in found.qos]
     adds = [["add", "qos", ",".join(new)]] if new else []
     changes = [(qos.name, _changes(_qos(qos), found.qos.get(qos.name, {}))) for qos in wanted]
@@ -168,7 +169,10 @@ def _value(key: str, wanted: str, found: str) -> str:
 
 
 def _plain(key: str, value: str) -> object:
-    """Return a normalized value, because `00:10:00` and `10` minutes, `b,a` and `a,b`, `1.0` and `1` are the same."""
+    """Return a normalized value.
+
+    For example, `00:10:00` and `10` minutes are equal, and so are `b,a` and `a,b`, or `1.0` and `1`.
+    """
     if key == "MaxWall":
         return _minutes(value)
     if key == "UsageFactor":
@@ -193,7 +197,7 @@ def _parents_first(accounts: Iterable[Account]) -> list[Account]:
     ordered: list[Account] = []
     while waiting:
         ready = [account for account in waiting.values() if account.parent not in waiting]
-        for account in ready or list(waiting.values()):  # sacctmgr reports an error for a cycle
+        for account in ready or list(waiting.values()):  # if there is a cycle, sacctmgr reports the error
             ordered.append(waiting.pop(account.name))
     return ordered
 

@@ -71,7 +71,10 @@ def _mounts(layout: Layout, slurm: Version) -> Settings:
 
 
 def _plugin(plugin: str, slurm: Version) -> str:
-    """Return the plugin's name. Before 24.05, `disabled` does not exist; cgroup/v1 is used, as it leaves v2 alone."""
+    """Return the plugin's name.
+
+    Before 24.05, `disabled` does not exist. cgroup/v1 is used instead, because it does not touch cgroup v2.
+    """
     if plugin != "none":
         return plugin
     return "disabled" if versions.CGROUP_DISABLED.holds(slurm) else "cgroup/v1"
@@ -141,7 +144,10 @@ def _daemon(layout: Layout, dbd: Dbd) -> Settings:
 
 
 def _storage(storage: DatabaseStorage) -> Settings:
-    """Return the storage settings. There is no setting for a socket; `localhost` means the one in MYSQL_UNIX_PORT."""
+    """Return the storage settings.
+
+    A socket has no setting of its own; `localhost` means the socket in MYSQL_UNIX_PORT.
+    """
     where = {"StorageHost": "localhost"} if storage.socket else _over_tcp(storage)
     return {
         "StorageType": "accounting_storage/mysql",

@@ -13,8 +13,8 @@ from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
 
 SPARE_REASON = "dalsegno:spare"
-# Lines that `scontrol reconfigure` applies. Any other change of slurm.conf restarts slurmctld and slurmd; jobs keep
-# running.
+# Lines that `scontrol reconfigure` applies. Any other change in slurm.conf needs a restart of slurmctld and slurmd,
+# during which jobs keep running.
 RECONFIGURED = re.compile(
     r"^(#|$|PartitionName|(Priority|Scheduler|Preempt)(?!Type)|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)",
     re.IGNORECASE,
@@ -22,7 +22,7 @@ RECONFIGURED = re.compile(
 
 
 def restart_lines(slurm_conf: str) -> list[str]:
-    """Return the lines of a slurm.conf whose change needs a restart of running daemons."""
+    """Return the lines of a slurm.conf that running daemons apply only after a restart."""
     return [line for line in slurm_conf.splitlines() if not RECONFIGURED.match(line)]
 
 
@@ -35,7 +35,10 @@ def node_lines(cluster: Cluster, layout: Layout) -> str:
 
 
 def _shape(node: Node, layout: Layout) -> Settings:
-    """Return the settings of a node. They drain spares at each start and reconfigure, even spares that are in use."""
+    """Return the settings of a node.
+
+    A spare is drained at each start and reconfigure of Slurm, even if it is in use.
+    """
     return {
         **_cpus(node, layout),
         "RealMemory": str(node.memory_mib),
@@ -118,7 +121,7 @@ def _partition(partition: Partition, cluster: Cluster, nodes: dict[str, Node]) -
 def _shares(members: list[Node], cluster: Cluster) -> Settings:
     """Return the defaults for jobs: memory in proportion to CPUs, and CPUs in proportion to GPUs.
 
-    Slurm's own default is all memory of the node, with which even the smallest job would fill the node.
+    Slurm's own default is all memory of the node, so that even the smallest job would fill the node.
     """
     if not members:
         return {}
@@ -130,7 +133,7 @@ def _shares(members: list[Node], cluster: Cluster) -> Settings:
 
 
 def _sets_memory(extra: Mapping[str, str]) -> bool:
-    """Return whether the user set one of Slurm's three memory defaults, which exclude each other."""
+    """Return whether the user set one of Slurm's three memory defaults, which are mutually exclusive."""
     return not {key.lower() for key in extra}.isdisjoint(key.lower() for key in _MEMORY_DEFAULTS)
 
 
@@ -154,7 +157,7 @@ def _nodes(cluster: Cluster, layout: Layout) -> Settings:
         "ProctrackType": f"proctrack/{layout.proctrack}",
         "TaskPlugin": layout.task_plugin,
         "MpiDefault": "none",
-        # Whatever took a node out of service, it must not return before it is validated.
+        # A node that was out of service must not return before it is validated.
         "ReturnToService": "0",
         # GPUDirect and RDMA pin memory, so the memlock limit of the submitting shell must not apply on the node.
         "PropagateResourceLimitsExcept": "MEMLOCK",
@@ -175,7 +178,7 @@ def _scheduler_parameters(nodes: int) -> list[str]:
     """Return scheduling intervals: short for small clusters, where a pass is cheap, and longer for large clusters.
 
     Backfill runs less often, so that the main scheduler starts most jobs. A job started by backfill is not in
-    slurmctld's saved state until the next event, and is lost if slurmctld is killed before that (seen on 22.05).
+    slurmctld's saved state until the next event. It is lost if slurmctld is killed before that (seen on 22.05).
     """
     if nodes <= 128:
         pace = ["sched_interval=2", "bf_interval=10"]
@@ -284,8 +287,8 @@ def _controllers(layout: Layout) -> str:
 def _submit_hosts(layout: Layout, slurm: Version) -> str:
     """Return node lines for hosts that run srun but are not nodes.
 
-    In some releases, slurmctld looks up srun's host only among the nodes. For any other host it connects to 0.0.0.0,
-    and a step that waits for another one starts two minutes late. A FUTURE node is not shown and gets no jobs.
+    In some releases, slurmctld looks up srun's host only among the nodes. For any other host, it connects to 0.0.0.0,
+    and a step that waits for another step starts two minutes late. A FUTURE node is not shown and gets no jobs.
     """
     if not versions.CALLS_ONLY_NODES.holds(slurm):
         return ""

@@ -243,7 +243,7 @@ def _counts(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _share(partition: PartitionSpec, spec: ClusterSpec, held: dict[str, list[str]], report: Problems) -> None:
-    """Check that `nodes: K` with `nodes_from` does not exceed the number of available nodes."""
+    """Check that `nodes: K` with `nodes_from` is not more than the number of available nodes."""
     there = len({name for source in partition.nodes_from for name in held.get(source, [])})
     if partition.nodes_from and isinstance(partition.nodes, int) and partition.nodes > there:
         sources = ", ".join(f"`{source}`" for source in partition.nodes_from)

@@ -1,4 +1,4 @@
-"""Check what ParallelCluster or AWS would refuse, often only after minutes, and what has no effect there."""
+"""Check for settings that ParallelCluster or AWS would refuse, often only after minutes, or that have no effect."""
 
 from __future__ import annotations
 
@@ -36,13 +36,16 @@ _UNUSED_IN_PARTITION = {
 
 
 def check_parallelcluster(spec: ClusterSpec, report: Problems) -> None:
-    """Check the section and everything in the file that means something else on ParallelCluster."""
+    """Check the section, and all settings elsewhere in the file that have another meaning on ParallelCluster."""
     own = spec.parallelcluster
     if spec.target != "parallelcluster" or own is None or not report.whole("target"):
         return
     _check_network(own, report)
     _check_cluster(own, spec, report)
     _check_without_effect(spec, own, report)
+    _check_users(spec, own, report)
+    _check_monitoring(spec, own, report)
+    _check_images(spec, own, report)
     for partition in spec.partitions:
         _check_partition(partition, own, report)
     _check_scripts(own, report)
@@ -94,7 +97,7 @@ def _check_cluster(own: ParallelCluster, spec: ClusterSpec, report: Problems) ->
     for field, size in (("root_volume", own.root_volume), ("head_root_volume", own.head_root_volume)):
         _check_root(own, field, size, report)
     if own.directory_service and own.directory_service.address.startswith("ldap://"):
-        what = "the directory is asked without encryption, and so are the passwords of its users"
+        what = "the directory is queried without encryption, which exposes the passwords of its users"
         report.add(own.directory_service, "address", what, "write `ldaps://`")
 
 
@@ -114,7 +117,7 @@ def _check_root(section: Section, field: str, size_mib: int | None, report: Prob
 
 
 def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
-    """Refuse parts of the file that nothing sets up on ParallelCluster, so that nobody relies on them."""
+    """Refuse parts of the file that have no effect on ParallelCluster, so that nobody relies on them."""
     if own.database is None:
         needs = "Slurm's accounting on ParallelCluster needs a MySQL server of your own"
         hint = "add `database:` below `parallelcluster:`"
@@ -124,24 +127,58 @@ def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Probl
             report.add(spec, "accounts", f"`accounts` need accounting: {needs}", hint)
         if spec.slurm.qos:
             report.add(spec.slurm, "qos", f"`qos` needs accounting: {needs}", hint)
+    elif not own.key and (spec.accounts or spec.slurm.qos):
+        what = "accounts and QOS are added over ssh, which needs a `key`"
+        report.add(own, "database", what, "add `key:` and `allowed_ips:` below `parallelcluster:`", reads=("key",))
     elif not spec.slurm.accounting:
         what = "there is a `database`, but accounting is turned off"
         report.add(own, "database", what, "remove one of them")
     parts: list[tuple[Section, str, object, str]] = [
-        (spec, "users", spec.users, "use `directory_service:`, or add users on the head node"),
-        (spec, "groups", spec.groups, "use `directory_service:`, or add groups on the head node"),
         (spec.directory, "kind", spec.directory.kind == "ldap", "use `directory_service:` below `parallelcluster:`"),
         (spec, "reservations", spec.reservations, _ON_THE_HEAD),
         (spec.slurm, "topology", spec.slurm.topology, "ParallelCluster has its own topology"),
         (spec.slurm, "rest", spec.slurm.rest, _ON_THE_HEAD),
-        (spec.containers, "images", spec.containers.images, "import them on the head node: `dalsegno image import`"),
-        (spec.monitoring, "prometheus", spec.monitoring.prometheus, "`dalsegno monitor config` writes its settings"),
         (spec.head, "name", "name" in spec.head.model_fields_set, "ParallelCluster names the head node"),
         (spec.login, "names", spec.login.names, "write `count:`"),
     ]
     for section, field, given, hint in parts:
         if given:
             report.add(section, field, f"`{field}` is not possible on ParallelCluster", hint)
+
+
+def _check_images(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
+    """Check that images can be imported: over ssh, into a folder that all machines see."""
+    own_folder = spec.containers.folder or ""
+    if not spec.containers.images:
+        return
+    if not own.key:
+        what = "images are imported over ssh, which needs a `key`"
+        hint = "add `key:` and `allowed_ips:` below `parallelcluster:`, or run `dalsegno image import` on the head node"
+        report.add(spec.containers, "images", what, hint)
+    shared = [storage.mount for storage in spec.storage if storage.type != "scratch"]
+    if not any(own_folder.startswith(f"{mount}/") for mount in ("/home", *shared)):
+        what = "`images` need a `folder` on storage that all machines see"
+        report.add(spec.containers, "images", what, "add for example `folder: /home/images`", reads=("folder",))
+
+
+def _check_monitoring(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
+    if spec.monitoring.prometheus and not own.os.startswith("ubuntu"):
+        what = f"`{own.os}` has no packages of Prometheus"
+        hint = "use `os: ubuntu2204`, or your own Prometheus: `dalsegno monitor config` writes its settings"
+        report.add(spec.monitoring, "prometheus", what, hint)
+
+
+def _check_users(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
+    """Check the users that every machine gets an account for."""
+    if own.directory_service and (spec.users or spec.groups):
+        field = "users" if spec.users else "groups"
+        what = f"both `{field}` and `directory_service` say who has an account"
+        report.add(spec, field, what, "remove one of them")
+    for user in spec.users:
+        if user.admin:
+            what = f"`admin` of user `{user.name}` is not possible on ParallelCluster"
+            hint = "give the user sudo with `groups: [sudo]` and `allow_privileged: [sudo]`"
+            report.add(user, "admin", what, hint)
 
 
 def _check_partition(partition: PartitionSpec, own: ParallelCluster, report: Problems) -> None:
@@ -188,7 +225,7 @@ def _check_capacity(
 
 
 def _check_types(partition: PartitionSpec, queue: QueueSpec, report: Problems) -> None:
-    """Check that the instance types of a queue are alike, because Slurm sees one kind of node."""
+    """Check that the instance types of a queue are alike, because Slurm treats them as one kind of node."""
     first = instances().get(partition.instance)
     for name in queue.instances:
         other = instances().get(name)

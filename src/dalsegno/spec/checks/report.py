@@ -26,7 +26,7 @@ class Problems:
         self._around = {path[:length] for path in cut for length in range(len(path) + 1)}
 
     def add(self, section: Section, field: str, what: str, hint: str = "", reads: tuple[str, ...] = ()) -> None:
-        """Add a problem at `field` of a section, unless this field or a field in `reads` was itself invalid."""
+        """Add a problem at `field` of a section, unless this field or a field in `reads` is itself invalid."""
         here = place(section)
         if all(self.whole(*here, name) for name in (field, *reads)):
             self._document.problems.append(Problem(what, self._document.where((*here, *field.split("."))), hint))
@@ -120,7 +120,8 @@ def _nodes(spec: ClusterSpec, report: Problems) -> None:
         report.add(spec.login, "names", f"the head node and a login node are both named `{spec.head.name}`")
     for partition in spec.partitions:
         taken = _first_taken(partition, owner)
-        if taken and spec.target == "existing":  # Slurm allows a node in several partitions, and on the head node
+        # Slurm allows a node in several partitions, and the head node in partitions.
+        if taken and spec.target == "existing":
             taken = None
         if taken and owner[taken].partition != partition.name:
             also = "is also in" if owner[taken].partition else "has the name of"

@@ -33,10 +33,10 @@ _NO_EFFECT = {
     ),
     "nfs": (("size", "the server sets it"), ("throughput", "the server sets it")),
 }
-# A machine with a file system mounted on one of these folders would not start, or would lose its own files.
+# Folders on which nothing may be mounted, because the machine would not start or would lose its own files.
 _SYSTEM = {"/", "/boot", "/dev", "/etc", "/opt", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var"}
 _SYSTEM |= {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr/bin", "/usr/lib", "/usr/sbin", "/var/lib"}
-# The same is true for all folders below these.
+# Nothing may be mounted below these folders either.
 _SYSTEM_TREES = ("/boot/", "/dev/", "/etc/", "/proc/", "/sys/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/run/")
 _LUSTRE_FIRST_GIB, _LUSTRE_STEP_GIB = 1200, 2400
 

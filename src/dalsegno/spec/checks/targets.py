@@ -214,7 +214,7 @@ def _machines(spec: ClusterSpec) -> dict[str, bool]:
 
 
 def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
-    """Return, for each machine, the key in `hosts` that names it. Report keys that do not match their addresses."""
+    """Return, for each machine, its key in `hosts`. Report keys with a different number of names and addresses."""
     found: dict[str, str] = {}
     for key, host in ssh.hosts.items():
         try:
@@ -233,7 +233,10 @@ def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
 
 
 def _check_power(ssh: Ssh, key: str, host: SshHostSpec, report: Problems) -> None:
-    """Check that hosts have as many management controllers as names, and one if their command needs it."""
+    """Check that hosts have as many management controllers as names.
+
+    A host needs one if its power command uses it.
+    """
     try:
         addresses(key, host.bmc)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The main loop of a host: run the services in its plan, and reap all other processes."""
+"""The main loop of a host. It runs the services in the host's plan and reaps all other processes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Fact = dict[str, Any]
 
 SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGIO}
 STOP_GRACE_S = 5.0
-BINDS_INTERVAL_S = 2.0  # interval for checking mounts if the kernel does not report changes
-SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a service that dies early is restarted after a pause
+BINDS_INTERVAL_S = 2.0  # how often mounts are checked if the kernel does not report changes
+SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a service that ends within SHORT_LIFE_S of its start is restarted after PAUSE_S
 LOG_CHECK_INTERVAL_S = 30.0
-MAX_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # limits per log, so that a host's logs stay bounded
+MAX_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # limit per log file, and number of old files kept
 
 
 class GuestHost:
-    """A running host. SIGHUP makes it apply its plan again, SIGTERM stops its services and ends it."""
+    """A running host. On SIGHUP it applies its plan again; on SIGTERM it stops its services and ends."""
 
     def __init__(self, plan_path: str, plan: Plan) -> None:
         self.plan_path = plan_path
         self.plan = plan
         self.running: dict[str, tuple[int, str]] = {}  # name -> (pid, revision)
         self.facts: dict[str, Fact] = {}  # name -> its entry in services.json
-        self.due: dict[str, float] = {}  # dead services with `keep` -> when to restart them (monotonic)
+        self.due: dict[str, float] = {}  # dead service with `keep` -> monotonic time of its restart
         self.look_at_logs = time.monotonic() + LOG_CHECK_INTERVAL_S
         self.watched = list[int]()  # descriptors of folders in which the kernel reports replaced files
 
@@ -57,13 +57,13 @@ class GuestHost:
             self.revive()
 
     def wait(self, most_s: float) -> int:
-        """Return the next signal, or 0 if a service or the logs are due, or after `most_s`."""
+        """Return the next signal. Return 0 if a service or the logs are due, or after `most_s`."""
         until = min([*self.due.values(), self.look_at_logs, time.monotonic() + most_s])
         caught = signal.sigtimedwait(SIGNALS, max(until - time.monotonic(), 0.0))
         return caught.si_signo if caught else 0
 
     def rotate_logs(self) -> None:
-        """Rotate logs that are too long: the services' logs and others in the same folders."""
+        """Rotate logs that are too long: those of the services, and other logs in the same folders."""
         self.look_at_logs = time.monotonic() + LOG_CHECK_INTERVAL_S
         for folder in {
             os.path.dirname(path) for path in (self.plan["log"], *(s["log"] for s in self.plan["services"]))
@@ -71,7 +71,7 @@ class GuestHost:
             try:
                 names = os.listdir(folder)
             except OSError:
-                continue  # the node was just removed
+                continue  # the node was removed a moment ago
             for name in names:
                 if name.endswith(".log"):
                     rotate(os.path.join(folder, name))
@@ -79,10 +79,11 @@ class GuestHost:
     def watch_binds(self) -> bool:
         """Request a signal when a file that has a mount on it is replaced; return False if that is not possible.
 
-        `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then unmounts
-        everything from the old file, in this host too: the cluster's users would be gone.
+        `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then removes all
+        mounts from the old file, also in this host, and the cluster's users would disappear.
         """
-        import fcntl  # for dnotify: inotify allows few instances per user, and there may be hundreds of hosts
+        # dnotify is used, because inotify allows few instances per user and there may be hundreds of hosts.
+        import fcntl
 
         changes = fcntl.DN_RENAME | fcntl.DN_CREATE | fcntl.DN_DELETE | fcntl.DN_MULTISHOT
         files = [target for _, target in self.plan["binds"] if not os.path.isdir(target)]
@@ -99,14 +100,14 @@ class GuestHost:
         for source, target in self.plan["binds"] if self.plan["isolate"] else ():
             try:
                 if not os.path.samefile(source, target):
-                    if not os.stat(target).st_nlink:  # replaced: a deleted file cannot be mounted over
+                    if not os.stat(target).st_nlink:  # the file was replaced; a deleted file cannot be mounted over
                         unmount(target)
                     mount(source, target, "", MS_BIND)
-            except OSError as error:  # the file is missing for a moment; its return triggers another signal
+            except OSError as error:  # the file is missing for a moment; another signal follows when it returns
                 log.warning("%s not mounted again: %s", target, error)
 
     def change_binds(self, before: list[list[str]]) -> None:
-        """Unmount what is no longer in the plan, and mount what is new. Open files stay usable."""
+        """Unmount paths that are no longer in the plan, and mount new ones. Open files stay usable."""
         for pair in before if self.plan["isolate"] else ():
             if pair not in self.plan["binds"]:
                 try:
@@ -144,11 +145,11 @@ class GuestHost:
             return
         try:
             give_address(self.plan["interface"], self.plan["address"])
-        except OSError as error:  # the link is gone again: that must not end the host
+        except OSError as error:  # the link is gone again, which must not end the host
             log.warning("address not set: %s", error)
 
     def reconcile(self) -> None:
-        """Stop services that are not in the plan or have changed, and start missing ones, except those on hold."""
+        """Stop services that are not in the plan or have changed, and start missing services, except those on hold."""
         wanted = {service["name"]: service for service in self.plan["services"]}
         self.stop([name for name, (_, revision) in self.running.items() if _is_stale(wanted.get(name), revision)])
         self.facts = {name: fact for name, fact in self.facts.items() if name in wanted}
@@ -200,7 +201,7 @@ class GuestHost:
             self.write()
 
     def note_death(self, name: str) -> None:
-        """Schedule the restart of a service with `keep`: at once, or after a pause if it died early."""
+        """Schedule the restart of a service with `keep`: at once, or after a pause if it ended early."""
         if any(service["name"] == name and service.get("keep") for service in self.plan["services"]):
             lived_s = time.time() - self.facts[name].get("started", time.time())
             self.due[name] = time.monotonic() + (0.0 if lived_s > SHORT_LIFE_S else PAUSE_S)
@@ -265,7 +266,7 @@ def rotate(path: str, most_bytes: int = MAX_LOG_BYTES, old: int = OLD_LOGS) -> N
             os.close(target)
             os.replace(temp, f"{path}.1")
         os.ftruncate(source, 0)
-    except OSError as error:  # on a full disk, truncate anyway: space for new lines matters more
+    except OSError as error:  # on a full disk, truncate anyway, because new lines need space
         log.warning("%s not rotated: %s", path, error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             os.ftruncate(source, 0)

@@ -121,10 +121,10 @@ def _separate(plan: Plan) -> None:
 
 
 def _record_start(plan: Plan) -> int:
-    """Write this process's PID and a random boot id to files, and return the PID. /proc must still show the machine's
-    PIDs.
+    """Write this process's PID and a random boot id to files, and return the PID.
 
-    The kernel's boot id would be the same for all hosts of the machine.
+    /proc must still show the machine's PIDs. The kernel's boot id is not used, because it is the same for all hosts of
+    the machine.
     """
     pid = int(os.readlink("/proc/self"))
     with open(f"/proc/{pid}/stat") as file:
@@ -141,7 +141,8 @@ def _set_up_host(plan: Plan) -> None:
     for source, target in plan["binds"]:
         mount(source, target, "", MS_BIND)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # ends with the host, like real memory
+    # The content ends with the host, like real memory.
+    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     for folder, mib in plan.get("disks", {}).items():
         mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={mib}m,mode=755")
     set_hostname(plan["name"])
@@ -152,8 +153,8 @@ def _set_up_host(plan: Plan) -> None:
 def _enter_unit(plan: Plan) -> None:
     """Move from the caller's login session, which may be killed as a whole, to the scope of the cluster.
 
-    A cgroup v2 scope that has processes cannot enable controllers for the hosts' folders, so this process enters a
-    folder beside them.
+    In cgroup v2, a scope that has processes cannot enable controllers for its folders. This process therefore enters a
+    folder of its own, next to those of the hosts.
     """
     unified = plan.get("unified", False)
     for folder in plan.get("unit_folders", ()):
@@ -162,9 +163,9 @@ def _enter_unit(plan: Plan) -> None:
 
 
 def _join_cgroups(plan: Plan) -> None:
-    """Enter a folder for this host in each hierarchy; an isolated host sees that folder as the root.
+    """Enter a folder for this host in each hierarchy. An isolated host sees that folder as the root.
 
-    Slurm names its folders only after the node, so clusters with the same node names would share them.
+    Without this, clusters with the same node names would share Slurm's folders, which are named after the node.
     """
     for root, folder in plan["cgroups"].items():
         if plan.get("unified", False):
@@ -179,8 +180,8 @@ def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None
     """Enter a folder of cgroup v2.
 
     A folder with processes of its own cannot enable controllers for its children. The host's first process is therefore
-    in `init.scope`, as under systemd. Slurm expects `system.slice` beside it. `alone`: there is no systemd, so nothing
-    else has enabled controllers for the cluster's folder.
+    in `init.scope`, as under systemd. Slurm expects `system.slice` next to it. `alone` means that there is no systemd,
+    so nothing else has enabled controllers for the cluster's folder.
     """
     clear(folder)
     if alone:
@@ -196,8 +197,9 @@ def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None
     pass_controllers_on(folder)
     pass_controllers_on(os.path.join(folder, "system.slice"))
     if isolate:
-        # slurmstepd 22.05 moves from its step's folder to the root. The root of a real machine may have processes; this
-        # one may not, because it enables controllers. Without this mount, the folder of every step would stay forever.
+        # slurmstepd 22.05 moves itself from its step's folder to the root of the hierarchy. On a real machine, the root
+        # may have processes. This root may not, because it enables controllers. Without this mount, the folder of every
+        # step would remain forever.
         mount(os.path.join(folder, "init.scope/cgroup.procs"), os.path.join(folder, "cgroup.procs"), "", MS_BIND)
 
 
@@ -208,14 +210,18 @@ def _enter(folder: str) -> None:
 
 
 def clear(folder: str) -> None:
-    """Remove the folders of an earlier host of this name: a folder that enables controllers cannot be entered."""
+    """Remove the folders of an earlier host of this name.
+
+    A folder that enables controllers for its children cannot be entered.
+    """
     for path, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(path)
 
 
 def pass_controllers_on(folder: str) -> None:
-    """Enable every controller of this folder for its children, one by one, because one may be refused.
+    """Enable every controller of this folder for its children, one at a time, because the kernel may refuse some of
+    them.
 
     Do nothing if the folder has processes, unless it is the root of the whole machine. In a container, the kernel would
     enable only threaded controllers such as `cpu` there, and then refuse every process that enters a child.
@@ -232,5 +238,5 @@ def _has_processes(folder: str) -> bool:
     try:
         with open(os.path.join(folder, "cgroup.procs")) as file:
             return bool(file.read().strip())
-    except OSError:  # a threaded cgroup, whose processes cannot be read
+    except OSError:  # the processes of a threaded cgroup cannot be read
         return True

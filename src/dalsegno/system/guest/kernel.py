@@ -61,9 +61,10 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-# The host's network, configured from inside: addresses by ioctl, routes by netlink
+# The host's network is configured from inside: addresses by ioctl, routes by netlink.
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8913, 0x8914, 1
-LINK_WAIT_S = 7200.0  # links are created after all hosts have booted; if `up` is killed, the next `up` ends the hosts
+# Long, because links are created after all hosts have booted; if `up` is killed, the next `up` ends the hosts.
+LINK_WAIT_S = 7200.0
 
 
 def link_exists(name: str) -> bool:
@@ -71,7 +72,7 @@ def link_exists(name: str) -> bool:
 
 
 def wait_for_link(name: str) -> None:
-    """Wait for the interface, which is moved in from outside once the host exists."""
+    """Wait for the interface, which the machine moves into the host's namespace."""
     until = time.monotonic() + LINK_WAIT_S
     while not link_exists(name):
         if time.monotonic() > until:
@@ -87,7 +88,7 @@ def link_up(name: str) -> None:
 
 
 def give_address(name: str, cidr: str) -> None:
-    """Set address and netmask and bring the interface up. Setting the same address again changes nothing."""
+    """Set address and netmask and bring the interface up. Setting the same address again has no effect."""
     address, bits = cidr.split("/")
     mask = socket.inet_ntoa(_mask(int(bits)))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -99,27 +100,30 @@ def give_address(name: str, cidr: str) -> None:
 
 
 def acknowledge_quickly(name: str, address: str, bits: int) -> None:
-    """Make TCP acknowledge at once on this network.
+    """Make TCP send acknowledgements without delay on this network.
 
-    slurmdbd's protocol writes a length, waits for the acknowledgement and writes a body: with the kernel's usual delay
-    of 40 ms one sacctmgr command takes 0.5 s, with this 0.01 s.
+    slurmdbd's protocol writes a length, waits for the acknowledgement, then writes a body. With the kernel's usual
+    delay of 40 ms, one sacctmgr command takes 0.5 s; without the delay, it takes 0.01 s.
     """
     own = socket.inet_aton(address)
     network = bytes(a & b for a, b in zip(own, _mask(bits), strict=True))
     try:
-        _replace_route(name, network, bits, own, table=254, scope=253, kind=1)  # to others: main, link, unicast
-        _replace_route(name, own, 32, own, table=255, scope=254, kind=2)  # to itself: local, host, local
+        # Route to other hosts: table main, scope link, type unicast
+        _replace_route(name, network, bits, own, table=254, scope=253, kind=1)
+        # Route to itself: table local, scope host, type local
+        _replace_route(name, own, 32, own, table=255, scope=254, kind=2)
     except OSError as error:
-        logging.getLogger("init").warning("quick acknowledgement not set: %s", error)  # slower, but correct
+        # Slurm is slower without it, but works.
+        logging.getLogger("init").warning("quick acknowledgement not set: %s", error)
 
 
 def quiet_ipv6() -> None:
-    """Disable IPv6: neighbour discovery on 64 new links would take longer than all other setup."""
+    """Disable IPv6, because neighbour discovery on 64 new links would take longer than all other setup."""
     try:
         with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w") as file:
             file.write("1")
     except OSError:
-        pass  # a kernel without IPv6
+        pass  # this kernel has no IPv6
 
 
 def _mask(bits: int) -> bytes:
@@ -136,7 +140,7 @@ def _replace_route(name: str, target: bytes, bits: int, source: bytes, *, table:
     body = struct.pack("BBBBBBBBI", socket.AF_INET, bits, 0, 0, table, 2, scope, kind, 0)
     body += _attribute(1, target) + _attribute(4, struct.pack("I", socket.if_nametoindex(name)))
     body += _attribute(7, source) + _attribute(8, quickack)
-    flags = 0x1 | 0x4 | 0x100 | 0x400  # request, acknowledge, replace, create
+    flags = 0x1 | 0x4 | 0x100 | 0x400  # flags: request, acknowledge, replace, create
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
         sock.sendto(struct.pack("IHHII", 16 + len(body), 24, flags, 1, 0) + body, (0, 0))
         failure = struct.unpack_from("i", sock.recv(4096), 16)[0]

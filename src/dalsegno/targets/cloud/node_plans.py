@@ -15,7 +15,16 @@ from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
 from dalsegno.setup.bootstrap import HEAD, HOST, PYTHON
 from dalsegno.setup.delivery import pinned_requirements
-from dalsegno.setup.node_plan import NodePlan, PlannedCommand, PlannedFile, PlannedFolder, PlannedLink, PlannedService
+from dalsegno.setup.node_plan import (
+    NodePlan,
+    PlannedCommand,
+    PlannedFile,
+    PlannedFolder,
+    PlannedGroup,
+    PlannedLink,
+    PlannedService,
+    PlannedUser,
+)
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.children import MARK
 from dalsegno.system.hosts import revision
@@ -43,6 +52,7 @@ class ManagedSlurm:
     prolog: str = ""  # our script in the platform's folder of prologs; "" if it has none
     scratch: str = ""  # mount point of the local disks; "" without any
     pyxis: bool = False  # turn on the Enroot and Pyxis that the platform's image holds
+    shared_homes: bool = False  # the head serves /home to all machines, and creates the homes
     packages: tuple[str, ...] = field(
         default_factory=pinned_requirements
     )  # for pip, where those in our code do not fit
@@ -93,6 +103,8 @@ def head_plan(site: ManagedSlurm) -> NodePlan:
             *(_pyxis_files(site) if site.pyxis else []),
         ),
         links=(*_links(site), PlannedLink(agents, site.shared)),
+        users=planned_users(cluster),
+        groups=planned_groups(cluster),
         bundle=site.code,
         python=PYTHON,
         commands=(
@@ -125,6 +137,8 @@ def compute_plan(site: ManagedSlurm) -> NodePlan:
         ),
         files=(*_files(site), *([PlannedFile("/etc/enroot/enroot.conf", enroot_conf(site))] if site.pyxis else [])),
         links=_links(site),
+        users=planned_users(site.cluster, make_homes=not site.shared_homes),
+        groups=planned_groups(site.cluster),
         bundle=site.code,
         python=PYTHON,
         commands=(_packages(site),),
@@ -141,9 +155,38 @@ def login_plan(site: ManagedSlurm) -> NodePlan:
         folders=_folders(site),
         files=_files(site),
         links=_links(site),
+        users=planned_users(site.cluster, make_homes=not site.shared_homes),
+        groups=planned_groups(site.cluster),
         bundle=site.code,
         python=PYTHON,
         commands=(_packages(site),),
+    )
+
+
+def planned_users(cluster: Cluster, *, make_homes: bool = True) -> tuple[PlannedUser, ...]:
+    """Return the accounts of the cluster file's users, whose uids `with_uids` has chosen."""
+    shared = next((each.mount for each in cluster.storage if each.home), "")
+    return tuple(
+        PlannedUser(
+            user.name,
+            user.uid,
+            user.full_name,
+            f"{shared}/{user.name}" if shared else "",
+            ssh_keys=user.ssh_keys,
+            make_home=make_homes,
+        )
+        for user in cluster.users
+        if user.uid is not None
+    )
+
+
+def planned_groups(cluster: Cluster) -> tuple[PlannedGroup, ...]:
+    """Return the groups of the cluster file. A group without a number must exist on the machines already."""
+    numbers = {group.name: group.gid for group in cluster.groups}
+    named = dict.fromkeys([*numbers, *(name for user in cluster.users for name in user.groups)])
+    return tuple(
+        PlannedGroup(name, numbers.get(name), tuple(user.name for user in cluster.users if name in user.groups))
+        for name in named
     )
 
 

@@ -20,8 +20,9 @@ from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Sa
 from dalsegno.targets.cloud.aws import BotoApi
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
+from dalsegno.targets.cloud.refresh import REFRESH_S, refresh_machines
 from dalsegno.targets.cloud.service_model import check_request
-from dalsegno.targets.folder import read_applied
+from dalsegno.targets.folder import read_applied, with_uids, write_uids
 from dalsegno.targets.hyperpod.answers import ClusterDescription
 from dalsegno.targets.hyperpod.api import HyperPodApi, refuse_failures
 from dalsegno.targets.hyperpod.apply import ROLES, HyperPodWork, Pause, read_public_key
@@ -58,7 +59,6 @@ from dalsegno.targets.machines import InstanceAction, MachineStatus
 from dalsegno.targets.sides import CommandsOnHead, OperatorSide, applied_cluster, as_user, at_terminal, known
 
 Connect = Callable[[str], HyperPodApi]
-REFRESH_S = 900.0
 
 
 class HyperPodTarget(OperatorSide):
@@ -86,6 +86,7 @@ class HyperPodTarget(OperatorSide):
     def plan(self, cluster: Cluster) -> HyperPodPlan:
         """Compare the cluster with its file. Nothing is changed."""
         refuse_unbuilt(cluster)
+        cluster = with_uids(cluster, self.folder)
         own, state = settings_of(cluster), read_hyperpod_state(self.folder)
         api = self._connect(own.region)
         found = api.find(cluster.name)
@@ -149,6 +150,7 @@ class HyperPodTarget(OperatorSide):
     def platform_files(self, cluster: Cluster) -> dict[str, str]:
         """Return the requests and the lifecycle scripts, for `aws sagemaker create-cluster` and `aws s3 sync`."""
         refuse_unbuilt(cluster)
+        cluster = with_uids(cluster, self.folder)
         own = settings_of(cluster)
         sample = _SAMPLE.format(region=own.region)
         shared = [
@@ -170,6 +172,7 @@ class HyperPodTarget(OperatorSide):
         own = settings_of(plan.cluster)
         api = self._connect(own.region)
         work = HyperPodWork(api, self.folder, say, **self._pause)
+        write_uids(self.folder, plan.cluster)
         before = [] if plan.fresh else [each.id for each in api.instances(plan.cluster.name)]
         state = work.apply(plan, lambda cluster, shared: self._files(cluster, shared, plan.state))
         reached = self._write_ssh_config(api, plan.cluster.name, state, own.ssh_key)
@@ -186,21 +189,8 @@ class HyperPodTarget(OperatorSide):
 
     def _refresh(self, reached: Sequence[Reached], say: Say) -> None:
         """Run the new lifecycle scripts on running instances. HyperPod would run them only on new ones."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        def run(each: Reached) -> str:
-            argv = self._ssh(each.names[0], ["sudo", "dalsegno-refresh"])
-            done = self._runner.run(argv, timeout_s=REFRESH_S)
-            return "" if done.exit_code == 0 else f"{each.names[0]}: {(done.stderr or done.stdout).strip()[-300:]}"
-
-        say(f"running the new scripts on {len(reached)} instances")
-        with ThreadPoolExecutor(16) as threads:
-            failed = [text for text in threads.map(run, reached) if text]
-        if failed:
-            raise TargetError(
-                f"the new scripts failed on {len(failed)} of {len(reached)} instances; the first: {failed[0]}",
-                hint="`dalsegno ssh NODE -- sudo dalsegno-refresh` runs them again",
-            )
+        commands = {each.names[0]: self._ssh(each.names[0], ["sudo", "dalsegno-refresh"]) for each in reached}
+        refresh_machines(commands, lambda argv: self._runner.run(argv, timeout_s=REFRESH_S), say)
 
     def removal(self) -> Removal:
         state, jobs = read_hyperpod_state(self.folder), self.unfinished_jobs() if self._has_key() else ()

@@ -133,6 +133,9 @@ class LocalAccess:
     def switch(self) -> Process:
         return self.nodes.switch()
 
+    def address(self, node: str) -> str:
+        return self.nodes.placement.addresses[node]
+
     def port(self, node: str) -> str:
         return self.nodes.port(node)
 

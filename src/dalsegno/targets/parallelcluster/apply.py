@@ -70,7 +70,8 @@ class ApplyOnAws:
         self.folder, self.aws, self.pcluster, self.say = folder, aws, pcluster, say
         self._code, self._pause = code, pause
 
-    def apply(self, plan: PclusterPlan) -> None:
+    def apply(self, plan: PclusterPlan, finish: Callable[[], None] = lambda: None) -> None:
+        """Carry out the plan. `finish` is called when the cluster runs, before it is recorded as complete."""
         cluster, own = plan.cluster, settings_of(plan.cluster)
         state = next_state(self.folder, cluster, plan.known, read_state(self.folder))
         state = replace(state, phase=PclusterStage.PREPARING if plan.fresh else PclusterStage.CHANGING)
@@ -89,6 +90,7 @@ class ApplyOnAws:
         for each in own.data_repositories:
             self.aws.add_repository(known.storage[each.storage], each, self.say)
         self._make(plan, known, state)
+        finish()
         write_applied(self.folder, as_named_there(cluster))
         write_state(self.folder, replace(state, phase=PclusterStage.UP))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,10 +37,26 @@ class PclusterPlan(CloudPlan):
     new_scripts: bool = False
     fleet_stopped: bool = False
     missing_repositories: tuple[str, ...] = ()  # S3 addresses of associations to create
+    unfinished: bool = False  # an earlier `up` was interrupted, or failed
+    new_accounts: bool = False  # accounts, users or QOS of Slurm's accounting differ from those of the last `up`
 
     @property
     def empty(self) -> bool:
-        return super().empty and not (self.changed_stack or self.new_scripts or self.missing_repositories)
+        changed = self.changed_stack or self.new_scripts or self.missing_repositories or self.new_accounts
+        return super().empty and not (changed or self.unfinished)
+
+    @property
+    def import_images(self) -> tuple[str, ...]:
+        return () if self.empty else self.cluster.containers.images
+
+    def _sentences(self) -> Iterator[str]:
+        yield from super()._sentences()
+        if self.unfinished and not self.fresh and not self.resumes:
+            yield "finishes what an earlier `up` began"
+        if self.new_scripts and not self.fresh:
+            yield "runs the new set-up scripts on machines that run already; jobs continue"
+        if self.new_accounts and not self.fresh:
+            yield "changes accounts, users or QOS in Slurm's accounting"
 
 
 @dataclass(frozen=True)

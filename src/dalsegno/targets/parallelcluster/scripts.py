@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
 from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
+from dalsegno.setup.node_plan import NodePlan, PlannedFile
 from dalsegno.spec.facts import Cluster
+from dalsegno.targets.cloud.monitoring import with_monitoring
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan
+from dalsegno.targets.cloud.refresh import REFRESH, refresh_script
 from dalsegno.targets.folder import ClusterRole
-from dalsegno.targets.parallelcluster.config import as_named_there
+from dalsegno.targets.parallelcluster.config import as_named_there, script_uri
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState, state_text
+from dalsegno.targets.parallelcluster.head import is_dynamic
 from dalsegno.targets.parallelcluster.prerequisites import scripts_prefix
 
 PROLOG = "/opt/slurm/etc/scripts/prolog.d/50_dalsegno"
@@ -30,12 +35,28 @@ def bootstrap_scripts(cluster: Cluster, state: PclusterState, code_key: str) -> 
     code = BootstrapCode(CodeSource.S3, uri=f"s3://{state.bucket}/{archive_key(cluster.name, code_key)}")
     site = site_of(cluster, state, code_key)
     secret = f"{site.shared}/{site.nodes[0]}" if site.nodes else ""
+    plans = machine_plans(site, state.bucket)
     scripts = {
-        "head": render_bootstrap(head_plan(site), code, _OWN_ADDRESS),
-        "compute": render_bootstrap(compute_plan(site), code, _HEAD_ADDRESS, wait_for=secret),
-        "login": render_bootstrap(login_plan(site), code, _HEAD_ADDRESS),
+        "head": render_bootstrap(plans["head"], code, _OWN_ADDRESS),
+        "compute": render_bootstrap(plans["compute"], code, _HEAD_ADDRESS, wait_for=secret),
+        "login": render_bootstrap(plans["login"], code, _HEAD_ADDRESS),
     }
     return {f"{scripts_prefix(cluster.name)}{name}.sh": text.encode() for name, text in scripts.items()}
+
+
+def machine_plans(site: ManagedSlurm, bucket: str) -> dict[str, NodePlan]:
+    """Return the plans of the head, of compute nodes and of login nodes."""
+    plans = {"head": head_plan(site), "compute": compute_plan(site), "login": login_plan(site)}
+    if site.cluster.monitoring.prometheus:
+        # Nodes on demand are left out: an exporter that does not answer would be reported as a dead host.
+        always = [node for node in site.nodes if not is_dynamic(node)]
+        plans = {name: with_monitoring(plan, site, head=name == "head", nodes=always) for name, plan in plans.items()}
+    return {name: _with_refresh(plan, script_uri(site.cluster.name, bucket, name)) for name, plan in plans.items()}
+
+
+def _with_refresh(plan: NodePlan, uri: str) -> NodePlan:
+    fetch = f'aws s3 cp --only-show-errors {shlex.quote(uri)} "$work/bootstrap.sh"'
+    return replace(plan, files=(*plan.files, PlannedFile(REFRESH, refresh_script(fetch, "bootstrap.sh"), 0o755)))
 
 
 def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
@@ -52,6 +73,7 @@ def site_of(cluster: Cluster, state: PclusterState, code: str) -> ManagedSlurm:
         prolog=PROLOG if cluster.health.mode != "off" else "",
         scratch=scratch,
         pyxis=bool(cluster.containers.enabled),
+        shared_homes=True,
     )
 
 

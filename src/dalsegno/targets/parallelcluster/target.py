@@ -15,14 +15,16 @@ from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import remove_tree
-from dalsegno.system.processes import LocalRunner, Runner
+from dalsegno.system.processes import Completed, LocalRunner, Runner
+from dalsegno.targets.accounting import update_people
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.aws import AwsApi, BotoApi, caller_account
 from dalsegno.targets.cloud.consequences import Minutes
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.progress import OperationState, follow
-from dalsegno.targets.folder import read_applied
+from dalsegno.targets.cloud.refresh import REFRESH_S, refresh_machines
+from dalsegno.targets.folder import read_applied, with_uids, write_uids
 from dalsegno.targets.parallelcluster.apply import ApplyOnAws, next_state
 from dalsegno.targets.parallelcluster.changes import find_changes
 from dalsegno.targets.parallelcluster.client import FleetStatus, Pcluster, PclusterStatus, PclusterView, find_pcluster
@@ -63,7 +65,16 @@ from dalsegno.targets.parallelcluster.prerequisites import (
 from dalsegno.targets.parallelcluster.resources import AwsResources
 from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts, digest_of
 from dalsegno.targets.parallelcluster.status import phase_of, read_status
-from dalsegno.targets.sides import CommandsOnHead, OperatorSide, as_user, at_terminal, known
+from dalsegno.targets.sides import (
+    IMPORT_S,
+    CommandsOnHead,
+    OperatorSide,
+    applied_cluster,
+    as_user,
+    at_terminal,
+    import_on_head,
+    known,
+)
 
 _REMAINS = (PclusterStatus.CREATE_FAILED, PclusterStatus.DELETE_FAILED)  # the remains of a cluster that cannot be used
 _LOST = (*_REMAINS, PclusterStatus.DELETE_IN_PROGRESS)
@@ -93,6 +104,7 @@ class PclusterTarget(OperatorSide):
 
     # Plan
     def plan(self, cluster: Cluster) -> PclusterPlan:
+        cluster = with_uids(cluster, self.folder)
         own = settings_of(cluster)
         state = read_state(self.folder)
         _refuse_moved(state, cluster)
@@ -139,6 +151,8 @@ class PclusterTarget(OperatorSide):
             new_scripts=state is None or state.scripts != digest_of(scripts),
             fleet_stopped=there is not None and there.fleet is FleetStatus.STOPPED,
             missing_repositories=missing,
+            unfinished=state is not None and state.phase is not PclusterStage.UP,
+            new_accounts=cluster.slurm.accounting and (lost or before is None or _people(before) != _people(cluster)),
         )
 
     def _external(self, aws: AwsResources, cluster: Cluster) -> Prerequisites:
@@ -180,7 +194,44 @@ class PclusterTarget(OperatorSide):
         own = settings_of(plan.cluster)
         pcluster = self._pcluster(plan.cluster.name, own.region, own.version)
         refuse_impossible(plan, shlex.join(pcluster.command("update-compute-fleet", "--status", "STOP_REQUESTED")))
-        ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._code(), self._pause).apply(plan)
+        write_uids(self.folder, plan.cluster)
+        work = ApplyOnAws(self.folder, self._aws(own.region), pcluster, say, self._code(), self._pause)
+        work.apply(plan, lambda: self._finish(plan, say))
+
+    def _finish(self, plan: PclusterPlan, say: Say) -> None:
+        """Change what ParallelCluster does not: machines that run already, and Slurm's accounting."""
+        if (plan.new_scripts or plan.unfinished) and not plan.fresh:
+            self._refresh(say)
+        if plan.new_accounts and settings_of(plan.cluster).key:
+            say("adding accounts, users and QOS to Slurm's accounting")
+            update_people(self.slurm, plan.cluster, fresh=False)
+
+    def _refresh(self, say: Say) -> None:
+        """Run the new scripts on machines that run already. ParallelCluster runs them only on new ones."""
+        state = self._known()
+        if not state.key:
+            say("machines that run already get the new scripts with `sudo dalsegno-refresh` on each of them")
+            return
+        there = self._there(state)
+        seen = self._slurm(state, there).nodes()
+        running = [node.name for node in seen if node.responding and not node.powered_down]
+        words = ["sudo", "dalsegno-refresh"]
+        commands = {
+            name or "head": ssh_argv(state, there.head_address, self.folder, words, name, terminal=False)
+            for name in (None, *running)
+        }
+        refresh_machines(commands, lambda argv: self._runner.run(argv, env=self._env, timeout_s=REFRESH_S), say)
+
+    def import_images(self, plan: Plan, say: Say) -> None:
+        """Import the images of the cluster file on the head node, into the folder that all machines see."""
+        state = self._known()
+        address = self._there(state).head_address
+
+        def execute(argv: Sequence[str]) -> Completed:
+            ssh = ssh_argv(state, address, self.folder, ["sudo", *argv], None, terminal=False)
+            return self._runner.run(ssh, env=self._env, timeout_s=IMPORT_S)
+
+        import_on_head(applied_cluster(self.folder), plan.import_images, execute, say)
 
     # Remove
     def removal(self) -> Removal:
@@ -236,10 +287,8 @@ class PclusterTarget(OperatorSide):
         return self._slurm(state, self._there(state))
 
     def slurm_as(self, user: str) -> SlurmClient:
-        raise TargetError(
-            f"Slurm's commands cannot be run as {user} from here",
-            hint="`dalsegno shell` opens a shell on the head node",
-        )
+        state = self._known()
+        return self._slurm(state, self._there(state), ["runuser", "-u", user, "--"])
 
     def slurm_runs(self) -> bool:
         return read_state(self.folder) is not None
@@ -284,11 +333,15 @@ class PclusterTarget(OperatorSide):
             )
         return there
 
-    def _slurm(self, state: PclusterState, there: PclusterView) -> SlurmClient:
+    def _slurm(self, state: PclusterState, there: PclusterView, prefix: Sequence[str] = ()) -> SlurmClient:
         def enter(command: Sequence[str]) -> list[str]:
-            return ssh_argv(state, there.head_address, self.folder, command, None, terminal=False)
+            return ssh_argv(state, there.head_address, self.folder, ["sudo", *command], None, terminal=False)
 
-        return SlurmClient(CommandsOnHead(self._runner, enter, self._env), {"PATH": PATH}, timeout_s=60)
+        return SlurmClient(CommandsOnHead(self._runner, enter, self._env), {"PATH": PATH}, prefix=prefix, timeout_s=60)
+
+
+def _people(cluster: Cluster) -> object:
+    return (cluster.accounts, cluster.users, cluster.slurm.qos)
 
 
 def _data_of(resource: Mapping[str, Any]) -> str:

@@ -99,10 +99,6 @@ class HeadTarget(HeadSide):
             raise NotThere(f"there is no host `{name}`", hint=f"{hint}hosts: {', '.join(known[:12])}")
         return SshHost(found.name, found.address, "", found.port)  # keys of the operator are not here
 
-    def job_images(self) -> str:
-        applied = read_applied(self.folder)
-        return applied.containers.folder if applied and applied.containers.enabled else ""
-
     def reset_gpus(self, node: str) -> None:
         self._order(self._node(node), RESET)
 

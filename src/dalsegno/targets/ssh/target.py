@@ -33,7 +33,7 @@ from dalsegno.targets.base import (
     named,
 )
 from dalsegno.targets.folder import has_prometheus, read_applied, write_monitor_switch
-from dalsegno.targets.sides import COMMAND, OperatorSide, applied_cluster, at_terminal, known
+from dalsegno.targets.sides import COMMAND, IMPORT_S, OperatorSide, applied_cluster, at_terminal, import_on_head, known
 from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
 from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.folder import (
@@ -72,10 +72,6 @@ def connect(ssh: SshAccess) -> SshConnections:
     known_hosts = Path(ssh.known_hosts) if ssh.known_hosts else None
     password = read_password_file(Path(ssh.sudo_password_file)) if ssh.sudo_password_file else ""
     return SshConnections([address_of(host) for host in ssh.hosts], known_hosts=known_hosts, sudo_password=password)
-
-
-IMPORT_S = 3600.0
-_IMPORT_HINT = "the head must reach the registry; `dalsegno up` does not try again: `dalsegno image import` on the head"
 
 
 class SshTarget(OperatorSide):
@@ -205,18 +201,12 @@ class SshTarget(OperatorSide):
     def import_images(self, plan: Plan, say: Say) -> None:
         """Import the images of the cluster file on the head, into the folder that all hosts see."""
         state, applied = self._known(), self.people().cluster
-        failed = []
         with self._connect(state.ssh) as hosts:
-            for image in plan.import_images:
-                say(f"importing {image} on {state.head}")
-                store = f"DALSEGNO_IMAGES={applied.containers.folder}"
-                argv = ["env", store, COMMAND, "image", "import", "--or-kept", "--quiet", image]
-                done = hosts.run(state.head, argv, root=True, timeout_s=IMPORT_S)
-                if done.exit_code != 0:
-                    failed.append(f"{image}: {(done.stderr.strip() or 'no output').splitlines()[0]}")
-        if failed:
-            lines = "".join(f"\n  {each}" for each in failed)
-            raise TargetError(f"{self.folder.name} is up, but images were not imported:{lines}", hint=_IMPORT_HINT)
+
+            def execute(argv: Sequence[str]) -> Completed:
+                return hosts.run(state.head, argv, root=True, timeout_s=IMPORT_S)
+
+            import_on_head(applied, plan.import_images, execute, say)
 
     def removal(self) -> Removal:
         return Removal(self.unfinished_jobs())

@@ -60,7 +60,7 @@ from dalsegno.train.disk.format import (
 from dalsegno.train.disk.verify import faults_of, list_steps, read_manifest
 from dalsegno.train.errors import CheckpointError
 
-# Parts of all ranks: the savers share nothing but the folder they write to
+# Parts of all ranks. The savers share only the folder that they write to
 
 _PAUSE_S = 0.02
 
@@ -90,13 +90,13 @@ def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Aband
         if time.monotonic() > deadline:
             raise CheckpointError(
                 f"{_ranks(missing)} did not write their share within {timeout_s:g} s",
-                hint="do all nodes see the same folder? did a saver die?",
+                hint="check that all nodes see the same folder, and that no saver has died",
             )
         time.sleep(_PAUSE_S)
 
 
 def has_moved_on(folder: Path, ours: TemporaryName, ranks: Sequence[int]) -> bool:
-    """Return whether one of these ranks is writing a newer step of the generation, so its share will not come."""
+    """Return whether one of these ranks already writes a newer step, so that its share of this one will not come."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             each = parse_temporary(name)
@@ -150,7 +150,9 @@ def commit(
     abandoned: Abandoned = never,
     warn: Warn = lambda text: None,
 ) -> Path:
-    """Wait for the shares of all ranks, commit, and return the checkpoint's folder. `grant` may forbid the rename.
+    """Wait for the shares of all ranks, commit, and return the checkpoint's folder.
+
+    `grant` decides whether the rename is allowed.
 
     A failure before the rename raises CheckpointError and leaves nothing behind. After the rename the checkpoint
     exists, and a failure is only a warning.
@@ -204,7 +206,7 @@ def _ask(grant: Grant, ours: TemporaryName) -> None:
 
 
 def _put_in_place(temporary: Path, final: Path, step: int) -> None:
-    """Rename the folder to its final name. An intact checkpoint of the same step stays: it may be in use."""
+    """Rename the folder to its final name. An intact checkpoint of the same step is kept, because it may be in use."""
     try:
         os.rename(temporary, final)
     except OSError as error:
@@ -233,9 +235,9 @@ def _point_latest(folder: Path, ours: TemporaryName, name: str, warn: Warn) -> N
     try:
         link_durably(folder / LATEST, name)
         newest = _newest_of_generation(folder, ours)
-        if newest != name:  # a later step was committed meanwhile, and its link has just been replaced
+        if newest != name:  # a later step was committed in the meantime, and this call has replaced its link
             link_durably(folder / LATEST, newest)
-    except OSError as error:  # a file system without links, or a file of the user with that name
+    except OSError as error:  # the file system has no links, or the user has a file with that name
         warn(f"{folder / LATEST} does not point at the newest checkpoint, {name}: {error.strerror}")
 
 

@@ -1,4 +1,4 @@
-"""Convert a checkpoint to one plain file and back. Report what the other format cannot hold."""
+"""Convert a checkpoint to one plain file and back. Report values that the other format cannot hold."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.state import rebuild_state, take
 
-NOTE = "dalsegno"  # the entry in a plain file that holds the step
+NOTE = "dalsegno"  # key of the entry for the step in a plain file
 _NO_PICKLE = (
     "Unsupported operand",
     "invalid load key",
     "truncated",
-)  # unpicklers' messages for files that are not pickles
+)  # messages of unpicklers for files that are not pickles
 _OWN = "the state of each rank: random states, position in the data"
 
 
 def to_torch_file(found: FoundCheckpoint, target: Path) -> list[str]:
-    """Write a file for torch.load with the nested state dicts. Return descriptions of what the file lacks."""
+    """Write a file for torch.load with the nested state dicts.
+
+    Return descriptions of the values that the file lacks.
+    """
     try:
         nested = rebuild_state(found.shell, _tensors(found), found.unpickle)
     except (ImportError, AttributeError, pickle.UnpicklingError) as error:
@@ -39,14 +42,14 @@ def to_torch_file(found: FoundCheckpoint, target: Path) -> list[str]:
 
 
 def _torch_save(value: object, path: Path) -> None:
-    """Save through our own file: torch's own error for a full disk does not name the cause."""
+    """Save through our own file object, because torch's error for a full disk does not name the cause."""
     with ChecksummedFile(path) as file:
         torch.save(value, file)
         file.finish()
 
 
 def to_safetensors(found: FoundCheckpoint, target: Path) -> list[str]:
-    """Write a safetensors file with all tensors by name. Return descriptions of what the file lacks."""
+    """Write a safetensors file with all tensors by name. Return descriptions of the values that the file lacks."""
     save_file = _safetensors().save_file
     from safetensors import SafetensorError
 
@@ -60,8 +63,8 @@ def to_safetensors(found: FoundCheckpoint, target: Path) -> list[str]:
 
 
 def from_torch_file(source: Path, folder: Path, step: int | None, under: str, trust: bool) -> Path:
-    """Create a checkpoint from what torch.load reads from the file, and return its folder."""
-    try:  # an older torch.save wrote files that cannot be mapped
+    """Create a checkpoint from a file that torch.load can read, and return its folder."""
+    try:  # files of an older torch.save cannot be mapped
         nested = torch.load(source, map_location="cpu", weights_only=not trust, mmap=zipfile.is_zipfile(source))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         if isinstance(error, pickle.UnpicklingError) and not any(text in str(error) for text in _NO_PICKLE):
@@ -76,8 +79,10 @@ def from_torch_file(source: Path, folder: Path, step: int | None, under: str, tr
 
 
 def from_safetensors(source: Path, folder: Path, step: int | None, under: str) -> Path:
-    """Create a checkpoint from the tensors in a safetensors file, and return its folder. `model.0.weight` becomes
-    `0.weight` in `model`."""
+    """Create a checkpoint from the tensors in a safetensors file, and return its folder.
+
+    The tensor `model.0.weight` becomes `0.weight` of the object `model`.
+    """
     with _safetensors_file(source) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a mapping
         noted = int((file.metadata() or {}).get("step", 0))
@@ -95,7 +100,7 @@ def _save(folder: Path, nested: Mapping[str, Any], step: int) -> Path:
     with report_disk_errors("cannot write to", folder):
         os.makedirs(folder, exist_ok=True)
     run, generation = f"convert-{os.getpid()}", 1
-    lock = lock_folder(folder, run, lambda warning: None)  # commits remove other runs' partial files
+    lock = lock_folder(folder, run, lambda warning: None)  # needed because commits of other runs remove partial files
     try:
         write_share(folder, take(nested, None, step, 0, 1), run, generation)
         return commit(folder, step, 1, run, generation, grant=lambda: True, keep=10**9)
@@ -114,7 +119,7 @@ def _write_beside(target: Path, write: Any) -> None:
     beside = target.with_name(f".{target.name}.new")
     try:
         with report_disk_errors("cannot write", target):
-            beside.unlink(missing_ok=True)  # a killed process may have left it
+            beside.unlink(missing_ok=True)  # the file may be left from a killed process
             write(beside)
             with open(beside, "rb+") as file:
                 os.fsync(file.fileno())

@@ -21,13 +21,13 @@ _HINTS = {
     errno.EROFS: ("the file system is read-only", "mount it writable, or choose another folder"),
     errno.EACCES: ("no permission", "let this user write there, or choose another folder"),
     errno.EPERM: ("no permission", "let this user write there, or choose another folder"),
-    errno.ENOENT: ("the folder no longer exists", "was it removed, or its file system unmounted?"),
+    errno.ENOENT: ("the folder no longer exists", "check whether it was removed, or its file system unmounted"),
     errno.ENOTDIR: ("not a folder", "a file has that name: remove it, or choose another folder"),
     errno.EEXIST: ("not a folder", "a file has that name: remove it, or choose another folder"),
-    errno.ESTALE: ("the folder no longer exists", "was it removed on the file server?"),
+    errno.ESTALE: ("the folder no longer exists", "check whether it was removed on the file server"),
     errno.EIO: ("the disk reports an I/O error", "read the kernel log of this machine and of its file server"),
 }
-_BLOCK = 256 << 10  # bytes: larger writes were measured to be three times slower
+_BLOCK = 256 << 10  # write size in bytes; larger writes were three times slower in measurements
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def sync_folder(path: Path) -> None:
 def link_durably(link: Path, target: str) -> None:
     """Set a symbolic link atomically."""
     beside = link.with_name(f".{link.name}.new")
-    unlink(beside)  # a killed process may have left it
+    unlink(beside)  # the file may be left from a killed process
     os.symlink(target, beside)
     try:
         os.replace(beside, link)
@@ -88,25 +88,26 @@ def unlink(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder that we created, or what is left of it. A missing folder is not an error."""
+    """Remove a folder that we created, or its remains. A missing folder is not an error."""
     shutil.rmtree(path, ignore_errors=True)
 
 
-# Checksummed file: while one thread writes, others compute the checksum and sync, which shortens `finish`
+# Checksummed file. One thread writes while others compute the checksum and sync, which shortens `finish`
 
-_GATHER = 1 << 20  # bytes: smaller writes are gathered, because torch.save makes forty per tensor
-_SLICE = 32 << 20  # bytes of a slice, which is written while its checksum is computed
-_AHEAD = 128 << 20  # bytes after which an fsync starts
+# Smaller writes are collected up to this many bytes, because torch.save makes forty writes per tensor.
+_GATHER = 1 << 20
+_SLICE = 32 << 20  # bytes of a slice; its checksum is computed while it is written
+_AHEAD = 128 << 20  # number of written bytes after which an fsync starts
 
 
 class ChecksummedFile:
     """A file for torch.save that returns its size and CRC-32 at the end.
 
-    Writing raises nothing, because torch.save would hide the disk's error behind its own. `check` raises it.
+    `write` never raises, because torch.save would replace the disk's error with its own. `check` raises the error.
     """
 
     def __init__(self, path: Path) -> None:
-        # Never group-writable, whatever the umask: files that others can change are loaded with less trust.
+        # The file is never group-writable, because files that other users can change are loaded with less trust.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._beside = ThreadPoolExecutor(2)
         self._syncing: Future[None] | None = None
@@ -152,7 +153,7 @@ class ChecksummedFile:
             write_all(self._fd, view)
         except OSError as error:
             self._error = error
-        self._crc = summed.result()  # wait: the caller may reuse the memory after this call
+        self._crc = summed.result()  # wait, because the caller may reuse the memory after this call
         self._sync_ahead(view.nbytes)
 
     def _sync_ahead(self, written: int) -> None:
@@ -162,7 +163,7 @@ class ChecksummedFile:
             self._syncing, self._unsynced = self._beside.submit(os.fsync, self._fd), 0
 
     def _settle(self) -> None:
-        """Wait for the running sync and keep its error: the system reports a failed write only once."""
+        """Wait for the running sync and keep its error, because the system reports a failed write only once."""
         try:
             if self._syncing:
                 self._syncing.result()

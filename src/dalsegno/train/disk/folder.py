@@ -36,7 +36,7 @@ from dalsegno.train.errors import CheckpointError
 # Lock: one run per folder
 
 _PAUSE_S = 0.05
-_OTHER_RUN_WAIT_S = 0.5  # enough for a process that is exiting or has not yet written its name
+_OTHER_RUN_WAIT_S = 0.5  # enough time for a process that is exiting, or that has not yet written its name
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -55,7 +55,7 @@ class Holder:
 
 @dataclass
 class FolderLock:
-    """A lock that is held until it is released as often as it was taken, or its process ends."""
+    """A lock that is held until it has been released as often as it was taken, or until its process ends."""
 
     path: Path
     run: str
@@ -74,8 +74,11 @@ _held_locks: dict[Path, FolderLock] = {}
 
 
 def lock_folder(folder: Path, run: str, warn: Callable[[str], None], wait_s: float = 10.0) -> FolderLock:
-    """Lock the folder. Wait up to `wait_s` for an earlier process of the same run, which may be exiting; refuse other
-    runs after half a second."""
+    """Lock the folder.
+
+    Wait up to `wait_s` for an earlier process of the same run, which may be exiting. Refuse other runs after half a
+    second.
+    """
     path = folder.resolve() / LOCK
     held = _held_locks.get(path)
     if held and held.pid == os.getpid():
@@ -111,7 +114,7 @@ def _take(fd: int, folder: Path, run: str, warn: Callable[[str], None], wait_s: 
 
 
 def _refuse_or_continue(folder: Path, run: str, holder: Holder, warn: Callable[[str], None]) -> None:
-    """Raise unless the same run holds the lock on another host: a file server keeps a lost host's locks for minutes."""
+    """Raise unless the same run holds the lock on another host. A file server keeps a lost host's locks for minutes."""
     if holder.run != run or holder.host == socket.gethostname():
         raise _refusal(folder, holder)
     warn(f"{folder} is still locked by an earlier process of this run, {holder}; continuing without the lock")
@@ -124,7 +127,7 @@ def _refusal(folder: Path, holder: Holder) -> CheckpointError:
 def _try(fd: int, folder: Path, warn: Callable[[str], None]) -> bool:
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX allows both errors for "held by another"
+    except (BlockingIOError, PermissionError):  # POSIX allows both errors if another process holds the lock
         return False
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -147,8 +150,10 @@ def _read(fd: int) -> Holder:
 
 
 def set_aside(folder: Path, except_run: str = "") -> Path | None:
-    """Move all checkpoints, except those of `except_run`, into a new folder. Return that folder; None if there was
-    nothing to move."""
+    """Move all checkpoints, except those of `except_run`, into a new folder.
+
+    Return that folder; None if there were none to move.
+    """
     with report_disk_errors("cannot move the checkpoints aside in", folder):
         old = [path for path in list_steps(folder) if not except_run or _is_of_another(path, except_run)]
         if not old:
@@ -164,7 +169,7 @@ def set_aside(folder: Path, except_run: str = "") -> Path | None:
 
 
 def _is_of_another(checkpoint: Path, run: str) -> bool:
-    """Return whether another run wrote the checkpoint; False if it is damaged, because the loader warns of that."""
+    """Return whether another run wrote the checkpoint. Return False if it is damaged; the loader warns about that."""
     try:
         return not is_of(read_manifest(checkpoint).run, run)
     except ValueError:
@@ -179,7 +184,7 @@ def _pointed_at(folder: Path) -> str:
 
 def _new_folder(folder: Path) -> Path:
     name = ASIDE + datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in range(1, 1000):  # the name may be taken: the clock may stop or go back
+    for number in range(1, 1000):  # a folder of that name may exist if the clock went back
         path = folder / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
@@ -187,12 +192,12 @@ def _new_folder(folder: Path) -> Path:
     raise FileExistsError(f"{folder / name}")
 
 
-# Read locks: a reader holds a shared flock on the manifest, removal needs an exclusive one. A file system without locks
-# is used without them.
+# Read locks. A reader holds a shared flock on the manifest, and removal needs an exclusive one. Without lock support in
+# the file system, no locks are used.
 
 
 class ReadLock:
-    """A lock that keeps retention from removing the checkpoint."""
+    """A lock that prevents retention from removing the checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
         """Take the lock; raise FileNotFoundError if the checkpoint is gone or being removed."""
@@ -214,7 +219,7 @@ class ReadLock:
 @contextlib.contextmanager
 def lock_for_removal(checkpoint: Path) -> Iterator[bool]:
     """Lock out new readers. Yield True if no process reads the checkpoint."""
-    fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only what is open for writing
+    fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS can only lock files that are open for writing
     try:
         yield _lock(fd, fcntl.LOCK_EX)
     finally:
@@ -232,7 +237,7 @@ def _lock(fd: int, kind: int) -> bool:
     return True
 
 
-# Retention: a checkpoint is renamed first, so that it disappears at once, then removed
+# Retention. A checkpoint is first renamed, so that it disappears at once, then removed
 
 
 class Retention(NamedTuple):
@@ -241,7 +246,10 @@ class Retention(NamedTuple):
 
 
 def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
-    """Return the steps to remove. `newest`: the step just written. Later steps belong to another history and stay."""
+    """Return the steps to remove.
+
+    `newest` is the step just written. Later steps come from an earlier attempt and are kept.
+    """
     ours = sorted(step for step in steps if step <= newest)
     old = ours[: -max(1, keep.last)]
     return [step for step in old if not (keep.every and step % keep.every == 0)]
@@ -258,8 +266,10 @@ def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
 
 
 def find_namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
-    """Return the folders of an earlier start whose names this start will use again: torchrun counts from 0 each
-    time."""
+    """Return the folders of an earlier start whose names this start will use again.
+
+    Names repeat because torchrun counts generations from 0 each time.
+    """
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     return sorted(name for name, each in found.items() if each.run == run and each.generation >= generation)
 
@@ -317,12 +327,12 @@ Warn = Callable[[str], None]
 
 
 class OpeningRun(NamedTuple):
-    """The run that opens a folder. A run without a name cannot know what its earlier generations wrote."""
+    """The run that opens a folder. A run without a name cannot know which checkpoints its earlier generations wrote."""
 
     run: str
     named: bool
-    generation: int  # counted from 1
-    number: int  # which Checkpointer of its process this is, from 0
+    generation: int  # generation, counted from 1
+    number: int  # index of this Checkpointer in its process, from 0
     fresh: bool
 
     @property
@@ -332,7 +342,7 @@ class OpeningRun(NamedTuple):
 
 
 def open_folder(folder: Path, who: OpeningRun, warn: Warn) -> Path | None:
-    """Create and lock the folder. Return where a fresh start moved the old checkpoints; None if they stay."""
+    """Create and lock the folder. Return where a fresh start moved the old checkpoints; None if they were not moved."""
     with report_disk_errors("cannot create", folder):
         os.makedirs(folder, exist_ok=True)
     lock_folder(folder, who.run, warn)

@@ -43,12 +43,12 @@ class TemporaryName(NamedTuple):
 
 
 def checkpointer_name(run: str, number: int) -> str:
-    """Return the name under which a process's n-th checkpointer writes."""
+    """Return the name that the n-th checkpointer of a process writes under."""
     return f"{run}.{number}" if number else run
 
 
 def is_of(name: str, run: str) -> bool:
-    """Return whether this is the name of one of the run's checkpointers."""
+    """Return whether the name belongs to one of the run's checkpointers."""
     return name == run or re.fullmatch(re.escape(run) + r"\.\d+", name) is not None
 
 
@@ -92,7 +92,7 @@ def own_key(rank: int) -> str:
     return f"dalsegno.own.{rank}"
 
 
-# Manifest: the files of a checkpoint with sizes and checksums. It is written last and makes the checkpoint valid
+# Manifest: the files of a checkpoint with sizes and checksums. It is written last; with it the checkpoint becomes valid
 
 FORMAT = 1
 
@@ -136,7 +136,7 @@ def render(manifest: CheckpointManifest) -> str:
 
 
 def parse(text: str) -> CheckpointManifest:
-    """Parse what `render` returned. Raise ValueError with the reason if the text is anything else."""
+    """Parse the text of a manifest. Raise ValueError with the reason if the text is invalid."""
     try:
         content = json.loads(text)
         manifest = _manifest(content)

@@ -26,9 +26,9 @@ from dalsegno.train.disk.format import METADATA, SHELL, CheckpointManifest, own_
 from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
 
-# Restricted pickles, for checkpoints that other users may have written
+# Restricted unpickling, for checkpoints that other users may have written
 
-TRUST = "DALSEGNO_TRUST_CHECKPOINTS"  # "1": load files that others may have written, and run the code in them
+TRUST = "DALSEGNO_TRUST_CHECKPOINTS"  # "1": trust files that other users may have written, and run the code in them
 _PLAIN = {
     "builtins": {"set", "frozenset", "complex", "bytearray", "slice", "range", "dict", "list", "int", "float", "str"},
     "collections": {"OrderedDict", "defaultdict", "Counter", "deque"},
@@ -49,7 +49,7 @@ _PLAIN = {
 
 
 class NotPlainValue(CheckpointError):
-    """The pickle holds more than plain values."""
+    """The pickle contains more than plain values."""
 
 
 def load_plain(raw: bytes) -> Any:
@@ -78,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load_storage(raw: bytes) -> Any:
-    """Load a storage safely: torch's function of this name would unpickle anything."""
+    """Load a storage safely. torch's function of this name would unpickle any object."""
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
@@ -97,7 +97,8 @@ def _get_member(owner: Any, name: str) -> Any:
 class FoundCheckpoint:
     """An intact checkpoint, locked against removal until `close`.
 
-    `trust`: whether to run code that is in it. None: only if no other user can have written it.
+    `trust` says whether code in the checkpoint may run. With None, it may run only if no other user can have written
+    the checkpoint.
     """
 
     def __init__(self, path: Path, manifest: CheckpointManifest, lock: ReadLock, trust: bool | None) -> None:
@@ -109,7 +110,7 @@ class FoundCheckpoint:
             self._metadata = self.unpickle(file.read())
 
     def _check_owner(self, file: IO[bytes]) -> None:
-        """Withdraw trust if others may have written the file. One such file is enough."""
+        """Withdraw trust if other users may have written the file. One such file is enough."""
         self._trusted = self._trusted and (self._trust is True or is_ours(file.fileno()))
 
     def unpickle(self, raw: bytes) -> Any:
@@ -158,7 +159,10 @@ class FoundCheckpoint:
             return torch.load(io.BytesIO(file.read(info.length)), weights_only=not self._trusted)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Fill these tensors, full ones or shards (DTensor). Only the files and chunks that they need are read."""
+        """Fill these tensors, which are full tensors or shards (DTensor).
+
+        Only the files and chunks that they need are read.
+        """
         with report_disk_errors("cannot read", self.path):
             fill(self.path, self._metadata, tensors)
 
@@ -173,10 +177,10 @@ class FoundCheckpoint:
 
 
 def find_newest(folder: Path, warn: Callable[[str], None], trust: bool | None = None) -> FoundCheckpoint | None:
-    """Return the newest checkpoint of which every byte is intact. Warn of damaged ones and skip them.
+    """Return the newest checkpoint of which every byte is intact. Warn about damaged ones and skip them.
 
-    Return None if there is no checkpoint. If all are damaged, raise an error: a silent start from scratch would discard
-    what can perhaps be repaired.
+    Return None if there is no checkpoint. If all are damaged, raise an error, because a silent start from scratch would
+    discard data that may be repairable.
     """
     damaged: list[str] = []
     found = find_newest_except(damaged, folder, warn, every_byte=True, trust=trust)
@@ -192,7 +196,10 @@ def find_newest_except(
     every_byte: bool = False,
     trust: bool | None = None,
 ) -> FoundCheckpoint | None:
-    """Return the newest checkpoint not in `damaged`. Warn of damaged ones and add them to the list."""
+    """Return the newest checkpoint that is not in `damaged`.
+
+    Warn about damaged checkpoints and add them to the list.
+    """
     with report_disk_errors("cannot read", folder):
         for path in list_steps(folder):
             found, faults = _open_checked(path, every_byte, trust) if path.name not in damaged else (None, ())
@@ -212,9 +219,10 @@ def all_damaged_error(folder: Path, damaged: Sequence[str]) -> CheckpointError:
 
 
 def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = None) -> FoundCheckpoint:
-    """Open this checkpoint. `every_byte=False` checks sizes only, for a checkpoint whose bytes other ranks check.
+    """Open this checkpoint. `every_byte=False` checks only the sizes, because other ranks check the bytes.
 
-    `trust`: whether to run code that is in it. By default that depends on who can have written it.
+    `trust` says whether code in the checkpoint may run. By default, it may run only if no other user can have written
+    it.
     """
     with report_disk_errors("cannot read", path):
         found, faults = _open_checked(path, every_byte, trust)
@@ -224,7 +232,7 @@ def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = No
 
 
 def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[FoundCheckpoint | None, tuple[str, ...]]:
-    """Return the checkpoint, or None and its faults. There are no faults if it was removed just now."""
+    """Return the checkpoint, or None and its faults. If it was removed in the meantime, there are no faults."""
     try:
         lock = ReadLock(path)
     except FileNotFoundError:
@@ -284,10 +292,10 @@ def _few(keys: list[str]) -> str:
     return ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
-# Large tensors are read from the mapped file: torch.load would read each chunk in full into new memory and copy it from
-# there. Here only the pages that a target needs are read, and copied once.
+# Large tensors are read from the mapped file. torch.load would read each chunk in full into new memory and then copy
+# it. Here only the pages that a target needs are read, and they are copied once.
 
-_LARGE = 1 << 20  # bytes: below this there is nothing to gain
+_LARGE = 1 << 20  # minimum size in bytes; mapping smaller tensors saves no time
 _DATA = "data/0"  # torch.save's name for the first storage of a file
 
 
@@ -318,7 +326,7 @@ class MappedReader(FileSystemReader):  # type: ignore[misc]
 
 
 def _mapped_chunk(path: Path, info: Any, dtype: torch.dtype, sizes: torch.Size) -> torch.Tensor | None:
-    """Return a mapped chunk; None if its layout is not the one we write."""
+    """Return a mapped chunk; None if its layout differs from the one that we write."""
     elements = math.prod(sizes)
     with open(path, "rb") as file:
         archive = torch._C.PyTorchFileReader(_create_file_view(file, info.offset, info.length))

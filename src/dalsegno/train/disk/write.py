@@ -28,9 +28,9 @@ from dalsegno.train.disk.format import (
 )
 from dalsegno.train.state import TensorPiece, TrainingState
 
-# Division of the work: every rank computes the same result on its own
+# Division of the work. Every rank computes the same result independently
 
-MIN_ENTRY_BYTES = 64 * 1024  # a smaller entry costs more than the better balance gains
+MIN_ENTRY_BYTES = 64 * 1024  # smaller entries cost more than the better balance saves
 
 
 class Shared(NamedTuple):
@@ -67,7 +67,7 @@ def divide(tensors: Sequence[Shared], world: int) -> list[list[Slice]]:
 
 
 def split_dim(size: Sequence[int]) -> int:
-    """Return the first dimension with more than one row: slices along it are contiguous in memory."""
+    """Return the first dimension with more than one row. Slices along it are contiguous in memory."""
     return next((dim for dim, rows in enumerate(size) if rows != 1), 0)
 
 
@@ -83,7 +83,7 @@ def _cut(tensor: Shared, at: int, total: int, world: int) -> list[tuple[int, Sli
 
 
 def _row(tensor: Shared, rows: int, byte: int) -> int:
-    """Return the row nearest to a cut at `byte`."""
+    """Return the row that is nearest to the byte offset `byte`."""
     if byte < MIN_ENTRY_BYTES:
         return 0
     if tensor.bytes - byte < MIN_ENTRY_BYTES:
@@ -136,7 +136,7 @@ def _write_chunk(file: ChecksummedFile, piece: TensorPiece, part: Slice) -> Data
 
 
 def _dense_slice(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
-    """Return the slice with its own storage, without a copy: torch.save would write the whole storage of a view."""
+    """Return the slice with its own storage, without a copy. For a view, torch.save would write the whole storage."""
     dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     if dense.dim():
         dense = dense.narrow(part.dim, part.start, part.stop - part.start)
@@ -154,7 +154,7 @@ def _write_entry(file: ChecksummedFile, key: str, value: Any, chunk: Any = None)
 
 @contextlib.contextmanager
 def _without_torchs_checksums() -> Iterator[None]:
-    """Turn off torch.save's CRC-32 (2.6 and later), which no loader reads: ours covers the same bytes."""
+    """Turn off torch.save's CRC-32 (2.6 and later). No loader reads it, and our checksum covers the same bytes."""
     choose = getattr(torch.serialization, "set_crc32_options", None)
     if choose is None:
         yield
@@ -170,7 +170,7 @@ def _without_torchs_checksums() -> Iterator[None]:
 # Fingerprints of tensors, to detect where ranks differ
 
 SAMPLES = 1024  # number of elements that are read from each tensor
-_FACTOR = 0x9E3779B97F4A7C1  # odd and large: swapped neighbours change the sum
+_FACTOR = 0x9E3779B97F4A7C1  # odd and large, so that swapped neighbours change the sum
 
 
 def fingerprint_shared(state: TrainingState) -> dict[str, int]:
@@ -204,7 +204,7 @@ def find_paths(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep,
     """Return the path of each key in the nested state. torch needs the paths to rebuild the state without a model."""
     try:
         nested = pickle.loads(shell)
-    except Exception:  # classes that only the training script has
+    except Exception:  # the state contains classes that only the training script has
         return {}
     found: dict[str, tuple[PathStep, ...]] = {}
 
@@ -223,7 +223,7 @@ def find_paths(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep,
     return found
 
 
-# Share of a rank
+# The share of one rank
 
 
 def write_share(folder: Path, state: TrainingState, run: str, generation: int) -> None:
@@ -242,7 +242,7 @@ def write_share(folder: Path, state: TrainingState, run: str, generation: int) -
 
 
 def _make(temporary: Path) -> None:
-    """Create the folder, not its parents: a missing parent may be an unmounted file system."""
+    """Create the folder but not its parents, because a missing parent may be an unmounted file system."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(temporary)
 
@@ -266,8 +266,10 @@ def _remove_files(temporary: Path, rank: int) -> None:
 
 
 def _abandon(temporary: Path, rank: int, error: BaseException) -> None:
-    """Clean up after a failure. Rank 0 removes the folder, because only rank 0 could commit it. Another rank leaves its
-    error for rank 0."""
+    """Clean up after a failure.
+
+    Rank 0 removes the folder, because only rank 0 could commit it. Any other rank leaves its error for rank 0.
+    """
     if rank == 0:
         remove_tree(temporary)
         return

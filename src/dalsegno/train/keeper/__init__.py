@@ -1,8 +1,8 @@
-"""The keeper: one process per node and run that manages the node's snapshots beside the training.
+"""The keeper: one process per node and run that manages the node's snapshots while training runs.
 
-It computes their checksums, sends each rank's own part to a buddy node, stores the copies that another node sends, and
-fetches the snapshots of a rank that moves to this node. The run agent controls it. Modules load on first use, so that
-`holdings` does not import torch.
+It computes their checksums and sends each rank's own part to a buddy node. It stores the copies that another node
+sends, and fetches the snapshots of a rank that moves to this node. The run agent controls it. Modules load on first
+use, so that `holdings` does not import torch.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class StoredSnapshot:
 
     name: SlotName
     record: SnapshotRecord
-    summed: bool  # the snapshot has checksums
+    summed: bool  # whether the snapshot has checksums
 
     @property
     def rank(self) -> int:
@@ -25,7 +25,7 @@ class StoredSnapshot:
 
     @property
     def copy(self) -> bool:
-        """Whether a rank on another node wrote it."""
+        """Whether a rank on another node wrote the snapshot."""
         return self.name.copy
 
     @property
@@ -41,7 +41,7 @@ class StoredSnapshot:
         return self.record.shared != ABSENT
 
     def to_message(self, sent: bool = False) -> dict[str, object]:
-        """Return the message for the agent. `sent`: the buddy has a copy."""
+        """Return the message for the agent. `sent` says whether the buddy has a copy."""
         return {
             "rank": self.rank, "step": self.record.step, "generation": self.record.generation,
             "world": self.record.world, "copy": self.copy, "own": self.own, "shared": self.shared,

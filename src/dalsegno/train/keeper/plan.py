@@ -20,7 +20,10 @@ from dalsegno.train.memory.safe_steps import SafeSteps
 
 
 class KeeperAddress(NamedTuple):
-    """The address of a keeper, and its node. A keeper of another node that answers at this address is refused."""
+    """The address of a keeper, and its node.
+
+    A keeper that answers at this address but belongs to another node is refused.
+    """
 
     host: str
     port: int
@@ -28,7 +31,7 @@ class KeeperAddress(NamedTuple):
 
 
 UNKNOWN_STEP = -1  # the order does not name the step
-RATE = 2 << 30  # bytes per second
+RATE = 2 << 30  # default rate in bytes per second
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class KeepOrder:
     generation: int
     buddy: KeeperAddress | None = None
     resumed: int | None = UNKNOWN_STEP  # the step from which this generation resumed; None if it started from scratch
-    rate: float = RATE  # bytes per second to the buddy
+    rate: float = RATE  # maximum rate to the buddy, in bytes per second
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,10 @@ Order = Union[KeepOrder, CommittedSnapshot, Fetch, Drop]
 
 
 def parse_order(message: Mapping[str, Any]) -> Order | None:
-    """Parse an order; None if it is unknown, as from a newer agent. Raise if a known order is invalid."""
+    """Parse an order.
+
+    Return None if it is unknown, for example from a newer agent. Raise if a known order is invalid.
+    """
     if "keep" in message:
         return _keep(message["keep"])
     if "snapshot" in message:
@@ -132,7 +138,7 @@ def choose_to_send(
 ) -> StoredSnapshot | None:
     """Return the next snapshot to send: the newest snapshot of the rank whose last sent step is the oldest.
 
-    `skipped`: also consider snapshots that are older than one already sent.
+    With `skipped`, also consider snapshots that are older than the last one sent.
     """
     mine = [one for one in held if not one.copy and one.summed and _counts(one, keep, safe)]
     waiting = [one for one in mine if key_of(one) not in sent]
@@ -170,9 +176,9 @@ def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> S
 def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> list[StoredSnapshot]:
     """Return the snapshots that are no longer needed.
 
-    There are two kinds: parts that a rank fetched to resume, once the run has a newer safe step, and all snapshots of a
-    rank that now runs elsewhere or sends its copies elsewhere. Such a rank has no snapshot here that is of the current
-    generation or still needed.
+    There are two kinds. Parts that a rank fetched to resume are no longer needed once the run has a newer safe step.
+    All snapshots of a rank are no longer needed if it now runs elsewhere or sends its copies elsewhere. Such a rank is
+    recognised because none of its snapshots here is needed or belongs to the current generation.
     """
     if safe is None:
         return []
@@ -192,8 +198,10 @@ def _counts(one: StoredSnapshot, keep: KeepOrder, safe: SafeSteps | None) -> boo
 
 
 def _resumed(copies: Iterable[SnapshotRecord | None], keep: KeepOrder) -> int | None:
-    """Return the step from which the generation resumed. If the order does not name it, return the newest step among
-    copies of earlier generations."""
+    """Return the step from which the generation resumed.
+
+    If the order does not name it, return the newest step among copies of earlier generations.
+    """
     if keep.resumed != UNKNOWN_STEP:
         return keep.resumed
     return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)

@@ -50,14 +50,17 @@ def _give(channel: Channel, message: Message, state: KeeperState, one: StoredSna
         return True
 
 
-# Copies from other nodes: each is written beside the newest complete one, and counts when it is complete
+# Copies from other nodes. A new copy is written to another slot than the newest complete one, and counts once it is
+# complete
 
 MAX_RANKS = 1 << 20
 
 
 class SnapshotReceiver:
-    """Receives copies, one per rank at a time: a sender that reconnects must wait until its old connection has
-    ended."""
+    """Receives copies, one per rank at a time.
+
+    A sender that reconnects must wait until its old connection has ended.
+    """
 
     def __init__(self, state: KeeperState, read_free_memory: Callable[[Path], FreeMemory] = read_free_memory) -> None:
         self._state, self._read_free_memory = state, read_free_memory
@@ -115,7 +118,7 @@ class SnapshotReceiver:
             return {"damaged": True}
         coming.commit()
         if read_record(path) != record:
-            return {"refused": "the copy is no longer wanted"}  # dropped while it was received
+            return {"refused": "the copy is no longer wanted"}  # the copy was dropped while it was received
         self._state.refresh()
         return {"kept": True}
 
@@ -136,8 +139,10 @@ LIMITS = ServerLimits(strangers=32, stranger_s=PROOF_S, stranger_bytes=1 << 10)
 
 
 class KeeperServer:
-    """Accepts the keepers of the same run. One thread authenticates all callers; each keeper then gets its own
-    thread."""
+    """Accepts the keepers of the same run.
+
+    One thread authenticates all callers. Each authenticated keeper then gets its own thread.
+    """
 
     def __init__(self, state: KeeperState, listener: socket.socket) -> None:
         self._state, self._listener = state, listener
@@ -183,7 +188,7 @@ class KeeperServer:
             sock = self._server.detach(peer)
             assert peer.session is not None
             threading.Thread(target=self._call, args=(Channel(sock, peer.session),), daemon=True, name="call").start()
-        except RuntimeError as error:  # the thread could not be started
+        except RuntimeError as error:  # no thread could be started
             self._calls.release()
             peer.sock.close()
             raise OSError(str(error)) from error
@@ -198,7 +203,7 @@ class KeeperServer:
         """Do nothing for a peer that could not be detached."""
 
     def on_refused(self, cause: str, detail: str) -> None:
-        """Do not log strangers."""
+        """Do nothing, so that refused peers do not fill the log."""
 
     def _call(self, channel: Channel) -> None:
         try:

@@ -24,7 +24,10 @@ from dalsegno.wire.peer import check_peer
 
 
 def checksum_loop(state: KeeperState) -> None:
-    """Compute the checksums of this node's snapshots, newest first. Damaged or overwritten ones are not retried."""
+    """Compute the checksums of this node's snapshots, newest first.
+
+    Damaged or overwritten snapshots are not retried.
+    """
     failed: set[Sent] = set()
     while True:
         with state.changed:
@@ -38,7 +41,7 @@ def checksum_loop(state: KeeperState) -> None:
             state.refresh()
 
 
-NICE = 10  # training has priority
+NICE = 10  # low priority, because training comes first
 
 
 def serve(agent: str, listener: socket.socket, folder: Path | None = None, nice: int = NICE) -> None:
@@ -58,7 +61,8 @@ def _set_up_process(nice: int) -> None:
     os.nice(nice)
     torch.set_num_threads(1)  # a fork does not copy the parent's threads
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # meant for workers, but sent to the whole process group
+        # These signals are meant for the workers, but sent to the whole process group.
+        signal.signal(number, signal.SIG_IGN)
     threading.excepthook = _exit_on_error
 
 

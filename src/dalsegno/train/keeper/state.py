@@ -34,7 +34,7 @@ class KeeperState:
             self.refresh()
 
     def wait_for_orders(self, timeout_s: float) -> KeepOrder | None:
-        """Return the orders; wait for the first ones, because other keepers may call before the agent has sent any."""
+        """Return the orders. Wait until the agent has sent some, because other keepers may call earlier."""
         with self.changed:
             self.changed.wait_for(lambda: self.keep is not None, timeout_s)
             return self.keep
@@ -75,7 +75,10 @@ class KeeperState:
         return read_safe(self.folder / safe_name(self.keep.run)) if self.keep else None
 
     def path(self, rank: int, slot: int) -> Path:
-        """Return the path of a copy. Its name contains only numbers and the run id from the agent, no caller's text."""
+        """Return the path of a copy.
+
+        Its name contains only numbers and the run id from the agent, never text from a caller.
+        """
         assert self.keep is not None
         return self.folder / str(SlotName(self.keep.run, rank, slot, copy=True))
 

@@ -40,7 +40,7 @@ class WantedPart:
     rank: int
     generation: int
     step: int
-    shared: bool  # the shared part, which may come from any rank
+    shared: bool  # whether this is the shared part, which may come from any rank
 
     def is_met_by(self, record: SnapshotRecord | None) -> bool:
         if record is None or (record.generation, record.step) != (self.generation, self.step):
@@ -52,8 +52,10 @@ class WantedPart:
 
 
 class IncomingPart:
-    """A part that is being received, from one holder after another if they fail. It goes into a new file, because an
-    earlier file may still be in use."""
+    """A part that is being received, if necessary from several holders in turn.
+
+    It is written to a new file, because an earlier file may still be in use.
+    """
 
     def __init__(self, path: Path, wanted: WantedPart) -> None:
         self._path, self._wanted = path, wanted
@@ -107,8 +109,8 @@ class IncomingPart:
 
 # Fetches
 
-_ROUNDS = 2  # tries per holder: a holder whose connection broke may be back
-_SLOW_S = 40.0  # how long a silent holder is retried: its keeper is forked only after torch is imported
+_ROUNDS = 2  # attempts per holder, because a holder whose connection broke may return
+_SLOW_S = 40.0  # how long a silent holder is retried, because its keeper starts only after torch is imported
 
 
 class SnapshotFetcher:
@@ -212,7 +214,7 @@ class TransferOutcome(Enum):
     BROKEN = "no connection"
 
 
-# How long other snapshots are sent before this one is tried again. A slot becomes free within about a step.
+# How long a snapshot is set aside before it is tried again. A slot becomes free within about one step.
 _REST_S = {TransferOutcome.LATER: 0.05, TransferOutcome.REFUSED: 0.5, TransferOutcome.GONE: 0.5}
 
 
@@ -225,7 +227,7 @@ class SnapshotSender:
         self._buddy: KeeperAddress | None = None
         self._pace = ByteRate(1.0)
         self._moved = time.monotonic()
-        self._broken = 0  # consecutive failures
+        self._broken = 0  # number of consecutive failures
         self._aside: dict[Sent, float] = {}  # snapshots to skip, and until when
 
     def send_loop(self) -> None:
@@ -242,8 +244,10 @@ class SnapshotSender:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
 
     def turn_to(self, buddy: KeeperAddress | None) -> None:
-        """Disconnect from the current buddy unless it is `buddy`, because it may be dead. Called from another
-        thread."""
+        """Disconnect from the current buddy unless it is `buddy`, because it may be dead.
+
+        Called from another thread.
+        """
         channel = self._channel
         if channel is not None and self._buddy != buddy:
             channel.hang_up()

@@ -34,13 +34,13 @@ from dalsegno.wire.handshake import TAG_BYTES, ClientHandshake, Session, Tags
 
 CONNECT_S = 2.0
 PROOF_S = 5.0
-STALL_S = 5.0  # a connection without any byte for this long counts as broken
+STALL_S = 5.0  # a connection that transfers nothing for this long counts as broken
 BEAT_S = 1.0
 IDLE_S = 60.0
 CALLER, CALLED = "keeper that calls/3", "keeper that is called/3"
 _FRAME_BYTES = 16 << 10
-PIECE = 1 << 20  # bytes per tag
-_AHEAD = 4  # pieces whose tags are computed in parallel, on both ends
+PIECE = 1 << 20  # number of bytes covered by one tag
+_AHEAD = 4  # number of pieces whose tags are computed in parallel, on both ends
 _THREADS = 2
 
 
@@ -82,7 +82,7 @@ class Channel:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Send `wait` messages while the block runs: allocating and checksumming a large part takes seconds."""
+        """Send `wait` messages while the block runs, because allocating and checksumming a large part takes seconds."""
         done = threading.Event()
 
         def beat() -> None:
@@ -167,7 +167,7 @@ def _is_genuine(tag: Callable[[memoryview], bytes], piece: memoryview, sent: byt
 
 
 def dial(address: KeeperAddress, run: str, secret: bytes) -> Channel:
-    """Connect to the keeper of the node that the address names. Any other keeper of the run refuses."""
+    """Connect to the keeper of the node that the address names. A keeper of any other node refuses."""
     sock = socket.create_connection((address.host, address.port), CONNECT_S)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

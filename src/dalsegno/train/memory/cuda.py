@@ -19,7 +19,7 @@ class PendingCopies:
 
     def __init__(self, copied: torch.cuda.Event, sources: Sequence[torch.Tensor], staged: Sequence[Pair]) -> None:
         self._copied = copied
-        self._sources = sources  # referenced, so that they are not freed while they are read
+        self._sources = sources  # referenced, so that they are not freed during the copy
         self._stream_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._host_s = 0.0
         self._error: BaseException | None = None
@@ -62,12 +62,12 @@ class PendingCopies:
         try:
             self._copied.synchronize()
             copy_now(staged)
-        except BaseException as error:  # `wait` raises it, so that an incomplete copy is not committed
+        except BaseException as error:  # raised again by `wait`, so that an incomplete copy is not committed
             self._error = error
 
 
 class Copier:
-    """Copies one device's tensors. Each slot is pinned once; if that fails, copies go through one pinned buffer."""
+    """Copies one device's tensors. Each slot is pinned once. If pinning fails, copies use one pinned buffer."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
@@ -78,8 +78,10 @@ class Copier:
         self._last: PendingCopies | None = None
 
     def pin(self, slot: Slot) -> bool:
-        """Pin the slot's memory; return False if the driver refuses. The memory is unpinned before the slot is
-        unmapped."""
+        """Pin the slot's memory; return False if the driver refuses.
+
+        The memory is unpinned before the slot is unmapped.
+        """
         memory = slot.views.whole
         address = memory.data_ptr()
         if address in self._pinned or self._refused:
@@ -96,8 +98,8 @@ class Copier:
     def start(self, draft: SnapshotDraft, steady: Container[int] | None = None) -> PendingCopies:
         """Start to copy a snapshot's tensors into its slot. Commit the draft when the copies are complete.
 
-        `steady`: the addresses of tensors that do not change before `before_change`; None for all. The others are
-        copied first, and the training stream waits for them.
+        `steady` contains the addresses of tensors that do not change before `before_change`; None means all tensors.
+        The other tensors are copied first, and the training stream waits for their copies.
         """
         self.pin(draft.slot)
         pairs = draft.pairs
@@ -110,7 +112,7 @@ class Copier:
         """Start to copy what the training stream has computed so far. Tensors in host memory are copied at once."""
         started = time.perf_counter()
         if self._last is not None:
-            self._last.wait()  # two snapshots at once would share one staging buffer
+            self._last.wait()  # two concurrent snapshots would share one staging buffer
         pairs = [(target, source) for target, source in (*first, *pairs) if source.numel()]
         waited_for = {id(source) for _, source in first}
         on_device = [(target, source) for target, source in pairs if source.device == self.device]

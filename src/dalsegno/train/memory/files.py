@@ -23,10 +23,11 @@ from pathlib import Path
 from dalsegno.train.errors import CheckpointError, NotEnoughMemory
 
 SHM = Path("/dev/shm")
-_NAMES = 64  # names to try per user, in case other users have taken the first ones
-_MAX_FILES = 1 << 16  # files that are read per folder: root reads all folders, and a user must not keep it busy
+_NAMES = 64  # number of names to try per user, in case other users have taken the first ones
+# Limit on the files read per folder, because root reads all folders and a user must not keep root busy.
+_MAX_FILES = 1 << 16
 _FOLDER = re.compile(r"dalsegno\.[0-9]+(\.[0-9]+)?", re.ASCII)
-_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # another user's FIFO must not block us
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO of another user must not block this process
 
 
 def find_folder(shm: Path = SHM, uid: int | None = None) -> Path | None:
@@ -44,7 +45,7 @@ def own_folder(shm: Path = SHM) -> Path:
     for path in _candidates(shm, uid):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        if _is_private(path, uid):  # created here, or by another process of ours at the same time
+        if _is_private(path, uid):  # the folder was created here, or by another process of this user at the same time
             return path
     raise NotEnoughMemory(
         f"cannot create a folder for snapshots in {shm}: other users own dalsegno.{uid} and {_NAMES - 1} similar names",
@@ -53,7 +54,7 @@ def own_folder(shm: Path = SHM) -> Path:
 
 
 def list_user_folders(shm: Path = SHM) -> list[tuple[int, Path]]:
-    """Return the snapshot folders of all users, each with its real owner: the uid in the name may be wrong."""
+    """Return the snapshot folders of all users, each with its real owner. The uid in a folder's name may be wrong."""
     found = []
     for name in _listed(shm):
         if _FOLDER.fullmatch(name):
@@ -73,11 +74,11 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int | None:
 
 
 def create_own(path: Path) -> int:
-    """Create the file, in place of any file of that name. Create its folder again if another run has removed it."""
+    """Create the file and replace any file of that name. Create its folder again if another run has removed it."""
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path.parent, 0o700)
-        with contextlib.suppress(FileNotFoundError):  # a run that ended removed the empty folder just now
+        with contextlib.suppress(FileNotFoundError):  # a run that just ended has removed the empty folder
             return _create_in_private(path)
 
 
@@ -242,7 +243,7 @@ def sweep(run: str, folder: Path | None = None, uid: int | None = None) -> int:
 def sweep_all(runs: Collection[str], folder: Path, uid: int) -> int:
     """Remove the files of many runs in one pass and return their number."""
     gone = remove_from(folder, [name for name in _files_of(folder, uid) if run_of(name) in runs], uid)
-    remove_folder(folder)  # even if nothing was removed: a new file may have stopped an earlier sweep's rmdir
+    remove_folder(folder)  # also if nothing was removed, because a new file may have prevented an earlier removal
     return gone
 
 
@@ -283,13 +284,14 @@ def _files_of(folder: Path | None, uid: int) -> dict[str, float]:
     return list_folder(folder, uid) if folder else {}
 
 
-# Snapshots that training without an agent left when it was killed: nothing will ever read them, so the next start
-# removes them
+# Snapshots that killed training without an agent has left. Nothing will ever read them, so the next start removes them
 
 
 def hold(run: str, rank: int, folder: Path | None = None) -> int:
-    """Return the descriptor of a locked file. While this process or a child has it open, the rank's snapshots are not
-    removed."""
+    """Return the descriptor of a locked file.
+
+    While this process or a child has it open, the rank's snapshots are not removed.
+    """
     path = (folder or own_folder()) / alive_name(run, rank)
     while True:
         try:
@@ -306,7 +308,10 @@ def hold(run: str, rank: int, folder: Path | None = None) -> int:
 
 
 def is_current(fd: int, run: str, rank: int, folder: Path | None = None) -> bool:
-    """Return whether the held file is still the rank's. Training that restarted under the same name has a new file."""
+    """Return whether the held file still belongs to the rank.
+
+    Training that restarted under the same name has a new file.
+    """
     path = (folder or find_folder() or Path()) / alive_name(run, rank)
     try:
         return os.path.samestat(os.fstat(fd), os.lstat(path))

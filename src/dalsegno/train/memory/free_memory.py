@@ -14,7 +14,7 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """Free memory in bytes. `cgroup`: None if there is no readable limit."""
+    """Free memory in bytes. `cgroup` is None if there is no readable limit."""
 
     shm: int
     memory: int
@@ -36,7 +36,7 @@ def describe_use(needed: int, slots: int, ranks: int) -> str:
 def check_free_memory(needed: int, free: FreeMemory, slots: int, ranks: int = 1) -> None:
     """Raise NotEnoughMemory if the snapshots do not fit.
 
-    `needed`: bytes still to allocate, for all ranks of this machine.
+    `needed` is the number of bytes still to allocate, for all ranks of this machine.
     """
     if needed <= free.for_snapshots:
         return
@@ -76,7 +76,10 @@ def _below_limit(proc: Path, cgroups: Path) -> int | None:
 
 
 def _along(top: Path, path: str, limit: str, usage: str) -> list[int]:
-    """Return the memory left in each group from this one up to the top. In a container only the top may be visible."""
+    """Return the memory left in each cgroup from this one up to the top.
+
+    In a container, only the top may be visible.
+    """
     here = top / path.lstrip("/")
     groups = [group for group in (here, *here.parents) if group == top or top in group.parents]
     return [left for group in groups if (left := _left_in(group, limit, usage)) is not None]
@@ -90,7 +93,7 @@ def _left_in(group: Path, limit: str, usage: str) -> int | None:
 
 
 def _reclaimable(stat: str) -> int:
-    """Return the file cache, which counts as used but is freed on demand."""
+    """Return the size of the file cache, which counts as used but is freed on demand."""
     known = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
     return int(known.get("total_inactive_file", known.get("inactive_file", 0)))
 

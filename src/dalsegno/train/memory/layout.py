@@ -1,4 +1,4 @@
-"""The layout of a state in a slot. Pure: a state in, byte ranges out, and back.
+"""The layout of a state in a slot. Pure: converts a state into byte ranges and back.
 
 A snapshot has two contiguous parts: the shared part, which every rank has, and the own part, which only this rank has.
 A buddy gets only the own part. Any rank's shared part and a lost rank's own part together restore the lost rank.
@@ -31,7 +31,7 @@ def aligned(size: int, to: int = ALIGN) -> int:
 class PlacedPiece:
     """The description of a piece, and the position of its bytes, counted from the end of the part's head."""
 
-    order: int  # its index among all pieces of the state
+    order: int  # index of the piece among all pieces of the state
     key: str
     shared: bool
     writes: bool
@@ -114,13 +114,13 @@ def _part(named: Sequence[tuple[str, bytes]], pieces: Iterable[tuple[int, Tensor
 @dataclass(frozen=True)
 class _Places:
     pieces: tuple[PlacedPiece, ...]
-    json: str  # the pieces in JSON
+    json: str  # the pieces as JSON
     end: int
 
 
 @lru_cache(maxsize=8)
 def _place(pieces: tuple[tuple[Any, ...], ...]) -> _Places:
-    """Place the pieces. Cached, because training waits and most states have the same layout as the state before."""
+    """Place the pieces. The result is cached, because training waits and the layout rarely changes between steps."""
     at, placed = 0, []
     for *fields, dtype, length in pieces:
         placed.append(_placed(*fields, str(dtype).replace("torch.", ""), at, length))

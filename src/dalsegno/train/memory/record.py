@@ -1,7 +1,7 @@
-"""The two small records at the start of a slot: the commit record, which is written after the contents, and the
-checksums, which may be added later.
+"""The two small records at the start of a slot: the commit record and the checksums.
 
-Each has its own checksum and is written by one call: a torn record counts as missing.
+The commit record is written after the contents; the checksums may be added later. Each record has its own checksum and
+is written by one call, so that a torn record counts as missing.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class SnapshotRecord:
     world: int
     shared: Extent  # the part that every rank has; ABSENT in a copy of the own part
     own: Extent  # the part that only this rank has
-    sharded: bool = False  # the own part holds a shard of the model, which no other rank has
+    sharded: bool = False  # whether the own part contains a shard of the model, which no other rank has
 
     @property
     def place(self) -> tuple[int, int]:
-        """The generation and step in which it was made."""
+        """The generation and step of the snapshot."""
         return self.generation, self.step
 
     @property
@@ -132,8 +132,8 @@ def free_slots(
 ) -> list[int]:
     """Return the slots that may be overwritten, the best first.
 
-    `safe`: the value from the coordinator; None without replication. `resumed`: the step from which this generation
-    resumed, if any; used only without `safe`.
+    `safe` is the value from the coordinator; None without replication. `resumed` is the step from which this generation
+    resumed, if any. It is used only without `safe`.
     """
     empty = [number for number, record in enumerate(slots) if record is None]
     full = [(record.place, number) for number, record in enumerate(slots) if record is not None]

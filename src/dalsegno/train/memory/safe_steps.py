@@ -1,5 +1,7 @@
-"""The safe step, which decides which snapshots a run still needs. The coordinator sets it, the agent writes the
-file."""
+"""The safe step, which decides which snapshots a run still needs.
+
+The coordinator sets it, the agent writes the file.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,15 @@ NOWHERE: Place = (0, -1)
 
 @dataclass(frozen=True)
 class SafeSteps:
-    """The snapshots that a run needs in one generation. A newer value only releases more, so a stale value is
-    harmless."""
+    """The snapshots that a run needs in one generation.
+
+    A newer value only releases more snapshots, so a stale value is harmless.
+    """
 
     generation: int
-    place: Place = NOWHERE  # the newest place that survives the loss of any node; may be of an earlier generation
+    place: Place = NOWHERE  # the newest place that survives the loss of any node; it may be in an earlier generation
     resumed: Place = NOWHERE  # the place from which this generation resumed
-    floor: int = 0  # earlier steps of this generation are abandoned: not all ranks, or no buddy, have them
+    floor: int = 0  # earlier steps of this generation are abandoned, because some ranks or all buddies lack them
 
     def needs(self, place: Place) -> bool:
         """Return whether the run may have to resume from this place."""
@@ -60,7 +64,7 @@ def _place(value: Any) -> Place:
 
 
 def write_safe(path: Path, safe: SafeSteps) -> None:
-    """Write the safe step atomically: a concurrent reader gets the old value or this one."""
+    """Write the safe step atomically. A concurrent reader gets the old value or the new one."""
     raw = _FORM.pack(safe.generation, safe.floor, *safe.place, *safe.resumed)
     new = path.with_name(f"{path.name}-new")
     fd = create_own(new)

@@ -35,11 +35,11 @@ from dalsegno.train.state import TrainingState
 # Files
 
 _PAGE = 4096
-_AT_ONCE = 64 << 20  # bytes per call: a signal makes the kernel restart the call's allocation
+_AT_ONCE = 64 << 20  # bytes per call; a signal makes the kernel restart the allocation of the whole call
 
 
 def create(path: Path, size: int) -> int:
-    """Create a file and allocate all its memory, so that missing memory is an error now, not a SIGBUS later."""
+    """Create a file and allocate all its memory now, so that missing memory is an error here and not a SIGBUS later."""
     try:
         fd = create_own(path)
     except PermissionError as error:
@@ -63,7 +63,7 @@ def open_existing(path: Path) -> int | None:
 
 
 def map_to_write(fd: int) -> mmap.mmap:
-    """Map the file. Touch every page now: page faults would make the copies ten times slower."""
+    """Map the file and touch every page now, because page faults would make the copies ten times slower."""
     mapping = mmap.mmap(fd, os.fstat(fd).st_size)
     torch.frombuffer(mapping, dtype=torch.uint8)[::_PAGE].sum()
     return mapping
@@ -147,8 +147,8 @@ class Slot:
         except OSError:
             return False
         os.pwrite(self._file, NOTHING, 0)
-        # Release the lock at once: later readers see an empty slot. A lock held while writing would outlive a killed
-        # writer in the processes it forked.
+        # Release the lock at once, because later readers see an empty slot. If a writer were killed while it held the
+        # lock, processes that it forked would keep the lock.
         fcntl.flock(self._file, fcntl.LOCK_UN)
         return True
 
@@ -167,7 +167,7 @@ class Slot:
         """Close the slot; the file stays."""
         if self.on_release:
             self.on_release()
-        self._mapping = self._views = None  # unmapped with the last tensor that views it
+        self._mapping = self._views = None  # the file is unmapped when the last tensor that views it is freed
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -181,7 +181,7 @@ class Slot:
 
 # Drafts
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # target, source
+Pair = tuple[torch.Tensor, torch.Tensor]  # (target, source)
 
 
 class SnapshotDraft:
@@ -258,9 +258,9 @@ def compute_needed_bytes(state: TrainingState, slots: int = SLOTS) -> int:
 
 
 class Slots:
-    """The slots of one rank in one generation. `skipped` counts snapshots without a free slot.
+    """The slots of one rank in one generation. `skipped` counts the snapshots for which no slot was free.
 
-    `ranks`: how many ranks on this machine will each allocate as much.
+    `ranks` is the number of ranks on this machine, each of which allocates the same amount.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class Slots:
         self._prepare(lay_out(state))
 
     def begin(self, state: TrainingState, spare: Collection[str] = ()) -> SnapshotDraft | None:
-        """Open a slot for this state and return the draft. `spare`: paths not to use.
+        """Open a slot for this state and return the draft. Paths in `spare` are not used.
 
         If no slot may be overwritten yet, count the snapshot as skipped and return None.
         """
@@ -316,7 +316,7 @@ class Slots:
             slot.close()
 
     def _prepare(self, layout: SlotLayout) -> None:
-        """Map every slot, and resize empty ones. A slot that holds a step is resized when it is reused."""
+        """Map every slot, and resize empty ones. A slot that contains a step is resized when it is reused."""
         unfit = [slot for slot in self.slots if not slot.fits(layout.total)]
         if unfit:
             more = sum(capacity_for(layout.total) - slot.capacity for slot in unfit)
@@ -330,5 +330,5 @@ class Slots:
                     slot.make_fit(layout.total)
         except NotEnoughMemory:
             for slot in empty:
-                slot.discard()  # without the others, these slots are useless
+                slot.discard()  # without the other slots, these are useless
             raise

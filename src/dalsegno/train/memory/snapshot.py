@@ -42,14 +42,17 @@ from dalsegno.train.state import TensorPiece, TrainingState
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A committed slot, mapped. Without a lock it may be overwritten at any time: check `still_there`."""
+    """A committed slot, mapped into memory.
+
+    Without a lock, it may be overwritten at any time, so check `still_there`.
+    """
 
     path: Path
     record: SnapshotRecord
     mapping: mmap.mmap  # the whole file
 
     def part(self, extent: Extent) -> memoryview:
-        """Return the bytes of a part, as they are sent and checked."""
+        """Return the bytes of a part, which are sent and checksummed."""
         return memoryview(self.mapping)[extent.at : extent.end]
 
     def still_there(self) -> bool:
@@ -70,7 +73,7 @@ def open_snapshot(path: Path) -> Snapshot | None:
 
 @contextlib.contextmanager
 def hold_snapshot(path: Path) -> Iterator[Snapshot | None]:
-    """Open the snapshot and keep it from being overwritten; writers skip the slot. The lock ends with this process."""
+    """Open the snapshot and lock it, so that writers skip the slot. The lock ends with this process."""
     fd = open_own(path)
     if fd is None:
         yield None
@@ -143,7 +146,7 @@ def _piece(tensors: torch.Tensor, placed: PlacedPiece) -> TensorPiece:
 
 
 def _check_same_state(shared: SnapshotRecord, own: SnapshotRecord) -> None:
-    """Refuse parts of different states: two generations may have different values at the same step."""
+    """Refuse parts of different states, because two generations may have different values at the same step."""
     if shared.shared == ABSENT:
         raise CheckpointError(f"rank {shared.rank}'s snapshot has no shared part")
     if (shared.step, shared.generation, shared.world) != (own.step, own.generation, own.world):
@@ -153,7 +156,7 @@ def _check_same_state(shared: SnapshotRecord, own: SnapshotRecord) -> None:
         )
 
 
-# Checksums, made after the commit by the keeper and checked before a snapshot is used
+# Checksums. The keeper computes them after the commit; they are checked before a snapshot is used
 
 _CHUNK = 16 << 20
 
@@ -166,7 +169,7 @@ class SnapshotVerdict(Enum):
 
 
 def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
-    """Write the slot's checksums and return them; None if the slot is empty or was overwritten meanwhile."""
+    """Write the slot's checksums and return them; None if the slot is empty or was overwritten in the meantime."""
     snapshot = open_snapshot(path)
     if snapshot is None:
         return None
@@ -193,10 +196,10 @@ def verify(path: Path, threads: int = 2) -> SnapshotVerdict:
 
 
 def judge(snapshot: Snapshot, threads: int = 2) -> SnapshotVerdict:
-    """Check every byte of an open snapshot and return the verdict. It can then be loaded without mapping it again."""
+    """Check every byte of an open snapshot and return the verdict. The snapshot stays mapped and can then be loaded."""
     header = read_header(snapshot.path)
     if parse_record(header) != snapshot.record:
-        return SnapshotVerdict.NOTHING  # it was overwritten meanwhile
+        return SnapshotVerdict.NOTHING  # the snapshot was overwritten in the meantime
     if sums_are_damaged(header):
         return SnapshotVerdict.DAMAGED
     sums = parse_sums(header)
@@ -228,7 +231,7 @@ def _combine(sums: Iterable[int]) -> int:
 
 
 def pack_part(snapshot: Snapshot, sums: SnapshotSums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
-    """Return the header, with the checksum, and the bytes to send: the own part, or the shared part."""
+    """Return the header with the checksum, and the bytes to send. The bytes are the own part or the shared part."""
     record, whole = _of_part(snapshot.record, shared), snapshot.record
     part = snapshot.part(whole.shared if shared else whole.own)
     known = None if sums is None else sums.shared if shared else sums.own

@@ -6,17 +6,17 @@ import torch
 
 from dalsegno.train.memory.layout import PlacedPiece
 
-_PARTS = 2  # parts per snapshot
+_PARTS = 2  # number of parts of a snapshot
 
 
 def view(body: torch.Tensor, piece: PlacedPiece) -> torch.Tensor:
-    """Return the tensor of one piece; `body`: the bytes of its part after the head."""
+    """Return the tensor of one piece. `body` contains the bytes of its part after the head."""
     raw = body[piece.at : piece.at + piece.length]
     return raw.view(getattr(torch, piece.dtype)).view(piece.shape)
 
 
 class Views:
-    """The cached views of one mapping: a thousand of them take milliseconds to create and rarely change."""
+    """The cached views of one mapping. Creating a thousand of them takes milliseconds, and they rarely change."""
 
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole

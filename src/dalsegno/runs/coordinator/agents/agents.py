@@ -212,7 +212,8 @@ class RunAgents:
         before = self.peers.get(peer.name)
         if before is not None:
             if before.hello.pid != peer.hello.pid:
-                # Without this the old agent would reconnect, and the two would replace each other in turn.
+                # Without this message the old agent would reconnect, and the two agents would replace each other
+                # endlessly.
                 before.send({"replaced": True, "finish": 0})
             self.lose(peer.name, "another agent replaced it", silent=False)
         self.peers[peer.name] = peer
@@ -225,7 +226,7 @@ class RunAgents:
         self._liveness.record_message(peer.name)
         try:
             parsed = read_message(message)
-        except UNREADABLE as error:  # perhaps from an agent of another version
+        except UNREADABLE as error:  # the agent may have another version
             raise BadFrame(f"unreadable message: {error!r}") from error
         if parsed is not None:
             self._listener.agent_message(peer, parsed)
@@ -241,7 +242,7 @@ class RunAgents:
 # The order that starts a node's workers
 
 
-MAX_PROBED = 32  # other hosts that an agent probes to find out whether it is cut off
+MAX_PROBED = 32  # number of other hosts that an agent probes to find out whether it is cut off
 
 
 def setup_message(site: RunTerms) -> Message:
@@ -252,7 +253,7 @@ def setup_message(site: RunTerms) -> Message:
 
 
 class StartMessages:
-    """Makes the start messages of a run. What all nodes of a generation share is computed once."""
+    """Makes the start messages of a run. Values that all nodes of a generation share are computed once."""
 
     def __init__(self, site: RunTerms) -> None:
         self._site = site
@@ -284,9 +285,9 @@ class StartMessages:
 class PeerSample:
     """The probe addresses that each agent of a generation gets: those of all others, or a random sample of them.
 
-    The sample limits the size of a message. The agents are put into a ring in random order, once per generation, and
-    each gets the ones that follow it. In the order of their names, an agent whose neighbors are on its own switch would
-    never find out that it is cut off from the other switches.
+    The sample limits the size of a message. The agents form a ring in random order, once per generation, and each gets
+    the agents that follow it. A regular sample, such as every second agent, could contain only nodes on the agent's own
+    switch. The agent would then not notice that it is cut off from the other switches.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, list[str | int]]], generation: int) -> None:
@@ -305,7 +306,10 @@ class PeerSample:
 
 
 def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:
-    """Tell the agents for which it is time to prepare standby workers. Their ranks are decided when they start."""
+    """Order standby workers from the agents that should prepare them now.
+
+    The rank of a standby is decided when it is used.
+    """
     for agent in plan.due(run, age_s):
         if run.group is not None and {agent, *run.group.agents} <= agents.peers.keys():
             layout = _layout(Start(agent, run.group, 0, 0), agents.peers)

@@ -31,7 +31,10 @@ log = logging.getLogger("coordinator")
 
 
 class StepMarks:
-    """The steps of one generation. A hang is `timeout_s` without a step; 0: no limit; None: derived from the median."""
+    """The steps of one generation.
+
+    A hang is `timeout_s` without a step. 0 means no limit; with None, it is derived from the median.
+    """
 
     def __init__(self, timeout_s: float | None, now: float) -> None:
         self.timeout_s = timeout_s
@@ -210,8 +213,8 @@ class HangWatch:
         folder = self._control.folder
         try:
             return read_hang(folder, generation, list(journal.read(folder.journal)))
-        except Exception as error:  # what cannot be explained must still be ended
-            log.warning("the hang was not explained: %s: %s", type(error).__name__, error)
+        except Exception as error:  # a hang must be ended even if its cause cannot be found
+            log.warning("could not find the cause of the hang: %s: %s", type(error).__name__, error)
             return None
 
     async def _capture_stacks(self, generation: int) -> None:

@@ -65,7 +65,10 @@ _NEVER = 1 << 64  # above any sequence number, so that heartbeats from unknown a
 
 
 def beat_interval_s(nodes: int, timing: Timing) -> float:
-    """Return the interval of heartbeats: longer in large runs, but at most a third of the silence that counts."""
+    """Return the interval of heartbeats.
+
+    It is longer in large runs, but at most a third of the silence that triggers a probe.
+    """
     return min(max(INTERVAL_S, nodes / BEATS_PER_S), max(INTERVAL_S, timing.limits.silent_s / 3))
 
 
@@ -132,7 +135,7 @@ class AgentLiveness:
     async def watch(self, gone: Callable[[str, str], None]) -> None:
         """Call `gone` with each lost agent and the reason. Never returns."""
         while True:
-            parts = 1 + len(self._last) // BEATS_AT_ONCE  # the socket's buffer holds few hundred heartbeats
+            parts = 1 + len(self._last) // BEATS_AT_ONCE  # the socket's buffer holds only a few hundred heartbeats
             for _ in range(parts):
                 await asyncio.sleep(self.timing.look_s / parts)
                 self._take_beats()
@@ -158,7 +161,7 @@ class AgentLiveness:
                     self._answer(beat, address)
 
     def _answer(self, beat: Heartbeat, address: tuple[str, int]) -> None:
-        with contextlib.suppress(OSError):  # for example, there is no route at the moment
+        with contextlib.suppress(OSError):  # there may be no route at the moment
             self._socket.sendto(pack_beat(self._keys[beat.sender], Heartbeat("", beat.number)), address)
 
     def look(self) -> list[tuple[str, str]]:
@@ -223,7 +226,7 @@ def _reason_of_loss(sign: PeerSign, now: float) -> str:
 QUIET_PORT = 9  # nothing listens here, so a live kernel refuses, and slurmd's log stays clean
 QUIET_S = 0.3
 RETRANSMIT_S = 2.0  # timeout that allows for the retransmission of a lost first packet
-AT_ONCE = 200  # simultaneous connections
+AT_ONCE = 200  # limit on simultaneous connections
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 

@@ -47,11 +47,11 @@ class AgentHello:
     job: int = 0  # the Slurm job that the agent runs in
     address: str = ""  # address for other nodes, if it differs from that of the connection
     found: Mapping[str, str] = field(default_factory=dict)  # variables of the agent that determine those of its workers
-    generation: int = 0  # the generation of its workers
+    generation: int = 0  # the generation of the agent's workers
     stopped: int = 0  # the last generation whose processes have all ended on the node
     reports: tuple[WorkerReport, ...] = ()
     held: tuple[HeldSnapshot, ...] = ()
-    keeper: int = 0  # the port of its keeper
+    keeper: int = 0  # the port of the node's keeper
     safe: SafeSteps | None = None  # the last `SafeSteps` that the agent received
 
     def still_runs(self, generation: int) -> bool:
@@ -109,7 +109,7 @@ class Stepped:
     generation: int
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
-    over: bool = False  # whether this was the last step; the rest of the script may take any time
+    over: bool = False  # whether this was the last step; the rest of the script has no time limit
     busy_s: Mapping[int, float] = field(default_factory=dict)  # rank -> its step time without waiting for others
 
 
@@ -122,7 +122,7 @@ class MemoryHeld:
 
 @dataclass(frozen=True)
 class GrantRequested:
-    """A worker of this generation asks whether it may commit what it wrote."""
+    """A worker of this generation asks for permission to commit its checkpoint."""
 
     number: int
     generation: int
@@ -138,7 +138,7 @@ class WorkerActivity:
     """The resources that a worker and its child processes have used since it started."""
 
     cpu_s: float
-    moved: int  # bytes read and written
+    moved: int  # number of bytes read and written
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = Tr
     """
     if isinstance(message, Ready):
         return AgentJoined(agent)
-    if isinstance(message, ParentDied):  # its next workers would start slowly, so a spare is faster
+    if isinstance(message, ParentDied):  # the node's next workers would start slowly, so a spare is faster
         return AgentGone(agent)
     if isinstance(message, StoreOpen):
         return StoreOpened(agent, message.generation, message.port)

@@ -1,4 +1,7 @@
-"""Admit new agents to a run, several at once if that saves restarts, and limit how long a run waits for nodes."""
+"""Admit new agents to a run, and limit how long a run waits for nodes.
+
+Several agents are admitted at once if that saves restarts.
+"""
 
 from __future__ import annotations
 

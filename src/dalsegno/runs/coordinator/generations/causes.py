@@ -28,7 +28,7 @@ _PEER_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
 
 class CauseKind(Enum):
     SCRIPT = "script"  # a Python traceback, or the program's own exit code
-    KILLED = "killed"  # ended by a signal from outside
+    KILLED = "killed"  # the process was ended by a signal from outside
     OOM = "oom"  # killed by the kernel for lack of memory
     CRASHED = "crashed"  # ended by a signal that the process caused itself, such as SIGSEGV
 
@@ -49,7 +49,7 @@ class Failure:
 
     @property
     def hopeless(self) -> bool:
-        """Whether every restart would fail, because the script is not valid Python or rejects its arguments."""
+        """Whether every restart would fail because the script is not valid Python or rejects its arguments."""
         last = self.traceback.strip().rpartition("\n")[2]
         return self.kind is CauseKind.SCRIPT and bool(
             _NO_PYTHON.match(last) or (self.code == 2 and _USAGE.search(last))
@@ -57,7 +57,7 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The exit code as a shell reports it: for a signal, 128 plus the signal number."""
+        """The exit code as a shell reports it. For a signal, it is 128 plus the signal number."""
         return 128 - self.code if self.code < 0 else self.code
 
     def sentence(self) -> str:
@@ -111,7 +111,7 @@ def signature(traceback: str) -> str:
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure | None:
-    """Return the first failure that is not noise, else the first one; None if there are no failures."""
+    """Return the first failure that is not noise. If all are noise, return the first; None if there are no failures."""
     return next((each for each in failures if not each.noise), failures[0] if failures else None)
 
 
@@ -132,7 +132,7 @@ def suspected_node(now: Failure, before: Failure | None) -> str:
 
 
 def back_off_s(quick_failures: int) -> float:
-    """Return the pause before the next start: none after one quick failure, then longer after each further one."""
+    """Return the pause before the next start. It is 0 after one quick failure, and grows with each further one."""
     return 0.0 if quick_failures < 2 else min(2.0 ** (quick_failures - 2), 30.0)
 
 

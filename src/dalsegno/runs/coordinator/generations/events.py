@@ -106,7 +106,8 @@ Event = (
     | GatherTimeout
     | NodesOutOfService
 )
-# What agents report, or show by their absence, to a successor too. A cancellation or a reclaimed node is told once.
+# Agents report these events again to the next coordinator, or show them by their absence. Other events, such as a
+# cancellation, are reported only once.
 REPEATED = (AgentJoined, AgentGone, WorkerEnded, GenerationStopped)
 
 
@@ -148,7 +149,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Wait:
-    """Pause before the next start, because the last ones failed immediately."""
+    """Pause before the next start, because the last starts failed immediately."""
 
     seconds: float
 

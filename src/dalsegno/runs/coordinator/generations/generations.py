@@ -1,9 +1,9 @@
 """The state machine of a run: events in, orders out. Pure, so that every order of events can be tested.
 
-A generation is formed, opens its store, runs, and ends as a whole: when all its workers succeed, when one of them dies,
-or when a node is lost. The next generation is formed only after every surviving agent has reported that all workers of
-the old one have ended, so two generations never run at the same time. Messages about any other generation than the
-current one are late and are ignored.
+A generation is formed, opens its store, runs, and ends as a whole. It ends when all its workers succeed, when one of
+them dies, or when a node is lost. The next generation is formed only after every surviving agent has reported that all
+workers of the old one have ended. Two generations therefore never run at the same time. Messages about any other
+generation than the current one are late and are ignored.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Run:
     saved: bool = False  # whether a rank in `done` has to be resumed later
     waiting_for: frozenset[str] = frozenset()  # agents that have not confirmed that they stopped
     restarts: int = 0  # restarts after worker failures; lost nodes are not counted
-    spent: int = 0  # restarts counted against max_restarts
-    quick: int = 0  # immediate failures in a row
+    spent: int = 0  # number of restarts counted against max_restarts
+    quick: int = 0  # number of immediate failures in a row
     failures: tuple[Failure, ...] = ()  # failures in the current generation, in order of arrival
     age_s: float = 0.0  # age of the generation when it failed
     lost_member: bool = False  # whether the current generation has lost a node, the likely cause of any noise
     last: Failure | None = None  # why the previous generation failed
-    pausing: bool = False  # whether a back-off is in progress
+    pausing: bool = False  # whether the run pauses after a quick failure
     leaving: bool = False  # whether Slurm is reclaiming the nodes
     exit_code: int | None = None  # if set, the run ends with this code
     why: str = ""  # why the run ends
@@ -176,7 +176,10 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 
 
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
-    """Record a successful end. While leaving the nodes, any end counts as one: workers resume from their last save."""
+    """Record a successful end.
+
+    While the run leaves its nodes, every end counts as successful, because workers resume from their last save.
+    """
     if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
     all_ranks = run.group.ranks
@@ -206,7 +209,7 @@ def _leaving(run: Run) -> Step:
 
 
 def _stop_all(run: Run) -> Step:
-    """Stop the current generation on all nodes. What follows is decided when all agents have confirmed the stop."""
+    """Stop the current generation on all nodes. The next action is decided when all agents have confirmed the stop."""
     if run.phase in (GenerationPhase.GATHERING, GenerationPhase.STOPPING) or run.group is None:
         return _when_all_stopped(run)
     ready = set(run.ready)

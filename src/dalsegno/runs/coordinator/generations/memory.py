@@ -25,7 +25,7 @@ from dalsegno.wire.frames import Message
 # Safe steps: which snapshots the ranks of one generation must not overwrite
 
 
-COPY_TIMEOUT_S = 5.0  # time without a new safe step until the floor is raised; doubles until a step becomes safe
+COPY_TIMEOUT_S = 5.0  # time without a new safe step after which the floor is raised; doubles until a step becomes safe
 MAX_COPY_TIMEOUT_S = 300.0
 AHEAD = 8  # how far above the newest step the floor is set; doubles until a step becomes safe
 MAX_AHEAD = 4096
@@ -48,7 +48,7 @@ class Safety:
         self._replicated: Counter[Place] = Counter()  # step -> how many of its parts are held by enough nodes
         self._newest = announced.place
         self._since, self._timeout_s, self._ahead = now, COPY_TIMEOUT_S, AHEAD
-        self._last_ahead = AHEAD  # used by the last raise
+        self._last_ahead = AHEAD  # the value of `_ahead` at the last raise
 
     def update(self, node: str, held: Iterable[HeldSnapshot]) -> None:
         """Update the snapshots that a node holds. The cost depends on the change, not on the total."""
@@ -79,8 +79,11 @@ class Safety:
         return self.safe
 
     def _become_patient(self, now: float) -> None:
-        """Set the limits from what was enough for this step. Without that, every disturbance of a long generation would
-        double them, and after ten of them thousands of steps would have no snapshot."""
+        """Set the limits to the values that sufficed for this step.
+
+        Otherwise every disturbance of a long generation would double them. After ten disturbances, thousands of steps
+        would have no snapshot.
+        """
         self._timeout_s = min(max(2 * (now - self._since), COPY_TIMEOUT_S), MAX_COPY_TIMEOUT_S)
         self._ahead = self._last_ahead
 
@@ -113,12 +116,15 @@ def _count(counter: Counter[_Counted], key: _Counted, change: int) -> None:
 
 
 Address = tuple[str, int]
-MAX_NAMED = 8  # ranks in a message
+MAX_NAMED = 8  # maximum number of ranks named in a message
 SOURCES = 8  # maximum number of keepers that a node may ask, in turn, for the shared part
 
 
 class MemoryTable:
-    """The snapshots of all nodes. Only `used` is saved for a successor, because agents report the rest again."""
+    """The snapshots of all nodes.
+
+    Only `used` is saved for the next coordinator, because agents report the rest again.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[HeldSnapshot, ...]] = {}
@@ -129,8 +135,9 @@ class MemoryTable:
         self._sent_safe: SafeSteps | None = None
         self._begun = 0  # the last generation that was started or taken over
         self._resume: Resume | None = None  # the snapshot from which that generation resumed
-        self._missing: MissingParts | None = None  # of a newer step than the one from which that generation resumed
-        self._safety: Safety | None = None  # None if nothing is replicated
+        # What is missing from the newest incomplete step, if it is newer than `_resume`.
+        self._missing: MissingParts | None = None
+        self._safety: Safety | None = None  # None if snapshots are not replicated
         self.used: set[str] = set()  # nodes whose memory may hold data of the run
 
     def update(
@@ -182,8 +189,10 @@ class MemoryTable:
         self._sent = {node: _buddy(address) for node, address in self._buddies(group).items()}
 
     def explain_resume(self, resumed: WorkersResumed) -> str:
-        """Return why the present generation resumed from disk and repeats steps; "" if it resumed from memory, or if no
-        node had a snapshot in memory."""
+        """Return why the current generation resumed from disk and repeats steps.
+
+        Return "" if it resumed from memory, or if no node had a snapshot in memory.
+        """
         if resumed.from_memory or resumed.generation != self._begun:
             return ""
         chosen, missing, reasons = self._resume, self._missing, []
@@ -215,7 +224,7 @@ class MemoryTable:
         }
 
     def _within_reach(self, found: Resume, group: Members) -> bool:
-        """Return whether every rank finds its parts on its own node, or on a node whose keeper can send them."""
+        """Return whether every rank finds its parts on its own node or on a node with a keeper that can send them."""
         if not self._addresses(found.shared) and not set(group.agents) <= set(found.shared):
             return False
         for place in group.places:
@@ -275,8 +284,8 @@ def _describe(missing: MissingParts) -> str:
     if missing.ranks:
         named = [str(rank) for rank in missing.ranks[:MAX_NAMED]] + (["…"] if len(missing.ranks) > MAX_NAMED else [])
         if len(named) == 1:
-            return f"rank {named[0]}'s copy was not at its buddy"
-        return f"the copies of ranks {', '.join(named)} were not at their buddies"
+            return f"rank {named[0]}'s copy was missing on its buddy"
+        return f"the copies of ranks {', '.join(named)} were missing on their buddies"
     return "no node has the part that all ranks share"
 
 

@@ -1,9 +1,9 @@
 """Choose the in-memory snapshot from which a generation resumes.
 
-A rank's state has two parts: the shared part, which is the same for all ranks, and the rank's own part, which the buddy
-of the rank's node also holds. A step is whole if some node holds the shared part and, for every rank, some node holds
-the rank's own part. If the number of ranks has changed, a step can be used only if no rank's own part is a shard of the
-model, because the state of any rank is then complete.
+A rank's state has two parts. The shared part is the same for all ranks. The rank's own part is also held by the buddy
+of the rank's node. A step is whole if some node holds the shared part and, for every rank, some node holds the rank's
+own part. If the number of ranks has changed, a step can be used only if no rank's own part is a shard of the model. In
+that case the state of any rank is complete.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def choose(holdings: Holdings, world: int) -> Resume | None:
 
 @dataclass(frozen=True)
 class MissingParts:
-    """What is missing of a step that is not whole: the own parts of these ranks, or the part shared by all."""
+    """The missing parts of an incomplete step: the own parts of these ranks, or the part shared by all ranks."""
 
     place: Place
     ranks: tuple[int, ...]
@@ -71,8 +71,7 @@ class MissingParts:
 
 
 def find_incomplete(holdings: Holdings, world: int, after: Place) -> MissingParts | None:
-    """Return the newest step later than `after` that is not whole, of a run with this many ranks; None if there is
-    none."""
+    """Return the newest step after `after` that is incomplete for a run with this many ranks; None if there is none."""
     found = [each for held in holdings.values() for each in held if each.world == world and each.place > after]
     place = max((each.place for each in found), default=None)
     if place is None:

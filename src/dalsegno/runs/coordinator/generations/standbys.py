@@ -12,25 +12,25 @@ from enum import Enum
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
 from dalsegno.wire.frames import Message
 
-FIRST_STEPS = 3  # steps of a generation before its agents prepare standbys
-WARM_UP_S = 10.0  # the same for scripts that report no steps
+FIRST_STEPS = 3  # number of steps that a generation completes before its agents prepare standbys
+WARM_UP_S = 10.0  # age of a generation at which its agents prepare standbys even without reported steps
 
 
 class StandbyMode(Enum):
-    """Whether a run has standby workers."""
+    """Whether standby workers are prepared for a run."""
 
-    AUTO = "auto"  # if its workers use GPUs
+    AUTO = "auto"  # prepared if the workers use GPUs
     OFF = "0"
-    ON = "1"  # also without GPUs, where they only save the fork
+    ON = "1"  # prepared also without GPUs, where a standby saves only the fork
 
 
 @dataclass(frozen=True)
 class GpuUse:
     """How the script uses its GPUs, as a worker reported it when it started CUDA or created a process group."""
 
-    changes: Mapping[str, str | None] = field(default_factory=dict)  # settings that it changed; None: removed
-    backend: str = ""  # "nccl" if it has a process group with this backend
-    unfit: str = ""  # why a standby cannot replace its workers; "" if it can
+    changes: Mapping[str, str | None] = field(default_factory=dict)  # settings that the script changed; None: removed
+    backend: str = ""  # "nccl" if the script has a process group with this backend
+    unfit: str = ""  # why a standby cannot replace the script's workers; "" if it can
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StandbyReady:
 
 
 class StandbyPlan:
-    """The standby workers of a run: what the workers reported, and which agents have the order."""
+    """The standby workers of a run: how workers use their GPUs, and which agents have been told to prepare."""
 
     def __init__(self, mode: StandbyMode) -> None:
         self._mode = mode
@@ -57,7 +57,7 @@ class StandbyPlan:
             self._newest, self._steps = step, self._steps + 1
 
     def record(self, message: GpuUse | StandbyReady) -> str:
-        """Record a message of an agent. Return a line for the user, or "" if there is nothing new to say."""
+        """Record an agent's message. Return a line for the user, or "" if there is nothing new to report."""
         return self._record_use(message) if isinstance(message, GpuUse) else self._record_ready(message)
 
     def _record_use(self, use: GpuUse) -> str:
@@ -66,20 +66,20 @@ class StandbyPlan:
         return "" if fit else f"no standby workers: {use.unfit}"
 
     def _record_ready(self, ready: StandbyReady) -> str:
-        """Return a line when the first standby of the run is ready."""
+        """Return a line for the user when the first standby of the run is ready; else ""."""
         if self._told or not ready.mib:
             return ""
         self._told = True
         return f"standby workers are ready; each holds about {ready.mib} MiB of its GPU's memory"
 
     def due(self, run: Run, age_s: float) -> list[str]:
-        """Return the agents that get the order now. Each gets it once in a generation."""
+        """Return the agents that should prepare standbys now. Each agent gets the order once per generation."""
         self._follow(run.generation)
         if run.phase is not GenerationPhase.RUNNING or not self._wanted():
             return []
         if self._steps < FIRST_STEPS and age_s < WARM_UP_S:
             return []
-        self._ordered.intersection_update(run.ready)  # an agent that was lost and is back gets the order again
+        self._ordered.intersection_update(run.ready)  # an agent that was lost and has reconnected gets the order again
         agents = [agent for agent in run.ready if agent not in self._ordered]
         self._ordered.update(agents)
         return agents

@@ -2,7 +2,7 @@
 
 A run holds Slurm jobs: its own (MAIN), the one in which it will continue (NEXT), and one-node jobs that replace lost
 nodes (JOIN). Every node without an agent is probed; if it answers, an agent is started there. A node that does not
-answer, or on which no agent starts, is lost: it is released, and used again only after Slurm reports that it is back.
+answer, or on which no agent starts, is lost. It is released, and used again only after Slurm reports that it is back.
 Each method handles one event. It gets the state of the run and the time as arguments, and returns actions to be
 executed in order.
 """
@@ -135,7 +135,7 @@ class NodeAllocation:
             return []
         self.jobs.remove(job)
         journal = WriteJournal(RunEvent.REFUSED, {"role": job.role.value, "why": why})
-        if job.role is JobRole.JOIN:  # a refusal is reported once, however often the request is repeated
+        if job.role is JobRole.JOIN:  # report a refusal only once, even if the request is repeated
             news = self.refusals.refused(why, self._not_to_join(view), view.clock)
             return [journal, WriteNote(f"Slurm has no node to replace a lost one: {why}")] if news else []
         if job.role is JobRole.MAIN:
@@ -161,7 +161,7 @@ class NodeAllocation:
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
             actions.append(ApplyEvent(Cancelled()))
         elif self.terms.own_job is not None or view.ending:
-            pass  # request no other job: the coordinator runs inside its job, or the run is ending
+            pass  # do not request another job: the coordinator runs inside this job, or the run is ending
         elif job.role is not JobRole.JOIN and not self._promote(view) and not self.jobs.has(JobRole.NEXT):
             actions += self._release(self.jobs.waiting_joins)  # the next job starts only after all others are gone
             actions += self.begin(JobRole.NEXT)
@@ -237,7 +237,8 @@ class NodeAllocation:
         """Return the nodes whose slow agents get more time, and a note about them. Only healthy nodes get more time."""
         ages_s: dict[str, float] = {}
         for step in self.jobs.steps:
-            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}  # nodes whose agents have ended
+            # Add the nodes whose agents have ended.
+            step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}
             late = [node for node in nodes if step.is_slow(node, view.clock)]
             ages_s.update({node: max(view.clock - step.began, ages_s.get(node, 0.0)) for node in late})
         waits = still_starting(ages_s, result.found, view.now)
@@ -304,12 +305,13 @@ class NodeAllocation:
         for step in self.jobs.steps:
             step.left.add(node)
         if silent:
-            self.lost_since[node] = view.now - self.terms.gone_s  # it may have rebooted before the loss was detected
+            # The node may have rebooted before the loss was detected.
+            self.lost_since[node] = view.now - self.terms.gone_s
 
     # Lost nodes, and nodes to leave
 
     def nodes_seen(self, nodes: Sequence[NodeInfo], view: RunView) -> list[Action]:
-        """Update the state of the `watched` nodes from Slurm's report: healthy, down, drained for repair, or back."""
+        """Update the `watched` nodes from Slurm's report: healthy, down, drained for repair, or back."""
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._down = frozenset(node.name for node in nodes if node.down)
         before, self._vacating = set(self._vacating), drained_for_repair(nodes)
@@ -319,7 +321,7 @@ class NodeAllocation:
             del self.lost_since[name]
         self._tries.forget(*back)
         stays = (before - set(self._vacating)) & view.present  # nodes that recovered before the run left them
-        # Pending requests still exclude nodes that are back, or ask for replacements that are no longer needed.
+        # Pending requests still exclude nodes that have returned, or ask for replacements that are no longer needed.
         released = self._release(self.jobs.waiting_joins) if back or stays else []
         return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, ReleaseLostNodes(), ReportLeftNodes()]
 
@@ -383,7 +385,7 @@ class NodeAllocation:
         return [ApplyEvent(NodesReclaimed()), CheckJobs()]
 
     def jobs_checked(self, view: RunView) -> list[Action]:
-        """Request the next job. In a batch step, schedule a requeue of the coordinator's job before its time limit."""
+        """Request the next job. In a batch step, requeue the coordinator's job before its time limit."""
         if view.ending or not view.closing:
             return []
         if self.terms.own_job is None:
@@ -404,7 +406,10 @@ class NodeAllocation:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
-        """Return, by job number, which of the nodes have no agent. Agents are started there at the end to clean up."""
+        """Return which of `nodes` have no agent, by job number.
+
+        At the end of the run, agents are started there to clean up.
+        """
         without_agent = {job.number: self.jobs.nodes_without_agent(job, view, self.excluded) for job in self.jobs}
         return {number: [node for node in each if node in nodes] for number, each in without_agent.items()}
 

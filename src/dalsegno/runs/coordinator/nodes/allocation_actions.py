@@ -14,7 +14,7 @@ from dalsegno.slurm.facts import NodeInfo
 # Jobs and steps
 
 
-ARRIVAL_S = 20.0  # a node without an agent is checked this long after its srun started, or after the last check
+ARRIVAL_S = 20.0  # how long after the start of srun, or after the last check, a node without an agent is checked
 MAX_START_S = 1800.0  # time limit for an agent's start, which includes the image import and the prolog
 
 
@@ -26,7 +26,7 @@ class AgentStep:
     nodes: tuple[str, ...]
     began: float
     left: set[str] = field(default_factory=set)
-    looked: dict[str, float] = field(default_factory=dict)  # when a node with a slow agent was last found healthy
+    looked: dict[str, float] = field(default_factory=dict)  # when a node with a slow agent was last seen healthy
     adopted: bool = False  # whether a previous coordinator started this step
 
     def will_bring(self, node: str, clock: float) -> bool:
@@ -257,10 +257,10 @@ class WriteJournal:
 
 @dataclass(frozen=True)
 class SaveState:
-    """Save the current state for a successor."""
+    """Save the current state for the next coordinator."""
 
 
-# Events that the state machine sends to itself, because they depend on the results of the actions before them.
+# Events that the state machine sends to itself, because they depend on the results of earlier actions.
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def startup_failure(log: str, node: str) -> str:
 
 
 def container_faults(log: str, nodes: Collection[str]) -> list[str]:
-    """Return the reasons why the container failed on all nodes; empty if it did not fail on all of them."""
+    """Return the reasons why the container failed, if it failed on all nodes; else empty."""
     refused = refused_containers(log)
     return list(dict.fromkeys(refused[node] for node in nodes)) if nodes and {*nodes} <= refused.keys() else []
 
@@ -64,9 +64,9 @@ def usable_again(
 ) -> list[str]:
     """Return the lost nodes that may be used again.
 
-    These are nodes whose slurmd has started since the loss (rebuilt or rebooted), nodes that were out of service and
-    are healthy again (repaired without a restart of slurmd, for example a cable or a GPU reset), and nodes in service
-    that were lost long ago.
+    There are three kinds. The slurmd of a rebuilt or rebooted node has started since the loss. A node that was repaired
+    without a restart of slurmd, for example by a GPU reset, was out of service and is healthy again. Nodes that were
+    lost long ago are used again if they are in service.
     """
     known = {node.name: node for node in nodes}
     return [
@@ -87,7 +87,7 @@ def ask_again_s(lost_at: Iterable[float], now: float) -> float:
 
 
 def _is_back(node: NodeInfo, lost_at: float, now: float) -> bool:
-    started = node.slurmd_started_at or 0  # in whole seconds
+    started = node.slurmd_started_at or 0  # slurmd reports whole seconds
     return started >= math.floor(lost_at) or (now - lost_at > FORGIVEN_S and node.in_service)
 
 
@@ -146,12 +146,12 @@ class Refusals:
 # Agents that are slow to start because of an image import or a long prolog
 
 
-LONG_S = 60.0  # slower starts are reported
+LONG_S = 60.0  # starts that take longer than this are reported
 
 
 def still_starting(ages_s: Mapping[str, float], nodes: Iterable[NodeInfo], now: float) -> list[str]:
     """Return the nodes that have not rebooted since their srun started: their agents may still connect."""
-    started = {node.name: node.slurmd_started_at or 0 for node in nodes}  # in whole seconds
+    started = {node.name: node.slurmd_started_at or 0 for node in nodes}  # slurmd reports whole seconds
     return [node for node, age_s in ages_s.items() if math.floor(now - age_s) > started.get(node, 0)]
 
 

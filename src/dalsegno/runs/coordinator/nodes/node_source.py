@@ -122,7 +122,7 @@ class NodeSource(Protocol):
         ...
 
     def agent_connected(self, node: str, again: bool) -> bool:
-        """Return whether the agent may join the run. `again` means that it was a member before and was lost."""
+        """Return whether the agent may join the run. `again` means that the agent was a member before it was lost."""
         ...
 
     def agent_ready(self, node: str) -> None: ...
@@ -138,8 +138,10 @@ class NodeSource(Protocol):
         ...
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        """Start agents on live nodes that have none, to clean up at the end of the run. Return the nodes whose agents
-        are expected to connect."""
+        """Start agents on live nodes that have none, to clean up at the end of the run.
+
+        Return the nodes whose agents are expected to connect.
+        """
         ...
 
     async def release_all(self, code: int | None = None) -> None:
@@ -159,7 +161,7 @@ class NodeSource(Protocol):
 
     @property
     def coming(self) -> frozenset[str]:
-        """The nodes whose agents are connected (ready or not) or starting."""
+        """The nodes whose agents are starting or connected, whether ready or not."""
         ...
 
     @property

@@ -1,7 +1,7 @@
 """The Slurm jobs of a run: request them with salloc, start agents with srun, watch and release them.
 
-salloc and srun run in their own sessions and outlive the coordinator. Its successor finds them by PID. The caller
-decides what to request, start and release, and assigns numbers to jobs and steps.
+salloc and srun run in their own sessions and outlive the coordinator. The next coordinator finds them by PID. The
+caller decides what to request, start and release, and assigns numbers to jobs and steps.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class PatientSlurm:
         return None
 
     async def complete(self, job: int, exit_code: int) -> bool:
-        """End the job with this exit code; return False if that failed, for example if libslurm is not supported."""
+        """End the job with this exit code.
+
+        Return False on failure, for example if this version of libslurm is not supported.
+        """
         try:
             await asyncio.to_thread(self._client.complete, job, exit_code)
         except DalsegnoError:
@@ -82,7 +85,7 @@ class PatientSlurm:
         return True
 
     async def shrink(self, job: int, nodes: Sequence[str]) -> bool:
-        """Reduce a job to these nodes and return whether that succeeded. The caller retries it later."""
+        """Reduce a job to these nodes and return whether that succeeded. If not, the caller tries again later."""
         try:
             await asyncio.to_thread(self._client.update, JobId=str(job), NodeList=node_list(nodes))
         except DalsegnoError:
@@ -114,7 +117,7 @@ class PatientSlurm:
 
 
 def job_state(info: JobInfo) -> JobState:
-    """Return the state of a job, but CANCELLED if it is COMPLETING because its user ended it.
+    """Return the state of a job. A job that is COMPLETING because its user ended it counts as CANCELLED.
 
     Slurm reports CANCELLED only once the job is gone. A job that was preempted or has reached its time limit is also
     COMPLETING, but still has some seconds to save. A job that is requeued has no end time.
@@ -318,7 +321,7 @@ class SlurmJobs:
         for step in job.steps.values():
             step.child.kill()  # srun may wait forever for a lost node
 
-    # State for a successor
+    # State for the next coordinator
 
     def saved(self, roles: Mapping[int, JobRole]) -> tuple[SavedJob, ...]:
         """Return the jobs whose numbers are in `roles`, with their processes."""

@@ -208,7 +208,7 @@ class SlurmNodeSource:
         await self._jobs.check()
         names = [] if self.coordinator.closing else self.allocation.watched
         nodes = await self._look_at(names) if names else []
-        if nodes is not None:  # None: Slurm does not respond, so nothing is known about the nodes
+        if nodes is not None:  # None means that Slurm does not respond, so the state of the nodes is unknown
             await self._complete(self.allocation.nodes_seen(nodes, self._view))
 
     @property
@@ -241,7 +241,7 @@ class SlurmNodeSource:
         await self._complete(self.allocation.move(self._view))
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        view = self._view  # taken once, because connected agents end in the meantime
+        view = self._view  # taken once, because agents disconnect during the following actions
         without_agent = self.allocation.nodes_to_recall(nodes, view)
         asked = sorted({node for each in without_agent.values() for node in each})
         found = await self._look_at(asked) if asked else ()
@@ -253,7 +253,7 @@ class SlurmNodeSource:
         await self._complete(self.allocation.release_all(code))
         await self._jobs.sweep()
 
-    # State for a successor
+    # State for the next coordinator
 
     def saved(self) -> tuple[SavedJob, ...]:
         return self._jobs.saved({job.number: job.role for job in self.allocation.jobs})

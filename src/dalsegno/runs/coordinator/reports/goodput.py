@@ -37,7 +37,7 @@ class TimeKind(Enum):
 
 @dataclass(frozen=True)
 class Goodput:
-    """How the run has spent its time until `at`."""
+    """The time of each kind that the run has spent until `at`."""
 
     at: float
     spent: Mapping[TimeKind, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def record_start(account: Goodput, now: float) -> Goodput:
 
 
 def record_grant(account: Goodput, now: float) -> Goodput:
-    """Record that Slurm granted the first nodes. From now on, the run is starting instead of waiting."""
+    """Record that Slurm granted the first nodes. From then on, time counts as starting instead of waiting."""
     return (
         add_time(account, now, TimeKind.STARTING) if account.kind is TimeKind.WAITING and not account.step else account
     )
@@ -137,9 +137,12 @@ MAX_RANKS = 256  # in a larger run, only the slowest ranks are written
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The progress that rank 0 reports. `figures` are its latest values: loss, step time, samples per second, …
+    """The progress that rank 0 reports.
 
-    `ranks` maps each rank to its step time, without waiting for others, divided by the median of all ranks.
+    `figures` are its latest values, such as loss, step time and samples per second.
+
+    `ranks` maps each rank to its relative step time: the time without waiting for others, divided by the median of all
+    ranks.
     """
 
     account: Goodput
@@ -154,7 +157,7 @@ class TrainingProgress:
 
 
 def compare_ranks(busy_s: Mapping[int, float]) -> dict[str, float]:
-    """Return each rank's time divided by the median of all ranks. If there are many ranks, only return the slowest."""
+    """Return each rank's time divided by the median of all ranks. If there are many ranks, return only the slowest."""
     middle = median(busy_s.values()) if busy_s else 0.0
     if not middle:
         return {}
@@ -173,7 +176,7 @@ class ProgressWriter:
         self._written = 0.0
 
     def _previous(self) -> TrainingProgress | None:
-        with contextlib.suppress(DalsegnoError):  # if the file is damaged, only the accounting starts over
+        with contextlib.suppress(DalsegnoError):  # if the file is damaged, the accounting starts over
             return read_progress(self._path)
         return None
 

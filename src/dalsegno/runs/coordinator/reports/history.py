@@ -17,11 +17,11 @@ from dalsegno.system.files import write_atomic
 MAX_POINTS = 2000
 FIRST_SPACING_S = 1.0
 WRITE_S = 5.0
-MAX_FIGURE = 1e100  # larger numbers are not drawn: their differences may not be finite
+MAX_FIGURE = 1e100  # larger numbers are not drawn, because their differences may overflow
 
 
 class StepPoint(NamedTuple):
-    """The figures of one moment. None: the script does not report it."""
+    """The figures at one moment. None means that the script does not report the figure."""
 
     at: float
     step: int
@@ -31,7 +31,10 @@ class StepPoint(NamedTuple):
 
 
 def thinned(points: list[StepPoint]) -> list[StepPoint]:
-    """Return every second point, and the last. The first point of a generation is kept, where a curve jumps."""
+    """Return every second point and the last one.
+
+    Also keep the first point of each generation, where the curve may jump.
+    """
     kept = [
         point
         for index, point in enumerate(points)
@@ -49,7 +52,7 @@ class HistoryWriter:
         self._changed = False
 
     def _previous(self) -> tuple[StepPoint, ...]:
-        with contextlib.suppress(DalsegnoError, OSError):  # damaged: the curve starts over
+        with contextlib.suppress(DalsegnoError, OSError):  # if the file is damaged, the history starts over
             value = read_value(self._path)
             return parse_history(value if isinstance(value, dict) else None)
         return ()
@@ -81,7 +84,7 @@ class HistoryWriter:
 
 
 def parse_history(value: Mapping[str, object] | None) -> tuple[StepPoint, ...]:
-    """Parse the content of a history file leniently: it is a user's file. Rows that do not fit are left out."""
+    """Parse the content of a history file, which users can edit. Invalid rows are skipped."""
     rows = value.get("points") if value else None
     if not isinstance(rows, list):
         return ()

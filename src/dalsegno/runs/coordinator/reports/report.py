@@ -29,7 +29,10 @@ MAX_NAMED = 3  # if there are more nodes, only their number is shown
 
 
 def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -> str:
-    """Return what an incomplete run waits for, or "". `coming` are the nodes whose agents are starting."""
+    """Return what an incomplete run waits for; "" if it waits for nothing.
+
+    `coming` contains the nodes whose agents are starting.
+    """
     beyond = missing - len(coming)
     more = f"{beyond} more node{'s' if beyond > 1 else ''}"
     if beyond > 0 and refused:
@@ -106,7 +109,10 @@ class StatusWriter:
         self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, set(run.ready), _seats(run)).state.value)
 
     def record_message(self, generation: int, node: str, message: AgentMessage, event: Event | None) -> None:
-        """Record an agent's message in the journal, or as a note or log, if it is of lasting interest."""
+        """Record an agent's message in the journal, as a note, or as log text.
+
+        Messages of no lasting interest are dropped.
+        """
         if isinstance(message, Ready):
             self.journal(
                 RunEvent.READY, node=node, warm=message.warm, seconds=message.seconds, threads=list(message.threads)
@@ -150,7 +156,10 @@ class StatusWriter:
         self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
 
     def run_suspended(self, facts: RunFacts, why: str) -> None:
-        """Report that this coordinator ends but the run does not. Another one continues the run after the requeue."""
+        """Report that this coordinator ends but the run does not.
+
+        Another coordinator continues the run after the requeue.
+        """
         self._write(replace(self._status(facts), phase=RunPhase.WAITING, message=why, nodes=()))
         self.journal(RunEvent.RESTS, why=why)
 

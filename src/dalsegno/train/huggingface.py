@@ -1,0 +1,164 @@
+"""Train with Hugging Face's Trainer and resume exactly: `train(trainer, folder)` replaces `trainer.train()`.
+
+The Trainer's own code skips the batches that were used, and restores its TrainerState. The Checkpointer has the model,
+the optimizer, the learning rate schedule, the random states, and the losses that the Trainer has not logged yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dalsegno.train.checkpointer import Checkpointer
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.options import Folder
+from dalsegno.train.resume import fix_layout
+from dalsegno.train.state import LateState
+
+# Methods of the Trainer that load a checkpoint of its own. `train` replaces them.
+HOOKS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
+# Sums of the Trainer since the last log entry, and the numbers that belong to them. They differ from rank to rank.
+SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
+
+
+def train(trainer: Any, folder: Folder, **options: Any) -> Any:
+    """Train as `trainer.train()` does, and return the same. Resume from the folder if a state is saved there.
+
+    `options` are those of the Checkpointer: `disk_every`, `memory_every`, `keep` and so on.
+    """
+    _check(trainer)
+    session = TrainerSession(trainer, folder, options)
+    trainer.add_callback(session.callback())
+    try:
+        with tempfile.TemporaryDirectory(prefix="dalsegno-") as resume:
+            return trainer.train(resume_from_checkpoint=session.prepare_resume(Path(resume)))
+    finally:
+        session.ckpt.end()
+
+
+def _check(trainer: Any) -> None:
+    if missing := [name for name in HOOKS if not hasattr(trainer, name)]:
+        raise CheckpointError(f"this Trainer has no {', '.join(missing)}", hint="use transformers 5 or newer")
+    if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
+        raise CheckpointError(
+            "a Trainer with FSDP or DeepSpeed saves its own checkpoints",
+            hint="call trainer.train(resume_from_checkpoint=…) with the newest checkpoint in output_dir",
+        )
+
+
+class TrainerSession:
+    """One call of `train`: the Trainer, and the Checkpointer with its state."""
+
+    def __init__(self, trainer: Any, folder: Folder, options: dict[str, Any]) -> None:
+        self.trainer = trainer
+        self._loss: float | None = None
+        self._objects = LateState(self._take, lambda: [trainer.optimizer] if trainer.optimizer else [])
+        self._sums = LateState(self._take_sums)
+        self.ckpt = Checkpointer(
+            folder, model=trainer.model, trainer=self._objects, per_rank={"sums": self._sums}, **options
+        )
+
+    # State
+
+    def _take(self) -> dict[str, Any]:
+        """Return the state of what the Trainer creates when it starts."""
+        trainer = self.trainer
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        parts = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "scaler": scaler}
+        taken: dict[str, Any] = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return {**taken, "state": self._take_state()}
+
+    def _take_state(self) -> str:
+        """Return the TrainerState as JSON, with the state of callbacks, as the Trainer saves it."""
+        from transformers.trainer_callback import ExportableState
+
+        trainer = self.trainer
+        for each in (*trainer.callback_handler.callbacks, trainer.control):
+            if isinstance(each, ExportableState):
+                saved = trainer.state.stateful_callbacks
+                name = type(each).__name__
+                if not isinstance(saved.get(name), list):  # several callbacks of one class start over
+                    saved[name] = each.state()
+        return json.dumps(dataclasses.asdict(trainer.state))
+
+    def _take_sums(self) -> dict[str, Any]:
+        return {name: getattr(self.trainer, name) for name in SUMS if hasattr(self.trainer, name)}
+
+    # Resuming
+
+    def prepare_resume(self, folder: Path) -> str | None:
+        """Write the TrainerState for the Trainer, and replace the methods that would load the rest from this folder.
+
+        Return the folder; None if there is no saved state.
+        """
+        saved = self._objects.claim()
+        if saved is None:
+            return None
+        (folder / "trainer_state.json").write_text(saved["state"])
+        trainer = self.trainer
+
+        def load(_: str) -> None:
+            trainer.optimizer.load_state_dict(saved["optimizer"])
+            trainer.lr_scheduler.load_state_dict(saved["scheduler"])
+            if "scaler" in saved:
+                trainer.accelerator.scaler.load_state_dict(saved["scaler"])
+
+        trainer._load_from_checkpoint = lambda *_: None  # the Checkpointer has loaded the model
+        trainer._load_optimizer_and_scheduler = load
+        trainer._load_scaler = lambda _: None
+        trainer._load_rng_state = lambda _: self.begin()  # called after the batches were skipped
+        return str(folder)
+
+    def begin(self) -> None:
+        self.ckpt.begin(self.trainer.state.max_steps)
+
+    # Events
+
+    def started(self) -> None:
+        fix_layout(self.trainer.model_wrapped)
+        for name, value in (self._sums.claim() or {}).items():
+            present = getattr(self.trainer, name)
+            setattr(self.trainer, name, value.to(present.device) if hasattr(present, "device") else value)
+        if self.ckpt.resumed is None:
+            self.begin()
+
+    def logged(self, logs: dict[str, Any]) -> None:
+        self._loss = logs.get("loss", self._loss)
+
+    def between_steps(self) -> None:
+        """Report the completed step. The Trainer has logged and evaluated it by now."""
+        if self.trainer.state.global_step > self.ckpt.step:
+            self.ckpt.done(loss=self._loss)
+
+    def ended(self) -> None:
+        self.begin()  # a run that had completed its last step before has not begun
+        self.between_steps()
+        self.ckpt.finish()
+
+    def callback(self) -> Any:
+        from transformers import TrainerCallback
+
+        session = self
+
+        class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
+            """Passes the Trainer's events on."""
+
+            def on_train_begin(self, *_: Any, **__: Any) -> None:
+                session.started()
+
+            def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+                session.between_steps()
+
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                session.between_steps()
+
+            def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+                session.logged(logs or {})
+
+            def on_train_end(self, *_: Any, **__: Any) -> None:
+                session.ended()
+
+        return CheckpointCallback()
