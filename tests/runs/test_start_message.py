@@ -78,9 +78,9 @@ def test_agent_that_leaves_while_the_messages_are_sent_does_not_stop_them():
 @pytest.mark.parametrize("nodes", [64, 128, 256, 1024])
 def test_half_that_is_cut_off_does_not_probe_mostly_itself(nodes: int):
     """The neighbors alternate between two switches, as when nodes join in the order of their racks."""
-    sample = PeerSample([(f"n{number}", [f"n{number}", number]) for number in range(nodes)], generation=1)
+    sample = PeerSample({f"n{number}": [f"n{number}", number] for number in range(nodes)}, generation=1)
     for number in range(nodes):
-        others = [port for _, port in sample.others(f"n{number}")]
+        others = [int(port) for _, port in sample.others(f"n{number}")]
         assert len(set(others)) == MAX_PROBED and number not in others
         answering = sum((each - number) % 2 == 0 for each in others)
         assert answering < 0.85 * MAX_PROBED, f"n{number} would take itself for connected"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -269,8 +269,7 @@ class StartMessages:
                 return None
             self._group, self._layout = order.group, _layout(order, peers)
             self._peers = dict(peers)  # a spare may leave while the messages are sent
-            addresses = [(name, list(peer.probe)) for name, peer in peers.items()]
-            self._sample = PeerSample(addresses, order.group.generation)
+            self._sample = PeerSample({name: list(peer.probe) for name, peer in peers.items()}, order.group.generation)
         return self._message(order.group, order.agent, in_memory)
 
     def _message(self, group: Members, agent: str, in_memory: Message | None) -> Message:
@@ -290,8 +289,8 @@ class PeerSample:
     switch. The agent would then not notice that it is cut off from the other switches.
     """
 
-    def __init__(self, addresses: Sequence[tuple[str, list[str | int]]], generation: int) -> None:
-        ring = list(addresses)
+    def __init__(self, addresses: Mapping[str, list[str | int]], generation: int) -> None:
+        ring = list(addresses.items())
         if len(ring) - 1 > MAX_PROBED:
             random.Random(generation).shuffle(ring)
         self._places = {name: at for at, (name, _) in enumerate(ring)}
