@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "runs": (*UP_TO_3, *TRAIN_TALK, EXPOSITION),
     "bench": UP_TO_4,
     "setup": UP_TO_4,
-    "inject": UP_TO_5,  # uses the access that a target provides, and names no target
+    "inject": (*UP_TO_5, *TRAIN_LEFT),  # uses the access that a target provides, and names no target
     "targets": (*UP_TO_5, "inject", "observe"),
     "observe": UP_TO_5,  # metrics, Prometheus, dashboards; it names no target
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base", "observe"),

@@ -64,6 +64,11 @@ health: {mode: observe}  # what is broken here stays so
 """
 
 
+def for_runs(nodes: int) -> str:
+    """Return the cluster file of `cluster_for_runs`, with this many nodes."""
+    return FOR_RUNS.replace("nodes: 6", f"nodes: {nodes}")
+
+
 NO_LOAD_TESTS = f"{{{', '.join(f'{name}: off' for name in LOAD_TESTS)}}}"
 PINGED_S = 200  # slurmctld pings its nodes every 100 s, so a node that missed a ping is `idle*` until the next one
 
@@ -263,5 +268,5 @@ def shared(cache: Path) -> Iterator[Cli]:
 def cluster_for_runs(request: pytest.FixtureRequest, cache: Path) -> Iterator[Cli]:
     """Return virtual hosts for the runs of one module (see `runs.py`): six, or its `NODES`. Tests leave them up."""
     with taken_down(at_home(cache)) as cli:
-        cli.ok("up", cli.file(FOR_RUNS.replace("nodes: 6", f"nodes: {getattr(request.module, 'NODES', 6)}")))
+        cli.ok("up", cli.file(for_runs(getattr(request.module, "NODES", 6))))
         yield cli

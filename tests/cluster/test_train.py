@@ -13,7 +13,7 @@ import pytest
 
 from dalsegno.targets.local import LocalTarget
 from dalsegno.train.disk.verify import list_steps
-from tests.cluster.conftest import Cli
+from tests.cluster.conftest import Cli, for_runs
 from tests.cluster.runs import LONG_S, Run, comm, kill, node_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -63,10 +63,15 @@ written = os.open(losses, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 ckpt = Checkpointer(folder, model=model, optimizer=optimizer, per_rank={"drift": drift}, memory_every=1,
                     disk_every=40)
 print("from", ckpt.resumed.source if ckpt.resumed else "nothing", ckpt.step, flush=True)
+def loss_of(module, batch):
+    inputs, drifted = batch
+    return (module(inputs) ** 2).mean() * (1 + drifted.mean() / 100)
 for step in ckpt.steps(total):
     while step >= int(open(losses + ".until").read()):
         time.sleep(0.01)
-    loss = (model(torch.randn(16, 8)) ** 2).mean() * (1 + drift.value.mean() / 100)
+    batch = torch.randn(16, 8), drift.value
+    ckpt.verify(model, batch, lambda module, batch: loss_of(module, batch).backward())
+    loss = loss_of(model, batch)
     drift.value = drift.value * 0.9 + loss.detach()
     optimizer.zero_grad()
     loss.backward()
@@ -204,6 +209,35 @@ def kill_one(run: Run, kind: str, dice: random.Random) -> bool:
     victims = {"worker": run.workers, "agent": run.agents, "srun": run.sruns}[kind]()
     kill(dice.choice(sorted(victims.values() if isinstance(victims, dict) else victims)))
     return True
+
+
+def test_node_with_a_flipped_bit_is_drained_and_the_weights_stay_bit_identical(
+    undisturbed: Training, cluster_for_runs: Cli, tmp_path: Path
+) -> None:
+    """The bit is wrong in every backward pass from step 44 on, so the weights of all ranks are wrong until the check at
+    step 48. The check at step 40 passed, and the checkpoint of step 40 is the newest that can be trusted."""
+    cli = cluster_for_runs
+    cli.ok("up", cli.file(for_runs(NODES).replace("mode: observe", "mode: auto")))
+    training = Training(cli, tmp_path, STEPS, 0.0, "--spares", "1", "--verify-every", "8", until=44)
+    run = training.run
+    run.wait_for(lambda: training.step() == 43 and run.spares and list_steps(tmp_path / "ckpt"), LONG_S)
+    members, (spare,) = run.nodes, run.spares
+    cli.ok("inject", "bit-flip", members[1], "--run", run.id)
+    training.wait_before(STEPS)
+    assert run.wait_for_end(2 * LONG_S) == 0, run.tail()
+    assert run.nodes == [members[0], spare]
+    assert training.starts()[2] == ("disk", 40)
+    assert training.weights() == undisturbed.weights() != set()
+    assert {step for generation, _, step, _ in training.losses() if generation == 1} == set(range(48))
+    (found,) = run.journal("corruption")
+    assert (found["node"], found["step"], found["trusted"], found["ranks"]) == (members[1], 48, 40, [2])
+    drained = cli.ok("shell", "--", "scontrol", "show", "node", members[1])
+    assert re.search(r"Reason=dalsegno:drain:corruption wrong gradients in step 48: rank 2 got \w{8}, ranks", drained)
+    assert f"{members[1]}: wrong gradients in step 48" in cli.ok("why", run.id)
+    cli.ok("up", cli.file(for_runs(NODES)))
+    cli.ok("inject", "--clear", members[1])
+    cli.ok("shell", "--", "scontrol", "update", f"NodeName={members[1]}", "State=RESUME")
+    run.no_trace()
 
 
 @pytest.mark.long

@@ -432,11 +432,11 @@ def test_commit_is_allowed_only_after_it_is_saved(tmp_path: Path):
     coordinator.run = Run(Shape(1, 1, 1), generation=3)
     told: list[Any] = []
     peer = Peer("n1", AgentHello("n1", 1), "127.0.0.1", b"", told.append, lambda: None)
-    coordinator._answer_grant(peer, GrantRequested(7, 3))
+    coordinator.agent_message(peer, GrantRequested(7, 3))
     assert told == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
     site.folder.root.mkdir()
-    calls = disk_calls(lambda: coordinator._answer_grant(peer, GrantRequested(8, 3)))
+    calls = disk_calls(lambda: coordinator.agent_message(peer, GrantRequested(8, 3)))
     assert calls == ["fsync", "replace", "fsync of a folder"]
     assert told[1] == {"granted": {"number": 8, "ok": True, "why": ""}}
     saved = read_saved(site.folder.state, Run(Shape(1, 1, 1)))
-    assert saved is not None and saved.granted == 3
+    assert saved is not None and saved.trust.granted == 3

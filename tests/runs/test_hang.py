@@ -72,6 +72,12 @@ def test_rank_that_has_returned_is_a_fault_of_the_code(tmp_path: Path):
     assert suspects == [HangSuspect.NODE, HangSuspect.CODE]
 
 
+def test_rank_whose_collective_timed_out_is_not_the_one_that_did_not_arrive():
+    """Rank 0 has ended, and left no dump."""
+    found = judge_hang(1, [elsewhere(1), waiting(2)], {1: RankStack("train.py:9")}, PLACES, timed_out=[0])
+    assert found is not None and (found.ranks, found.where) == ((1,), "train.py:9")
+
+
 def test_rank_in_its_dataloader_is_named_so():
     found = judge_hang(1, [waiting(0), elsewhere(1), waiting(2)], {1: RankStack("train.py:9", True)}, PLACES)
     assert found is not None and found.reason == "the rank waits for its DataLoader"

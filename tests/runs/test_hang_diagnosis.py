@@ -68,3 +68,17 @@ async def test_stopped_rank_makes_its_node_suspect(tmp_path: Path) -> None:
         assert await run.ends() == 0
         told = explain_run(run.status, list(journal.read(run.folder.journal)))
         assert told.sentence.startswith("run train-") and "is done after 2 generations" in told.sentence
+
+
+@pytest.mark.long
+@in_loop
+async def test_timeout_of_a_collective_leaves_the_stack_of_the_rank_that_did_not_arrive(tmp_path: Path) -> None:
+    """`tests/runs/test_hangs.py` shows the order of events; here gloo's own timeout comes before any hang limit."""
+    script = TRAINS.replace("world_size=2", "world_size=2, timeout=__import__('datetime').timedelta(seconds=1)")
+    script += "if generation == 1:\n    wait() if rank == 1 else dist.all_reduce(grads)\n"
+    async with played(tmp_path, script, "n1", "n2", **TORCH) as run:
+        await run.until(lambda: "hung" in run.events())
+        hung = next(entry for entry in journal.read(run.folder.journal) if entry["event"] == RunEvent.HUNG)
+        assert hung["ranks"] == [1] and f"{tmp_path}/train.py:" in hung["text"]
+        assert run.events().index("failed") < run.events().index("hung")
+        assert await run.ends() == 0, "the next generation trains"

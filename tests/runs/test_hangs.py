@@ -1,7 +1,17 @@
 """Detection of hangs and of idle ranks."""
 
-from dalsegno.runs.coordinator.agents.hangs import ENOUGH_STEPS, Activity, StepMarks
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dalsegno.runs.coordinator.agents.hangs import ENOUGH_STEPS, Activity, HangWatch, StepMarks
 from dalsegno.runs.coordinator.agents.messages import WorkerActivity
+from dalsegno.runs.coordinator.generations.causes import read_failure
+from dalsegno.runs.coordinator.generations.events import AgentJoined, Event, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, advance
+from dalsegno.runs.coordinator.generations.group import Shape
+from dalsegno.runs.folder import RunFolder
 
 
 def stepping(marks: StepMarks, *times: float, first: int = 0) -> StepMarks:
@@ -96,3 +106,61 @@ def test_waiting_threads_are_idle_but_a_slow_upload_is_not():
 
 def test_unknown_rank_is_not_idle():
     assert Activity().idle_s([0], 1e6) == 0.0 and Activity().idle_s([], 1e6) == 0.0
+
+
+# Collectives that time out before the run counts as hung
+
+GLOO = "RuntimeError: [pair.cc:553] Timed out waiting 1800000ms for recv operation to complete"
+
+
+class PlayedControl:
+    """A run on two nodes whose agents capture stacks at once, and what was ordered and applied, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.present, self.done = RunFolder(folder), frozenset("ab"), list[str]()
+        self.run, self.watch, self.tasks = Run(Shape(2, 2, 1)), HangWatch(self, 0.0), list[object]()  # type: ignore[arg-type]
+        for event in (AgentJoined("a"), AgentJoined("b"), StoreOpened("a", 1, 5000)):
+            self.run, _ = advance(self.run, event)
+        self.watch.generation_started()
+
+    def send(self, agent: str, message: dict[str, object]) -> None:
+        self.done.append(f"{next(iter(message))} {agent}")
+        asyncio.get_running_loop().call_soon(self.watch.stacks_done, agent)
+
+    def apply(self, event: Event) -> None:
+        assert isinstance(event, WorkerEnded)
+        self.done.append(f"rank {event.rank} ended")
+
+    def run_in_background(self, work: object) -> None:
+        self.tasks.append(work)
+
+
+def ended(rank: int, code: int, traceback: str = "", generation: int = 1) -> WorkerEnded:
+    failure = read_failure(rank, "a", code, traceback)
+    return WorkerEnded("a", generation, rank, code, failure)
+
+
+@pytest.mark.parametrize("first", [ended(0, 1, GLOO), ended(0, -6)], ids=["gloo", "NCCL's watchdog"])
+def test_stacks_are_captured_before_a_timeout_of_a_collective_ends_the_generation(tmp_path: Path, first: WorkerEnded):
+    async def main() -> list[str]:
+        control = PlayedControl(tmp_path)
+        assert control.watch.defer(first)
+        assert control.watch.defer(ended(1, 1, GLOO)), "the end of another rank waits, too"
+        await asyncio.gather(*control.tasks)  # type: ignore[call-overload]
+        assert not control.watch.defer(ended(1, -9)), "later ends are applied at once"
+        return control.done
+
+    assert sorted(done := asyncio.run(main())) == ["rank 0 ended", "rank 1 ended", "stacks a", "stacks b"]
+    assert done[2:] == ["rank 0 ended", "rank 1 ended"]
+
+
+def test_other_failures_end_the_generation_at_once(tmp_path: Path):
+    watch = PlayedControl(tmp_path).watch
+    for event in (ended(0, -9), ended(0, 1, "ValueError: no"), ended(0, 1, GLOO, generation=7), AgentJoined("c")):
+        assert not watch.defer(event)
+
+
+def test_failure_while_the_generation_is_stopped_is_applied_at_once(tmp_path: Path):
+    control = PlayedControl(tmp_path)
+    control.run = Run(Shape(2, 2, 1), phase=GenerationPhase.STOPPING, generation=1)
+    assert not control.watch.defer(ended(0, 1, GLOO))

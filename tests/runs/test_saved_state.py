@@ -18,7 +18,7 @@ from dalsegno.runs.coordinator.generations.events import Cancelled, Event, Nodes
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.generations.group import Shape, form_group
 from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
-from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, SavedStep, read_saved, write_saved
+from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, SavedStep, SavedTrust, read_saved, write_saved
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Process
 from tests.runs.small_site import SmallSite
@@ -80,7 +80,12 @@ all_saved = st.builds(
     st.dictionaries(st.sampled_from(["n1", "n2"]), st.floats(0, 2e9)),
     st.integers(0, 9),
     st.none() | st.floats(0, 2e9),
-    st.integers(0, 99),
+    st.builds(
+        SavedTrust,
+        st.integers(0, 99),
+        st.integers(0, 1 << 40),
+        st.none() | st.tuples(st.integers(1, 99), st.integers(0, 1 << 40)),
+    ),
     nodes.map(tuple),
 )
 

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 from dalsegno.runs.agent.evidence import oom_kills
-from dalsegno.runs.agent.worker_processes import GenerationWorkers, run_files
+from dalsegno.runs.agent.orders import Setup, WorkerOrder
+from dalsegno.runs.agent.worker_processes import GenerationWorkers, run_files, worker_task
+from dalsegno.runs.folder import RunFolder
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ada/train.py", line 7, in <module>
@@ -77,3 +79,21 @@ def test_last_error_line_counts_only_for_workers_that_exited(tmp_path: Path):
     assert workers.ended(gave_up, 2)["traceback"] == "error: no data"
     assert "traceback" not in workers.ended(killed, -9)
     assert workers.failing() == []
+
+
+def test_worker_that_is_a_program_of_its_own_has_torchs_dumps_in_the_run_folder(tmp_path: Path, monkeypatch):
+    """Without a warm parent, no thread of ours runs in the worker, but NCCL's own dump at a timeout is kept."""
+    monkeypatch.delenv("TORCH_FR_DUMP_TEMP_FILE", raising=False)
+    monkeypatch.delenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", raising=False)
+    setup = Setup(python="python3", script="train.py", folder=str(tmp_path))
+    worker = GenerationWorkers(3).add(5, **files(tmp_path, 5))
+    env = {"TORCHELASTIC_RUN_ID": "r", "DALSEGNO_GENERATION": "3"}
+
+    def prefix(order: WorkerOrder, warm: bool = False) -> str | None:
+        return worker_task(setup, warm, worker, order, "sock")["env"].get("TORCH_FR_DUMP_TEMP_FILE")
+
+    own = str(RunFolder(tmp_path).flight_dump(3, 5)).removesuffix("5.json")
+    assert prefix(WorkerOrder(5, env)) == own
+    assert prefix(WorkerOrder(5, {**env, "TORCH_FR_DUMP_TEMP_FILE": "/mine"})) == "/mine"
+    assert prefix(WorkerOrder(5, {"DALSEGNO_GENERATION": "3"})) is None, "not a torch worker"
+    assert prefix(WorkerOrder(5, env), warm=True) is None, "a forked worker sets it itself"

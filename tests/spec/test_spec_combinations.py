@@ -556,7 +556,7 @@ HEALTH = {
     "zombies: {thresholds: {size: 80}}": ("health check `zombies` has no threshold `size`", "it has older_than_s"),
     "pair-colective: off": ("there is no health check `pair-colective`", "did you mean `pair-collective`?"),
     "load-memory: {every: 1m}": (
-        "the load test `load-memory` can only be switched on or off",
+        "the check `load-memory` can only be switched on or off",
         "write `load-memory: off`, or leave it out",
     ),
     "dcgm: {thresholds: {size: 80}}": ("health check `dcgm` has no threshold `size`", "it has none"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from dalsegno.health.result import Remedy, Result, Verdict
@@ -63,6 +63,8 @@ class GpuReading:
     memory_used_mib: float | None = None
     memory_total_mib: float | None = None
     utilization_percent: float | None = None
+    clock_mhz: float | None = None
+    pcie_width: float | None = None
 
 
 def report_message(report: NodeReport) -> dict[str, Any]:
@@ -174,16 +176,16 @@ class GpuReadings:
 Word = AgentBeat | NewFindings | GpuReadings | Reply
 
 
+_WIDTHS = (5, len(fields(GpuReading)))  # of a row; agents of earlier versions send no clocks
+
+
 def readings_message(gpus: Iterable[GpuReading]) -> Message:
     """Return the readings as short rows, in the order of the fields of `GpuReading`."""
     return {"readings": readings_rows(gpus)}
 
 
 def readings_rows(gpus: Iterable[GpuReading]) -> list[list[float | None]]:
-    return [
-        [gpu.index, gpu.temperature_c, gpu.memory_used_mib, gpu.memory_total_mib, gpu.utilization_percent]
-        for gpu in gpus
-    ][:MAX_GPUS]
+    return [list(astuple(gpu)) for gpu in gpus][:MAX_GPUS]
 
 
 def parse_readings(rows: object) -> tuple[GpuReading, ...]:
@@ -194,7 +196,7 @@ def parse_readings(rows: object) -> tuple[GpuReading, ...]:
 
 
 def _reading(row: object) -> GpuReading:
-    if not isinstance(row, list) or len(row) != 5 or type(row[0]) is not int or not 0 <= row[0] < MAX_GPUS:
+    if not isinstance(row, list) or len(row) not in _WIDTHS or type(row[0]) is not int or not 0 <= row[0] < MAX_GPUS:
         raise BadReport("not a reading of a GPU")
     return GpuReading(row[0], *(_figure(value) for value in row[1:]))
 

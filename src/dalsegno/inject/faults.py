@@ -106,6 +106,11 @@ FAULTS = {
             ("for_s", "run", "rank"), safe=True,
         ),
         InjectableFault(
+            "bit-flip",
+            "One bit is wrong in the gradients of one worker that calls `verify`: the lowest rank there, or --rank.",
+            ("for_s", "run", "rank"),
+        ),
+        InjectableFault(
             "bad-replacement",
             "The next --count (1) machines that replace this one have a bad GPU; "
             "with --same-gpus, they have the old machine's GPUs.",

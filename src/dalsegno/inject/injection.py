@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pwd
 import time
 from dataclasses import asdict
 from typing import Any
 
-from dalsegno.errors import TargetError, UsageError
+from dalsegno.errors import NotThere, TargetError, UsageError
 from dalsegno.health.result import Remedy
 from dalsegno.inject.access import NodeAccess
 from dalsegno.inject.faults import XID_DEPTH, FaultOptions, InjectableFault, InjectedFault
@@ -21,6 +22,7 @@ from dalsegno.inject.methods import (
     method_of,
 )
 from dalsegno.inject.records import FaultRecord, changing, forget, is_current, read_records, record
+from dalsegno.system.children import owner
 
 ONE_LIMIT = ("net-slow", "link-slow")  # both use the only queue of the node's cable
 GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
@@ -91,6 +93,12 @@ def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: F
     if fault.name == "worker-hang":
         worker, process = find_worker(nodes, node, options.run, options.rank)
         return {**asdict(worker), "start": process.start}
+    if fault.name == "bit-flip":
+        worker, process = find_worker(nodes, node, options.run, options.rank)
+        uid = owner(process.pid)
+        if uid is None:
+            raise NotThere(f"rank {worker.rank} on {node} has ended", hint="`dalsegno runs` shows the runs")
+        return {**asdict(worker), "uid": uid, "gid": pwd.getpwuid(uid).pw_gid}
     return largest_task(nodes, node) if fault.name == "oom" else {}
 
 

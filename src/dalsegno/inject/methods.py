@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import TargetError, UsageError
 from dalsegno.inject.access import NodeAccess, in_mounts, in_network, in_switch
 from dalsegno.inject.records import FaultRecord, lock_path, record_path
+from dalsegno.inject.worker_program import FLIP, PROGRAM, UNFLIP, WantedWorker
 from dalsegno.inject.workers import NodeWorker, choose, inspect
+from dalsegno.programs import launcher
 from dalsegno.system.children import PROC, Process, arguments, end, find, send
 from dalsegno.system.network import run_ip
 from dalsegno.system.processes import Completed
@@ -55,6 +59,22 @@ def resume_worker(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 def _process(fault: FaultRecord) -> Process:
     return Process(int(fault.undo["pid"]), int(fault.undo["start"]))
+
+
+def flip_bit(nodes: NodeAccess, fault: FaultRecord) -> None:
+    _set_flip(nodes, fault, FLIP)
+
+
+def stop_flipping(nodes: NodeAccess, fault: FaultRecord) -> None:
+    _set_flip(nodes, fault, UNFLIP)
+
+
+def _set_flip(nodes: NodeAccess, fault: FaultRecord, what: str) -> None:
+    """Run the program for workers' faults on the node, as the owner of the worker: the file is in the user's memory."""
+    uid, gid = int(fault.undo["uid"]), int(fault.undo["gid"])
+    wanted = WantedWorker("", what, str(fault.undo["run"]), int(fault.undo["rank"]))
+    as_owner = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"] if os.geteuid() == 0 else []
+    in_mounts(nodes, fault.node, [*as_owner, *launcher(), PROGRAM, json.dumps(asdict(wanted))]).checked()
 
 
 def kill_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None) -> NodeWorker:
@@ -285,6 +305,7 @@ METHODS = {  # faults that are not listed change only the telemetry; `injection`
     "slurmd-dead": FaultMethod(kill_daemon, start_daemon),
     "agent-dead": FaultMethod(kill_daemon, start_daemon),
     "worker-hang": FaultMethod(stop_worker, resume_worker),
+    "bit-flip": FaultMethod(flip_bit, stop_flipping),
     "oom": FaultMethod(run_out_of_memory, _nothing),
     "link-down": FaultMethod(unplug, plug, NO_NETWORK),
     "link-flap": FaultMethod(flap, plug, NO_NETWORK),

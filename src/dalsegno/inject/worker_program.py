@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.inject.workers import NodeWorker, SeenProcess, choose, find_workers, inspect
 from dalsegno.system.children import PROC, Process, arguments, environment, find, owner, send, stop
+from dalsegno.train.memory.files import create_own, find_folder, flip_name, own_folder, remove_folder
 
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
+FLIP, UNFLIP = "bit-flip", "bit-flip-end"
 SLOW_S, FAST_S = 0.2, 0.1  # a slow worker is stopped for two thirds of the time, which imitates a third of the clock
 
 
@@ -54,6 +56,9 @@ def _carry_out(wanted: WantedWorker, answer: Callable[[dict[str, object]], None]
         answer({"found": _lasting(wanted.job)})
     elif wanted.what == CLEAR:
         answer({"found": _clear(wanted.job)})
+    elif wanted.what in (FLIP, UNFLIP) and wanted.run is not None and wanted.rank is not None:
+        _flip(wanted.run, wanted.rank, wanted.what == FLIP)
+        answer({})
     else:
         worker, process = _choose(wanted)
         if wanted.what == KILL:
@@ -101,6 +106,15 @@ def _hold(
                 send(process, signal.SIGCONT)
                 time.sleep(FAST_S)
                 send(process, signal.SIGSTOP)
+
+
+def _flip(run: str, rank: int, wrong: bool) -> None:
+    """Create or remove the file that makes a worker flip a bit of its gradients (`train/corruption.py`)."""
+    if wrong:
+        os.close(create_own(own_folder() / flip_name(run, rank)))
+    elif (folder := find_folder()) is not None:
+        (folder / flip_name(run, rank)).unlink(missing_ok=True)
+        remove_folder(folder)
 
 
 @contextmanager

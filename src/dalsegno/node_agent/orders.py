@@ -214,6 +214,8 @@ def read_gpu(gpu: GpuFacts) -> GpuReading:
         None if used is None else used // step * step,
         total,
         None if gpu.utilization_percent is None else 5 * round(gpu.utilization_percent / 5),
+        None if gpu.clock_mhz is None else 100 * round(gpu.clock_mhz / 100),
+        gpu.pcie_width,
     )
 
 

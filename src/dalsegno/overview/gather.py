@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.health.messages import BadReport, GpuReading, parse_readings
@@ -22,6 +22,9 @@ from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.system.files import user_of
 from dalsegno.targets.base import CanMonitor, ClusterPhase, ClusterStatus, NodeStatus, Target, job_status
 from dalsegno.wire.liveness import Presence
+
+if TYPE_CHECKING:
+    from dalsegno.runs.slow_ranks import NodeReading
 
 CONTROLLER_S = 3.0
 PROMETHEUS_S = 1.0
@@ -47,6 +50,23 @@ def read_agents(answer: Mapping[str, Any]) -> dict[str, tuple[GpuReading, ...]]:
     agents = [each for each in answer.get("agents", ()) if each.get("presence") == Presence.CONNECTED.value]
     found = {str(each["node"]): read_gpus(each) for each in agents}
     return {node: gpus for node, gpus in found.items() if gpus}
+
+
+def ask_readings(controller: Path) -> dict[str, NodeReading]:
+    """Return what the agents of the nodes report: readings of GPUs, and checks that did not pass."""
+    return read_node_readings(ask(controller, {"agents": True}, CONTROLLER_S))
+
+
+def read_node_readings(answer: Mapping[str, Any]) -> dict[str, NodeReading]:
+    from dalsegno.runs.slow_ranks import NodeReading  # imported late: `status` must be fast
+
+    agents = [each for each in answer.get("agents", ()) if each.get("presence") == Presence.CONNECTED.value]
+    return {
+        str(each["node"]): NodeReading(
+            read_gpus(each), tuple(f"{check}: {text}" for check, _, text in each.get("findings", ()))
+        )
+        for each in agents
+    }
 
 
 def read_gpus(agent: Mapping[str, Any]) -> tuple[GpuReading, ...]:

@@ -24,6 +24,7 @@ from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.recovery.runs.coordinators import CoordinatorKeeper, check_folder, check_may_ask
 from dalsegno.recovery.runs.run_records import RunRecord, RunRecords
 from dalsegno.recovery.watch import JOURNAL, NodeWatch
+from dalsegno.runs.coordinator.trust import CONTROLLER
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder
 from dalsegno.system.network import listen_at
@@ -58,6 +59,7 @@ class Controller:
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
+        env = {**env, CONTROLLER: str(folder / SOCKET)}
         self.keeper = CoordinatorKeeper(RunRecords(folder / RUNS), launcher, env, self.selector)
         self.keeper.begin()
         self.folder, self.refusals = folder, RefusalLog(log.warning)
@@ -105,12 +107,17 @@ class Controller:
         self.selector.close()
 
     def answer(self, uid: int, request: Message) -> Message:
-        """Answer a user's request: `{"start": FOLDER}`, `{"runs": true}`, `{"agents": true}` or one for `Answers`."""
+        """Answer a user's request: `{"start": FOLDER}`, `{"corrupt": {…}}`, `{"runs": true}`, `{"agents": true}` or one
+        for `Answers`."""
         log.debug("request of uid %d: %s", uid, ", ".join(request))
         try:
             if set(request) == {"start"}:
                 check_may_ask(uid)
                 self.keeper.request(check_folder(request["start"], uid), uid)
+                return {"ok": True}
+            if set(request) == {"corrupt"} and self.watch:
+                self.watch.accusations.add(uid, request["corrupt"])
+                self.request_round()
                 return {"ok": True}
             if request == {"runs": True}:
                 return {"runs": [_run_message(record) for record in self.keeper.runs_of(uid)]}

@@ -23,7 +23,7 @@ from dalsegno.recovery.decisions.policy import OFF, ControllerSite, Policy
 from dalsegno.recovery.decisions.records import NodeRecords
 from dalsegno.recovery.decisions.spares import is_owed
 from dalsegno.recovery.journal.store import Journal
-from dalsegno.recovery.runs.run_hints import CheckChanges, with_hint
+from dalsegno.recovery.runs.run_hints import Accusations, CheckChanges, with_hint
 from dalsegno.recovery.runs.run_records import RunRecord
 from dalsegno.runs.coordinator.nodes.node_rules import drained_for_repair
 from dalsegno.targets.base import CanSeePower
@@ -162,7 +162,12 @@ class NodeWatch:
 
     def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, runs: Runs = dict) -> None:
         self.folder, self.site, self.agents, self.runs = folder, site, agents, runs
+<<<<<<< HEAD
         self._round_requested, self._closed = threading.Event(), threading.Event()
+=======
+        self.accusations = Accusations(runs)
+        self._round_requested, self._closed = threading.Event(), False
+>>>>>>> main
         self._pool = ThreadPoolExecutor(MAX_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint, self._is_new = "", True
@@ -254,7 +259,7 @@ class NodeWatch:
         wanted, runs = drained_for_repair(nodes), self.runs()
         jobs, kept = [with_hint(job, wanted, runs) for job in queue.jobs], {run: each.uid for run, each in runs.items()}
         facts = gather(nodes, jobs, self.agents, at, underway, kept)
-        return mark_powered_off(facts, self.site.target)
+        return mark_powered_off(self.accusations.accuse(facts), self.site.target)
 
     def _complain(self, text: str) -> None:
         """Log a problem once, until it changes."""

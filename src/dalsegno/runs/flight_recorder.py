@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
@@ -250,13 +250,15 @@ class Stall:
         return next(iter(self.calls.values()))
 
 
-def find_stall(dumps: Sequence[FlightDump], world_size: int = 0) -> Stall | None:
+def find_stall(dumps: Sequence[FlightDump], world_size: int = 0, waited: Collection[int] = ()) -> Stall | None:
     """Return the collective that blocks the run; None if no rank waits in a collective.
 
     A rank that is missing in one group may itself wait in another group. A stall whose missing ranks wait in no
-    collective is preferred, because they block the others.
+    collective is preferred, because they block the others. `waited` are ranks without a dump that are known to have
+    waited in it.
     """
-    stalls = [stall for group in _groups_of(dumps) if (stall := _stall_of(group, dumps, world_size)) is not None]
+    found = (_stall_of(group, dumps, world_size, waited) for group in _groups_of(dumps))
+    stalls = [stall for stall in found if stall is not None]
     waiting = {dump.rank for dump in dumps if dump.pending()}
     return min(stalls, key=lambda stall: (bool(waiting & set(stall.missing)), -len(stall.calls)), default=None)
 
@@ -265,14 +267,17 @@ def _groups_of(dumps: Sequence[FlightDump]) -> list[str]:
     return list(dict.fromkeys(call.group for dump in dumps for call in dump.pending()))
 
 
-def _stall_of(group: str, dumps: Sequence[FlightDump], world_size: int) -> Stall | None:
+def _stall_of(
+    group: str, dumps: Sequence[FlightDump], world_size: int, waited: Collection[int] = ()
+) -> Stall | None:
     own = {dump.rank: [call for call in dump.calls if _is_of(call, group)] for dump in dumps}
     first = min(call.sequence for calls in own.values() for call in calls if not call.done)
     calls = {rank: call for rank in sorted(own) for call in own[rank] if call.sequence == first}
     members = _members(group, dumps, own, world_size)
     # A rank that has made later calls has also made this one, even if its dump no longer contains it.
     later = {rank for rank, theirs in own.items() if any(call.sequence > first for call in theirs)}
-    missing = tuple(rank for rank in members if rank not in calls and rank not in later)
+    absent = [rank for rank in members if rank not in calls and rank not in later]
+    missing = tuple(rank for rank in absent if rank not in waited)
     if len({(call.operation, call.sizes if _equal_sizes(call) else ()) for call in calls.values()}) > 1:
         return Stall(StallKind.MISMATCH, group, first, calls, missing)
     return Stall(StallKind.MISSING if missing else StallKind.INCOMPLETE, group, first, calls, missing)

@@ -95,13 +95,14 @@ def judge_hang(
     places: Mapping[int, str],
     faulty_nodes: Collection[str] = (),
     returned: Collection[int] = (),
+    timed_out: Collection[int] = (),
 ) -> HangReport | None:
     """Return why a generation hangs; None if there is no evidence.
 
     `faulty_nodes` are nodes that failed a check or were drained. `returned` are ranks whose script ended without an
-    error.
+    error. `timed_out` are ranks that have ended because they had waited too long in a collective.
     """
-    stall = find_stall(dumps, len(places))
+    stall = find_stall(dumps, len(places), timed_out)
     if stall is None:
         return _outside_collectives(generation, dumps, stacks, places)
     states = {dump.rank: dump.state for dump in dumps}
@@ -257,7 +258,16 @@ def read_hang(
     places = ranks_of_generation(entries, generation)
     dumps = read_dumps(run, generation)
     stacks = _read_stacks(run, generation, sorted(places))
-    return judge_hang(generation, dumps, stacks, places, faulty_nodes, _returned(entries, generation, places))
+    returned, timed_out = _returned(entries, generation, places), _timed_out(entries, generation)
+    return judge_hang(generation, dumps, stacks, places, faulty_nodes, returned, timed_out)
+
+
+def _timed_out(entries: Sequence[Entry], generation: int) -> list[int]:
+    """Return the ranks of a generation that have ended because a collective timed out."""
+    failed = (entry for entry in entries if entry.get("event") == RunEvent.FAILED and entry.get("timed_out"))
+    return [
+        entry["rank"] for entry in failed if entry.get("generation") == generation and type(entry.get("rank")) is int
+    ]
 
 
 def _returned(entries: Sequence[Entry], generation: int, places: Mapping[int, str]) -> list[int]:

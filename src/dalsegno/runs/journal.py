@@ -35,6 +35,7 @@ class RunEvent(str, Enum):
     FAILED = "failed"
     IDLE = "idle"
     HUNG = "hung"  # a generation hangs; the entry says why (`hang.HangReport`)
+    CORRUPTION = "corruption"  # ranks disagree about the gradients of a step
     PAUSE = "pause"
     NOTE = "note"
     RESTS = "rests"

@@ -89,6 +89,22 @@ class RunNodeStatus:
 
 
 @dataclass(frozen=True)
+class SlowRank:
+    """A rank that the others wait for. `ratio`: its step time, without waiting, divided by the median of all ranks."""
+
+    rank: int
+    node: str
+    ratio: float
+
+    def sentence(self) -> str:
+        on = f" on {self.node}" if self.node else ""
+        return (
+            f"rank {self.rank}{on} takes {self.ratio:.1f} times as long for a step as the median of all ranks,"
+            " which wait for it"
+        )
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """Everything that users are shown about a run."""
 
@@ -114,6 +130,7 @@ class RunStatus:
     coordinator_host: str = ""
     coordinator_pid: int = 0
     cause: RunCause = RunCause.OTHER  # the cause behind `message`
+    slow_rank: SlowRank | None = None  # a rank that the others wait for at every step
 
     @property
     def group_size(self) -> int:

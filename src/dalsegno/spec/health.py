@@ -135,3 +135,6 @@ CHECK_THRESHOLDS: Mapping[str, tuple[str, ...]] = {
 }
 # Load tests of a validation that can be switched off, under `checks` as well. They have no other settings.
 LOAD_TESTS = ("load-product", "load-memory", "load-loopback", "pair-collective")
+# `corruption`: whether a node is drained if a run has convicted it of wrong gradients. By default, only runs of root
+# and of the cluster's owner have that effect.
+SWITCHES = (*LOAD_TESTS, "corruption")

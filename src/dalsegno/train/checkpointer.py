@@ -14,7 +14,8 @@ from typing import Any, NoReturn, Union
 
 from dalsegno.train import contract
 from dalsegno.train.agent import find_agent
-from dalsegno.train.disk.folder import OpeningRun, open_folder
+from dalsegno.train.corruption import Backward, GradientCheck
+from dalsegno.train.disk.folder import OpeningRun, open_folder, set_aside_untrusted
 from dalsegno.train.disk.format import checkpointer_name
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.files import ALONE, sweep_abandoned, sweep_rank
@@ -26,6 +27,9 @@ from dalsegno.train.options import (
     check_options,
     check_per_rank,
     parse_interval,
+    parse_trusted,
+    parse_verified,
+    parse_verify_every,
 )
 from dalsegno.train.progress import ProgressReporter
 from dalsegno.train.rank_state import RankOwnState, digest, seed_for, take_randomness
@@ -92,6 +96,9 @@ class Checkpointer:
         self._keeping = self._start_keeping(keep, keep_every)
         self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
         self._reporter = ProgressReporter(self._agent, self._where.generation, self._where.rank, objects.values())
+        self._gradient_check = GradientCheck(
+            parse_verify_every(os.environ), self._where, self._rank_store, self._agent
+        )
         self._agreed: dict[str, Any] = {}
         self._read_at = float("-inf")
         self._total: int | None = None
@@ -187,6 +194,19 @@ class Checkpointer:
         if now_due.stop:
             self._stop()
 
+    def verify(self, model: Any, batch: Any, backward: Backward) -> None:
+        """Check for silent data corruption, if `--verify-every` asks for it at this step.
+
+        Call it on every rank in every step, before the step's own forward pass. `backward(module, batch)` computes the
+        gradients of a batch with `module`, which is the model without DDP: a forward pass, and `loss.backward()`. If
+        ranks disagree, the run continues without the node that computed wrongly, from a state before that.
+        """
+        verdict = self._gradient_check.run(self.step, model, batch, backward)
+        if verdict is not None:
+            self._say(verdict.text)
+        elif self._gradient_check.is_due(self.step):
+            self._keeping.record_verified(self.step)
+
     def settle(self) -> None:
         """Wait for a running snapshot.
 
@@ -206,6 +226,10 @@ class Checkpointer:
         )
         if aside is not None:
             self._say(f"starting from scratch; the earlier checkpoints are now in {aside}")
+        if trusted := parse_trusted(os.environ):
+            corrupt = set_aside_untrusted(self.folder, where.run, *trusted)
+            if corrupt is not None:
+                self._say(f"checkpoints after step {trusted[1]} may be corrupt; they are now in {corrupt}")
 
     def _resume(self) -> Resumed | None:
         rank = self._where.rank
@@ -239,7 +263,7 @@ class Checkpointer:
         sweep_abandoned()
         terms = SaverTerms(
             str(self.folder), run, where.generation, where.rank, where.world,
-            keep, keep_every, sweep=self._agent is None,
+            keep, keep_every, sweep=self._agent is None, verified=parse_verified(os.environ),
         )  # fmt: skip
         if self._agent is None:
             self._say_disk_only()

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Union
 
+from dalsegno.train import contract
 from dalsegno.train.errors import CheckpointError
 
 # Intervals
@@ -175,3 +176,26 @@ def _check_signals(numbers: object) -> None:
         raise CheckpointError(
             f"signals={numbers!r} are not signals that can be caught", hint="for example signals=(signal.SIGUSR1,)"
         )
+
+
+# Variables of the launcher
+
+
+def parse_verify_every(environ: Mapping[str, str]) -> int:
+    """Return the number of steps between two checks for silent data corruption; 0: no checks."""
+    value = environ.get(contract.VERIFY_EVERY) or "0"
+    if not value.isdigit():
+        raise CheckpointError(f"{contract.VERIFY_EVERY}={value!r} is not a number of steps", hint="for example 1000")
+    return int(value)
+
+
+def parse_verified(environ: Mapping[str, str]) -> int | None:
+    """Return the last step at which all ranks agreed in an earlier generation; None if there is none."""
+    value = environ.get(contract.VERIFIED, "")
+    return int(value) if value.isdigit() else None
+
+
+def parse_trusted(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return generation and step: what the run saved up to this generation, after this step, may be corrupt."""
+    generation, _, step = environ.get(contract.TRUSTED, "").partition(":")
+    return (int(generation), int(step)) if generation.isdigit() and step.isdigit() else None

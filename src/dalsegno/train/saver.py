@@ -40,6 +40,7 @@ class SaverTerms:
     keep: int
     keep_every: int | None = None
     sweep: bool = False  # whether the saver removes the run's files in memory when the worker is gone
+    verified: int | None = None  # the last step that was verified: the newest checkpoint up to it is kept
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda:
     try:
         commit(
             Path(terms.folder), request.step, terms.world, terms.run, terms.generation, grant,
-            keep=terms.keep, every=terms.keep_every, warn=warn,
+            keep=terms.keep, every=terms.keep_every, verified=terms.verified, warn=warn,
             abandoned=lambda missing: overtaken() and has_moved_on(Path(terms.folder), ours, missing),
         )  # fmt: skip
     except CheckpointError as error:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -238,6 +239,10 @@ class RankSnapshots:
             self._note(SaveResult(state.step, "", time.monotonic() - began, why, warnings=tuple(warnings)))
         else:
             self.counted.skipped += 1
+
+    def record_verified(self, step: int) -> None:
+        """Keep the newest checkpoint up to this step, at which all ranks agreed, in all later saves."""
+        self._terms = replace(self._terms, verified=step)
 
     def step_done(self) -> None:
         """Record the end of a step, and commit the open snapshot if it is complete."""

@@ -14,8 +14,11 @@ from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 _HANGING = (RunPhase.RUNNING, RunPhase.STOPPING)
 
 
-def explain_run(status: RunStatus, entries: Sequence[Entry], hang: HangReport | None = None) -> Conclusion:
-    """Return the verdict on a run. `hang` is why one of its generations hung, from the evidence in its folder."""
+def explain_run(
+    status: RunStatus, entries: Sequence[Entry], hang: HangReport | None = None, slow_rank: str = ""
+) -> Conclusion:
+    """Return the verdict on a run. `hang` is why one of its generations hung, from the evidence in its folder.
+    `slow_rank` is a sentence about a rank that the others wait for."""
     if status.over:
         return _ended(status, entries, hang)
     logs = f"dalsegno logs -f {status.run}"
@@ -34,7 +37,12 @@ def explain_run(status: RunStatus, entries: Sequence[Entry], hang: HangReport | 
         why = f"; {hang.describe()}" if hang and current else ""
         return Conclusion(f"run {status.run} hangs: {idle.get('text')}{why}", logs)
     if status.phase is RunPhase.RUNNING:
-        return Conclusion(f"run {status.run} is training, in generation {status.generation}{_because(entries)}", logs)
+        slow = f"; {slow_rank}" if slow_rank else ""
+        node = status.slow_rank.node if slow_rank and status.slow_rank else ""
+        return Conclusion(
+            f"run {status.run} is training, in generation {status.generation}{_because(entries)}{slow}",
+            f"dalsegno why {shlex.quote(node)}" if node else logs,
+        )
     return Conclusion(f"run {status.run} is {status.phase.value}{_message_suffix(status)}{_because(entries)}", logs)
 
 

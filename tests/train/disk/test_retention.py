@@ -18,6 +18,12 @@ def test_every_mth_step_is_never_removed() -> None:
     assert choose_removals(range(0, 100, 10), newest=90, keep=Retention(1, every=30)) == [10, 20, 40, 50, 70, 80]
 
 
+def test_newest_verified_step_is_kept():
+    """After data corruption, a run goes back to it."""
+    assert choose_removals([10, 20, 30, 40], newest=40, keep=Retention(1, verified=25)) == [10, 30]
+    assert choose_removals([10, 20, 30, 40], newest=40, keep=Retention(1, verified=5)) == [10, 20, 30]
+
+
 def test_checkpoint_just_written_is_never_removed() -> None:
     assert choose_removals([10, 20], newest=20, keep=Retention(0)) == [10]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dalsegno.overview.facts import FailingScrape, ObservedRun, RecoveryView
     from dalsegno.recovery.journal.event import Event
     from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.slow_ranks import NodeReading
     from dalsegno.targets.base import ClusterStatus, Target
 
 SLURM_S = 5.0
@@ -74,6 +75,14 @@ class ClusterSources:
         from dalsegno.overview.gather import ask_gpus
 
         return ask_gpus(self.controller) if self.controller else {}
+
+    def readings(self) -> dict[str, NodeReading]:
+        """Return what the nodes' agents report, by node; empty if the controller does not answer."""
+        from dalsegno.overview.gather import ask_readings
+
+        with contextlib.suppress(DalsegnoError):
+            return ask_readings(self.controller) if self.controller else {}
+        return {}
 
     def failing_scrapes(self) -> tuple[FailingScrape, ...]:
         """Return the exporters that the cluster's Prometheus cannot read; empty if the cluster has no Prometheus."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeStatus, counted
 
 if TYPE_CHECKING:
-    from dalsegno.overview.facts import NodeRecovery, Overview, RecoveryView
+    from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView
 
 NODE_DAEMONS = {"slurmd": "node", "node-agent": "node", "node-exporter": "host"}  # the head runs one too
 NAME_COLUMNS = 40
@@ -75,14 +76,26 @@ def _look(sources: ClusterSources) -> Overview:
     status, view = sources.status(), None
     with contextlib.suppress(DalsegnoError):
         view = sources.recovery_view()
-    status = replace(status, problems=(*status.problems, *_problems(view)))
+    runs = tuple(sources.runs())
+    status = replace(status, problems=(*status.problems, *_problems(view), *_slow_ranks(runs, sources)))
     return Overview(
         status,
         view,
-        runs=tuple(sources.runs()),
+        runs=runs,
         all_runs=sources.sees_all_runs,
         failing_scrapes=sources.failing_scrapes(),
     )
+
+
+def _slow_ranks(runs: Sequence[ObservedRun], sources: ClusterSources) -> list[str]:
+    """Return a line for each run that waits for one of its ranks, with what the node of that rank reports."""
+    slow = [run.status for run in runs if run.status.slow_rank]
+    if not slow:
+        return []
+    from dalsegno.runs.slow_ranks import describe_slow_rank
+
+    readings = sources.readings()
+    return [f"run {status.run}: {text}" for status in slow if (text := describe_slow_rank(status, readings))]
 
 
 def _problems(view: RecoveryView | None) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.hardware.job_variables import JobVariable
     from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.status import RunStatus
     from dalsegno.slurm.facts import JobInfo
     from dalsegno.slurm.parse.nodes import NodeEvent
     from dalsegno.why import ControllerView, Explanation, Moment
@@ -112,7 +113,18 @@ def _explain_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
     failing = [name for name, view in nodes.items() if view.failing]
     hang = read_hang(run, generation_to_explain(status, entries), entries, failing)
     timeline = merge_timelines(own, around)
-    return Explanation(f"run {run.run}", explain_run(status, entries, hang), timeline, _variables(run))
+    verdict = explain_run(status, entries, hang, _slow_rank(status, slurm))
+    return Explanation(f"run {run.run}", verdict, timeline, _variables(run))
+
+
+def _slow_rank(status: RunStatus, slurm: SlurmHere) -> str:
+    """Return the rank that the run waits for, with what its node reports beside the others; "" if none stands out."""
+    from dalsegno.overview.gather import read_node_readings
+    from dalsegno.runs.slow_ranks import describe_slow_rank
+
+    if status.slow_rank is None:
+        return ""
+    return describe_slow_rank(status, read_node_readings(_ask(slurm, {"agents": True}) or {}))
 
 
 def _variables(run: RunFolder) -> tuple[JobVariable, ...]:

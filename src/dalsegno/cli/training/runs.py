@@ -12,9 +12,11 @@ from dalsegno.cli import out
 from dalsegno.cli.out import json_option
 from dalsegno.cli.training.statusline import age, clock, elapsed_s, facts_of, live_text, members, state_of, status_of
 from dalsegno.errors import NotThere
+from dalsegno.printable import one_line
 
 if TYPE_CHECKING:
     from dalsegno.runs.coordinator.reports.goodput import Goodput, TrainingProgress
+    from dalsegno.runs.coordinator.reports.history import StepPoint
     from dalsegno.runs.folder import RunFolder
     from dalsegno.runs.status import RunStatus
 
@@ -76,11 +78,13 @@ def row(run: RunFolder, status: RunStatus, now: float) -> list[str]:
 
 @command.command()
 @json_option
+@click.option("--plot", is_flag=True, help="Plot loss and step time over the steps. `^`: a generation started there.")
 @click.argument("run", required=False, default="")
-def show(run: str, json_: bool) -> None:
+def show(run: str, plot: bool, json_: bool) -> None:
     """Show the progress of RUN and how its time was spent. Default: the newest run.
 
-    Steps are shown if the script reports them with the training library, `dalsegno.train`.
+    Steps are shown if the script reports them with the training library, `dalsegno.train`. With --json, --plot adds
+    the points.
     """
     from dalsegno.cluster import runs_home
     from dalsegno.runs.coordinator.reports.goodput import read_progress
@@ -93,7 +97,8 @@ def show(run: str, json_: bool) -> None:
         raise NotThere(f"run {found.run} has no status yet", hint="`dalsegno runs` lists the runs that have one")
     if json_:
         known = facts_of(found, status)
-        out.as_json({**known, "progress": facts_to_json(progress) if progress else None})
+        points = {"history": [point._asdict() for point in _history(found)]} if plot else {}
+        out.as_json({**known, "progress": facts_to_json(progress) if progress else None, **points})
         return
     now = time.time()
     out.data(f"{found.run}  {state_of(status, now)}" if status.over else live_text(status, now))
@@ -102,6 +107,28 @@ def show(run: str, json_: bool) -> None:
         return
     for line in lines_of(progress, status):
         out.data(line)
+    if status.slow_rank and not status.over:
+        out.data(f"{one_line(status.slow_rank.sentence())}; see `dalsegno why {found.run}`")
+    if plot:
+        _plot(found)
+
+
+def _plot(run: RunFolder) -> None:
+    from dalsegno.cli.training.plot import plot_history
+
+    lines = list(plot_history(_history(run)))
+    for line in lines:
+        out.data(line)
+    if not lines:
+        out.talk("there is nothing to plot yet: a plot needs two reported steps, at least a second apart")
+
+
+def _history(run: RunFolder) -> tuple[StepPoint, ...]:
+    from dalsegno.runs.coordinator.reports.history import parse_history
+    from dalsegno.runs.files import read_value
+
+    value = read_value(run.history)
+    return parse_history(value if isinstance(value, dict) else None)
 
 
 def lines_of(progress: TrainingProgress, status: RunStatus) -> Iterator[str]:

@@ -55,6 +55,8 @@ class NodeFacts:
     validation: Validation | None = None  # result of the last validation
     validating: str = ""  # id of the validation in progress; "": none
     off: bool = False  # whether the target is certain that the machine is off
+    accused: str = ""  # evidence of a run that its GPUs or CPUs compute wrongly; "": none
+    accused_by_owner: bool = False  # whether that run belongs to root or to the cluster's owner
 
     @property
     def name(self) -> str:
@@ -175,6 +177,7 @@ def gather(
 
 
 GONE, BLACK_HOLE, PASSPORT, VALIDATION, BOOT = "gone", "black-hole", "passport", "validation", "boot"
+CORRUPTION = "corruption"  # a run has convicted the node of wrong results
 SLURMD = "slurmd"  # name of the check
 
 

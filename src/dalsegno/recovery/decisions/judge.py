@@ -9,6 +9,7 @@ from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy, Verdict
 from dalsegno.recovery.decisions.facts import (
     BLACK_HOLE,
+    CORRUPTION,
     GONE,
     NodeFacts,
     NodeFault,
@@ -77,8 +78,15 @@ def _faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailur
     if not node.connected:  # a fault that a silent agent reported earlier may have been repaired
         return
     yield from reported_faults(node, policy)
+    if node.accused and _trusts_run(node, policy):
+        yield NodeFault(CORRUPTION, Remedy.DRAIN, node.accused)
     if quick.proven and quick.count >= policy.quick_failures:
         yield NodeFault(BLACK_HOLE, Remedy.DRAIN, quick.summary)
+
+
+def _trusts_run(node: NodeFacts, policy: Policy) -> bool:
+    """Return whether a run's report justifies a drain. Users cannot cause one, unless the cluster file allows it."""
+    return CORRUPTION not in policy.off and (node.accused_by_owner or CORRUPTION in policy.on)
 
 
 def reported_faults(node: NodeFacts, policy: Policy) -> list[NodeFault]:
@@ -104,6 +112,8 @@ def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: Earl
     if node.agent.presence is Presence.AGENT_DEAD:
         text = f"its agent is dead but the node answers: its health is unknown{line}"
         return Suspicion(Subject(Topic.AGENT_DEAD, bool(line)), text)
+    if node.accused and CORRUPTION not in policy.off:
+        return Suspicion(Subject(Topic.CORRUPTION), f"a run reports {node.accused}")
     if quick.count >= policy.quick_failures:
         return Suspicion(Subject(Topic.QUICK_FAILURES, count=quick.count), f"{quick.summary}, all of one user")
     return None

@@ -31,6 +31,7 @@ class Policy:
     can: frozenset[Remedy] = frozenset({Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE})
     caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the heaviest remedy allowed for it
     off: frozenset[str] = frozenset()  # disabled checks
+    on: frozenset[str] = frozenset()  # checks that the cluster file enables by name
     spares: frozenset[str] = frozenset()
     # Maps a node to a description of its machine, if only a person can replace it. Then a spare replaces the node.
     machines: Mapping[str, str] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Policy:
             float(health.reboots_apart_s), can=can, caps=caps, spares=spares, slurm_users=slurm_users,
             machines=machines or {},
             armed=frozenset(health.armed),
+            on=frozenset(name for name, check in health.checks.items() if check.enabled),
             off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -147,6 +147,7 @@ class Topic(Enum):
     AGENT_SILENT = "agent-silent"
     AGENT_DEAD = "agent-dead"
     QUICK_FAILURES = "quick-failures"
+    CORRUPTION = "corruption"  # a user's run reports that the node computes wrongly
     SLURM_DRAIN = "slurm-drain"  # Slurm itself took the node out of service
 
     @classmethod

@@ -22,6 +22,7 @@ from dalsegno.recovery.decisions.actions import (
 from dalsegno.recovery.decisions.budget import find_restraint, find_tripped_breaker, reboot_refusal
 from dalsegno.recovery.decisions.facts import (
     BOOT,
+    CORRUPTION,
     PASSPORT,
     SLURMD,
     VALIDATION,
@@ -221,6 +222,7 @@ def _wait_for_administrator(case: RepairCase) -> Action | None:
     if not case.node.connected:
         return _give_up_after(case, case.policy.person_s, "its agent does not answer")
     still = any(fault.check == case.fault.check for fault in reported_faults(case.node, case.policy))
+    still = still or case.fault.check == CORRUPTION  # a validation does not find what a run found
     if not still and not case.own.asked:
         return _validate(case)
     if case.in_phase_s >= AGAIN_S and _passes_now(case):  # the check that failed in the validation passes now

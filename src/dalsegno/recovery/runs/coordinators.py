@@ -20,6 +20,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.log import LEVEL
 from dalsegno.recovery.runs.run_records import RUN_ID, RunRecord, RunRecords
 from dalsegno.runs.coordinator.program import MAX_SHORT_LIVES, SHORT_LIFE_S
+from dalsegno.runs.coordinator.trust import CONTROLLER
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Child, Identity, Process, arguments, find, owner, start
 
@@ -90,7 +91,7 @@ def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None
 
 MAX_RUNS = 500  # each run needs a process and an open file; the usual limit is 1024 open files
 MAX_RUNS_OF_A_USER = 64  # each run needs about 30 MB on the head node; one user cannot exhaust MAX_RUNS
-PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK", LEVEL)
+PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK", CONTROLLER, LEVEL)
 
 
 def find_identity(uid: int, own: Mapping[str, str]) -> tuple[Identity | None, dict[str, str]]:

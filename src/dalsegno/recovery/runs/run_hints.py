@@ -1,19 +1,23 @@
-"""Find the nodes that a run has left, if the comment of its job cannot list them.
+"""What runs tell about nodes: which ones they have left, and which ones compute wrongly.
 
-Without accounting, Slurm 22.05 refuses every change to a job that has lost a node ("the DB index is being set"). The
-run's status file holds the same information. It belongs to a user, so it counts only for that user's own job.
+The comment of a run's job lists the nodes that the run has left. Without accounting, Slurm 22.05 refuses every change
+to a job that has lost a node ("the DB index is being set"). The run's status file holds the same information. It
+belongs to a user, so it counts only for that user's own job.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, Verdict
-from dalsegno.recovery.decisions.facts import is_active
+from dalsegno.printable import one_line
+from dalsegno.recovery.decisions.facts import Facts, is_active
 from dalsegno.recovery.runs.run_records import RunRecord
 from dalsegno.runs.comment import left_comment, read_comment
 from dalsegno.runs.folder import RunFolder
@@ -48,6 +52,59 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
         return status_from_json(value) if isinstance(value, dict) else None
     except (OSError, ValueError, RecursionError, TypeError, DalsegnoError):
         return None
+
+
+# Nodes that a run accuses of wrong results
+
+
+ACCUSED_S = 60.0  # how long an accusation counts: a round of recovery takes seconds
+MAX_ACCUSED_A_DAY = 1  # nodes that one user's runs can have drained in a day
+MAX_EVIDENCE = 300  # characters
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Accusation:
+    """A run's report that a node computes wrongly. Only the owner of a run can report it, for nodes of its own jobs."""
+
+    run: str
+    uid: int
+    node: str
+    text: str
+    at: float
+
+
+class Accusations:
+    """The reports of all runs. May be used from any thread."""
+
+    def __init__(self, runs: Callable[[], Mapping[str, RunRecord]], clock: Callable[[], float] = time.time) -> None:
+        self._runs, self._clock, self._all = runs, clock, tuple[Accusation, ...]()
+
+    def add(self, uid: int, request: object) -> None:
+        """Add the report of a user's run. Raise if the run is another user's, or the user has reported too many."""
+        words = request if isinstance(request, dict) else {}
+        run, node, text = (words.get(name) for name in ("run", "node", "text"))
+        if not (isinstance(run, str) and isinstance(node, str) and isinstance(text, str)):
+            raise DalsegnoError("`corrupt` needs `run`, `node` and `text`")
+        record, now = self._runs().get(run), self._clock()
+        if record is None or record.uid != uid:
+            raise DalsegnoError(f"you have no run {run!r:.80}", hint="`dalsegno runs` lists yours")
+        kept = [each for each in self._all if now - each.at < DAY_S]
+        if len({each.node for each in kept if each.uid == uid} | {node}) > MAX_ACCUSED_A_DAY:
+            what = f"runs of one user can have {MAX_ACCUSED_A_DAY} node a day drained for wrong results"
+            raise DalsegnoError(what, hint=f"an administrator can drain {node:.80} with scontrol")
+        self._all = (*kept, Accusation(run, uid, node, one_line(text)[:MAX_EVIDENCE], now))
+
+    def accuse(self, facts: Facts) -> Facts:
+        """Return the facts with the current reports, each about a node on which its run has a job."""
+        now = self._clock()
+        new = {each.node: each for each in self._all if now - each.at < ACCUSED_S}
+        nodes = dict(facts.nodes or {})
+        for name, each in new.items():
+            if name in nodes and f"{each.uid}:{each.run}" in facts.runs_on(nodes[name]):
+                is_owner = each.uid in (0, os.geteuid())
+                nodes[name] = replace(nodes[name], accused=each.text, accused_by_owner=is_owner)
+        return replace(facts, nodes=nodes) if new and facts.nodes is not None else facts
 
 
 # Recorded changes of check results

@@ -21,7 +21,7 @@ MAX_DUMPS = 100  # limit on dumps per worker
 _CREDENTIALS = struct.Struct("iII")  # fields: pid, uid, gid
 KEPT = 32  # number of most recent calls in a dump, per process group
 DUMP_PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # torch appends the rank to it
-_OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 # torch's dump functions: the first for NCCL, the second for other backends
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
@@ -31,7 +31,7 @@ def serve_dumps(name: str, path: str) -> None:
 
     It receives requests on the abstract socket `name` and appends dumps to the file `path`.
     """
-    if DUMP_PREFIX not in os.environ and _OLD_PREFIX not in os.environ:
+    if DUMP_PREFIX not in os.environ and OLD_PREFIX not in os.environ:
         os.environ[DUMP_PREFIX] = own_prefix(path)
     with contextlib.suppress(OSError, RuntimeError):  # if the thread cannot be started, the script runs without it
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -22,6 +22,7 @@ from dalsegno.train.memory.files import find_folder, own_folder, safe_name, swee
 from dalsegno.train.memory.safe_steps import SafeSteps, read_safe, render_safe_steps, write_safe
 from dalsegno.wire.frames import Message
 
+MAX_ACCUSED, MAX_EVIDENCE = 64, 500  # ranks, and characters of text
 Answer = Callable[[Message], None]
 Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files -> whether a process was forked
 
@@ -118,6 +119,13 @@ class Snapshots:
             source = "memory" if message.get("source") == "memory" else "disk"
             resumed, generation = int(message["resumed"]), int(message["generation"])
             self._send({"resumed": resumed, "source": source, "generation": generation})
+        elif "verified" in message:
+            self._send({"verified": int(message["verified"]), "generation": int(message["generation"])})
+        elif "corruption" in message:
+            found, generation = message["corruption"], int(message["generation"])
+            ranks = [int(rank) for rank in found["ranks"][:MAX_ACCUSED]]
+            corruption = {"step": int(found["step"]), "ranks": ranks, "text": str(found["text"])[:MAX_EVIDENCE]}
+            self._send({"corruption": corruption, "generation": generation})
         elif "trouble" in message:
             self._send({"note": f"copies of snapshots: {message['trouble']}"})
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.runs.agent.evidence import gather, last_error_line, oom_kills, size_of
+from dalsegno.runs.agent.flight_dump import DUMP_PREFIX, OLD_PREFIX, own_prefix
 from dalsegno.runs.agent.orders import Setup, WorkerOrder
 from dalsegno.runs.folder import RunFolder
-from dalsegno.train.contract import AGENT
+from dalsegno.train.contract import AGENT, GENERATION
 from dalsegno.wire.frames import Message
 
 Report = dict[str, Any]
@@ -127,7 +128,7 @@ def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOr
     return {
         "kind": "script" if warm else "program",
         "name": f"ds:w{worker.rank}",
-        "env": {**os.environ, **setup.env, **own, **order.env},
+        "env": {**_dump_prefix(setup, warm, order), **os.environ, **setup.env, **own, **order.env},
         "cwd": setup.cwd,
         "script": argv[0],
         "args": argv[1:],
@@ -137,6 +138,16 @@ def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOr
         "stacks": worker.stacks,
         "flight": [worker.flight_socket, worker.flight] if worker.flight else [],
     }
+
+
+def _dump_prefix(setup: Setup, warm: bool, order: WorkerOrder) -> dict[str, str]:
+    """Return the variable that makes torch write its own dumps to the run folder, for a worker that is started as a
+    program. A forked worker sets it itself, because it also writes dumps on request."""
+    generation = order.env.get(GENERATION, "")
+    is_torch = "TORCHELASTIC_RUN_ID" in order.env and OLD_PREFIX not in {**os.environ, **setup.env, **order.env}
+    if warm or not is_torch or not setup.folder or not generation.isdigit():
+        return {}
+    return {DUMP_PREFIX: own_prefix(_ready(RunFolder(Path(setup.folder)).flight_dump(int(generation), order.rank)))}
 
 
 def store_task(setup: Setup, warm: bool, port: int) -> Message:

@@ -18,6 +18,7 @@ from dalsegno.runs.coordinator.agents.messages import (
     AgentMessage,
     AllStopped,
     Broken,
+    CorruptionFound,
     EndedWorker,
     GrantRequested,
     MemoryHeld,
@@ -27,6 +28,7 @@ from dalsegno.runs.coordinator.agents.messages import (
     Signalled,
     StacksTaken,
     Stepped,
+    StepVerified,
     WorkersResumed,
     to_event,
 )
@@ -58,6 +60,7 @@ from dalsegno.runs.coordinator.reports.report import RunFacts, StatusWriter, log
 from dalsegno.runs.coordinator.saved_state import Saved, find_saved, unfinished, write_saved
 from dalsegno.runs.coordinator.shutdown import finish_agents
 from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
+from dalsegno.runs.coordinator.trust import StateTrust
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import SAVED
@@ -89,7 +92,7 @@ class Coordinator:
         self.standbys = StandbyPlan(site.standby)
         self.memory = MemoryTable()
         self.progress_writer = ProgressWriter(site.folder.progress)
-        self.granted = 0  # the newest generation that was allowed to commit
+        self.trust = StateTrust(self, self.memory)
         self.end: Finish | None = None
         self.suspended = False  # whether the coordinator ends but the run does not
         self.is_shut_down = False
@@ -139,7 +142,8 @@ class Coordinator:
 
     async def _take_over(self, saved: Saved) -> None:
         """Continue the run from a saved state. Agents reconnect by themselves; an agent that does not is lost."""
-        self.run, self.granted = saved.run, saved.granted
+        self.run = saved.run
+        self.trust.restore(saved.trust)
         self.lost_nodes, self.started = saved.lost_nodes, saved.started
         self.memory.used.update(saved.used)
         self.journal(RunEvent.CAME_BACK, host=socket.gethostname(), pid=os.getpid())
@@ -226,7 +230,11 @@ class Coordinator:
         elif isinstance(message, NodeActivity):
             self.hangs.worked(message.generation, message.ranks)
         elif isinstance(message, GrantRequested):
-            self._answer_grant(peer, message)
+            peer.send(self.trust.answer_grant(message, self.end is not None, lambda: self._write_state(durable=True)))
+        elif isinstance(message, StepVerified):
+            self.trust.record_verified(message)
+        elif isinstance(message, CorruptionFound):
+            self.trust.judge(message, self.node_source)
         elif isinstance(message, AllStopped):
             self.memory.update(peer.name, message.held)
         elif isinstance(message, MemoryHeld):
@@ -234,7 +242,7 @@ class Coordinator:
             self._send_memory_updates()
         if isinstance(event, AgentJoined):
             self.admission.admit(event)
-        elif event is not None:
+        elif event is not None and not self.hangs.defer(event):
             self.apply(event)
 
     def _stepped(self, message: Stepped) -> None:
@@ -249,16 +257,6 @@ class Coordinator:
         if self.run.phase is GenerationPhase.RUNNING and self.run.group is not None:
             for agent, message in self.memory.updates(self.run.group, time.monotonic()):
                 self.agents.send(agent, message)
-
-    def _answer_grant(self, peer: Peer, asked: GrantRequested) -> None:
-        """Allow or deny a commit. A generation may commit, even after its end, until a later one is allowed to."""
-        ok = self.granted <= asked.generation <= self.run.generation and self.end is None
-        why = "" if ok else f"generation {asked.generation} is over"
-        if ok and asked.generation > self.granted:
-            before, self.granted = self.granted, asked.generation
-            if not self._write_state(durable=True):  # the next coordinator must not let an earlier generation commit
-                self.granted, ok, why = before, False, "the run's folder cannot be written"
-        peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.node_source.agent_lost(agent, silent)
@@ -330,7 +328,7 @@ class Coordinator:
             return  # a member was lost while earlier orders were sent, so the generation is already being stopped
         self.hangs.generation_started()
         in_memory = self.memory.start(order.group, order.agent, time.monotonic())
-        message = self._starts.message(order, self.agents.peers, in_memory)
+        message = self._starts.message(order, self.agents.peers, in_memory, self.trust.state.env)
         if message is not None:
             self.agents.send(order.agent, message)
 
@@ -362,6 +360,7 @@ class Coordinator:
             self.node_source.check_agents()
             self.hangs.check()
             self._send_memory_updates()
+            self.progress_writer.watch_slow_ranks(self.run, self.note)
             order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
             self._reporting.request()
 
@@ -404,7 +403,7 @@ class Coordinator:
             lost_since=dict(self.node_source.lost_since),
             lost_nodes=self.lost_nodes,
             started=self.started,
-            granted=self.granted,
+            trust=self.trust.state,
             used=tuple(sorted(self.memory.used)),
         )
         try:
@@ -428,6 +427,7 @@ class Coordinator:
         return RunFacts(
             self.run, self.started, self.lost_nodes, self.ending, self.present,
             source.jobs, source.has_nodes, source.coming, source.waits, source.refused,
+            self.progress_writer.slow.lasting,
         )  # fmt: skip
 
     def _update_status(self) -> None:

@@ -18,6 +18,7 @@ from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.folder import repair_hint
 from dalsegno.system.children import Process
 from dalsegno.system.files import damaged, read_json, write_atomic
+from dalsegno.train.contract import TRUSTED, VERIFIED
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,21 @@ class SavedJob:
 
 
 @dataclass(frozen=True)
+class SavedTrust:
+    """Which saved states of the run may be committed and loaded."""
+
+    granted: int = 0  # the newest generation that was allowed to commit
+    verified: int = 0  # the last step at which all ranks agreed about each other's gradients
+    distrusted: tuple[int, int] | None = None  # generation and step: later states, up to this generation, may be wrong
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables for workers that load a state."""
+        verified = {VERIFIED: str(self.verified)} if self.verified else {}
+        return {**verified, **({TRUSTED: "{}:{}".format(*self.distrusted)} if self.distrusted else {})}
+
+
+@dataclass(frozen=True)
 class Saved:
     run: Run
     jobs: tuple[SavedJob, ...] = ()
@@ -47,7 +63,7 @@ class Saved:
     lost_since: Mapping[str, float] = field(default_factory=dict)  # lost node -> since when
     lost_nodes: int = 0
     started: float | None = None
-    granted: int = 0  # the newest generation that was allowed to commit
+    trust: SavedTrust = SavedTrust()
     used: tuple[str, ...] = ()  # nodes whose memory may hold data of the run
 
 
@@ -59,7 +75,9 @@ def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
         "silent": dict(saved.lost_since),
         "lost_nodes": saved.lost_nodes,
         "started": saved.started,
-        "granted": saved.granted,
+        "granted": saved.trust.granted,
+        "verified": saved.trust.verified,
+        "distrusted": saved.trust.distrusted,
         "used": saved.used,
     }
     write_atomic(path, json.dumps(data), mode=0o600, durable=durable)
@@ -82,9 +100,15 @@ def _from_json(raw: Any, fresh: Run) -> Saved:
         lost_since={str(node): float(at) for node, at in raw["silent"].items()},
         lost_nodes=int(raw["lost_nodes"]),
         started=raw["started"],
-        granted=int(raw.get("granted", 0)),
+        trust=_trust(raw),
         used=tuple(raw.get("used", ())),
     )
+
+
+def _trust(raw: Mapping[str, Any]) -> SavedTrust:
+    generation, step = raw.get("distrusted") or (0, 0)
+    distrusted = (int(generation), int(step)) if generation else None
+    return SavedTrust(int(raw.get("granted", 0)), int(raw.get("verified", 0)), distrusted)
 
 
 def _run_to_json(run: Run) -> dict[str, Any]:

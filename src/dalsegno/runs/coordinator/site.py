@@ -39,6 +39,8 @@ class NodeEnv:
 
     def with_common(self, more: Mapping[str, str]) -> NodeEnv:
         """Add variables that all workers have. They replace those of each worker."""
+        if not more:
+            return self
         own = tuple({name: value for name, value in each.items() if name not in more} for each in self.own)
         return NodeEnv({**self.common, **more}, own)
 

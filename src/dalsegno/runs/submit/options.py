@@ -220,6 +220,14 @@ OPTIONS = (
         shows="TIME",
     ),
     Option(
+        "verify_every",
+        values.parse_count,
+        "Check for silent data corruption every N steps, in scripts that call `verify`: ranks repeat each other's steps"
+        " and compare the gradients. Default: no checks.",
+        examples=("1000",),
+        shows="N",
+    ),
+    Option(
         "node_timeout",
         values.parse_node_timeout,
         "Silence after which a node is declared lost. Default: $DALSEGNO_NODE_TIMEOUT, else 3.",

@@ -220,6 +220,7 @@ class RunRequest:
     framework: str = "torch"  # the framework whose environment variables the processes get
     standby: str = "auto"  # a value of StandbyMode
     hang_timeout_s: int | None = None  # 0: off; None: derived from the steps that the training library reports
+    verify_every: int = 0  # steps between two checks for silent data corruption; 0: none
     node_timeout_s: float | None = None  # time until a silent node is declared lost; None: the cluster's value
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
     chdir: str = ""
@@ -281,6 +282,7 @@ def _check_numbers(request: RunRequest) -> None:
         "max-restarts": request.max_restarts,
         "time": request.time_limit_s,
         "hang-timeout": request.hang_timeout_s,
+        "verify-every": request.verify_every,
     }
     check_counts(any_number, least=0)
     check_node_timeout(request.node_timeout_s)

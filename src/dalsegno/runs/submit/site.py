@@ -15,7 +15,7 @@ from dalsegno.runs.submit.frameworks import ProcessLayout, framework_env, torch_
 from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next, salloc_argv
 from dalsegno.runs.submit.slurm_args import step_argv
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.train.contract import FRESH, RUN
+from dalsegno.train.contract import FRESH, RUN, VERIFY_EVERY
 from dalsegno.wire.frames import Message
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
@@ -98,7 +98,9 @@ class RunSite:
         is_torch = self.plan.request.framework == "torch"
         nproc = self.shape.nproc_per_node
         threads = torch_threads(nproc, self._cpus_per_process(nproc), self.environment) if is_torch else {}
-        return {RUN: self.folder.run, **threads, **({FRESH: "1"} if self.plan.request.fresh else {})}
+        request = self.plan.request
+        verify = {VERIFY_EVERY: str(request.verify_every)} if request.verify_every else {}
+        return {RUN: self.folder.run, **threads, **verify, **({FRESH: "1"} if request.fresh else {})}
 
     def _cpus_per_process(self, nproc: int) -> int:
         """Return the CPUs per process; 0 if unknown. An agent's task has the CPUs of all processes on its node."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from dalsegno.errors import Problem
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.document import Document, KeyPath
-from dalsegno.spec.health import CHECK_THRESHOLDS, LOAD_TESTS, CheckSpec, HealthSpec
+from dalsegno.spec.health import CHECK_THRESHOLDS, SWITCHES, CheckSpec, HealthSpec
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec, PartitionSpec
 from dalsegno.spec.section import Section, place
@@ -154,12 +154,12 @@ def check_health(spec: ClusterSpec, report: Problems) -> None:
     """Check the names of checks, thresholds and partitions, because a misspelt one would silently have no effect."""
     _armed(spec, report)
     for name, check in spec.health.checks.items():
-        if name in LOAD_TESTS:
+        if name in SWITCHES:
             if check != CheckSpec(enabled=check.enabled):
-                what = f"the load test `{name}` can only be switched on or off"
+                what = f"the check `{name}` can only be switched on or off"
                 report.add(spec.health, f"checks.{name}", what, f"write `{name}: off`, or leave it out")
         elif name not in CHECK_THRESHOLDS:
-            hint = did_you_mean(name, (*CHECK_THRESHOLDS, *LOAD_TESTS), "`dalsegno health --list` lists the checks")
+            hint = did_you_mean(name, (*CHECK_THRESHOLDS, *SWITCHES), "`dalsegno health --list` lists the checks")
             report.add(spec.health, f"checks.{name}", f"there is no health check `{name}`", hint)
         else:
             _thresholds(spec.health, name, check, report)

@@ -146,6 +146,7 @@ def commit(
     grant: Grant,
     keep: int = 3,
     every: int | None = None,
+    verified: int | None = None,
     timeout_s: float = 600.0,
     abandoned: Abandoned = never,
     warn: Warn = lambda text: None,
@@ -170,7 +171,7 @@ def commit(
         raise
     _warn_of_differences(parts, warn)
     _point_latest(folder, ours, final.name, warn)
-    tidy(folder, ours, Retention(keep, every), warn)
+    tidy(folder, ours, Retention(keep, every, verified), warn)
     return final
 
 

@@ -154,8 +154,25 @@ def set_aside(folder: Path, except_run: str = "") -> Path | None:
 
     Return that folder; None if there were none to move.
     """
+    return _set_aside_if(folder, lambda path: not except_run or _is_of_another(path, except_run))
+
+
+def set_aside_untrusted(folder: Path, run: str, generation: int, step: int) -> Path | None:
+    """Move aside what the run saved after this step, up to this generation. Return the new folder, if there is one."""
+
+    def is_untrusted(path: Path) -> bool:
+        try:
+            manifest = read_manifest(path)
+        except ValueError:
+            return False
+        return is_of(manifest.run, run) and manifest.generation <= generation and manifest.step > step
+
+    return _set_aside_if(folder, is_untrusted)
+
+
+def _set_aside_if(folder: Path, is_old: Callable[[Path], bool]) -> Path | None:
     with report_disk_errors("cannot move the checkpoints aside in", folder):
-        old = [path for path in list_steps(folder) if not except_run or _is_of_another(path, except_run)]
+        old = [path for path in list_steps(folder) if is_old(path)]
         if not old:
             return None
         aside = _new_folder(folder)
@@ -243,6 +260,7 @@ def _lock(fd: int, kind: int) -> bool:
 class Retention(NamedTuple):
     last: int
     every: int | None = None  # steps that are multiples of this are never removed
+    verified: int | None = None  # the newest step up to this one is not removed: the run may have to go back to it
 
 
 def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
@@ -252,7 +270,8 @@ def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> lis
     """
     ours = sorted(step for step in steps if step <= newest)
     old = ours[: -max(1, keep.last)]
-    return [step for step in old if not (keep.every and step % keep.every == 0)]
+    trusted = max((step for step in ours if keep.verified is not None and step <= keep.verified), default=None)
+    return [step for step in old if not (keep.every and step % keep.every == 0) and step != trusted]
 
 
 def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:

@@ -4,6 +4,7 @@
     <run>.<rank>.copy<slot>    a copy for a rank of another node
     <run>.<rank>.alive         locked while training without an agent runs
     <run>.safe                 the newest step that survives any single failure
+    <run>.<rank>.flip          an injected fault: a bit of that rank's gradients is flipped
 
 A run's id may contain dots, so names are parsed from their end. This module does not import torch.
 """
@@ -174,6 +175,7 @@ _RUN = re.compile(r"[A-Za-z0-9._@+=:-]{1,120}", re.ASCII)
 _SLOT = re.compile(r"(.+)\.([0-9]+)\.(copy)?([0-9]+)", re.ASCII)
 _ALIVE = re.compile(r"(.+)\.([0-9]+)\.alive", re.ASCII)
 _SAFE = re.compile(r"(.+)\.safe(?:-new)?", re.ASCII)
+_FLIP = re.compile(r"(.+)\.([0-9]+)\.flip", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -209,6 +211,11 @@ def parse_slot(name: str) -> SlotName | None:
 def safe_name(run: str) -> str:
     check_run(run)
     return f"{run}.safe"
+
+
+def flip_name(run: str, rank: int) -> str:
+    check_run(run)
+    return f"{run}.{rank}.flip"
 
 
 def alive_name(run: str, rank: int) -> str:
@@ -275,7 +282,7 @@ def last_written(folder: Path | None, uid: int) -> dict[str, float]:
 
 def run_of(name: str) -> str | None:
     """Return the run to which a file of that name belongs; None for any other file."""
-    found = _SLOT.fullmatch(name) or _ALIVE.fullmatch(name) or _SAFE.fullmatch(name)
+    found = _SLOT.fullmatch(name) or _ALIVE.fullmatch(name) or _SAFE.fullmatch(name) or _FLIP.fullmatch(name)
     return found[1] if found and _RUN.fullmatch(found[1]) else None
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
@@ -262,19 +263,28 @@ class StartMessages:
         self._layout: GenerationLayout
         self._sample: PeerSample
 
-    def message(self, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None) -> Message | None:
-        """Return a node's start message; None if a member was just lost, since the generation will be stopped."""
+    def message(
+        self,
+        order: Start,
+        peers: Mapping[str, Peer],
+        in_memory: Message | None = None,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> Message | None:
+        """Return a node's start message; None if a member was just lost, since the generation will be stopped.
+
+        `env`: variables for all workers.
+        """
         if self._group is not order.group:
             if any(agent not in peers for agent in order.group.agents):
                 return None
             self._group, self._layout = order.group, _layout(order, peers)
             self._peers = dict(peers)  # a spare may leave while the messages are sent
             self._sample = PeerSample({name: list(peer.probe) for name, peer in peers.items()}, order.group.generation)
-        return self._message(order.group, order.agent, in_memory)
+        return self._message(order.group, order.agent, in_memory, env)
 
-    def _message(self, group: Members, agent: str, in_memory: Message | None) -> Message:
+    def _message(self, group: Members, agent: str, in_memory: Message | None, more: Mapping[str, str]) -> Message:
         place = group.place_of(agent)
-        env = _node_env(self._site, self._layout, self._peers[agent], place.group_rank)
+        env = _node_env(self._site, self._layout, self._peers[agent], place.group_rank).with_common(more)
         workers = [{"rank": rank, "env": own} for rank, own in enumerate(env.own, start=place.first_rank)]
         peers = self._sample.others(agent)
         start = {"generation": group.generation, "env": env.common, "workers": workers, "peers": peers}

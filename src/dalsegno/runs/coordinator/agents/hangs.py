@@ -13,7 +13,7 @@ from statistics import median
 
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.agents.messages import WorkerActivity
-from dalsegno.runs.coordinator.generations.events import Hung
+from dalsegno.runs.coordinator.generations.events import Event, Hung, WorkerEnded
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.nodes.node_source import RunControl
 from dalsegno.runs.hang import HangReport, read_hang
@@ -135,6 +135,7 @@ class HangWatch:
         self._control, self._timeout_s, self._stacks_s, self._idle_s = control, timeout_s, stacks_s, idle_s
         self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
         self._all_done = asyncio.Event()
+        self._deferred: list[WorkerEnded] = []  # ends of workers that are applied once the stacks are captured
         self.generation_started()
 
     def generation_started(self) -> None:
@@ -203,11 +204,36 @@ class HangWatch:
         why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._control.folder.all_stacks}"
         self._control.note(why)
         await self._capture_stacks(generation)
+        await self._explain(generation)
+        self._control.apply(Hung(generation, why, self.age_s))
+
+    async def _explain(self, generation: int) -> None:
         report = await asyncio.get_running_loop().run_in_executor(None, self._diagnose, generation)
         if report is not None:
             self._control.note(report.describe())
             self._control.journal(RunEvent.HUNG, text=report.describe(), **facts_to_json(report))
-        self._control.apply(Hung(generation, why, self.age_s))
+
+    def defer(self, event: Event) -> bool:
+        """Return whether an event is applied later, because a collective has timed out in a rank. The stacks of the
+        other ranks are captured first: ending the generation would kill them."""
+        run = self._control.run
+        if not isinstance(event, WorkerEnded) or event.failure is None or event.generation != run.generation:
+            return False
+        if self._deferred:
+            self._deferred.append(event)
+            return True
+        if self._hanging or run.phase is not GenerationPhase.RUNNING or not event.failure.timed_out:
+            return False
+        self._hanging, self._deferred = True, [event]
+        self._control.run_in_background(self._end_timed_out(event.generation))
+        return True
+
+    async def _end_timed_out(self, generation: int) -> None:
+        await self._capture_stacks(generation)
+        await self._explain(generation)
+        events, self._deferred = self._deferred, []
+        for event in events:
+            self._control.apply(event)
 
     def _diagnose(self, generation: int) -> HangReport | None:
         folder = self._control.folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dalsegno.printable import one_line
 from dalsegno.runs.coordinator.generations.causes import Failure, read_failure
 from dalsegno.runs.coordinator.generations.events import (
     AgentGone,
@@ -23,6 +24,7 @@ from dalsegno.train.contract import DONE, SAVED
 from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
 from dalsegno.wire.frames import Message
 
+MAX_EVIDENCE = 500  # characters
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -173,6 +175,24 @@ class WorkersResumed:
 
 
 @dataclass(frozen=True)
+class StepVerified:
+    """All ranks agree about the gradients of this step."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class CorruptionFound:
+    """Ranks disagree about the gradients of a step. `ranks` computed wrongly; empty if that cannot be told."""
+
+    generation: int
+    step: int
+    ranks: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
 class LogPiece:
     """Log text from a node that has no access to the run folder."""
 
@@ -183,6 +203,7 @@ class LogPiece:
 AgentMessage = (
     Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantRequested
     | StacksTaken | NodeActivity | Signalled | UserNote | WorkersResumed | LogPiece | GpuUse | StandbyReady
+    | StepVerified | CorruptionFound
 )  # fmt: skip
 
 
@@ -234,8 +255,15 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
     ),
     "gpu": lambda message: _gpu_use(message["gpu"]),
     "standby": lambda message: StandbyReady(_optional_int(message["standby"].get("mib"))),
+    "verified": lambda message: StepVerified(_number(message, "generation"), int(message["verified"])),
+    "corruption": lambda message: _corruption(_number(message, "generation"), message["corruption"]),
     "log": lambda message: LogPiece(str(message["log"]), str(message["text"])),
 }
+
+
+def _corruption(generation: int, data: Message) -> CorruptionFound:
+    ranks = tuple(int(rank) for rank in data["ranks"])
+    return CorruptionFound(generation, int(data["step"]), ranks, one_line(str(data["text"]))[:MAX_EVIDENCE])
 
 
 def _ready(data: Message) -> Ready:

@@ -14,6 +14,7 @@ _NOISE = re.compile(
     r"Connection (closed|reset) by peer|Connection refused|Broken pipe|NCCL|DistBackendError|DistNetworkError"
     r"|DistStoreError|ProcessGroup|gloo|Socket Timeout|recvValue failed|failed to recv|store->get|TCPStore"
 )
+_TIMED_OUT = re.compile(r"Timed out waiting \d+ ?ms for (recv|send)|collective operation timeout", re.IGNORECASE)
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$')
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "/dalsegno/runs/")
 _NO_PYTHON = re.compile(r"(Syntax|Indentation|Tab)Error: ")
@@ -59,6 +60,13 @@ class Failure:
     def exit_code(self) -> int:
         """The exit code as a shell reports it. For a signal, it is 128 plus the signal number."""
         return 128 - self.code if self.code < 0 else self.code
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether a collective has timed out in this rank, so that another rank did not arrive. NCCL's watchdog ends
+        the process with SIGABRT, often without a traceback."""
+        last = self.traceback.strip().rpartition("\n")[2]
+        return bool(_TIMED_OUT.search(last)) or (not last and self.code == -signal.SIGABRT)
 
     def sentence(self) -> str:
         """Return a one-line description for users."""

@@ -139,6 +139,7 @@ class MemoryTable:
         self._missing: MissingParts | None = None
         self._safety: Safety | None = None  # None if snapshots are not replicated
         self.used: set[str] = set()  # nodes whose memory may hold data of the run
+        self.distrusted = 0  # snapshots of generations up to this one may be corrupt
 
     def update(
         self, node: str, held: Sequence[HeldSnapshot], keeper: Address | None = None, safe: SafeSteps | None = None
@@ -176,9 +177,12 @@ class MemoryTable:
         }
 
     def _begin(self, group: Members, now: float) -> None:
-        whole = {each.place: each for each in whole_steps(self._held, group.world_size)}
+        trusted = {
+            node: tuple(each for each in held if each.generation > self.distrusted) for node, held in self._held.items()
+        }
+        whole = {each.place: each for each in whole_steps(trusted, group.world_size)}
         found = next((each for each in whole.values() if self._within_reach(each, group)), None)
-        self._missing = find_incomplete(self._held, group.world_size, found.place if found else NOWHERE)
+        self._missing = find_incomplete(trusted, group.world_size, found.place if found else NOWHERE)
         before = self._last_safe()
         self._begun, self._resume, self._safety = group.generation, found, None
         if len(group.agents) > 1 and len(self._buddies(group)) == len(group.agents):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -21,6 +21,7 @@ from dalsegno.runs.coordinator.generations.generations import GenerationPhase, R
 from dalsegno.runs.coordinator.reports.history import HistoryWriter
 from dalsegno.runs.files import read_value
 from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.slow_ranks import SlowWatch, find_slow_rank
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import write_atomic
 
@@ -174,6 +175,15 @@ class ProgressWriter:
         self._busy_s: dict[int, float] = {}  # step time by rank, without waiting for others, in the current generation
         self.history = HistoryWriter(RunFolder(path.parent).history)
         self._written = 0.0
+        self.slow = SlowWatch()
+
+    def watch_slow_ranks(self, run: Run, note: Callable[[str], None]) -> None:
+        """Note a rank that stands out, once it has been the slowest for some time."""
+        group = run.group if run.phase is GenerationPhase.RUNNING else None
+        places = {int(rank): group.agent_of(int(rank)) for rank in self.progress.ranks} if group else {}
+        slow = find_slow_rank(self.progress.ranks, places) if group else None
+        if self.slow.update(slow, time.monotonic()) and slow is not None:
+            note(slow.sentence())
 
     def _previous(self) -> TrainingProgress | None:
         with contextlib.suppress(DalsegnoError):  # if the file is damaged, the accounting starts over
@@ -184,7 +194,7 @@ class ProgressWriter:
         account = record_change(self.progress.account, before, after, time.time())
         self.progress = replace(self.progress, account=account)
         if before.generation != after.generation:
-            self._busy_s = {}
+            self._busy_s, self.progress = {}, replace(self.progress, ranks={})
 
     def record_grant(self) -> None:
         """Record that the run has its first nodes."""

@@ -18,7 +18,7 @@ from dalsegno.runs.coordinator.generations.generations import GenerationPhase, R
 from dalsegno.runs.coordinator.generations.group import in_order
 from dalsegno.runs.coordinator.site import REFRESH_S, RunTerms
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, read_status, write_status
+from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, SlowRank, read_status, write_status
 from dalsegno.system.machine import user_name
 from dalsegno.train.contract import SAVED
 
@@ -66,6 +66,7 @@ class RunFacts:
     coming: frozenset[str] = frozenset()  # nodes whose agents are connected or starting
     waits: bool = False  # whether the run waits for nodes from Slurm
     refused: str = ""  # why Slurm refused another node
+    slow_rank: SlowRank | None = None  # a rank that the others wait for at every step
 
 
 class StatusWriter:
@@ -129,7 +130,8 @@ class StatusWriter:
         if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
             self.journal(RunEvent.FAILED, generation=generation, rank=failure.rank, node=node, code=failure.code,
-                         what=failure.what(), signature=failure.signature, noise=failure.noise)  # fmt: skip
+                         what=failure.what(), signature=failure.signature, noise=failure.noise,
+                         timed_out=failure.timed_out)  # fmt: skip
 
     def _write_log(self, name: str, text: str) -> None:
         """Append log text from a node that has no access to the run folder."""
@@ -185,6 +187,7 @@ class StatusWriter:
             started=facts.started,
             coordinator_host=socket.gethostname(),
             coordinator_pid=os.getpid(),
+            slow_rank=facts.slow_rank,
         )
 
     def _write(self, status: RunStatus) -> None:
