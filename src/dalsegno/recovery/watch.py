@@ -162,12 +162,8 @@ class NodeWatch:
 
     def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, runs: Runs = dict) -> None:
         self.folder, self.site, self.agents, self.runs = folder, site, agents, runs
-<<<<<<< HEAD
-        self._round_requested, self._closed = threading.Event(), threading.Event()
-=======
         self.accusations = Accusations(runs)
-        self._round_requested, self._closed = threading.Event(), False
->>>>>>> main
+        self._round_requested, self._closed = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(MAX_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint, self._is_new = "", True
