@@ -38,6 +38,7 @@ from dalsegno.recovery.agents.view import Presence
 HEAD = "10.99.255.1"
 CHECKS = 24  # the number on a node with GPUs
 CHANGE_S = 10.0  # how often a finding of each node changes
+DIALS_PER_S = 250  # connections that one process opens per second
 MOST_CPU_PERCENT, MOST_MIB, MOST_SEEN_S = 10.0, 150.0, 2.0
 
 
@@ -91,11 +92,11 @@ class Player:
         return self.beat_at
 
 
-def play(nodes: int, port: int) -> None:
+def play(numbers: range, port: int) -> None:
     selector = selectors.DefaultSelector()
     dial_from_own_address()
-    players = [Player(number, selector, port) for number in range(nodes)]
-    due = {player: 0.0 for player in players}
+    players = [Player(number, selector, port) for number in numbers]
+    due = {player: time.monotonic() + place / DIALS_PER_S for place, player in enumerate(players)}
     while True:
         now = time.monotonic()
         for player, at in due.items():
@@ -190,9 +191,14 @@ def kill(controller: Controller, number: int) -> float:
     """Cut a host off and return the seconds until it is detected as gone."""
     controller.until(lambda: False, random.random())
     node = f"n{number}"
+    cut_off(number)
+    return controller.until(lambda: controller.agents.view(node).presence is Presence.GONE, 10)
+
+
+def cut_off(number: int) -> None:
+    """Drop all packets from and to a host."""
     for way in ("-s", "-d"):
         subprocess.run(["iptables", "-w", "-I", "INPUT", way, address(number), "-j", "DROP"], check=True)
-    return controller.until(lambda: controller.agents.view(node).presence is Presence.GONE, 10)
 
 
 def memory_mib() -> float:
@@ -203,7 +209,7 @@ def memory_mib() -> float:
 def main() -> int:
     options = parse_options()
     if options.play:
-        play(options.nodes, options.play)
+        play(range(options.nodes), options.play)
     if not options.inside:
         if os.geteuid() != 0:
             print("a private network needs root", file=sys.stderr)

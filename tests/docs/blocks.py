@@ -79,6 +79,7 @@ NOT_RUN = {
     "sudo benchmarks/up.py": "takes minutes",
     "sudo benchmarks/scale.py": "takes minutes",
     "sudo benchmarks/scale.py --nodes 256 --seconds 5": "takes a minute",
+    "sudo benchmarks/scale.py --part controller": "takes minutes",
     "sudo benchmarks/up.py --quick": "takes a minute",
     "sudo benchmarks/up.py --write": "takes minutes, and writes into the repository",
     "sudo benchmarks/restart.py": "takes a quarter of an hour",

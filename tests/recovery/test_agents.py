@@ -31,7 +31,16 @@ from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
 from dalsegno.recovery.agents.probes import NodeAddress
 from dalsegno.recovery.agents.server import STRANGERS
-from dalsegno.recovery.agents.table import MAX_BYTES, MAX_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
+from dalsegno.recovery.agents.table import (
+    MAX_BYTES,
+    MAX_ORDERS,
+    RESTART_S,
+    AgentTable,
+    OrderAnswer,
+    OrderEnd,
+    merge,
+    relevant,
+)
 from dalsegno.recovery.agents.view import NODE_LIMITS, AgentView
 from dalsegno.wire.frames import Message, pack
 from dalsegno.wire.handshake import ClientHandshake, nonce
@@ -212,6 +221,26 @@ def test_changes_are_merged_into_the_report(scene: Scene):
     scene.until(lambda: view(scene).report != REPORT)
     assert view(scene).report == replace(REPORT, findings=(repaired, WELL))
     assert "gpu-1" in scene.changed and "gpu-2" not in scene.changed
+
+
+def test_other_text_and_time_of_a_passed_check_start_no_round():
+    later = replace(REPORT, findings=(XID, Finding("disk", passed("another text"), 99.0)))
+    assert later != REPORT and relevant(later) == relevant(REPORT)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(REPORT, findings=(Finding("xid", passed("none"), 20.0), WELL)),
+        replace(REPORT, findings=(XID, Finding("disk", failed("full", Remedy.REBOOT), 20.0))),
+        replace(REPORT, findings=(replace(XID, result=failed("another fault", Remedy.REPLACE)), WELL)),
+        replace(REPORT, findings=(XID,)),
+        replace(REPORT, gpus=()),
+    ],
+    ids=["repaired", "broken", "another fault", "check removed", "other GPUs"],
+)
+def test_other_results_and_other_gpus_start_a_round(changed: NodeReport):
+    assert relevant(changed) != relevant(REPORT)
 
 
 def test_a_full_report_drops_removed_checks():

@@ -10,7 +10,7 @@ from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.agents.liveness import Timing
 from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.generations.standbys import StandbyMode
-from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.site import GenerationLayout, NodeEnv
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import LocalRunner
@@ -49,15 +49,10 @@ class SmallSite:
             "env": {RUN: self.folder.run}, "gone_s": self.timing.gone_s, "absence_s": 20.0,
         }  # fmt: skip
 
-    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-        world_size = len(seats.hosts) * seats.nproc_per_node
-        return {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "RESTARTS": str(seats.restarts),
-            **found,
-            **self.workers_env,
-        }
+    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
+        world_size, first = len(seats.hosts) * seats.nproc_per_node, group_rank * seats.nproc_per_node
+        common = {"WORLD_SIZE": str(world_size), "RESTARTS": str(seats.restarts), **found, **self.workers_env}
+        return NodeEnv(common, tuple({"RANK": str(first + local)} for local in range(seats.nproc_per_node)))
 
     def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
         raise AssertionError("nothing is asked of Slurm")

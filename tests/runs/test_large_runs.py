@@ -1,4 +1,4 @@
-"""How the cost of thousands of agents is kept low: combined writes and fewer heartbeats."""
+"""How the cost of thousands of agents is kept low: combined writes, fewer heartbeats and fewer step reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import time
 
 from dalsegno.runs.agent.link import INTERVAL_S
-from dalsegno.runs.coordinator.agents.liveness import Timing, beat_interval_s
+from dalsegno.runs.agent.step_reports import REPORT_EVERY_S
+from dalsegno.runs.coordinator.agents.liveness import Timing, beat_interval_s, report_interval_s
 from dalsegno.runs.coordinator.background import SHARE, PacedAction
 
 
@@ -56,3 +57,9 @@ def test_agents_of_large_runs_send_fewer_heartbeats_but_three_before_they_count_
 
 def test_short_timeout_keeps_the_usual_interval():
     assert beat_interval_s(4096, Timing(gone_s=1.0)) == max(INTERVAL_S, Timing(gone_s=1.0).limits.silent_s / 3)
+
+
+def test_nodes_of_large_runs_report_fewer_steps():
+    assert report_interval_s(256) == REPORT_EVERY_S
+    for nodes in (4096, 10_000):
+        assert nodes / report_interval_s(nodes) <= 2000

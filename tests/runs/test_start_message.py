@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs.agent.orders import read_start
-from dalsegno.runs.coordinator.agents.agents import MAX_PROBED, Peer, StartMessages, probed_peers
+from dalsegno.runs.coordinator.agents.agents import MAX_PROBED, Peer, PeerSample, StartMessages
 from dalsegno.runs.coordinator.agents.messages import AgentHello
 from dalsegno.runs.coordinator.generations.events import Start
 from dalsegno.runs.coordinator.generations.group import Members, Shape, form_group
@@ -78,9 +78,9 @@ def test_agent_that_leaves_while_the_messages_are_sent_does_not_stop_them():
 @pytest.mark.parametrize("nodes", [64, 128, 256, 1024])
 def test_half_that_is_cut_off_does_not_probe_mostly_itself(nodes: int):
     """The neighbors alternate between two switches, as when nodes join in the order of their racks."""
-    names = [f"n{number}" for number in range(nodes)]
-    for number, name in enumerate(names):
-        sample = probed_peers(names, name, generation=1)
-        assert len(set(sample)) == MAX_PROBED and name not in sample
-        answering = sum((names.index(each) - number) % 2 == 0 for each in sample)
-        assert answering < 0.85 * MAX_PROBED, f"{name} would take itself for connected"
+    sample = PeerSample({f"n{number}": [f"n{number}", number] for number in range(nodes)}, generation=1)
+    for number in range(nodes):
+        others = [int(port) for _, port in sample.others(f"n{number}")]
+        assert len(set(others)) == MAX_PROBED and number not in others
+        answering = sum((each - number) % 2 == 0 for each in others)
+        assert answering < 0.85 * MAX_PROBED, f"n{number} would take itself for connected"

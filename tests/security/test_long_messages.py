@@ -12,7 +12,7 @@ from dalsegno.errors import UsageError
 from dalsegno.runs.agent.evidence import MAX_CHARS
 from dalsegno.runs.agent.worker_processes import trim_reports
 from dalsegno.runs.coordinator.generations.group import Shape
-from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.site import GenerationLayout, NodeEnv
 from dalsegno.runs.submit.request import RunRequest
 from dalsegno.wire.frames import MAX_BYTES, Message, pack
 from tests.runs.played import Played, played
@@ -53,8 +53,8 @@ class LongSetup(SmallSite):
 
 
 class LongStart(SmallSite):
-    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-        return {**super().worker_env(seats, rank, found), "LONG": LONG}
+    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
+        return super().node_env(seats, group_rank, found).with_common({"LONG": LONG})
 
 
 @pytest.mark.parametrize(("site", "word"), [(LongSetup, "setup"), (LongStart, "start")])

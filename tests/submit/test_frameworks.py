@@ -24,7 +24,7 @@ TWO_BY_TWO = ProcessLayout("train-1", ("n1", "n2"), 2, 29_500, restarts=1, max_r
 
 
 def test_torch_processes_get_the_variables_of_torchrun() -> None:
-    assert torch_env(TWO_BY_TWO, 3, {}) == {
+    assert torch_env(TWO_BY_TWO, 1, {}).whole()[1] == {
         "RANK": "3",
         "LOCAL_RANK": "1",
         "GROUP_RANK": "1",
@@ -46,9 +46,9 @@ def test_torch_processes_get_the_variables_of_torchrun() -> None:
 
 
 def test_user_settings_of_threads_and_nccl_are_kept() -> None:
-    found = torch_env(TWO_BY_TWO, 0, {"OMP_NUM_THREADS": "8", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+    found = torch_env(TWO_BY_TWO, 0, {"OMP_NUM_THREADS": "8", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}).common
     assert (found["OMP_NUM_THREADS"], found["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("8", "0")
-    assert "OMP_NUM_THREADS" not in torch_env(ProcessLayout("r", ("n1",), 1, 1), 0, {})
+    assert "OMP_NUM_THREADS" not in torch_env(ProcessLayout("r", ("n1",), 1, 1), 0, {}).common
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_torch_uses_as_many_threads_as_a_process_has_cpus(
     nproc: int, cpus: int, found: dict[str, str], threads: str
 ) -> None:
     world = ProcessLayout("r", ("n1",), nproc, 1, cpus_per_process=cpus)
-    assert torch_env(world, 0, found)["OMP_NUM_THREADS"] == threads
+    assert torch_env(world, 0, found).common["OMP_NUM_THREADS"] == threads
 
 
 @pytest.mark.parametrize(("told", "nproc", "cpus"), [("8", 1, 8), ("8", 4, 2), ("2", 4, 1), ("", 1, 0), ("x", 1, 0)])
@@ -69,12 +69,12 @@ def test_torchrun_uses_the_cpus_of_its_srun_task(told: str, nproc: int, cpus: in
 
 def test_virtual_local_rank_shows_each_process_one_gpu() -> None:
     world = ProcessLayout("r", ("n1",), 2, 1, role="trainer", virtual_local_rank=True)
-    found = torch_env(world, 1, {"CUDA_VISIBLE_DEVICES": "4,5"})
+    found = torch_env(world, 0, {"CUDA_VISIBLE_DEVICES": "4,5"}).whole()[1]
     assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"], found["ROLE_NAME"]) == ("0", "5", "trainer")
-    assert torch_env(world, 1, {})["CUDA_VISIBLE_DEVICES"] == "1"
-    assert torch_env(world, 0, {"HIP_VISIBLE_DEVICES": "7,8"})["HIP_VISIBLE_DEVICES"] == "7"
+    assert torch_env(world, 0, {}).own[1]["CUDA_VISIBLE_DEVICES"] == "1"
+    assert torch_env(world, 0, {"HIP_VISIBLE_DEVICES": "7,8"}).own[0]["HIP_VISIBLE_DEVICES"] == "7"
     with pytest.raises(DalsegnoError, match="no GPU for local rank 1: CUDA_VISIBLE_DEVICES lists 1"):
-        torch_env(world, 1, {"CUDA_VISIBLE_DEVICES": "4"})
+        torch_env(world, 0, {"CUDA_VISIBLE_DEVICES": "4"})
 
 
 def test_tensorflow_workers_know_all_addresses_and_their_index() -> None:
@@ -99,7 +99,7 @@ def test_ports_beyond_the_last_are_refused() -> None:
 
 
 def test_jax_gets_its_coordinator_and_the_variables_of_srun() -> None:
-    assert jax_env(TWO_BY_TWO, 3) == {
+    assert jax_env(TWO_BY_TWO, 1).whole()[1] == {
         "JAX_COORDINATOR_ADDRESS": "n1:29500",
         "JAX_NUM_PROCESSES": "4",
         "JAX_PROCESS_ID": "3",
@@ -116,15 +116,16 @@ def test_jax_gets_its_coordinator_and_the_variables_of_srun() -> None:
 
 
 def test_single_jax_process_has_all_gpus_of_its_node() -> None:
-    assert jax_env(ProcessLayout("r", ("n1",), 1, 1, gpus_per_node=4), 0)["JAX_LOCAL_DEVICE_IDS"] == "0,1,2,3"
-    assert "JAX_LOCAL_DEVICE_IDS" not in jax_env(ProcessLayout("r", ("n1",), 1, 1), 0)
+    assert jax_env(ProcessLayout("r", ("n1",), 1, 1, gpus_per_node=4), 0).own[0]["JAX_LOCAL_DEVICE_IDS"] == "0,1,2,3"
+    assert "JAX_LOCAL_DEVICE_IDS" not in jax_env(ProcessLayout("r", ("n1",), 1, 1), 0).own[0]
 
 
 def test_plain_and_mpi_processes_get_no_variables() -> None:
-    assert framework_env("plain", TWO_BY_TWO, 0) == framework_env("mpi", TWO_BY_TWO, 0) == {}
-    assert framework_env("torch", TWO_BY_TWO, 0)["RANK"] == "0"
-    assert set(framework_env("tensorflow", TWO_BY_TWO, 0)) == {"TF_CONFIG"}
-    assert framework_env("jax", TWO_BY_TWO, 0)["SLURM_PROCID"] == "0"
+    for name in ("plain", "mpi"):
+        assert framework_env(name, TWO_BY_TWO, 0, {}).whole() == [{}, {}]
+    assert framework_env("torch", TWO_BY_TWO, 1, {}).own[0]["RANK"] == "2"
+    assert [set(each) for each in framework_env("tensorflow", TWO_BY_TWO, 0, {}).whole()] == [{"TF_CONFIG"}] * 2
+    assert framework_env("jax", TWO_BY_TWO, 1, {}).own[0]["SLURM_PROCID"] == "2"
 
 
 @given(st.integers(1, 5), st.integers(1, 9))
@@ -132,7 +133,7 @@ def test_every_worker_has_its_own_address(hosts: int, processes: int) -> None:
     world = ProcessLayout("r", tuple(f"n{at}" for at in range(hosts)), processes, 3000)
     configs = [json.loads(tensorflow_env(world, rank, {})["TF_CONFIG"]) for rank in range(world.size)]
     assert len({config["cluster"]["worker"][config["task"]["index"]] for config in configs}) == world.size
-    ranks = [torch_env(world, rank, {}) for rank in range(world.size)]
+    ranks = [each for group_rank in range(hosts) for each in torch_env(world, group_rank, {}).whole()]
     assert len({(each["GROUP_RANK"], each["LOCAL_RANK"]) for each in ranks}) == world.size
 
 

@@ -45,4 +45,6 @@ def test_numbers_in_names_sort_as_numbers() -> None:
 def test_master_address_is_reachable_by_every_node(line: str, hosts: list[str], master: str) -> None:
     args = read(line)
     site = TorchrunSite(args, "j", "id", 2, find_rendezvous(args, lambda host: True))
-    assert site.worker_env(GenerationLayout(1, tuple(hosts), 2, 4242, 0), 0, {})["MASTER_ADDR"] == master
+    env = site.node_env(GenerationLayout(1, tuple(hosts), 2, 4242, 0), 0, {})
+    assert env.common["MASTER_ADDR"] == master
+    assert env.common["TORCHELASTIC_SIGNALS_TO_HANDLE"] == args.signals_to_handle

@@ -26,6 +26,7 @@ from dalsegno.health.messages import (
     order_message,
     parse_agent_message,
 )
+from dalsegno.health.result import Verdict
 from dalsegno.health.wire import NodeHello
 from dalsegno.recovery.agents.probes import NodeAddress, Probes, family_of
 from dalsegno.recovery.agents.server import STRANGER_S, Call, NodeAgentServer
@@ -199,7 +200,7 @@ class _Known:
 
 
 class AgentTable:
-    """The agents of all nodes. `changed` is called for each node whose presence or report changes."""
+    """The agents of all nodes. `changed` is called for each node with another presence or other results of checks."""
 
     def __init__(
         self,
@@ -404,14 +405,24 @@ class AgentTable:
     def _take_report(self, node: str, known: _Known, news: NewFindings) -> None:
         if (news.report.node, news.report.boot) != (node, known.boot):
             raise BadReport(f"report of another node or boot: {news.report.node}, {news.report.boot}")
-        merged = merge(known.report, news)
-        if merged != known.report:
-            known.report = merged
+        before, known.report = known.report, merge(known.report, news)
+        if before is None or relevant(known.report) != relevant(before):
             self._changed(node)
 
     def _send_settings(self, known: _Known) -> None:
         if known.call:
             self._server.send(known.call, {"settings": known.settings})
+
+
+def relevant(report: NodeReport) -> object:
+    """Return the part of a report that can lead to an action. The text and the time of a passed check cannot.
+
+    They change all the time. If each change started a round, thousands of nodes would keep the controller busy.
+    """
+    results = {each.check: each.result for each in report.findings}
+    return report.gpus, {
+        check: result if result.verdict is not Verdict.PASSED else Verdict.PASSED for check, result in results.items()
+    }
 
 
 def merge(before: NodeReport | None, news: NewFindings) -> NodeReport:

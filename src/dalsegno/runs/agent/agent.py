@@ -30,9 +30,10 @@ from dalsegno.runs.agent.log_stream import LogStream, left_folders
 from dalsegno.runs.agent.notice_watch import NoticeWatch
 from dalsegno.runs.agent.orders import read_keeper, read_setup, read_standby, read_start
 from dalsegno.runs.agent.snapshots import Snapshots
+from dalsegno.runs.agent.step_reports import StepReports
 from dalsegno.runs.agent.warm import adopt_orphans
 from dalsegno.runs.agent.worker_processes import trim_reports
-from dalsegno.runs.agent.worker_socket import BusyTimes, WorkerSocket
+from dalsegno.runs.agent.worker_socket import WorkerSocket
 from dalsegno.runs.agent.workers import Workers
 from dalsegno.train.contract import RUN, TERMINATED
 from dalsegno.train.memory import files
@@ -161,7 +162,7 @@ class RunAgent:
         )
         self.workers.held, self.workers.helper_ended = self.snapshots.held, self._helper_ended
         self.workers.can_fork = self.snapshots.can_fork
-        self.busy_times, self.notices = BusyTimes(), NoticeWatch()
+        self.step_reports, self.notices = StepReports(), NoticeWatch()
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -276,7 +277,7 @@ class RunAgent:
     def _set_up(self, data: Message) -> None:
         """Prepare for workers. If this node cannot access the run folder, logs are sent to the coordinator instead."""
         setup = read_setup(data)
-        self.heartbeats.interval_s = setup.beat_s
+        self.heartbeats.interval_s, self.step_reports.interval_s = setup.beat_s, setup.report_s
         if self.stream is None and not os.path.isdir(setup.folder):
             self.stream = LogStream(self.run, self.node)
         self.workers.set_up(replace(setup, folder=self.stream.folder) if self.stream else setup)
@@ -320,10 +321,9 @@ class RunAgent:
         if gpu:
             self.link.send(gpu)
         if "step" in data:
-            rest = {word: message.get(word) for word in ("progress", "over")}
-            self.busy_times.note(message)
-            busy = self.busy_times.take(time.monotonic())
-            self.link.send({"step": data["step"], "generation": data.get("generation"), **rest, **busy})
+            report = self.step_reports.join(message, data["step"], data.get("generation"), time.monotonic())
+            if report is not None:
+                self.link.send(report)
         if "grant" in data:
             self._ask_grant(data["grant"], answer)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.runs.agent.link import INTERVAL_S
+from dalsegno.runs.agent.step_reports import REPORT_EVERY_S
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
 from dalsegno.wire.frames import Message
@@ -31,6 +32,7 @@ class Setup:
     stdin: bool = False  # whether workers inherit the agent's stdin; if not, they get /dev/null
     gone_s: float = 0.0  # timeout for a silent host; 0: no timeout
     beat_s: float = INTERVAL_S  # interval between heartbeats
+    report_s: float = REPORT_EVERY_S  # minimum time between two step reports of the node
     absence_s: float = ABSENCE_S
     final_command: tuple[str, ...] = ()  # a command to run if no coordinator returns
 
@@ -97,6 +99,7 @@ def read_setup(data: Message) -> Setup:
         stdin=bool(data.get("stdin")),
         gone_s=float(data.get("gone_s", 0.0)),
         beat_s=float(data.get("beat_s", INTERVAL_S)),
+        report_s=float(data.get("report_s", REPORT_EVERY_S)),
         absence_s=float(data.get("absence_s", ABSENCE_S)),
         final_command=tuple(data.get("last_word") or ()),
     )

@@ -60,32 +60,3 @@ class WorkerSocket:
         if self._readers.pop(sock, None) is not None:
             self._selector.unregister(sock)
             sock.close()
-
-
-# The busy time of each rank's steps, for the detection of slow ranks
-
-
-BUSY_EVERY_S = 1.0
-MAX_BUSY_S, MAX_WORKERS = 1e6, 1024
-
-
-class BusyTimes:
-    """Collects the busy times that this node's workers report. `take` returns them at most once a second."""
-
-    def __init__(self) -> None:
-        self._latest: dict[int, float] = {}
-        self._due = 0.0
-
-    def note(self, message: Message) -> None:
-        """Record a worker's report. Invalid values are ignored, because they come from the user's code."""
-        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-            rank, busy_s = int(message["rank"]), float(message["busy_s"])
-            if 0 <= busy_s < MAX_BUSY_S and len(self._latest) < MAX_WORKERS:
-                self._latest[rank] = busy_s
-
-    def take(self, now: float) -> Message:
-        """Return fields to add to the next message to the coordinator; empty if none are due."""
-        if not self._latest or now < self._due:
-            return {}
-        latest, self._latest, self._due = self._latest, {}, now + BUSY_EVERY_S
-        return {"busy": {str(rank): seconds for rank, seconds in latest.items()}}

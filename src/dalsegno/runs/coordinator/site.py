@@ -26,6 +26,29 @@ class GenerationLayout:
     restarts: int
 
 
+@dataclass(frozen=True)
+class NodeEnv:
+    """The environment variables of a node's workers: those that all have in common, and those of each worker."""
+
+    common: Mapping[str, str]
+    own: tuple[Mapping[str, str], ...]  # by local rank
+
+    @classmethod
+    def empty(cls, workers: int) -> NodeEnv:
+        return cls({}, ({},) * workers)
+
+    def with_common(self, more: Mapping[str, str]) -> NodeEnv:
+        """Add variables that all workers have. They replace those of each worker."""
+        if not more:
+            return self
+        own = tuple({name: value for name, value in each.items() if name not in more} for each in self.own)
+        return NodeEnv({**self.common, **more}, own)
+
+    def whole(self) -> list[dict[str, str]]:
+        """Return all variables of each worker."""
+        return [{**self.common, **each} for each in self.own]
+
+
 class RunTerms(Protocol):
     """The properties of a run that every coordinator needs."""
 
@@ -63,8 +86,8 @@ class RunTerms(Protocol):
         """Return the `setup` message, which an agent needs before it starts any process."""
         ...
 
-    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-        """Return one worker's environment variables. `found` are variables from its agent's environment."""
+    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
+        """Return the environment variables of a node's workers. `found` are variables from its agent's environment."""
         ...
 
 

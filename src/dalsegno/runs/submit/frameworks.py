@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
+from dalsegno.runs.coordinator.site import NodeEnv
 
 LAST_PORT = 65_535
 
@@ -37,26 +39,25 @@ class ProcessLayout:
     def local_rank(self, rank: int) -> int:
         return rank % self.nproc_per_node
 
+    def ranks(self, group_rank: int) -> range:
+        first = group_rank * self.nproc_per_node
+        return range(first, first + self.nproc_per_node)
 
-def framework_env(
-    framework: str, world: ProcessLayout, rank: int, found: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the variables for one process. `found` are variables from its agent's environment."""
+
+def framework_env(framework: str, world: ProcessLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
+    """Return the variables for the processes on one host. `found` are variables from its agent's environment."""
     if framework == "tensorflow":
-        return tensorflow_env(world, rank, found or {})
+        return NodeEnv({}, tuple(tensorflow_env(world, rank, found) for rank in world.ranks(group_rank)))
     if framework == "jax":
-        return jax_env(world, rank)
-    return torch_env(world, rank, found or {}) if framework == "torch" else {}
+        return jax_env(world, group_rank)
+    return torch_env(world, group_rank, found) if framework == "torch" else NodeEnv.empty(world.nproc_per_node)
 
 
-def torch_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+def torch_env(world: ProcessLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
     """Return torchrun's variables. `TORCHELASTIC_USE_AGENT_STORE` means that rank 0 does not run the store."""
     size, local_size = str(world.size), str(world.nproc_per_node)
-    return {
-        "RANK": str(rank),
-        **_local_rank(world, rank, found),
-        "GROUP_RANK": str(world.group_rank(rank)),
-        "ROLE_RANK": str(rank),
+    common = {
+        "GROUP_RANK": str(group_rank),
         "ROLE_NAME": world.role,
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": local_size,
@@ -71,6 +72,11 @@ def torch_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": found.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         **torch_threads(world.nproc_per_node, world.cpus_per_process, found),
     }
+    own = [
+        {"RANK": str(rank), "ROLE_RANK": str(rank), **_local_rank(world, rank, found)}
+        for rank in world.ranks(group_rank)
+    ]
+    return NodeEnv(common, tuple(own))
 
 
 def _local_rank(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
@@ -114,30 +120,42 @@ def _worker_address(world: ProcessLayout, rank: int) -> str:
     return host_port(world.hosts[world.group_rank(rank)], port)
 
 
-def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
+def jax_env(world: ProcessLayout, group_rank: int) -> NodeEnv:
     """Return variables for `jax.distributed.initialize()` without arguments, and for scripts that read them directly.
 
     JAX reads the coordinator's address and the devices from its own variables, but the number and the ids of processes
     from Slurm's. Slurm's values for the step count the agents, including spares. Therefore each process gets the values
     that srun would set for it.
     """
+    size = str(world.size)
+    common = {
+        "JAX_COORDINATOR_ADDRESS": host_port(world.hosts[0], world.port),
+        "JAX_NUM_PROCESSES": size,
+        "SLURM_NTASKS": size,
+        "SLURM_NPROCS": size,
+        "SLURM_STEP_NUM_TASKS": size,
+        "SLURM_STEP_NUM_NODES": str(len(world.hosts)),
+        "SLURM_STEP_NODELIST": _hostlist(world.hosts),
+        "SLURM_NODEID": str(group_rank),
+    }
+    return NodeEnv(common, tuple(_jax_process_env(world, rank) for rank in world.ranks(group_rank)))
+
+
+def _jax_process_env(world: ProcessLayout, rank: int) -> dict[str, str]:
     local = world.local_rank(rank)
-    hosts = compress(world.hosts)
     devices = share_of_devices(",".join(map(str, range(world.gpus_per_node))), world.nproc_per_node, local)
     return {
-        "JAX_COORDINATOR_ADDRESS": host_port(world.hosts[0], world.port),
-        "JAX_NUM_PROCESSES": str(world.size),
         "JAX_PROCESS_ID": str(rank),
         **({"JAX_LOCAL_DEVICE_IDS": devices} if devices else {}),
-        "SLURM_NTASKS": str(world.size),
-        "SLURM_NPROCS": str(world.size),
-        "SLURM_STEP_NUM_TASKS": str(world.size),
-        "SLURM_STEP_NUM_NODES": str(len(world.hosts)),
-        "SLURM_STEP_NODELIST": hosts,
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(local),
-        "SLURM_NODEID": str(world.group_rank(rank)),
     }
+
+
+@lru_cache(maxsize=2)
+def _hostlist(hosts: tuple[str, ...]) -> str:
+    """Return the hosts as a hostlist. All nodes of a generation have the same one, and it takes long to compress."""
+    return compress(hosts)
 
 
 def share_of_devices(devices: str, processes: int, index: int) -> str:

@@ -9,7 +9,7 @@ from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.agents.liveness import Timing
 from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.generations.standbys import StandbyMode
-from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.site import GenerationLayout, NodeEnv
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.submit.frameworks import ProcessLayout, framework_env, torch_threads
 from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next, salloc_argv
@@ -106,7 +106,7 @@ class RunSite:
         """Return the CPUs per process; 0 if unknown. An agent's task has the CPUs of all processes on its node."""
         return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
 
-    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
         world = ProcessLayout(
             run=self.folder.run,
             hosts=seats.hosts,
@@ -117,7 +117,7 @@ class RunSite:
             gpus_per_node=self.plan.request.gpus_per_node.count,
             cpus_per_process=self._cpus_per_process(seats.nproc_per_node),
         )
-        return framework_env(self.plan.request.framework, world, rank, found)
+        return framework_env(self.plan.request.framework, world, group_rank, found)
 
     def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
         if role is JobRole.JOIN:

@@ -25,7 +25,7 @@ from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.generations.standbys import StandbyMode
 from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource, RunControl
 from dalsegno.runs.coordinator.reports.report import RunFacts, StatusWriter
-from dalsegno.runs.coordinator.site import GenerationLayout
+from dalsegno.runs.coordinator.site import GenerationLayout, NodeEnv
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
@@ -83,7 +83,7 @@ class TorchrunSite:
             "gone_s": self.timing.gone_s,
         }
 
-    def worker_env(self, seats: GenerationLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
         world = ProcessLayout(
             run=self.run,
             hosts=(self._master(seats.hosts), *seats.hosts[1:]),
@@ -94,11 +94,11 @@ class TorchrunSite:
             role=self.args.role,
             virtual_local_rank=self.args.virtual_local_rank,
         )
-        return {
-            **torch_env(world, rank, found),
+        own = {
             "TORCHELASTIC_USE_AGENT_STORE": str(self.store),
             "TORCHELASTIC_SIGNALS_TO_HANDLE": self.args.signals_to_handle,
         }
+        return torch_env(world, group_rank, found).with_common(own)
 
     def _master(self, hosts: Sequence[str]) -> str:
         """Return MASTER_ADDR: the static endpoint, or the first host at an address that all nodes can reach."""

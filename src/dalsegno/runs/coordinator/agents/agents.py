@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
-from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing, beat_interval_s
+from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing, beat_interval_s, report_interval_s
 from dalsegno.runs.coordinator.agents.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
 from dalsegno.runs.coordinator.generations.events import Event, SaveGeneration, SaveOverdue, Start
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.generations.group import Members
 from dalsegno.runs.coordinator.generations.standbys import StandbyPlan
-from dalsegno.runs.coordinator.site import GenerationLayout, RunTerms
+from dalsegno.runs.coordinator.site import GenerationLayout, NodeEnv, RunTerms
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
 from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import ServerHandshake
@@ -247,8 +247,10 @@ MAX_PROBED = 32  # number of other hosts that an agent probes to find out whethe
 
 
 def setup_message(site: RunTerms) -> Message:
-    """Return the first message to an agent. Agents of large runs send fewer heartbeats."""
-    return {"setup": {**site.setup(), "beat_s": beat_interval_s(site.shape.max_nodes, site.timing)}}
+    """Return the first message to an agent. Agents of large runs send fewer heartbeats and step reports."""
+    nodes = site.shape.max_nodes
+    pace = {"beat_s": beat_interval_s(nodes, site.timing), "report_s": report_interval_s(nodes)}
+    return {"setup": {**site.setup(), **pace}}
 
 
 class StartMessages:
@@ -259,7 +261,7 @@ class StartMessages:
         self._group: Members | None = None
         self._peers: Mapping[str, Peer] = {}
         self._layout: GenerationLayout
-        self._names: list[str] = []
+        self._sample: PeerSample
 
     def message(
         self,
@@ -277,33 +279,39 @@ class StartMessages:
                 return None
             self._group, self._layout = order.group, _layout(order, peers)
             self._peers = dict(peers)  # a copy, because a spare may leave while the messages are sent
-            self._names = list(peers)
+            self._sample = PeerSample({name: list(peer.probe) for name, peer in peers.items()}, order.group.generation)
         return self._message(order.group, order.agent, in_memory, env)
 
-    def _message(self, group: Members, agent: str, in_memory: Message | None, env: Mapping[str, str]) -> Message:
-        first = group.place_of(agent).first_rank
-        ranks = range(first, first + group.nproc_per_node)
-        envs = _worker_envs(self._site, self._layout, self._peers[agent], ranks)
-        common = {**dict(set.intersection(*(set(each.items()) for each in envs))), **env}
-        workers = [
-            {"rank": rank, "env": {name: value for name, value in own.items() if name not in common}}
-            for rank, own in zip(ranks, envs, strict=True)
-        ]
-        others = [list(self._peers[name].probe) for name in probed_peers(self._names, agent, group.generation)]
-        start = {"generation": group.generation, "env": common, "workers": workers, "peers": others}
+    def _message(self, group: Members, agent: str, in_memory: Message | None, more: Mapping[str, str]) -> Message:
+        place = group.place_of(agent)
+        env = _node_env(self._site, self._layout, self._peers[agent], place.group_rank).with_common(more)
+        workers = [{"rank": rank, "env": own} for rank, own in enumerate(env.own, start=place.first_rank)]
+        peers = self._sample.others(agent)
+        start = {"generation": group.generation, "env": env.common, "workers": workers, "peers": peers}
         return {"start": {**start, **(in_memory or {})}}
 
 
-def probed_peers(names: Sequence[str], agent: str, generation: int) -> list[str]:
-    """Return the other agents, or a random sample of them, so that a message has a limited size.
+class PeerSample:
+    """The probe addresses that each agent of a generation gets: those of all others, or a random sample of them.
 
-    A regular sample, such as every second agent, could contain only nodes on the agent's own switch. The agent would
-    then not notice that it is cut off from the other switches.
+    The sample limits the size of a message. The agents form a ring in random order, once per generation, and each gets
+    the agents that follow it. A regular sample, such as every second agent, could contain only nodes on the agent's own
+    switch. The agent would then not notice that it is cut off from the other switches.
     """
-    if len(names) - 1 <= MAX_PROBED:
-        return [name for name in names if name != agent]
-    sample = random.Random(f"{generation} {agent}").sample(names, MAX_PROBED + 1)
-    return [name for name in sample if name != agent][:MAX_PROBED]
+
+    def __init__(self, addresses: Mapping[str, list[str | int]], generation: int) -> None:
+        ring = list(addresses.items())
+        if len(ring) - 1 > MAX_PROBED:
+            random.Random(generation).shuffle(ring)
+        self._places = {name: at for at, (name, _) in enumerate(ring)}
+        self._ring = [address for _, address in ring]
+
+    def others(self, agent: str) -> list[list[str | int]]:
+        at = self._places[agent]
+        if len(self._ring) - 1 <= MAX_PROBED:
+            return self._ring[:at] + self._ring[at + 1 :]
+        following = self._ring[at + 1 : at + 1 + MAX_PROBED]
+        return following + self._ring[: MAX_PROBED - len(following)]
 
 
 def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:
@@ -314,8 +322,7 @@ def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, ag
     for agent in plan.due(run, age_s):
         if run.group is not None and {agent, *run.group.agents} <= agents.peers.keys():
             layout = _layout(Start(agent, run.group, 0, 0), agents.peers)
-            envs = _worker_envs(site, layout, agents.peers[agent], range(run.group.nproc_per_node))
-            agents.send(agent, plan.message(envs))
+            agents.send(agent, plan.message(_node_env(site, layout, agents.peers[agent], 0).whole()))
 
 
 def current_order(run: Run, group: Members, agent: str) -> Message | None:
@@ -340,6 +347,6 @@ def _layout(order: Start, peers: Mapping[str, Peer]) -> GenerationLayout:
     return GenerationLayout(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
 
 
-def _worker_envs(site: RunTerms, layout: GenerationLayout, peer: Peer, ranks: Iterable[int]) -> list[dict[str, str]]:
-    own = {RUN: site.folder.run, GENERATION: str(layout.generation), WANTED_NODES: str(site.shape.max_nodes)}
-    return [{**site.worker_env(layout, rank, peer.hello.found), **own} for rank in ranks]
+def _node_env(site: RunTerms, layout: GenerationLayout, peer: Peer, group_rank: int) -> NodeEnv:
+    run = {RUN: site.folder.run, GENERATION: str(layout.generation), WANTED_NODES: str(site.shape.max_nodes)}
+    return site.node_env(layout, group_rank, peer.hello.found).with_common(run)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dalsegno.runs.agent.link import INTERVAL_S, MAX_BEAT_BYTES, Heartbeat, is_signed, pack_beat, peek_beat
+from dalsegno.runs.agent.step_reports import REPORT_EVERY_S
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.wire.liveness import Liveness, LivenessLimits, PeerSign, Presence
 
@@ -58,6 +59,7 @@ class Timing:
 
 
 BEATS_PER_S = 10_000  # the rate that a coordinator can read with a quarter of a core
+REPORTS_PER_S = 2_000  # step reports, which take as much time each as four heartbeats
 BEATS_AT_ONCE = 256  # heartbeats to read per call, in addition to two per agent
 _NEVER = 1 << 64  # above any sequence number, so that heartbeats from unknown agents count as old
 
@@ -68,6 +70,11 @@ def beat_interval_s(nodes: int, timing: Timing) -> float:
     It is longer in large runs, but at most a third of the silence that triggers a probe.
     """
     return min(max(INTERVAL_S, nodes / BEATS_PER_S), max(INTERVAL_S, timing.limits.silent_s / 3))
+
+
+def report_interval_s(nodes: int) -> float:
+    """Return the minimum time between two step reports of a node: longer in large runs."""
+    return max(REPORT_EVERY_S, nodes / REPORTS_PER_S)
 
 
 @dataclass(eq=False)
