@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
 from dalsegno.bench.certificate.certificate import (
+    ON_REQUEST,
     BetterFigure,
     Certificate,
     CertificateTrend,
@@ -37,8 +39,9 @@ from dalsegno.bench.certificate.parts import (
 )
 from dalsegno.bench.nccl.verdict import BenchLevel
 from dalsegno.bench.node.versions_measure import read_versions, versions_here
-from dalsegno.cli.measure.certify import PARTS
+from dalsegno.cli.measure.certify import PARTS, command
 from dalsegno.cli.measure.certify_parts import prefixed
+from dalsegno.errors import UsageError
 
 PASS, DEGRADED, FAIL, UNKNOWN = BenchLevel.PASS, BenchLevel.DEGRADED, BenchLevel.FAIL, BenchLevel.UNKNOWN
 HOSTILE = "<script>alert('1')</script>\x1b[31m"
@@ -153,6 +156,35 @@ def test_a_certificate_does_not_differ_from_itself():
     assert compare_certificates(one, one) == []
     assert comparison_notes(one, one) == []
     assert len(comparison_notes(one, replace(one, cluster="two", quick=True, simulated=("x",), nodes=("n1",)))) == 4
+
+
+# Partial certificates
+
+
+def test_the_heading_of_a_partial_certificate_names_the_parts_that_count():
+    names = [each for each in CertifyPart if each not in ON_REQUEST]
+    usual = [part(each, PASS) for each in names] + [skipped(each, "not requested") for each in ON_REQUEST]
+    assert certificate(*usual).heading == "PASS"
+    health = [part(each, PASS) if each is CertifyPart.HEALTH else skipped(each, "left out") for each in CertifyPart]
+    partial = certificate(*health)
+    assert partial.heading == partial.to_dict()["heading"] == "PASS, only health"
+    assert "PASS, only health</span></h1>" in render_certificate(partial)
+    no_gemm = [skipped(each.part, "left out") if each.part is CertifyPart.GEMM else each for each in usual]
+    assert certificate(*no_gemm).heading == "PASS, without gemm"
+    assert certificate(*(skipped(each, "left out") for each in CertifyPart)).heading.startswith("no verdict, without ")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [(["--only", "health", "--power-cut"], "`--only health` leaves out the part that `--power-cut` requests"),
+     (["--skip", "power-cut", "--power-cut"], "`--skip power-cut` leaves out the part that `--power-cut` requests"),
+     (["--only", "health", "--container-image", "a"], "leaves out the part that `--container-image` requests"),
+     (["--only", "power-cut"], "`--only power-cut` needs `--power-cut`"),
+     (["--only", "gemm", "--skip", "gemm"], "contradict each other")],
+)  # fmt: skip
+def test_a_requested_part_that_is_left_out_is_refused(words: list[str], what: str):
+    error = CliRunner().invoke(command, words, standalone_mode=False).exception
+    assert isinstance(error, UsageError) and what in error.what and error.hint
 
 
 # Parts
