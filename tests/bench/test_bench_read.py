@@ -112,6 +112,26 @@ def test_a_very_long_table_is_shown_by_its_best_rows(tmp_path: Path):
 # Pictures
 
 
+def test_a_table_with_one_row_is_drawn_as_a_point(tmp_path: Path):
+    svg = tmp_path / "one.svg"
+    read(OCI_1, "--svg", str(svg), "--png", str(tmp_path / "one.png"))
+    texts = [each.text or "" for each in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert "all_reduce, 1 x BM.GPU4.8" in texts and {"4 GiB", "8 GiB", "16 GiB"} <= set(texts)
+    (point,) = squares(draw([Curve("one", ((8 << 30, 100.0),))]))
+    assert (point.x, point.y) == (70 + 670 / 2 - 3, 36 - 3)
+
+
+def test_tables_with_one_row_are_drawn_beside_longer_ones():
+    longer = Curve("many", ((1 << 20, 10.0), (1 << 30, 100.0)))
+    assert len(squares(draw([longer, Curve("one", ((1 << 25, 50.0),))]))) == 3
+    assert "o one" in draw_text([longer, Curve("one", ((1 << 25, 50.0),))])
+
+
+def squares(picture: Picture) -> list[Box]:
+    """Return the marks of points."""
+    return [each for each in picture.shapes if isinstance(each, Box) and (each.width, each.height) == (6, 6)]
+
+
 def decode(data: bytes) -> tuple[int, int, list[bytes]]:
     """Return width, height and rows of a PNG file, after checking the sums of its parts."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"

@@ -18,7 +18,7 @@ QUICK = ("certify", "--quick", "--cluster", "shared")
 
 
 def test_the_parts_without_torch_are_measured_judged_and_compared(shared: Cli, tmp_path: Path):
-    parts = ("--only", "health", "--only", "versions", "--only", "storage", "--only", "power-cut")
+    parts = ("--only", "health", "--only", "versions", "--only", "storage")
     first = shared.run(*QUICK, *parts, "--output", str(tmp_path / "first"))
     report = read_certificate((tmp_path / "first" / "certificate.json").read_text())
     levels = {each.part: each.word for each in report.parts}
