@@ -28,12 +28,19 @@ def read(*words: str, text: str | None = None) -> Result:
     ("words", "code", "level"),
     [([P5, "--instance", "p5.48xlarge"], 0, "PASS"), ([OCI_1], 0, "PASS"), ([OCI_2], 3, "DEGRADED"),
      ([P5], 5, "UNKNOWN"), ([OCI_1, "--nodes", "4"], 1, "FAIL"), ([P5, "--instance", "p4d.24xlarge"], 4, "IMPOSSIBLE"),
-     ([OCI_1, OCI_2], 3, "DEGRADED")],
+     ([OCI_1, OCI_2], 3, "DEGRADED"), ([OCI_2, "--instance", "p5.48xlarge"], 5, "UNKNOWN")],
 )  # fmt: skip
 def test_exit_code_tells_the_worst_verdict(words: list[str], code: int, level: str):
     shown = read(*words)
     assert shown.return_value == code
     assert any(line.startswith(level) for line in shown.output.splitlines())
+
+
+def test_an_instance_type_with_another_gpu_than_the_log_lists_is_not_judged():
+    shown = read(OCI_2, "--instance", "p5.48xlarge")
+    assert "the output lists NVIDIA A100-SXM4-40GB, but p5.48xlarge has H100" in shown.stdout
+    assert "With these GPUs there are" in shown.stderr and "BM.GPU4.8" in shown.stderr
+    assert read(OCI_2, "--instance", "BM.GPU4.8").return_value == 3
 
 
 def test_command_is_reached_through_the_group_of_benchmarks():

@@ -30,6 +30,7 @@ class BenchMachines:
     instance: Instance | None = None
     gpu: Gpu | None = None
     assumed: bool = False  # whether `instance` is only one of several types with these GPUs and limits
+    other_product: str = ""  # the product that the log lists, if it is not the GPU of the named instance type
 
     @property
     def ranks(self) -> int:
@@ -150,7 +151,8 @@ def find_machines(
     nodes = nodes or len(hosts) or _nodes_for(count, named, gpus_per_node)
     per_node = gpus_per_node or (max(1, count // (len(hosts) or nodes)) if count else named.gpus if named else 1)
     if named:
-        return BenchMachines(nodes, per_node, named, gpu_of(named))
+        other = _other_product(table, gpu_of(named)) if instance else ""
+        return BenchMachines(nodes, per_node, named, gpu_of(named), other_product=other)
     candidates = _candidates(gpu, per_node, hosts) if gpu else []
     limits = {(each.nvlink_gbytes_per_s, each.network_gbps if nodes > 1 else None) for each in candidates}
     if len(limits) == 1:
@@ -174,6 +176,15 @@ def _gpu_of_devices(table: NcclTable) -> Gpu | None:
     products = {each.product for each in table.devices}
     product = next(iter(products)) if len(products) == 1 else ""
     return find_gpu_of_product(product) if "pcie" not in product.lower() else None
+
+
+def _other_product(table: NcclTable, gpu: Gpu | None) -> str:
+    """Return the first listed product that is another chip than this GPU; "" without one. Unknown products are skipped."""
+    for product in dict.fromkeys(each.product for each in table.devices):
+        listed = find_gpu_of_product(product)
+        if listed and gpu and listed.slurm_type != gpu.slurm_type:
+            return product
+    return ""
 
 
 def _named_in(hints: LogHints, hosts: tuple[str, ...], gpu: Gpu | None) -> Instance | None:

@@ -64,6 +64,7 @@ class BenchReason(str, Enum):
     WRONG_DATA = "wrong data"
     ERROR = "error"
     NO_ROWS = "no rows"
+    OTHER_GPU = "other GPU than named"
     WRONG_RANKS = "wrong number of ranks"
     SEPARATE = "each process ran alone"
     ONE_RANK = "one rank"
@@ -74,8 +75,8 @@ class BenchReason(str, Enum):
 
 
 _NOT_MEASURED = {  # with these reasons, the bandwidth says nothing about the machines
-    BenchReason.WRONG_DATA, BenchReason.ERROR, BenchReason.NO_ROWS, BenchReason.WRONG_RANKS, BenchReason.SEPARATE,
-    BenchReason.ONE_RANK, BenchReason.NO_TEST,
+    BenchReason.WRONG_DATA, BenchReason.ERROR, BenchReason.NO_ROWS, BenchReason.OTHER_GPU, BenchReason.WRONG_RANKS,
+    BenchReason.SEPARATE, BenchReason.ONE_RANK, BenchReason.NO_TEST,
 }  # fmt: skip
 
 
@@ -156,6 +157,7 @@ class BenchVerdict:
             BenchReason.WRONG_DATA: f"{self.wrong:,.0f} elements are wrong",
             BenchReason.ERROR: f"the test ended with an error: {self.error}",
             BenchReason.NO_ROWS: "the test ended before its first result",
+            BenchReason.OTHER_GPU: self._other_gpu(),
             BenchReason.WRONG_RANKS: f"the test ran with {self.ranks_in_table} ranks, not with {self.machines.ranks}",
             BenchReason.SEPARATE: f"{self.separate} processes ran the test alone instead of together",
             BenchReason.ONE_RANK: "one rank exchanges no data",
@@ -165,6 +167,12 @@ class BenchVerdict:
             BenchReason.NO_EXPECTATION: f"{rate}; no figure to compare with is published for this test and machine",
         }
         return f"{where}: {text.get(self.reason, rate)}"
+
+
+    def _other_gpu(self) -> str:
+        own = self.machines.gpu.slurm_type.upper() if self.machines.gpu else "no GPU"
+        name = self.machines.instance.name if self.machines.instance else "the instance type"
+        return f"the output lists {self.machines.other_product}, but {name} has {own}"
 
 
 def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = (), separate: int = 0) -> BenchVerdict:
@@ -243,6 +251,8 @@ def _decide(
         return BenchLevel.FAIL, BenchReason.ERROR
     if plateau is None:
         return BenchLevel.FAIL, BenchReason.NO_ROWS
+    if machines.other_product:
+        return BenchLevel.UNKNOWN, BenchReason.OTHER_GPU
     if _ranks_differ(ranks, machines.ranks, table):
         return BenchLevel.FAIL, BenchReason.WRONG_RANKS
     if (ranks or machines.ranks) == 1:
