@@ -60,6 +60,23 @@ def test_json_has_verdict_findings_and_rows():
     assert table["rows"][0]["in_place"]["busbw"] == 165.21 and table["hints"]
 
 
+def test_its_own_json_is_read_with_the_same_verdict(tmp_path: Path):
+    report = tmp_path / "report.json"
+    for words in ([OCI_2], [OCI_1, OCI_2]):
+        report.write_text(read(*words, "--json").stdout)
+        again = json.loads(read(str(report), "--json").stdout)["tables"]
+        for first, second in zip(json.loads(report.read_text())["tables"], again, strict=True):
+            assert {**first, "file": ""} == {**second, "file": ""}
+    report.write_text(json.dumps(again[1]))  # what `bench all_reduce --json` prints
+    assert read(str(report)).return_value == 3
+
+
+def test_damaged_json_of_its_own_is_no_traceback(tmp_path: Path):
+    for row in ({}, 1, {"size": "x", "in_place": 3}, {"size": 8, "in_place": {"busbw": "nan", "iterations": []}}):
+        (tmp_path / "odd.json").write_text(json.dumps({"test": 3, "rows": [row], "devices": [4], "wrong": []}))
+        assert read(str(tmp_path / "odd.json")).return_value in (1, 5)
+
+
 def test_earlier_results_raise_what_is_expected(tmp_path: Path):
     better = tmp_path / "better.out"
     better.write_text(Path(OCI_1).read_text().replace("232.83", "290.00").replace("233.00", "291.00"))

@@ -179,7 +179,7 @@ def _gpu_of_devices(table: NcclTable) -> Gpu | None:
 
 
 def _other_product(table: NcclTable, gpu: Gpu | None) -> str:
-    """Return the first listed product that is another chip than this GPU; "" without one. Unknown products are skipped."""
+    """Return the first listed product that is another chip than this GPU; "" without one. Skip unknown products."""
     for product in dict.fromkeys(each.product for each in table.devices):
         listed = find_gpu_of_product(product)
         if listed and gpu and listed.slurm_type != gpu.slurm_type:

@@ -48,7 +48,8 @@ class NcclReport:
         return {
             "file": self.source, "line": self.table.line, **self.verdict.to_dict(), "algorithm": self.algorithm or None,
             "findings": [{**asdict(each), "problem": each.problem.value} for each in self.findings],
-            "hints": self.hints(), "rows": [asdict(row) for row in self.table.rows],
+            "hints": self.hints(), "error": self.table.error,
+            "devices": [asdict(each) for each in self.table.devices], "rows": [asdict(row) for row in self.table.rows],
         }  # fmt: skip
 
     def hints(self) -> list[str]:
@@ -96,7 +97,8 @@ def read_reports(
     if not tables:
         raise NcclOutputUnreadable(
             f"no nccl-tests table in `{source}`",
-            hint="give the output of a program such as all_reduce_perf, or the file that its option -J wrote",
+            hint="give the output of a program such as all_reduce_perf, the file that its option -J wrote, or a report of "
+            "`dalsegno bench all_reduce --json`",
         )
     debug = read_debug(text)
     separate = separate_tables(tables)

@@ -168,7 +168,6 @@ class BenchVerdict:
         }
         return f"{where}: {text.get(self.reason, rate)}"
 
-
     def _other_gpu(self) -> str:
         own = self.machines.gpu.slurm_type.upper() if self.machines.gpu else "no GPU"
         name = self.machines.instance.name if self.machines.instance else "the instance type"
