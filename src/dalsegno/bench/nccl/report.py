@@ -17,7 +17,7 @@ from dalsegno.bench.nccl.machines import (
 )
 from dalsegno.bench.nccl.parse import read_tables
 from dalsegno.bench.nccl.table import NcclOutputUnreadable, NcclTable, NcclTest
-from dalsegno.bench.nccl.verdict import BenchLevel, BenchReason, BenchVerdict, find_plateau, judge
+from dalsegno.bench.nccl.verdict import HISTORY_LEAST, BenchLevel, BenchReason, BenchVerdict, find_plateau, judge
 from dalsegno.hardware import Gpu, instances
 
 GROWS_BYTES = 8 << 30  # bandwidth grows up to this size: 2 x p5.48xlarge reach 437 GB/s at 1 GiB, 479 at 8 GiB
@@ -63,6 +63,16 @@ class NcclReport:
         elif reason is BenchReason.OTHER_GPU:
             machines = self.verdict.machines
             hints.append(_ask_for_machine(machines, find_gpu_of_product(machines.other_product)))
+        elif reason is BenchReason.WRONG_RANKS and not self.findings:
+            machines = self.verdict.machines
+            hints.append(
+                f"check --nodes and --gpus-per-node; if {machines.ranks} ranks were meant, start the test with "
+                f"{machines.gpus_per_node} on each of {machines.nodes} nodes"
+            )
+        elif reason is BenchReason.NO_GPUS:
+            hints.append(
+                f"{HISTORY_LEAST} earlier results of the same size on this cluster give a figure to compare with"
+            )
         elif reason is BenchReason.NO_TEST:
             hints.append("name the test: `--test all_gather`")
         elif reason is BenchReason.TOO_SMALL:
@@ -97,8 +107,8 @@ def read_reports(
     if not tables:
         raise NcclOutputUnreadable(
             f"no nccl-tests table in `{source}`",
-            hint="give the output of a program such as all_reduce_perf, the file that its option -J wrote, or a report of "
-            "`dalsegno bench all_reduce --json`",
+            hint="give the output of a program such as all_reduce_perf, the file that its option -J wrote, or a report "
+            "of `dalsegno bench all_reduce --json`",
         )
     debug = read_debug(text)
     separate = separate_tables(tables)
