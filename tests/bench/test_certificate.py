@@ -241,6 +241,16 @@ def test_a_bad_link_fails_the_pairs_and_is_drawn():
     assert (found.level, found.findings, len(found.pictures)) == (FAIL, ("bad link n1 - n3",), 1)
 
 
+def test_one_pair_without_a_floor_has_no_verdict():
+    groups = [{"nodes": ["n1", "n2"], "busbw": 1.0}]
+    report = {"nodes": ["n1", "n2"], "usual": 1.0, "groups": groups, "faults": [], "unsure": [], "floor": 0.0}
+    assert certify_pairs(report, []).level is UNKNOWN
+    assert certify_pairs({**report, "floor": 0.5}, []).level is PASS
+    history = {"results": 5, "threshold": 0.5, "slower": False}
+    assert certify_pairs({**report, "history": history}, []).level is PASS
+    assert certify_pairs({**report, "history": history}, [], compare_history=False).level is UNKNOWN
+
+
 def test_the_worst_collective_counts():
     def report(test: str, level: str) -> dict[str, object]:
         rows = [{"size": 1024 * n, "out_of_place": {"busbw": 2.0 * n}, "in_place": {"busbw": 1.0 * n}} for n in (1, 4)]
