@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -40,8 +42,9 @@ from dalsegno.bench.certificate.parts import (
 from dalsegno.bench.nccl.verdict import BenchLevel
 from dalsegno.bench.node.versions_measure import read_versions, versions_here
 from dalsegno.cli.measure.certify import PARTS, command
-from dalsegno.cli.measure.certify_parts import prefixed
-from dalsegno.errors import UsageError
+from dalsegno.cli.measure.certify_parts import CertifyAsk, CertifyStage, measure_part, prefixed
+from dalsegno.cluster import SlurmHere
+from dalsegno.errors import NotThere, UsageError
 
 PASS, DEGRADED, FAIL, UNKNOWN = BenchLevel.PASS, BenchLevel.DEGRADED, BenchLevel.FAIL, BenchLevel.UNKNOWN
 HOSTILE = "<script>alert('1')</script>\x1b[31m"
@@ -187,6 +190,24 @@ def test_a_requested_part_that_is_left_out_is_refused(words: list[str], what: st
     assert isinstance(error, UsageError) and what in error.what and error.hint
 
 
+def test_without_a_cluster_certify_says_so_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(
+        "#!/bin/sh\necho 'sinfo: error: fetch_config: DNS SRV lookup failed' >&2\n"
+        "echo 'sinfo: fatal: Could not establish a configuration source' >&2\nexit 1\n"
+    )
+    sinfo.chmod(0o755)
+    for name in ("SLURM_CONF", "DALSEGNO_CLUSTER", "DALSEGNO_CONTROLLER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    words = ["--only", "health", "--output", str(tmp_path / "report")]
+    error = CliRunner().invoke(command, words, standalone_mode=False).exception
+    assert isinstance(error, NotThere) and error.what == "there is no cluster yet"
+    assert not (tmp_path / "report").exists()
+
+
 # Parts
 
 
@@ -249,6 +270,13 @@ def test_one_pair_without_a_floor_has_no_verdict():
     history = {"results": 5, "threshold": 0.5, "slower": False}
     assert certify_pairs({**report, "history": history}, []).level is PASS
     assert certify_pairs({**report, "history": history}, [], compare_history=False).level is UNKNOWN
+
+
+def test_pairs_of_one_node_are_not_measured_for_a_plain_reason(tmp_path: Path):
+    ask = CertifyAsk(None, True, 1, None, None, tmp_path)
+    stage = CertifyStage(ask, "one", SlurmHere({}), (), 1, "", 0, ())
+    found = measure_part(CertifyPart.PAIRS, stage, lambda text: None)
+    assert (found.word, found.summary) == ("not measured", "a pair needs two nodes, and one node is measured")
 
 
 def test_the_worst_collective_counts():

@@ -94,3 +94,4 @@ def test_a_power_cut_is_survived_but_not_made_while_there_are_jobs(cache: Path, 
         answer = cli.run(*cut, timeout_s=300)
         assert answer.code == 0, answer.out + answer.err
         assert "the power of train-" in answer.out
+        assert (tmp_path / "power-cut.html").exists()

@@ -65,9 +65,8 @@ def command(
         only, skip, {"container": ("--container-image", container_image), "power-cut": ("--power-cut", power_cut)}
     )
     older = _read_older(against) if against else None
-    folder = _make_folder(output)
-    ask = CertifyAsk(name, quick, nodes, partition, container_image)
-    stage = open_stage(ask)
+    stage = open_stage(CertifyAsk(name, quick, nodes, partition, container_image, Path(output).absolute()))
+    folder = _make_folder(stage.ask.output)
     if power_cut:
         _confirm_power_cut(stage, yes)
     parts = []
@@ -127,11 +126,9 @@ def _read_older(file: str) -> Certificate:
     return read_certificate(content.decode("utf-8", errors="replace"), file)
 
 
-def _make_folder(output: str) -> Path:
+def _make_folder(folder: Path) -> Path:
     """Create the folder of the report before anything is measured, so that no result is lost."""
     from dalsegno.system.execute import as_caller
-
-    folder = Path(output).absolute()
 
     def make() -> None:
         folder.mkdir(parents=True, exist_ok=True)
