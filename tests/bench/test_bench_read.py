@@ -111,6 +111,22 @@ def test_file_without_a_table_is_an_error(tmp_path: Path):
     assert isinstance(error, DalsegnoError) and not isinstance(error, UsageError)
 
 
+def test_readable_files_are_shown_before_the_error_of_another(tmp_path: Path):
+    empty = tmp_path / "empty.out"
+    empty.write_text("")
+    for words in ([OCI_1, str(empty)], [str(empty), OCI_1, "missing.out"]):
+        shown = read(*words)
+        assert "PASS  all_reduce, 1 x BM.GPU4.8" in shown.stdout
+        assert isinstance(shown.exception, DalsegnoError) and "empty.out" in shown.exception.what
+    assert "missing.out" in shown.stderr
+    assert len(json.loads(read(OCI_1, str(empty), "--json").stdout)["tables"]) == 1
+
+
+def test_an_unknown_instance_type_is_wrong_usage():
+    error = read(OCI_1, "--instance", "p5.48").exception
+    assert isinstance(error, UsageError) and error.exit_code == 2 and "did you mean" in error.hint
+
+
 def test_escape_sequences_in_a_log_do_not_reach_the_terminal(tmp_path: Path):
     evil = tmp_path / "evil\x1b[2J.out"
     text = (

@@ -190,6 +190,13 @@ def test_a_requested_part_that_is_left_out_is_refused(words: list[str], what: st
     assert isinstance(error, UsageError) and what in error.what and error.hint
 
 
+def test_an_older_certificate_that_is_a_page_is_wrong_usage(tmp_path: Path):
+    page = tmp_path / "certificate.html"
+    page.write_text(render_certificate(certificate(part(CertifyPart.GEMM, PASS))))
+    error = CliRunner().invoke(command, ["--against", str(page)], standalone_mode=False).exception
+    assert isinstance(error, UsageError) and error.exit_code == 2 and "is not a certificate" in error.what
+
+
 def test_without_a_cluster_certify_says_so_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sinfo = tmp_path / "sinfo"
     sinfo.write_text(

@@ -36,7 +36,7 @@ from dalsegno.bench.nccl.verdict import (
     size_text,
     worst,
 )
-from dalsegno.errors import NotThere, UsageError
+from dalsegno.errors import UsageError
 from dalsegno.hardware import find_instance, gpu_of, instances
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -335,7 +335,7 @@ def test_instance_type_that_the_log_names_is_used():
 
 
 def test_unknown_instance_type_and_one_without_gpus_are_refused():
-    with pytest.raises(NotThere) as unknown:
+    with pytest.raises(UsageError) as unknown:
         find_machines(table(78), instance="p5.48xlarg")
     assert unknown.value.hint == "did you mean `p5.48xlarge`?"
     with pytest.raises(UsageError):

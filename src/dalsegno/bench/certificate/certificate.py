@@ -13,7 +13,7 @@ from typing import Any
 
 from dalsegno.bench.nccl.verdict import BenchLevel
 from dalsegno.bench.picture import Picture
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import UsageError
 
 FORMAT = "dalsegno-certificate-1"
 
@@ -182,7 +182,7 @@ def _part_to_dict(each: CertifiedPart) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class CertificateUnreadable(DalsegnoError):
+class CertificateUnreadable(UsageError):
     """A file is not a certificate."""
 
 

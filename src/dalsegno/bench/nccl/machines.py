@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dalsegno.bench.nccl.table import NcclRow, NcclTable, NcclTest, find_test
-from dalsegno.errors import UsageError
+from dalsegno.errors import NotThere, UsageError
 from dalsegno.hardware import Gpu, Instance, find_instance, gpu_of, gpus, instances
 
 HEAD_CHARS = 300_000  # hosts and instance types are searched in this many characters at the start of a log
@@ -141,7 +141,7 @@ def find_machines(
     ranks: int | None = None,
 ) -> BenchMachines:
     """Return the machines of the test, as far as known. `ranks` is the number of ranks that NCCL logged, if any."""
-    named = find_instance(instance) if instance else None
+    named = named_instance(instance) if instance else None
     if named and not named.gpus:
         raise UsageError(f"`{named.name}` has no GPUs", where="--instance", hint="name the type of the GPU nodes")
     count = count_ranks(table) or ranks
@@ -159,6 +159,14 @@ def find_machines(
         several = len({each.provider for each in candidates}) > 1
         return BenchMachines(nodes, per_node, candidates[0], gpu, assumed=several)
     return BenchMachines(nodes, per_node, None, gpu)
+
+
+def named_instance(name: str) -> Instance:
+    """Return the instance type that the option `--instance` names; an unknown one is wrong usage."""
+    try:
+        return find_instance(name)
+    except NotThere as error:
+        raise UsageError(error.what, where="--instance", hint=error.hint) from None
 
 
 def find_gpu_of_product(product: str) -> Gpu | None:

@@ -152,10 +152,10 @@ def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
 
 def _check(ask: CollectiveAsk, place: BenchPlace, instance: str | None, output: str | None) -> None:
     """Check options early whose errors would otherwise appear only after the measurement, or once per rank."""
-    from dalsegno.hardware import find_instance
+    from dalsegno.bench.nccl.machines import named_instance
 
     if instance:
-        find_instance(instance)
+        named_instance(instance)
     out.check_writable("--output", output)
     if ask.device == "cpu":
         ask.operations("gloo")
