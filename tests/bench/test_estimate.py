@@ -259,11 +259,10 @@ def test_every_instance_type_with_a_modern_gpu_can_be_estimated():
 
 
 def test_a_model_that_does_not_fit_is_reported_before_time_and_goodput():
-    few = ["estimate", "--params", "70B", "--tokens", "1.4T", "--instance", "p5.4xlarge"]
-    lines = CliRunner().invoke(cli, few, standalone_mode=False).stdout.splitlines()
-    assert lines[1] == NO_FIT
-    assert NO_FIT not in CliRunner().invoke(cli, [*few, "--nodes", "256"], standalone_mode=False).stdout
-    assert json.loads(CliRunner().invoke(cli, [*few, "--json"], standalone_mode=False).stdout)["fits"] is False
+    few = ("--params", "70B", "--tokens", "1.4T", "--instance", "p5.4xlarge")
+    assert command(*few).stdout.splitlines()[1] == NO_FIT
+    assert NO_FIT not in command(*few, "--nodes", "256").stdout
+    assert json.loads(command(*few, "--json").stdout)["fits"] is False
 
 
 def test_a_number_out_of_range_is_refused_with_the_bounds():
