@@ -33,7 +33,7 @@ START_S = 2.0
 
 
 def role_of(uid: int, owners: Collection[int]) -> WebRole:
-    """Return a user's role: root and `owners` (the cluster's owner and the user that the web server runs as) are operators."""
+    """Return a user's role. `owners`: the cluster's owner and the user that the web server runs as; they operate it too."""
     return WebRole.OPERATOR if uid in {0, *owners} else WebRole.USER
 
 
