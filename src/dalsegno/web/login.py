@@ -33,7 +33,7 @@ START_S = 2.0
 
 
 def role_of(uid: int, owners: Collection[int]) -> WebRole:
-    """Return a user's role. `owners`: the cluster's owner and the user that the web server runs as; they operate it too."""
+    """Return a user's role. `owners`, like root, may operate the cluster: its owner and the web server's own user."""
     return WebRole.OPERATOR if uid in {0, *owners} else WebRole.USER
 
 
