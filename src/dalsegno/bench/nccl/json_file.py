@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from math import isfinite
 from typing import Any
 
@@ -146,10 +147,19 @@ def _own_table(report: Mapping[str, Any]) -> NcclTable:
         test=find_test(_text(report.get("test"))),
         rows=tuple(row for each in _list(report["rows"])[:_MAX_RESULTS] if (row := _own_row(_dict(each)))),
         devices=tuple(map(_own_device, map(_dict, _list(report.get("devices"))))),
+        settings=_own_settings(_dict(report.get("settings"))),
         out_of_bounds=_whole(report.get("wrong"), None),
         error=_text(report.get("error")),
         line=_whole(report.get("line"), 0),
     )
+
+
+def _own_settings(values: Mapping[str, Any]) -> NcclSettings | None:
+    names = [each.name for each in fields(NcclSettings)]
+    if not set(names) <= set(values):
+        return None
+    found = NcclSettings(**{name: _whole(values[name], 1) for name in names})
+    return replace(found, step_is_factor=bool(found.step_is_factor), unalign=_whole(values["unalign"], None))
 
 
 def _own_device(device: Mapping[str, Any]) -> NcclDevice:

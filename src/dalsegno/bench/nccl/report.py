@@ -49,6 +49,7 @@ class NcclReport:
             "file": self.source, "line": self.table.line, **self.verdict.to_dict(), "algorithm": self.algorithm or None,
             "findings": [{**asdict(each), "problem": each.problem.value} for each in self.findings],
             "hints": self.hints(), "error": self.table.error,
+            "settings": asdict(self.table.settings) if self.table.settings else None,
             "devices": [asdict(each) for each in self.table.devices], "rows": [asdict(row) for row in self.table.rows],
         }  # fmt: skip
 
