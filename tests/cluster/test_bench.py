@@ -83,7 +83,7 @@ def test_a_missing_program_of_nccl_tests_is_named_with_its_node(shared: Cli):
 def test_storage_is_measured_on_all_nodes_at_once(shared: Cli):
     words = ("storage", "/tmp", "--nodes", "2", "--size", "4M", "--seconds", "1", "--json")
     found = json.loads(shared.ok("bench", *words))
-    assert sorted(each["host"] for each in found) == ["train-1", "train-2"]
+    assert len({each["host"] for each in found}) == 2
     assert all(each["write_mb_per_s"] > 0 and not each["error"] for each in found)
 
 

@@ -80,6 +80,8 @@ NOT_RUN = {
     "sudo benchmarks/scale.py": "takes minutes",
     "sudo benchmarks/scale.py --nodes 256 --seconds 5": "takes a minute",
     "sudo benchmarks/scale.py --part controller": "takes minutes",
+    "benchmarks/scale_costs.py --nodes 256": "takes a minute",
+    "PYTHONPATH=src python benchmarks/verify_gpu.py": "needs an NVIDIA GPU",
     "sudo benchmarks/up.py --quick": "takes a minute",
     "sudo benchmarks/up.py --write": "takes minutes, and writes into the repository",
     "sudo benchmarks/restart.py": "takes a quarter of an hour",

@@ -50,7 +50,14 @@ def test_a_coordinator_has_its_own_session_and_a_small_environment(stage: Stage)
     eventually(lambda: stage.started(run))
     (said,) = stage.started(run)
     assert (said["sid"], said["cwd"], said["uid"]) == (said["pid"], "/", os.geteuid())
-    assert set(said["env"]) - {"LC_CTYPE"} == {"PATH", "HOME", "USER", "LOGNAME", "DALSEGNO_MARK"}
+    assert set(said["env"]) - {"LC_CTYPE"} == {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "DALSEGNO_MARK",
+        "DALSEGNO_CONTROLLER",
+    }
     assert stage.runs() == [{"run": "r1", "folder": str(run), "uid": os.geteuid(), "pid": said["pid"]}]
     assert stage.socket.stat().st_mode & 0o777 == 0o666
 

@@ -9,7 +9,6 @@ import json
 import re
 from calendar import timegm
 from dataclasses import dataclass
-from email.utils import parsedate_tz
 from enum import Enum
 from time import gmtime, strftime, strptime
 from typing import Any
@@ -118,6 +117,8 @@ def _event(event: Any) -> CloudNotice | None:
 
 def _mail_date(value: Any) -> float:
     """Parse EC2's form of a date in scheduled events, `21 Jan 2026 09:00:43 GMT`."""
+    from email.utils import parsedate_tz  # here, because only events have such dates, and it takes memory
+
     found = parsedate_tz(value) if isinstance(value, str) else None
     if found is None:
         raise BadNotice(f"not a date: {str(value)[:40]!r}")

@@ -6,7 +6,6 @@ a second for the next bytes. Clouds other than EC2 announce nothing there, so no
 
 from __future__ import annotations
 
-import http.client
 import time
 from pathlib import Path
 
@@ -57,6 +56,8 @@ class InstanceMetadata:
         return self._request("GET", FOLDER + path, {TOKEN_HEADER: self._token})
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        import http.client  # here, because node agents outside clouds do not need it, and it takes memory
+
         connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_S)
         try:
             connection.request(method, path, headers=headers)
