@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dalsegno.hostlist import HostlistError, expand
 from dalsegno.slurm.facts import JobInfo, parse_job_state
+from dalsegno.slurm.parse.outputs import with_output_files
 from dalsegno.slurm.parse.text import (
     PLAIN,
     ParseError,
@@ -115,6 +116,7 @@ def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
     fields = _names(paths)
     found = rows("squeue", text, marks)
     jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
+    jobs = [with_output_files(job) for job in jobs] if paths else jobs
     if found and not jobs and len(found[0]) != len(fields):
         raise malformed("squeue", " ".join(found[0]))  # the output has another format, so no record could be parsed
     return JobList(tuple(jobs), len(found) - len(jobs))
