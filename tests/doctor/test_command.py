@@ -62,6 +62,25 @@ def test_log_without_known_errors_exits_with_0(folder: Path):
     assert (answer.exit_code, answer.stdout) == (0, "") and "nothing found wrong with out" in answer.stderr
 
 
+def test_log_that_ends_with_an_unknown_error_exits_with_1(folder: Path):
+    (folder / "out").write_text("step 1\nTraceback (most recent call last):\n  x\nZeroDivisionError: by 0\n")
+    answer = doctor("out")
+    assert answer.exit_code == 1 and "nothing found wrong" not in answer.stderr
+    assert answer.stdout.splitlines()[:2] == [
+        "error: out ends with an error; no known cause found  [unknown-failure]",
+        "  seen: out:4: ZeroDivisionError: by 0",
+    ]
+
+
+def test_run_that_failed_with_an_unknown_error_exits_with_1(folder: Path):
+    run = make_run(folder / "home/runs", ranks=1)
+    report = "Traceback (most recent call last):\n  x\nValueError: bad\n"
+    write_status(run.status, status(phase=RunPhase.ENDED, exit_code=1, generation=1, world_size=1, report=report))
+    answer = doctor(run.run)
+    assert answer.exit_code == 1
+    assert "failed with exit code 1; no known cause found" in answer.stdout and "ValueError: bad" in answer.stdout
+
+
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_empty_log_is_called_empty_and_not_without_faults(folder: Path, text: str):
     (folder / "slurm-9.out").write_text(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Short options of sbatch and their long names.
 _SHORT = {
@@ -143,16 +143,31 @@ def misplaced_options(words: Sequence[str]) -> list[str]:
     return [word for word in words if word.startswith("--") and word[2:].partition("=")[0] in SLURM_OPTIONS]
 
 
-def split_submit_line(line: str) -> tuple[str, tuple[str, ...]]:
-    """Return the script and its arguments from a command line such as `sbatch -N 2 job.sh --time 5`."""
+@dataclass(frozen=True)
+class SubmitLine:
+    """A command line of sbatch: its options, the script, and the arguments of the script."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+def read_submit_line(line: str) -> SubmitLine | None:
+    """Read a command line such as `sbatch -N 2 job.sh --time 5`; None if it is not sbatch's.
+
+    A command line of srun or salloc has a program in the place of the script, whose arguments are its own.
+    """
     words = _words(line)
-    index = 1 if words[:1] and words[0].rpartition("/")[2] == "sbatch" else 0
+    if not words or words[0].rpartition("/")[2] != "sbatch":
+        return None
+    index = 1
     while index < len(words) and words[index].startswith("-"):
         name = words[index].lstrip("-").partition("=")[0]
         long = words[index].startswith("--")
         takes_next = "=" not in words[index] and name not in _FLAGS and (long or len(words[index]) == 2)
         index += 2 if takes_next else 1
-    return (words[index], tuple(words[index + 1 :])) if index < len(words) else ("", ())
+    return SubmitLine(dict(parse_options(words[1:index])), words[index] if index < len(words) else "",
+                      tuple(words[index + 1 :]))  # fmt: skip
 
 
 _FLAGS = {"exclusive", "requeue", "no-requeue", "parsable", "hold", "H", "wait", "W", "test-only", "overcommit", "O",

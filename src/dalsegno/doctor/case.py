@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dalsegno.doctor.batch import BatchFacts
-from dalsegno.doctor.logs import LogSign, SignSeen
+from dalsegno.doctor.logs import LogEnd, LogSign, SignSeen
 from dalsegno.doctor.script import ScriptFacts
 from dalsegno.runs.hang import HangReport
 from dalsegno.slurm.facts import JobInfo
@@ -122,6 +122,9 @@ class Case:
     job: JobInfo | None = None
     run: str = ""
     signs: tuple[SignSeen, ...] = ()
+    failure: str = ""  # a sentence that says how the job or run failed; "" if it did not, or if that is not known
+    ends: tuple[LogEnd, ...] = ()  # how the logs end
+    read_next: str = ""  # a command that shows more about the failure
     hang: HangReport | None = None
     dumps: tuple[str, ...] = ()  # files of the flight recorder
     times: RankTimes | None = None

@@ -11,6 +11,7 @@ from dalsegno.doctor.logs import LogSign
 from dalsegno.slurm.facts import JobState
 from dalsegno.why import explain_job
 
+UNKNOWN_FAILURE = "unknown-failure"
 _FREE_PORT = "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
 
 
@@ -127,6 +128,25 @@ def _job_state(case: Case) -> Iterator[DoctorFinding]:
         )
 
 
+def _unknown_failure(case: Case) -> Iterator[DoctorFinding]:
+    """Find a failure by its traces alone. `examine` leaves it out if another symptom is the cause."""
+    ends = [each for each in case.ends if each.error]
+    late = [each for each in ends if each.at_end]
+    seen = tuple(Evidence(f"{each.name}:{each.error_line}", each.error) for each in (late or ends)[:3])
+    fix = f"{case.read_next} shows the whole error" if case.read_next else "read the lines before the error in the log"
+    if case.failure:
+        lines = tuple(Evidence(f"{each.name}:{at}", text) for each in case.ends[:1] for at, text in each.last)
+        seen = seen or lines or (Evidence(case.subject, case.job.state.value if case.job else ""),)
+        yield DoctorFinding(Severity.ERROR, f"{case.failure}; no known cause found", fix, seen)
+    elif late and case.job and case.job.state is JobState.COMPLETED:
+        what = f"job {case.job.label} ended with exit code 0, but its output ends with an error; no known cause found"
+        yield DoctorFinding(Severity.WARNING, what, fix, seen)
+    elif late and not case.run:
+        yield DoctorFinding(Severity.ERROR, f"{case.subject} ends with an error; no known cause found", fix, seen)
+    elif ends and not case.run and not case.job:
+        yield DoctorFinding(Severity.NOTE, f"{case.subject} contains an error, but goes on after it", fix, seen)
+
+
 def _too_few_gpus(case: Case) -> Iterator[DoctorFinding]:
     if signs := case.seen(LogSign.TOO_FEW_GPUS):
         fix = "request one GPU for each process (`--gpus-per-node` equals `--nproc-per-node`)"
@@ -149,6 +169,7 @@ SYMPTOMS = (
     Symptom("launcher-arguments", "Does torchrun get its script?", _launcher_arguments),
     Symptom("output-folder", "Does the folder for the job's output exist?", _output_folder),
     Symptom("job-state", "How did Slurm end the job?", _job_state),
+    Symptom(UNKNOWN_FAILURE, "Did it fail for an unknown reason?", _unknown_failure),
     Symptom("too-few-gpus", "Does each process have a GPU of its own?", _too_few_gpus),
     Symptom("no-driver", "Does the node have a working GPU driver?", _no_driver),
 )
