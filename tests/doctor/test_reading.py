@@ -125,7 +125,14 @@ def test_programs_of_srun_and_salloc_are_not_taken_for_batch_scripts(line: str):
 
 
 def test_options_of_scripts_are_not_taken_for_slurms():
-    assert misplaced_options(["--lr", "0.1", "-N", "2", "--nodes", "2", "--mem=4G"]) == ["--nodes", "--mem=4G"]
+    assert misplaced_options(["--lr", "0.1", "-N", "2", "--nodes", "2", "--mem=4G"]) == ["--nodes 2", "--mem=4G"]
+    assert misplaced_options(["--exclusive", "x", "--nodes"]) == ["--exclusive", "--nodes"]
+
+
+def test_arguments_of_scripts_end_where_the_command_ends():
+    lines = "srun python train.py --lr 1 > log --mem=1\ncp --nodes=2 train.py x\nsrun ./t.py a && srun --nodes=2 b"
+    calls = read_batch(f"#!/bin/sh\n{lines}\n", "job").calls
+    assert [(call.path, call.arguments) for call in calls] == [("train.py", ("--lr", "1"))]
 
 
 # Logs

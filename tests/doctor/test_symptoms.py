@@ -264,6 +264,18 @@ SHOWN: list[tuple[str, Callable[[], Case], str, str]] = [
         "run with 8 ranks",
     ),
     (
+        "misplaced-options",
+        lambda: batch("srun torchrun --nproc-per-node=2 train.py --nodes=2 --gres gpu:8"),
+        "--nodes=2 --gres gpu:8 after train.py is an argument of that script",
+        "#SBATCH --nodes=2 --gres gpu:8",
+    ),
+    (
+        "script-unreadable",
+        lambda: Case("x", missing_script=Evidence("job.sbatch:2", "gone.py")),
+        "gone.py does not exist",
+        "ls gone.py",
+    ),
+    (
         "unknown-failure",
         lambda: Case("x.log", ends=(LogEnd("x.log", "ZeroDivisionError: by 0", 9, True),)),
         "x.log ends with an error; no known cause found",

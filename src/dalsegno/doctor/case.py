@@ -135,6 +135,7 @@ class Case:
     port_where: str = ""
     port_in_use: bool | None = None  # whether the port is in use on this machine
     missing_launcher: Evidence | None = None  # a torchrun that the batch script starts by its path
+    missing_script: Evidence | None = None  # a Python script that the batch script starts
     missing_folders: tuple[Evidence, ...] = ()  # folders for output that do not exist
     probes: tuple[NodeProbe, ...] = ()
     unchecked: tuple[str, ...] = ()

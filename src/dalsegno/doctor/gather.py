@@ -247,6 +247,7 @@ def _batch_case(case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path 
         case,
         world_size=order.ranks or _ranks_of(batch),
         missing_folders=case.missing_folders or tuple(_missing_folders(batch, folder, case.started)),
+        missing_script=None if case.started else _missing_script(batch, folder),
         missing_launcher=None if case.started else _missing_launcher(batch, folder),
     )
     return _surroundings(case, order, str(script) if script else "")
@@ -271,6 +272,18 @@ def _missing_launcher(batch: BatchFacts, folder: Path) -> Evidence | None:
     for line, path in batch.launcher_paths():
         if not any((place / path).exists() for place in (folder, Path(batch.path).parent)):
             return Evidence(f"{batch.path}:{line.line}", path)
+    return None
+
+
+def _missing_script(batch: BatchFacts, folder: Path) -> Evidence | None:
+    """Return a Python script that the job starts and that does not exist, unless the job may create it."""
+    if batch.container_lines():
+        return None  # the path may be inside the image
+    places = (folder / batch.options.get("chdir", ""), Path(batch.path).parent)
+    for call in batch.calls:
+        unclear = set(call.path) & set("$`~*") or batch.may_create(call)
+        if not unclear and not any((place / call.path).exists() for place in places):
+            return Evidence(f"{batch.path}:{call.line.line}", call.path)
     return None
 
 
@@ -300,6 +313,13 @@ def _surroundings(case: Case, order: DoctorOrder, script: str) -> Case:
     if found.torch is None:
         missing = "is a shell script that selects one" if os.path.exists(python) else "is not on this machine"
         unchecked.append(f"PyTorch: {python} {missing}; name the job's Python with `--python`")
+    elif not active and not case.started and (case.script is None or "torch" in case.script.imports):
+        build = ", built without CUDA" if found.cuda is False else ""
+        torch = f"torch {found.torch}{build}" if found.torch else "no torch"
+        unchecked.append(
+            f"the job's own PyTorch: no environment is active, so {python} was examined ({torch}); name the job's"
+            " Python with `--python`"
+        )
     port, where = _port(case, order)
     case = replace(
         case,
