@@ -382,7 +382,10 @@ def import_on_head(cluster: Cluster, images: Sequence[str], execute: Execute, sa
 
 
 def as_user(command: Sequence[str], user: str | None) -> list[str]:
-    """Return a command that runs as `user` on a machine whose login user may use sudo; as it is without a user."""
+    """Return the command wrapped in sudo and runuser, so that it runs as `user`; without a user, return it unchanged.
+
+    An empty command becomes a login shell of the user.
+    """
     return ["sudo", "runuser", "-u", user, "--", *(command or ["/bin/bash", "-l"])] if user else list(command)
 
 

@@ -33,7 +33,7 @@ START_S = 2.0
 
 
 def role_of(uid: int, owners: Collection[int]) -> WebRole:
-    """Return the role of a user: root, the cluster's owner and the observer's own user operate the cluster."""
+    """Return a user's role. `owners`, like root, may operate the cluster: its owner and the web server's own user."""
     return WebRole.OPERATOR if uid in {0, *owners} else WebRole.USER
 
 

@@ -57,7 +57,7 @@ class ManagedSlurm:
     shared_homes: bool = False  # whether the head serves /home to all machines and creates the homes
     packages: tuple[str, ...] = field(
         default_factory=pinned_requirements
-    )  # packages that pip installs if those in our code do not fit the machine's Python
+    )  # packages that pip installs if those bundled with our code do not fit the machine's Python
 
     @property
     def folder(self) -> ClusterFolder:
@@ -215,7 +215,7 @@ def _command_text() -> str:
 
 
 def _packages(site: ManagedSlurm) -> PlannedCommand:
-    """Return the command that installs the Python packages we need, unless those in our code fit this Python."""
+    """Return the command that installs our Python packages, unless those bundled with our code fit this Python."""
     folder = f"/opt/dalsegno/{site.code}"
     ask = f"import sys; sys.path[:0] = [{folder!r}]; import click, pydantic, yaml"
     # -I: a `pip.py` in the working folder, or a package in root's home, must not be run instead

@@ -23,7 +23,7 @@ _ENDING = ("terminating", "terminated")
 
 
 def reboot_command(release: str, node: str) -> list[str]:
-    """Return the command on the controller that reboots a node. `mgmt` resets the machine, even if it hangs."""
+    """Return the command on the head node that reboots a node. `mgmt` resets the machine, even if it hangs."""
     if release == "v3":
         return ["mgmt", "nodes", "reboot", "--nodes", node]
     return ["scontrol", "reboot", "ASAP", "nextstate=RESUME", "reason=dalsegno:reboot", node]
@@ -35,7 +35,7 @@ def describe_command(node: str) -> list[str]:
 
 
 def replace_commands(release: str, node: str, stack_cluster: str) -> list[list[str]]:
-    """Return the commands on the controller that terminate a machine and start another one in its cluster.
+    """Return the commands on the head node that terminate a machine and start another one in its cluster.
 
     With release 3, the tag tells Oracle that the machine is broken, so that it is not handed out again.
     """

@@ -33,7 +33,7 @@ ETC = "/etc/slurm"
 CACHED_ETC = "/run/slurm/conf"  # where slurmd of a compute node keeps the files of slurmctld
 PROLOG = f"{ETC}/prolog.d/50-dalsegno.sh"  # the stack's slurm.conf has `Prolog=/etc/slurm/prolog.d/*`
 PROFILE = "/etc/profile.d/dalsegno-rdma.sh"
-# The scripts on the controller. Release 3 exports /config to all machines.
+# The scripts on the head node. Release 3 exports /config to all machines.
 FOLDERS = {"v2.10": "/opt/dalsegno-scripts", "v3": "/config/dalsegno"}
 CUSTOM_ROLE = "/config/playbooks/roles/custom/tasks/main.yml"  # release 3 runs it on each new node
 CODE = "dalsegno.tar.gz"
@@ -135,7 +135,7 @@ def _profile(cluster: Cluster) -> list[PlannedFile]:
 
 
 def setup_files(cluster: Cluster, code: str) -> dict[str, str]:
-    """Return the scripts of the folder on the controller by name. The archive with our code is beside them."""
+    """Return the setup scripts by file name. The head node keeps them in a folder, with the archive of our code."""
     scripts = {
         f"{role.value}.sh": render_bootstrap(
             role_plan(cluster, role, code),
@@ -154,7 +154,7 @@ def setup_digest(files: Mapping[str, str]) -> str:
 
 
 def install_script(cluster: Cluster, files: Mapping[str, str], archive: bytes) -> str:
-    """Return the script that root runs on the controller. It writes the folder of scripts and runs `setup.sh head`."""
+    """Return the script that root runs on the head node. It writes the folder of scripts and runs `setup.sh head`."""
     folder = FOLDERS[settings_of(cluster).stack_version]
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
@@ -171,7 +171,7 @@ def login_name(cluster: Cluster) -> str:
 
 
 def node_command(cluster: Cluster, node: str, role: MachineRole) -> list[str]:
-    """Return the command that sets up a node. The login user runs it on the controller."""
+    """Return the command that sets up a node. The login user runs it on the head node."""
     return ["bash", f"{FOLDERS[settings_of(cluster).stack_version]}/node.sh", node, role.value]
 
 

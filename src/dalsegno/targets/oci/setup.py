@@ -22,7 +22,7 @@ AT_ONCE = 8  # connections at a time; sshd refuses some if more than ten log in 
 
 @dataclass(frozen=True)
 class ControllerShell:
-    """How to run commands on the controller as its login user, and to list the nodes in Slurm."""
+    """How to run commands on the head node as its login user, and to list the nodes in Slurm."""
 
     enter: Callable[[Sequence[str]], Sequence[str]]  # returns the ssh command line of a command
     nodes: Callable[[], Sequence[NodeInfo]]

@@ -273,7 +273,7 @@ class OciTarget(OperatorSide):
 
     @property
     def slurm(self) -> SlurmClient:
-        """A client that runs Slurm's commands on the controller."""
+        """A client that runs Slurm's commands on the head node."""
         return self._slurm()
 
     def slurm_as(self, user: str) -> SlurmClient:
@@ -318,7 +318,7 @@ class OciTarget(OperatorSide):
         return [*argv, shlex.join(command)] if command else argv
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
-        """Return how to run `dalsegno ARGUMENTS` on the controller. Machines are replaced and rebooted from here."""
+        """Return how to run `dalsegno ARGUMENTS` on the head node. Machines are replaced and rebooted from here."""
         if tuple(arguments[:2]) in (("nodes", "replace"), ("nodes", "reboot")):
             return None
         return super().forward(arguments, root=root)
@@ -333,7 +333,7 @@ class OciTarget(OperatorSide):
         ]
 
     def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None:
-        """Replace or reboot machines with the stack's own commands on the controller."""
+        """Replace or reboot machines with the stack's own commands on the head node."""
         release = settings_of(applied_cluster(self.folder)).stack_version
         for name in names:
             self.slurm.node(name)  # raises for a name that Slurm does not know

@@ -170,7 +170,7 @@ def _storage(cluster: Cluster, own: OciFacts, ad: str) -> dict[str, Setting]:
     }
     stores = _stores(cluster)
     if on_file_storage and not stores:
-        # The stack creates file storage for homes only beside another file system, so it gets an empty one.
+        # The stack creates file storage for homes only if there is a second file system, so an empty one is added.
         stores = [Storage("fss", SECOND_MOUNT, "fss")]
     for each in [*stores, *cluster.storage]:
         if each in stores:
@@ -265,7 +265,7 @@ def policy_statements(compartment: str, group: str = "GROUP") -> list[str]:
 
 
 def user_commands(cluster: Cluster) -> list[str]:
-    """Return the commands that add the users of the cluster file to the stack's directory, on the controller.
+    """Return the commands that add the users of the cluster file to the stack's directory, on the head node.
 
     The stack's command asks for a password, which nobody needs afterwards: people log in with their keys.
     """

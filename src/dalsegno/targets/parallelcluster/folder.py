@@ -19,7 +19,7 @@ class PclusterFolder(ClusterFolder):
 
     @property
     def config(self) -> Path:
-        """The cluster.yaml that was sent last."""
+        """The ParallelCluster configuration that was last passed to `pcluster`."""
         return self.root / "pcluster.yaml"
 
     @property

@@ -37,7 +37,7 @@ class PclusterPlan(CloudPlan):
     removes_failed: bool = False  # whether the remains of a failed creation are deleted first
     new_scripts: bool = False
     fleet_stopped: bool = False
-    missing_repositories: tuple[str, ...] = ()  # S3 addresses of associations to create
+    missing_repositories: tuple[str, ...] = ()  # S3 addresses that still need an FSx data repository association
     ends: Mapping[str, float] = field(default_factory=dict)  # queue -> when EC2 starts to take its reserved machines
     unfinished: bool = False  # whether an earlier `up` was interrupted, or failed
     new_accounts: bool = False  # whether accounts, users or QOS differ from those of the last `up`

@@ -80,7 +80,7 @@ class ClusterOnHosts:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout that Slurm's files are rendered from. A machine's host name may differ from the file."""
+        """The layout that Slurm's files are rendered from. A machine's host name may differ from its name there."""
         cluster, name = self.sized, self.cluster.name
         head = DaemonHost(self.facts[cluster.head].hostname, self.addresses[cluster.head])
         database = DatabaseStorage("slurm", socket=str(head_folder(name).database_socket))

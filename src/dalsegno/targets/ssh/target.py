@@ -103,7 +103,7 @@ class SshTarget(OperatorSide):
         self._connect = connect
 
     def plan(self, cluster: Cluster) -> SshPlan:
-        """Inspect every host, compute its plan, and let it report the differences."""
+        """Inspect every host, compute its plan, and have each host report how it differs from its plan."""
         applied = read_applied(self.folder)
         merged = with_roster(cluster, roster_of(applied)) if applied else cluster
         return self._plan(merged, has_prometheus(cluster, self.folder))

@@ -231,7 +231,8 @@ def _combine(sums: Iterable[int]) -> int:
 
 
 def pack_part(snapshot: Snapshot, sums: SnapshotSums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
-    """Return the header with the checksum, and the bytes to send. The bytes are the own part or the shared part."""
+    """Return the header with the checksum, and the bytes to send: this rank's own part of the state or, if `shared`,
+    the part that is the same on all ranks."""
     record, whole = _of_part(snapshot.record, shared), snapshot.record
     part = snapshot.part(whole.shared if shared else whole.own)
     known = None if sums is None else sums.shared if shared else sums.own
