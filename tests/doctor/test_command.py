@@ -163,6 +163,8 @@ def test_job_without_a_cluster_is_a_usage_error_without_slurms_messages(folder: 
     error = doctor("15").exception
     assert isinstance(error, DalsegnoError) and "there is no cluster" in error.what and "DNS" not in error.what
     assert "log file" in error.hint
+    said = doctor("recorded/scripts/own_options.py").stderr
+    assert "not checked: the cluster: there is no cluster here" in said and "DNS" not in said
 
 
 def test_process_group_that_a_module_beside_the_script_starts_counts(folder: Path):

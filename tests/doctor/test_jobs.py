@@ -110,6 +110,11 @@ def test_completed_job_whose_output_ends_with_an_error_is_a_warning(tmp_path: Pa
     assert finding.severity is Severity.WARNING and "exit code 0, but" in finding.what
 
 
+def test_cancelled_job_did_not_fail(tmp_path: Path):
+    (tmp_path / "slurm-5.out").write_text("slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-18T12:00:00 ***\n")
+    assert examine(examined({"squeue": queued(tmp_path, state="CANCELLED", code="15")})) == []
+
+
 # Records that slurmctld has dropped
 
 
@@ -157,6 +162,9 @@ def test_options_of_srun_are_not_taken_for_arguments_of_a_script(tmp_path: Path)
     row = queued(tmp_path, state="COMPLETED", code="0", batch="0", command="/usr/bin/hostname")
     case = examined({"SubmitLine": line, "squeue": row})
     assert (case.words, examine(case)) == ((), [])
+    assert case.unchecked == (
+        "the job's output: srun and salloc write to their terminal; if it was saved, give the file",
+    )
 
 
 def test_missing_folder_of_the_output_explains_a_job_that_could_not_start(tmp_path: Path):

@@ -24,7 +24,7 @@ from dalsegno.doctor.sources import (
     read_start,
     signs_in,
 )
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.printable import one_line
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.reports.goodput import read_progress
@@ -34,6 +34,7 @@ from dalsegno.runs.status import RunStatus, is_over, read_status
 from dalsegno.runs.submit.prepare import read_plan
 from dalsegno.runs.submit.program import find_python, prefix_of
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.system.processes import Runner
 from dalsegno.why import exit_of, never_started
 from dalsegno.why.run import generation_to_explain
@@ -96,7 +97,9 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     for each in outputs:
         signs += signs_in(Path(each), owners=owners)
     there = [Path(each) for each in outputs if os.path.exists(each)]
-    if not there:
+    if not there and not job.batch:
+        unchecked.append("the job's output: srun and salloc write to their terminal; if it was saved, give the file")
+    elif not there:
         unchecked.append("the job's output: Slurm does not name it any more, or it is gone; give its path to `doctor`")
     readable = shlex.join(["tail", str(there[0])]) if there else f"sacct -j {label} --format=JobID,State,ExitCode"
     case = Case(
@@ -342,7 +345,9 @@ def _with_cluster(case: Case, order: DoctorOrder, script: str, python: str, unch
     try:
         cluster = look_at_cluster(order.slurm, order.runner, order.partition, order.same_files)
     except DalsegnoError as error:
-        unchecked.append(f"the cluster: {one_line(error.what.strip().splitlines()[-1].strip())}")
+        absent = isinstance(error, CommandFailed) and SlurmTrouble.NO_SETTINGS in parse_troubles(error.stderr)
+        said = "there is no cluster here" if absent else one_line(error.what.strip().splitlines()[-1].strip())
+        unchecked.append(f"the cluster: {said}")
         return case
     if cluster is None:
         missing = f"partition `{order.partition}`" if order.partition else "default partition"

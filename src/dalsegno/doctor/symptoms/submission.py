@@ -160,7 +160,7 @@ def _unknown_failure(case: Case) -> Iterator[DoctorFinding]:
     elif late and case.job and case.job.state is JobState.COMPLETED:
         what = f"job {case.job.label} ended with exit code 0, but its output ends with an error; no known cause found"
         yield DoctorFinding(Severity.WARNING, what, fix, seen)
-    elif late and not case.run:
+    elif late and not case.run and not case.job:
         yield DoctorFinding(Severity.ERROR, f"{case.subject} ends with an error; no known cause found", fix, seen)
     elif ends and not case.run and not case.job:
         yield DoctorFinding(Severity.NOTE, f"{case.subject} contains an error, but goes on after it", fix, seen)
