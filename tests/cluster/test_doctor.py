@@ -52,7 +52,8 @@ def test_failed_job_is_examined_from_its_record_and_its_output(shared: Cli) -> N
     assert found["port-in-use"]["evidence"][0]["where"] == f"{work}/fails-{job}.out:1"  # type: ignore[index]
     assert "--nodes=2 after the script's name" in str(found["misplaced-options"]["what"])
     assert shared.run("doctor", job).code == 1
-    eventually(lambda: symptoms(shared, lost).keys() == {"output-folder"})
+    eventually(lambda: "could not be started" in shared.ok("why", lost), 20)
+    assert symptoms(shared, lost).keys() == {"output-folder"}
 
 
 def test_step_of_srun_that_completed_has_no_findings(shared: Cli) -> None:

@@ -168,7 +168,8 @@ def test_options_of_srun_are_not_taken_for_arguments_of_a_script(tmp_path: Path)
 
 
 def test_missing_folder_of_the_output_explains_a_job_that_could_not_start(tmp_path: Path):
-    case = examined({"squeue": queued(tmp_path, code="53", stdout="logs/%j.out", reason="JobLaunchFailure")})
+    # squeue 22.05 prints 4021 where scontrol prints 0:53.
+    case = examined({"squeue": queued(tmp_path, code="4021", stdout="logs/%j.out", reason="JobLaunchFailure")})
     ((symptom, finding),) = examine(case)
     assert (symptom.name, finding.fix) == ("output-folder", f"mkdir -p {tmp_path}/logs")
     assert case.job is not None and "cannot create its output file" in explain_job(case.job).sentence

@@ -163,6 +163,8 @@ def never_started(job: JobInfo) -> bool:
 
 def exit_of(job: JobInfo) -> str:
     """Return a job's exit code or signal in words."""
+    if never_started(job):
+        return f"exit code 0:{_NOT_STARTED}"
     if job.exit_signal:
         try:
             return signal.Signals(job.exit_signal).name

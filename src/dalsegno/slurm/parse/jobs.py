@@ -50,7 +50,8 @@ def unix_status(text: str) -> tuple[int, int]:
     if ":" in text:
         return colon_status(text)
     status = optional_integer(text) or 0
-    return (status >> 8) & 0xFF, status & 0x7F
+    signal = status & 0x7F
+    return 0 if signal else (status >> 8) & 0xFF, signal  # after a signal, the upper byte is no exit code
 
 
 def colon_status(text: str) -> tuple[int, int]:
