@@ -148,6 +148,13 @@ def test_old_job_without_a_named_output_has_slurms_default_file(tmp_path: Path):
     assert job is not None and job.stdout == f"{tmp_path}/slurm-5.out"
 
 
+def test_output_that_the_batch_script_of_an_old_job_names_is_read(tmp_path: Path):
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH -o mine-%j.log\ntrue\n")
+    (tmp_path / "mine-5.log").write_text("MemoryError\n")
+    case = examined({"partition": fails("down"), "sinfo": fails("down"), **accounted(tmp_path, "sbatch job.sh")})
+    assert [sign.where for sign in case.signs] == [f"{tmp_path}/mine-5.log:1"]
+
+
 def test_job_that_slurm_has_forgotten_is_an_error_that_names_the_log(tmp_path: Path):
     with pytest.raises(NotThere, match="Slurm has no record of job 5 any more") as error:
         examined({"sacct": fails("Slurm accounting storage is disabled\n"), "squeue": FORGOTTEN})

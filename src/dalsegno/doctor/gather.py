@@ -35,6 +35,7 @@ from dalsegno.runs.submit.prepare import read_plan
 from dalsegno.runs.submit.program import find_python, prefix_of
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
+from dalsegno.slurm.parse.outputs import with_output_files
 from dalsegno.system.processes import Runner
 from dalsegno.why import exit_of, never_started
 from dalsegno.why.run import generation_to_explain
@@ -91,9 +92,16 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
         raise UsageError(f"job {label} cannot be examined: {order.no_cluster}", hint="give the job's log file instead")
     job, submitted = find_job(order.slurm, label, order.runner)
     signs, unchecked = list[SignSeen](), list[str]()
-    outputs = [each for each in dict.fromkeys((job.stdout, job.stderr)) if each and each != "/dev/null"]
     owners = _owners(_owner_of(job))
     order = replace(order, owners=owners)
+    file = Path(job.work_dir or "/", submitted.script) if submitted and submitted.script else None
+    text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
+    batch = read_batch(text, str(file)) if text is not None and is_batch(text) else None
+    if batch and not os.path.exists(job.stdout) and not never_started(job):  # the record of an old job has no paths
+        named = replace(job, stdout=batch.options.get("output", ""), stderr=batch.options.get("error", ""))
+        named = with_output_files(named)
+        job = named if os.path.exists(named.stdout) else job
+    outputs = [each for each in dict.fromkeys((job.stdout, job.stderr)) if each and each != "/dev/null"]
     for each in outputs:
         signs += signs_in(Path(each), owners=owners)
     there = [Path(each) for each in outputs if os.path.exists(each)]
@@ -109,12 +117,9 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
         failure=f"job {label} failed with {exit_of(job)}" if job.state is JobState.FAILED else "",
         read_next=f"`{readable}`", missing_folders=tuple(_missing_output(job)),
     )  # fmt: skip
-    file = Path(job.work_dir or "/", submitted.script) if submitted and submitted.script else None
-    text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
-    failed = job.state is not JobState.COMPLETED  # the script of a completed job is not examined
-    if failed and text is not None and file is not None and is_batch(text):
+    if batch and job.state is not JobState.COMPLETED:  # the script of a completed job is not examined
         order = replace(order, partition=job.partition)
-        case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent))
+        case = _batch_case(case, batch, order, Path(job.work_dir or Path(batch.path).parent))
     return _with_dumps(replace(case, of_another_user=bool(owners)), order, _owner_of(job))
 
 

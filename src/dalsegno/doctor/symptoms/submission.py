@@ -100,7 +100,7 @@ def _misplaced_in_batch(case: Case) -> Iterator[DoctorFinding]:
             words = [word for word in words if option_name(word)[2:] not in _OFTEN_OWN]
         if words and case.batch:
             yield DoctorFinding(
-                Severity.ERROR if case.script and same else Severity.WARNING,
+                Severity.ERROR if case.script and same and not case.started else Severity.WARNING,
                 f"{' '.join(words)} after {call.path} is an argument of that script, not an option of the job",
                 f"#SBATCH {' '.join(words)}",
                 (Evidence(f"{case.batch.path}:{call.line.line}", call.line.text),),
