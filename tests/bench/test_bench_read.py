@@ -28,12 +28,19 @@ def read(*words: str, text: str | None = None) -> Result:
     ("words", "code", "level"),
     [([P5, "--instance", "p5.48xlarge"], 0, "PASS"), ([OCI_1], 0, "PASS"), ([OCI_2], 3, "DEGRADED"),
      ([P5], 5, "UNKNOWN"), ([OCI_1, "--nodes", "4"], 1, "FAIL"), ([P5, "--instance", "p4d.24xlarge"], 4, "IMPOSSIBLE"),
-     ([OCI_1, OCI_2], 3, "DEGRADED")],
+     ([OCI_1, OCI_2], 3, "DEGRADED"), ([OCI_2, "--instance", "p5.48xlarge"], 5, "UNKNOWN")],
 )  # fmt: skip
 def test_exit_code_tells_the_worst_verdict(words: list[str], code: int, level: str):
     shown = read(*words)
     assert shown.return_value == code
     assert any(line.startswith(level) for line in shown.output.splitlines())
+
+
+def test_an_instance_type_with_another_gpu_than_the_log_lists_is_not_judged():
+    shown = read(OCI_2, "--instance", "p5.48xlarge")
+    assert "the output lists NVIDIA A100-SXM4-40GB, but p5.48xlarge has H100" in shown.stdout
+    assert "With these GPUs there are" in shown.stderr and "BM.GPU4.8" in shown.stderr
+    assert read(OCI_2, "--instance", "BM.GPU4.8").return_value == 3
 
 
 def test_command_is_reached_through_the_group_of_benchmarks():
@@ -51,6 +58,24 @@ def test_json_has_verdict_findings_and_rows():
     assert answer["level"] == table["level"] == "DEGRADED"
     assert (table["instance"], table["nodes"], table["busbw"], table["expected"]) == ("BM.GPU4.8", 2, 164.07, 185.0)
     assert table["rows"][0]["in_place"]["busbw"] == 165.21 and table["hints"]
+
+
+def test_its_own_json_is_read_with_the_same_verdict(tmp_path: Path):
+    report = tmp_path / "report.json"
+    listed_by_process = str(RECORDED / "nccl-tests-2.19.6/all_reduce.json")
+    for words in ([listed_by_process], [OCI_1, OCI_2]):
+        report.write_text(read(*words, "--json").stdout)
+        again = json.loads(read(str(report), "--json").stdout)["tables"]
+        for first, second in zip(json.loads(report.read_text())["tables"], again, strict=True):
+            assert {**first, "file": ""} == {**second, "file": ""}
+    report.write_text(json.dumps(again[1]))  # what `bench all_reduce --json` prints
+    assert read(str(report)).return_value == 3
+
+
+def test_damaged_json_of_its_own_is_no_traceback(tmp_path: Path):
+    for row in ({}, 1, {"size": "x", "in_place": 3}, {"size": 8, "in_place": {"busbw": "nan", "iterations": []}}):
+        (tmp_path / "odd.json").write_text(json.dumps({"test": 3, "rows": [row], "devices": [4], "wrong": []}))
+        assert read(str(tmp_path / "odd.json")).return_value in (1, 5)
 
 
 def test_earlier_results_raise_what_is_expected(tmp_path: Path):
@@ -87,6 +112,22 @@ def test_file_without_a_table_is_an_error(tmp_path: Path):
     assert isinstance(error, DalsegnoError) and not isinstance(error, UsageError)
 
 
+def test_readable_files_are_shown_before_the_error_of_another(tmp_path: Path):
+    empty = tmp_path / "empty.out"
+    empty.write_text("")
+    for words in ([OCI_1, str(empty)], [str(empty), OCI_1, "missing.out"]):
+        shown = read(*words)
+        assert "PASS  all_reduce, 1 x BM.GPU4.8" in shown.stdout
+        assert isinstance(shown.exception, DalsegnoError) and "empty.out" in shown.exception.what
+    assert "missing.out" in shown.stderr
+    assert len(json.loads(read(OCI_1, str(empty), "--json").stdout)["tables"]) == 1
+
+
+def test_an_unknown_instance_type_is_wrong_usage():
+    error = read(OCI_1, "--instance", "p5.48").exception
+    assert isinstance(error, UsageError) and error.exit_code == 2 and "did you mean" in error.hint
+
+
 def test_escape_sequences_in_a_log_do_not_reach_the_terminal(tmp_path: Path):
     evil = tmp_path / "evil\x1b[2J.out"
     text = (
@@ -110,6 +151,26 @@ def test_a_very_long_table_is_shown_by_its_best_rows(tmp_path: Path):
 
 
 # Pictures
+
+
+def test_a_table_with_one_row_is_drawn_as_a_point(tmp_path: Path):
+    svg = tmp_path / "one.svg"
+    read(OCI_1, "--svg", str(svg), "--png", str(tmp_path / "one.png"))
+    texts = [each.text or "" for each in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert "all_reduce, 1 x BM.GPU4.8" in texts and {"4 GiB", "8 GiB", "16 GiB"} <= set(texts)
+    (point,) = squares(draw([Curve("one", ((8 << 30, 100.0),))]))
+    assert (point.x, point.y) == (70 + 670 / 2 - 3, 36 - 3)
+
+
+def test_tables_with_one_row_are_drawn_beside_longer_ones():
+    longer = Curve("many", ((1 << 20, 10.0), (1 << 30, 100.0)))
+    assert len(squares(draw([longer, Curve("one", ((1 << 25, 50.0),))]))) == 3
+    assert "o one" in draw_text([longer, Curve("one", ((1 << 25, 50.0),))])
+
+
+def squares(picture: Picture) -> list[Box]:
+    """Return the marks of points."""
+    return [each for each in picture.shapes if isinstance(each, Box) and (each.width, each.height) == (6, 6)]
 
 
 def decode(data: bytes) -> tuple[int, int, list[bytes]]:

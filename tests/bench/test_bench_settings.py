@@ -1,7 +1,10 @@
 """The settings of a benchmark, its environment and its requirements."""
 
+import re
 import socket
+from pathlib import Path
 
+import click
 import pytest
 
 from dalsegno.bench.ladder.ladder import (
@@ -13,6 +16,8 @@ from dalsegno.bench.ladder.ladder import (
     tcp_bytes_sent,
     world_env,
 )
+from dalsegno.cli.measure.bench import command as bench
+from dalsegno.cli.measure.bench_job import JOB_OPTIONS
 from dalsegno.errors import DalsegnoError, UsageError
 
 
@@ -91,3 +96,15 @@ def test_kernel_counts_bytes_sent_over_tcp():
             one.sendall(b"x" * 1000)
             assert other.recv(1000, socket.MSG_WAITALL)
             assert tcp_bytes_sent() == before + 1000
+
+
+def test_the_page_names_every_option_of_the_benchmarks():
+    page = (Path(__file__).parents[2] / "docs/bench.md").read_text()
+    shared = {each.word for each in JOB_OPTIONS} | {"sbatch_arg", "cluster", "json_"}
+    context = click.Context(bench)
+    for name in ("all_reduce", "pairs", "gemm", "memory", "storage", "launch", "read"):
+        found = bench.get_command(context, name)
+        assert isinstance(found, click.Command)
+        options = [each for each in found.params if isinstance(each, click.Option) and each.name not in shared]
+        missing = [each.opts for each in options if not any(re.search(rf"`{word}\b", page) for word in each.opts)]
+        assert not missing, name

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dalsegno.bench.certificate.certificate import (
+    ON_REQUEST,
     BetterFigure,
     Certificate,
     CertificateTrend,
@@ -37,8 +41,10 @@ from dalsegno.bench.certificate.parts import (
 )
 from dalsegno.bench.nccl.verdict import BenchLevel
 from dalsegno.bench.node.versions_measure import read_versions, versions_here
-from dalsegno.cli.measure.certify import PARTS
-from dalsegno.cli.measure.certify_parts import prefixed
+from dalsegno.cli.measure.certify import PARTS, command
+from dalsegno.cli.measure.certify_parts import CertifyAsk, CertifyStage, measure_part, prefixed
+from dalsegno.cluster import SlurmHere
+from dalsegno.errors import NotThere, UsageError
 
 PASS, DEGRADED, FAIL, UNKNOWN = BenchLevel.PASS, BenchLevel.DEGRADED, BenchLevel.FAIL, BenchLevel.UNKNOWN
 HOSTILE = "<script>alert('1')</script>\x1b[31m"
@@ -155,6 +161,60 @@ def test_a_certificate_does_not_differ_from_itself():
     assert len(comparison_notes(one, replace(one, cluster="two", quick=True, simulated=("x",), nodes=("n1",)))) == 4
 
 
+# Partial certificates
+
+
+def test_the_heading_of_a_partial_certificate_names_the_parts_that_count():
+    names = [each for each in CertifyPart if each not in ON_REQUEST]
+    usual = [part(each, PASS) for each in names] + [skipped(each, "not requested") for each in ON_REQUEST]
+    assert certificate(*usual).heading == "PASS"
+    health = [part(each, PASS) if each is CertifyPart.HEALTH else skipped(each, "left out") for each in CertifyPart]
+    partial = certificate(*health)
+    assert partial.heading == partial.to_dict()["heading"] == "PASS, only health"
+    assert "PASS, only health</span></h1>" in render_certificate(partial)
+    no_gemm = [skipped(each.part, "left out") if each.part is CertifyPart.GEMM else each for each in usual]
+    assert certificate(*no_gemm).heading == "PASS, without gemm"
+    assert certificate(*(skipped(each, "left out") for each in CertifyPart)).heading.startswith("no verdict, without ")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [(["--only", "health", "--power-cut"], "`--only health` leaves out the part that `--power-cut` requests"),
+     (["--skip", "power-cut", "--power-cut"], "`--skip power-cut` leaves out the part that `--power-cut` requests"),
+     (["--only", "health", "--container-image", "a"], "leaves out the part that `--container-image` requests"),
+     (["--only", "power-cut"], "`--only power-cut` needs `--power-cut`"),
+     (["--only", "gemm", "--skip", "gemm"], "contradict each other")],
+)  # fmt: skip
+def test_a_requested_part_that_is_left_out_is_refused(words: list[str], what: str):
+    error = CliRunner().invoke(command, words, standalone_mode=False).exception
+    assert isinstance(error, UsageError) and what in error.what and error.hint
+
+
+def test_an_older_certificate_that_is_a_page_is_wrong_usage(tmp_path: Path):
+    page = tmp_path / "certificate.html"
+    page.write_text(render_certificate(certificate(part(CertifyPart.GEMM, PASS))))
+    error = CliRunner().invoke(command, ["--against", str(page)], standalone_mode=False).exception
+    assert isinstance(error, UsageError) and error.exit_code == 2 and "is not a certificate" in error.what
+
+
+def test_without_a_cluster_certify_says_so_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(
+        "#!/bin/sh\necho 'sinfo: error: fetch_config: DNS SRV lookup failed' >&2\n"
+        "echo 'sinfo: fatal: Could not establish a configuration source' >&2\nexit 1\n"
+    )
+    sinfo.chmod(0o755)
+    for name in ("SLURM_CONF", "DALSEGNO_CLUSTER", "DALSEGNO_CONTROLLER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    words = ["--only", "health", "--output", str(tmp_path / "report")]
+    error = CliRunner().invoke(command, words, standalone_mode=False).exception
+    assert isinstance(error, NotThere) and error.what == "there is no cluster yet"
+    assert not (tmp_path / "report").exists()
+
+
 # Parts
 
 
@@ -207,6 +267,23 @@ def test_a_bad_link_fails_the_pairs_and_is_drawn():
     assert certify_pairs({**report, "history": slower}, [], compare_history=False).level is PASS
     found = certify_pairs({**report, "faults": [{"kind": "link", "nodes": ["n1", "n3"], "share": 0.1}]}, [])
     assert (found.level, found.findings, len(found.pictures)) == (FAIL, ("bad link n1 - n3",), 1)
+
+
+def test_one_pair_without_a_floor_has_no_verdict():
+    groups = [{"nodes": ["n1", "n2"], "busbw": 1.0}]
+    report = {"nodes": ["n1", "n2"], "usual": 1.0, "groups": groups, "faults": [], "unsure": [], "floor": 0.0}
+    assert certify_pairs(report, []).level is UNKNOWN
+    assert certify_pairs({**report, "floor": 0.5}, []).level is PASS
+    history = {"results": 5, "threshold": 0.5, "slower": False}
+    assert certify_pairs({**report, "history": history}, []).level is PASS
+    assert certify_pairs({**report, "history": history}, [], compare_history=False).level is UNKNOWN
+
+
+def test_pairs_of_one_node_are_not_measured_for_a_plain_reason(tmp_path: Path):
+    ask = CertifyAsk(None, True, 1, None, None, tmp_path)
+    stage = CertifyStage(ask, "one", SlurmHere({}), (), 1, "", 0, ())
+    found = measure_part(CertifyPart.PAIRS, stage, lambda text: None)
+    assert (found.word, found.summary) == ("not measured", "a pair needs two nodes, and one node is measured")
 
 
 def test_the_worst_collective_counts():

@@ -178,3 +178,21 @@ def test_contradictory_options_are_refused_before_anything_runs(words: list[str]
     asked = CliRunner().invoke(COMMANDS["all_reduce"], words)
     assert isinstance(asked.exception, UsageError)
     assert asked.exception.hint
+
+
+def refusal(test: str, *words: str) -> UsageError:
+    error = CliRunner().invoke(COMMANDS[test], list(words), standalone_mode=False).exception
+    assert isinstance(error, UsageError)
+    return error
+
+
+def test_a_flag_that_needs_nccl_tests_is_refused_before_a_job_starts():
+    walkthrough = refusal("all_reduce", "-b", "1K", "-e", "1K", "-g", "8", "--nodes", "2")
+    assert walkthrough.what == "`-g 8` needs the programs of nccl-tests, which were not found"
+    assert "`--gpus-per-node 8`" in walkthrough.hint
+    assert "`--nproc 8`" in refusal("all_reduce", "-g", "8").hint
+    assert "remove `-G`" in refusal("all_reduce", "-G", "5", "--nodes", "2").hint
+
+
+def test_sendrecv_needs_two_ranks():
+    assert "at least 2 ranks, not 1" in refusal("sendrecv", "-b", "1K", "-e", "1K", "--nproc", "1").what

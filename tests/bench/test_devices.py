@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from dalsegno.bench.launch import PHASES, launch_times
 from dalsegno.bench.launch import table_rows as launch_rows
-from dalsegno.bench.node.devices import DeviceAsk, DeviceResult, DeviceTest, judge_devices, read_results, table_rows
+from dalsegno.bench.node.devices import (
+    DeviceAsk,
+    DeviceResult,
+    DeviceTest,
+    JudgedDevice,
+    judge_devices,
+    read_results,
+    table_rows,
+    without_gpu,
+)
 from dalsegno.bench.node.storage_measure import FolderSpeed, compare, main, measure_folder, read_speeds
 from dalsegno.bench.node.storage_measure import table_rows as storage_rows
 from dalsegno.runs.journal import RunEvent
@@ -107,3 +116,14 @@ def test_the_phases_of_a_start_are_read_from_the_journal():
 
 def test_a_start_without_ranks_has_no_phases():
     assert launch_times(10.0, [{"at": 10.5, "event": RunEvent.BEGAN.value}], [], 11.0) is None
+
+
+def test_too_few_devices_are_not_called_ok():
+    def found(count: int, device: str) -> list[JudgedDevice]:
+        return judge_devices(
+            DeviceResult(DeviceTest.GEMM, f"n{index}", device, "x", 1.0, 1.0) for index in range(count)
+        )
+
+    assert {row[-1] for row in table_rows(found(2, "GPU 0"))} == {"not compared"}
+    assert {row[-1] for row in table_rows(found(3, "GPU 0"))} == {"ok"}
+    assert without_gpu([*found(1, "CPU 0"), *found(2, "GPU 0")]) == ["n0"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dalsegno.bench.estimate import (
     DAY_S,
+    NO_FIT,
     TrainingAsk,
     TrainingEstimate,
     checkpoint_interval,
@@ -25,7 +26,7 @@ from dalsegno.bench.estimate import (
 )
 from dalsegno.bench.training_memory import GIB, MemoryChoice, MemoryFit, ModelShape, memory_choices, shape_of
 from dalsegno.cli.main import cli
-from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.hardware import find_instance
 
 YEAR_S = 365.25 * DAY_S
@@ -211,7 +212,7 @@ def test_infinite_time_between_failures_is_still_json():
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (("--instance", "p5.48xlarg"), NotThere, "did you mean `p5.48xlarge`?"),
+        (("--instance", "p5.48xlarg"), UsageError, "did you mean `p5.48xlarge`?"),
         (("--instance", "m5.large"), UsageError, "p5.48xlarge"),
         (("--instance", "p3.16xlarge"), DalsegnoError, "A100"),
         (("--instance", "p5.48xlarge", "--params", "many"), UsageError, "70B"),
@@ -255,3 +256,16 @@ def test_every_instance_type_with_a_modern_gpu_can_be_estimated():
     assert find_training_instance("ml.p5.48xlarge")[1].name == "h100"
     for name in ("p4d.24xlarge", "p6-b200.48xlarge", "BM.GPU.H200.8", "g5.48xlarge", "trn1.32xlarge"):
         assert estimate(ask(7e9, 1e12, name, 2)).ideal_s > 0
+
+
+def test_a_model_that_does_not_fit_is_reported_before_time_and_goodput():
+    few = ("--params", "70B", "--tokens", "1.4T", "--instance", "p5.4xlarge")
+    assert command(*few).stdout.splitlines()[1] == NO_FIT
+    assert NO_FIT not in command(*few, "--nodes", "256").stdout
+    assert json.loads(command(*few, "--json").stdout)["fits"] is False
+
+
+def test_a_number_out_of_range_is_refused_with_the_bounds():
+    with pytest.raises(UsageError) as refused:
+        parse_count("1e30", "--params")
+    assert refused.value.what == "`1e30` is not between 1 and 1e+20"

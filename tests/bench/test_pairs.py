@@ -15,6 +15,7 @@ from dalsegno.bench.collectives.pairs import (
     PairFault,
     PairFaultKind,
     draw_matrix,
+    is_compared,
     judge_pairs,
     next_groups,
     pair_of,
@@ -195,3 +196,12 @@ def test_a_bisection_reports_what_it_found():
     last = {"usual": 10.0, "faults": [["a"], ["b", "c"]], "unsure": []}
     report = conclude([*LINES, last], low=0.7, floor=0.0)
     assert [(each["kind"], each["nodes"]) for each in report["faults"]] == [("node", ["a"]), ("link", ["b", "c"])]
+
+
+def test_one_pair_is_compared_only_with_a_floor_or_with_earlier_results():
+    lines = [{"nodes": ["n1", "n2"]}, {"group": ["n1", "n2"], "gbytes_per_s": 1.0}]
+    report = {**conclude(lines, 0.7, 0.0), "history": {"results": 0, "threshold": None, "slower": False}}
+    assert not is_compared(report)
+    assert is_compared({**report, "nodes": ["n1", "n2", "n3"]})
+    assert is_compared({**report, "history": {"results": 5, "threshold": 0.9, "slower": False}})
+    assert is_compared({**report, "floor": conclude(lines, 0.7, 0.5)["floor"]})

@@ -15,8 +15,9 @@ from dalsegno.bench.nccl.machines import (
     read_hints,
 )
 from dalsegno.bench.nccl.parse import read_tables
-from dalsegno.bench.nccl.report import MachineAsk, earlier_results, read_reports
+from dalsegno.bench.nccl.report import MachineAsk, NcclReport, earlier_results, read_reports
 from dalsegno.bench.nccl.table import (
+    CPU,
     IterationTimes,
     NcclDevice,
     NcclOutputUnreadable,
@@ -35,7 +36,7 @@ from dalsegno.bench.nccl.verdict import (
     size_text,
     worst,
 )
-from dalsegno.errors import NotThere, UsageError
+from dalsegno.errors import UsageError
 from dalsegno.hardware import find_instance, gpu_of, instances
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -334,7 +335,7 @@ def test_instance_type_that_the_log_names_is_used():
 
 
 def test_unknown_instance_type_and_one_without_gpus_are_refused():
-    with pytest.raises(NotThere) as unknown:
+    with pytest.raises(UsageError) as unknown:
         find_machines(table(78), instance="p5.48xlarg")
     assert unknown.value.hint == "did you mean `p5.48xlarge`?"
     with pytest.raises(UsageError):
@@ -358,3 +359,37 @@ def test_text_without_a_table_is_an_error_with_a_hint():
 
 def test_sizes_are_written_as_nccl_tests_take_them():
     assert [size_text(size) for size in (8, 1024, 3 << 19, 16 * GIB)] == ["8 B", "1 KiB", "1.5 MiB", "16 GiB"]
+
+
+# Hints that fit the reason
+
+
+def hints_of(found: NcclTable, **ask: object) -> list[str]:
+    known = find_machines(found, **ask)  # type: ignore[arg-type]
+    return NcclReport("a.out", found, judge(found, known)).hints()
+
+
+def test_wrong_number_of_ranks_does_not_suggest_a_slow_node():
+    (hint,) = hints_of(table(480.0, ranks=8), instance="p5.48xlarge", nodes=2, gpus_per_node=8)
+    assert "--nodes and --gpus-per-node" in hint and "bench pairs" not in hint
+
+
+def test_processors_are_not_asked_for_larger_messages():
+    devices = tuple(NcclDevice(rank, 0, rank, f"train-{rank}", 0, CPU, "AMD EPYC") for rank in range(2))
+    found = replace(table(0.5, ranks=2, size=1 << 20), devices=devices)
+    verdict = judge(found, find_machines(found))
+    assert (verdict.level, verdict.reason) == (BenchLevel.UNKNOWN, BenchReason.NO_GPUS)
+    (hint,) = hints_of(found)
+    assert "earlier results" in hint and "-b 1G" not in hint and "--instance" not in hint
+    assert judge(found, find_machines(found), history=[0.5] * 5).level is BenchLevel.PASS
+
+
+def test_a_verdict_names_no_bottleneck_that_its_limit_contradicts():
+    first, limit, *_ = verdict_of("nccl-tests-2.13/2x-BM.GPU4.8.txt").sentences()
+    assert "NVLink" in limit and "network-bound" not in first
+
+
+def test_an_impossible_bandwidth_says_nothing_about_rings():
+    verdict = verdict_of("nccl-tests-2.13/2x-p5.48xlarge.txt", instance="p4d.24xlarge")
+    assert verdict.level is BenchLevel.IMPOSSIBLE
+    assert not any("ring" in each for each in verdict.sentences())

@@ -13,13 +13,15 @@ from functools import cache
 from math import sqrt
 from pathlib import Path
 
-from dalsegno.bench.training_memory import STATE, MemoryChoice, ModelShape, memory_choices
+from dalsegno.bench.nccl.machines import named_instance
+from dalsegno.bench.training_memory import STATE, MemoryChoice, MemoryFit, ModelShape, memory_choices
 from dalsegno.errors import DalsegnoError, UsageError
-from dalsegno.hardware import Gpu, Instance, find_instance, gpu_of
+from dalsegno.hardware import Gpu, Instance, gpu_of
 from dalsegno.hardware.catalog import ListPrice, find_price
 
 MFU = 0.4  # model FLOPs utilization; Llama 3 reached 0.38 to 0.43 on 8,192 to 16,384 H100
 DAY_S = 86400.0
+LARGEST = 1e20  # largest number of parameters or tokens
 
 # Without Dal Segno: Slurm declares a silent node down (SlurmdTimeout), requeues the job, and the script starts.
 SLURM_TIMEOUT_S, REQUEUE_S, SCRIPT_START_S = 300.0, 121.0, 600.0
@@ -38,8 +40,10 @@ def parse_count(text: str, option: str) -> float:
     """Return a number such as 70B, 1.4T or 7e9."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?(?:e\+?\d{1,2})?)([kmbgtp]?)", text.strip().lower())
     value = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if not 1 <= value <= 1e20:
+    if not found:
         raise UsageError(f"invalid number `{text}`", where=option, hint="such as 70B, 1.4T or 7e9")
+    if not 1 <= value <= LARGEST:
+        raise UsageError(f"`{text}` is not between 1 and {LARGEST:g}", where=option, hint="such as 70B, 1.4T or 7e9")
     return value
 
 
@@ -102,6 +106,11 @@ class TrainingEstimate:
     with_dalsegno: GoodputEstimate
 
     @property
+    def fits(self) -> bool:
+        """Return whether the model fits into the GPUs with any of the choices."""
+        return any(each.fit is not MemoryFit.NO for each in self.memory)
+
+    @property
     def gpus(self) -> int:
         return self.ask.nodes * self.ask.instance.gpus
 
@@ -124,7 +133,7 @@ class TrainingEstimate:
             "flop_per_s": self.flop_per_s, "ideal_s": self.ideal_s, "cost_usd": self.cost_usd(self.ideal_s),
             "usd_per_gpu_hour": self.price.usd_per_gpu_hour if self.price else None,
             "price_date": self.price.date if self.price else None,
-            "memory": [choice.to_dict() for choice in self.memory],
+            "fits": self.fits, "memory": [choice.to_dict() for choice in self.memory],
             "failures_per_1000_node_days": self.rate, "failures": self.failures(),
             "mtbf_s": self.mtbf_s if self.rate else None,
             "failures_by_source": [
@@ -144,7 +153,7 @@ class TrainingEstimate:
 
 def find_training_instance(name: str) -> tuple[Instance, Gpu]:
     """Return an instance type and its GPU; an error if it cannot train with bfloat16."""
-    instance = find_instance(name)
+    instance = named_instance(name)
     gpu = gpu_of(instance)
     if gpu is None:
         raise UsageError(
@@ -232,6 +241,9 @@ def _gib(size: float) -> str:
     return f"{gib:,.1f} GiB" if gib < 100 else f"{gib:,.0f} GiB"
 
 
+NO_FIT = "memory   the model fits with none of the choices below: time, cost and goodput are only theoretical"
+
+
 def headline(found: TrainingEstimate) -> list[str]:
     """Return what is trained, how long it takes and what it costs, without failures."""
     ask, shape = found.ask, found.ask.shape
@@ -239,6 +251,7 @@ def headline(found: TrainingEstimate) -> list[str]:
     lines = [
         f"{count_text(shape.params)} parameters, {count_text(ask.tokens)} tokens, {ask.nodes} x {ask.instance.name}"
         f" ({found.gpus} x {found.gpu.slurm_type.upper()})",
+        *([] if found.fits else [NO_FIT]),
         f"compute  {found.flop:.3g} FLOP (6 x parameters x tokens), {sustained:,.3g} PFLOP/s"
         f" ({ask.mfu:.0%} of {found.gpu.bf16_tflops:g} TFLOP/s per GPU)",
         f"time     {time_text(found.ideal_s)} without failures",

@@ -36,9 +36,9 @@ def make_curve(table: NcclTable, verdict: BenchVerdict) -> Curve:
 
 
 def draw_text(curves: Sequence[Curve], width: int = 64, height: int = 11) -> str:
-    """Return the plot as lines of ASCII; "" if no curve has two sizes."""
+    """Return the plot as lines of ASCII; "" if no curve has two sizes, because the table says as much as a point."""
     curves = _plotted(curves)
-    if not curves:
+    if all(len(each.points) < 2 for each in curves):
         return ""
     low, high, top = _scales(curves)
     cells = [[" "] * width for _ in range(height)]
@@ -83,7 +83,8 @@ def draw(curves: Sequence[Curve]) -> Picture:
             y = at(1.0 if low == 0 else 2.0**low, curve.expected)[1]
             shapes.append(Stroke(((_LEFT, y), (_WIDTH - _RIGHT, y)), colour, dashed=True))
             shapes.append(Label(_LEFT + 6, y - 5, f"expected at least {curve.expected:.0f}", colour=colour))
-        shapes.append(Stroke(tuple(at(*point) for point in curve.points), colour, 2))
+        if len(curve.points) > 1:
+            shapes.append(Stroke(tuple(at(*point) for point in curve.points), colour, 2))
         shapes += [Box(x - 3, y - 3, 6, 6, colour) for x, y in (at(*point) for point in curve.points)]
         place = _LEFT + (index % 2) * width / 2, _HEIGHT - 26 + 14 * (index // 2 % 2)
         shapes.append(Box(place[0], place[1] - 8, 8, 8, colour))
@@ -93,16 +94,18 @@ def draw(curves: Sequence[Curve]) -> Picture:
 
 
 def _plotted(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the curves that have at least two sizes, at most one per mark."""
-    return [each for each in curves if len(each.points) > 1][:_MOST_CURVES]
+    """Return the curves that have points, at most one per mark. A curve with one size is drawn as a point."""
+    return [each for each in curves if each.points][:_MOST_CURVES]
 
 
 def _scales(curves: Sequence[Curve]) -> tuple[float, float, float]:
     """Return the scales: the powers of two at both ends of the size axis, and a round number above all bandwidths."""
     sizes = [size for curve in curves for size, _ in curve.points]
     low, high = log2(min(sizes)), log2(max(sizes))
+    if low == high:  # a single size is drawn in the middle of the axis
+        low, high = max(0.0, round(low) - 1.0), round(low) + 1.0
     highest = max([busbw for curve in curves for _, busbw in curve.points] + [each.expected or 0.0 for each in curves])
-    return low, high if high > low else low + 1, _round_up(highest)
+    return low, high, _round_up(highest)
 
 
 def _round_up(value: float) -> float:

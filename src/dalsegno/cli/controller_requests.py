@@ -29,6 +29,14 @@ def meaning_of(fault: CommandFailed) -> DalsegnoError:
     return no_cluster() if SlurmTrouble.NO_SETTINGS in parse_troubles(fault.stderr) else fault
 
 
+def slurm_failure(fault: CommandFailed) -> DalsegnoError:
+    """Return what the failure of a Slurm command means: no cluster, a silent slurmctld, or else the failure itself."""
+    from dalsegno.cluster import no_answer
+
+    meaning = meaning_of(fault)  # checked first, because without slurm.conf, Slurm's commands also report no answer
+    return no_answer() if meaning is fault and is_silence(fault) else meaning
+
+
 def no_cluster() -> DalsegnoError:
     hint = "create one here with `dalsegno init` and `dalsegno up`, or set SLURM_CONF to use an existing one"
     return NotThere("there is no cluster yet", hint=hint)

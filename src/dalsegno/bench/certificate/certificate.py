@@ -13,7 +13,7 @@ from typing import Any
 
 from dalsegno.bench.nccl.verdict import BenchLevel
 from dalsegno.bench.picture import Picture
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import UsageError
 
 FORMAT = "dalsegno-certificate-1"
 
@@ -44,6 +44,7 @@ TITLES = {
 # Two figures that differ by less than this share count as equal. Storage varies most from run to run.
 TOLERANCES = {CertifyPart.STORAGE: 0.3, CertifyPart.CONTAINER: 0.3, CertifyPart.POWER_CUT: 0.5}
 TOLERANCE = 0.1
+ON_REQUEST = (CertifyPart.CONTAINER, CertifyPart.POWER_CUT)  # measured only if an option requests them
 
 
 class PartOutcome(str, Enum):
@@ -133,6 +134,22 @@ class Certificate:
         complete = all(each.outcome is not PartOutcome.NOT_MEASURED for each in self.parts)
         return BenchLevel.PASS if BenchLevel.PASS in levels and complete else BenchLevel.UNKNOWN
 
+    @property
+    def heading(self) -> str:
+        """Return the verdict as shown to people, with the parts that count if others were left out.
+
+        A part that must be requested with an option of its own does not make a certificate partial.
+        """
+        word = "no verdict" if self.level is BenchLevel.UNKNOWN else self.level.value
+        left_out = [each.part.value for each in self.parts if each.outcome is PartOutcome.SKIPPED]
+        if all(name in ON_REQUEST for name in left_out):
+            return word
+        chosen = [each.part.value for each in self.parts if each.outcome is not PartOutcome.SKIPPED]
+        missing = [name for name in left_out if name not in ON_REQUEST]
+        if not chosen or len(missing) < len(chosen):
+            return f"{word}, without {', '.join(missing)}"
+        return f"{word}, only {', '.join(chosen)}"
+
     def sentences(self) -> list[str]:
         """Return the summary of the whole certificate."""
         found = [f"{self.measured} of {len(self.nodes)} nodes of {self.cluster} were idle and measured"]
@@ -147,7 +164,8 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT, "cluster": self.cluster, "at": self.at, "level": self.level.value,
-            "nodes": list(self.nodes), "simulated": list(self.simulated), "quick": self.quick, "version": self.version,
+            "heading": self.heading, "nodes": list(self.nodes),
+            "simulated": list(self.simulated), "quick": self.quick, "version": self.version,
             "measured": self.measured,
             "parts": [_part_to_dict(each) for each in self.parts],
         }  # fmt: skip
@@ -164,7 +182,7 @@ def _part_to_dict(each: CertifiedPart) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class CertificateUnreadable(DalsegnoError):
+class CertificateUnreadable(UsageError):
     """A file is not a certificate."""
 
 

@@ -49,7 +49,7 @@ def render_certificate(
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{title}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{title}: {_level(certificate.level, _word(certificate.level))}</h1>",
+        f"<h1>{title}: {_level(certificate.level, certificate.heading)}</h1>",
         f'<p class="when">{when}, Dal Segno {in_html(certificate.version)}{", quick" * certificate.quick}</p>',
         _list(certificate.sentences()),
         _simulated(certificate),
@@ -59,10 +59,6 @@ def render_certificate(
         "</body></html>",
     ]
     return "\n".join(each for each in parts if each) + "\n"
-
-
-def _word(level: BenchLevel) -> str:
-    return "no verdict" if level is BenchLevel.UNKNOWN else level.value
 
 
 def _level(level: BenchLevel, word: str) -> str:

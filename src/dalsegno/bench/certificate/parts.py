@@ -18,7 +18,7 @@ from dalsegno.bench.certificate.certificate import (
     CertifyPart,
     PartOutcome,
 )
-from dalsegno.bench.collectives.pairs import pair_of, picture_of
+from dalsegno.bench.collectives.pairs import is_compared, pair_of, picture_of
 from dalsegno.bench.nccl.verdict import BenchLevel, size_text
 from dalsegno.bench.node import devices, storage_measure
 from dalsegno.bench.node.devices import DeviceResult, DeviceTest, judge_devices
@@ -154,6 +154,10 @@ def certify_pairs(report: Mapping[str, Any], commands: Sequence[str], compare_hi
                         f"{history['threshold']:.3g} GB/s")  # fmt: skip
     if findings and level is BenchLevel.PASS:
         level = BenchLevel.DEGRADED
+    compared = is_compared(report if compare_history else {**report, "history": {}})
+    if level is BenchLevel.PASS and not compared:
+        level = BenchLevel.UNKNOWN
+        findings.append("one pair of nodes has nothing to compare with")
     figures = [CertifiedFigure("usual of a pair", usual, "GB/s")]
     figures += [CertifiedFigure(" - ".join(pair), value, "GB/s") for pair, value in sorted(pairs.items())]
     rows = [(" - ".join(pair), f"{value:.3g} GB/s", f"{value / usual:.0%}" if usual else "-")

@@ -41,7 +41,7 @@ from dalsegno.bench.collectives.collectives import (
 )
 from dalsegno.bench.ladder.ladder import world_env
 from dalsegno.bench.nccl.render import render_footer, render_header, render_row
-from dalsegno.bench.nccl.table import NcclDevice, NcclRow, NcclTable, NcclTest, NcclTiming, average_busbw
+from dalsegno.bench.nccl.table import CPU, NcclDevice, NcclRow, NcclTable, NcclTest, NcclTiming, average_busbw
 from dalsegno.errors import UsageError
 
 Call = Callable[[], Any]
@@ -327,7 +327,7 @@ def measure_rows(ask: CollectiveAsk, rank: CollectiveRank) -> Iterator[NcclRow]:
 
 def describe_device(rank: CollectiveRank) -> tuple[NcclDevice, str]:
     """Return this rank's line of the header, and the cloud's instance id of its machine."""
-    pci, product = "cpu", processor_name()
+    pci, product = CPU, processor_name()
     if rank.backend == "nccl":
         about = torch.cuda.get_device_properties(rank.device)
         numbers = [getattr(about, f"pci_{name}_id", 0) for name in ("domain", "bus", "device")]

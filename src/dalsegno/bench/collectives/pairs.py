@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations
 from statistics import median
+from typing import Any
 
 from dalsegno.bench.picture import Box, Label, Picture
 
@@ -67,6 +68,12 @@ class PairVerdict:
     usual: float
     limit: float
     faults: tuple[PairFault, ...] = ()
+
+
+def is_compared(report: Mapping[str, Any]) -> bool:
+    """Return whether a report of `bench pairs` compares with anything: other pairs, a floor, or earlier results."""
+    history = report.get("history", {})
+    return len(report["nodes"]) > 2 or bool(report.get("floor")) or history.get("threshold") is not None
 
 
 def judge_pairs(measured: Mapping[Pair, float], low: float = LOW, floor: float = 0.0) -> PairVerdict:

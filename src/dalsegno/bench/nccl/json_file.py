@@ -1,4 +1,4 @@
-"""Read the JSON file that nccl-tests write with `-J`. Pure.
+"""Read the JSON file that nccl-tests write with `-J`, or the JSON report of our own benchmarks. Pure.
 
 The format is unusual: booleans are the strings "true" and "false", `okay` may be "unchecked", NaN is the string "nan",
 the root is a padded string, and only the first device of a process is listed. A killed test leaves an incomplete file.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from math import isfinite
 from typing import Any
 
@@ -29,14 +30,18 @@ _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)  # an inco
 _CLOSERS = {"{": "}", "[": "]"}
 _MAX_DEPTH = 64
 _MAX_RESULTS = 100_000
+_MAX_TABLES = 1024
 
 
 def read_json(text: str) -> tuple[NcclTable, ...]:
-    """Return the table of a file that `-J` wrote, complete or not; () if the text is something else."""
+    """Return the tables of a file that `-J` or `bench --json` wrote, complete or not; () for any other text."""
     document = _load(text.strip("\ufeff \t\r\n\x00"))
-    if not isinstance(document, dict) or not isinstance(document.get("config"), dict):
+    if not isinstance(document, dict):
         return ()
-    return (_table(document),)
+    if isinstance(document.get("config"), dict):
+        return (_table(document),)
+    reports = [_dict(each) for each in _list(document.get("tables"))] or [document]
+    return tuple(_own_table(each) for each in reports[:_MAX_TABLES] if _list(each.get("rows")) and "test" in each)
 
 
 def _load(text: str) -> Any:
@@ -132,6 +137,58 @@ def _timing(values: Mapping[str, Any], spread: Mapping[str, Any]) -> NcclTiming 
         _number(values.get("time", values.get("cpu_time"))), _number(values.get("alg_bw")), _number(values["bus_bw"]),
         None if wrong is None else _number(wrong), iterations if "min_us" in spread else None,
     )  # fmt: skip
+
+
+# The report of `bench all_reduce --json` and `bench read --json`, which `NcclReport.to_dict` writes
+
+
+def _own_table(report: Mapping[str, Any]) -> NcclTable:
+    return NcclTable(
+        test=find_test(_text(report.get("test"))),
+        rows=tuple(row for each in _list(report["rows"])[:_MAX_RESULTS] if (row := _own_row(_dict(each)))),
+        devices=tuple(map(_own_device, map(_dict, _list(report.get("devices"))))),
+        settings=_own_settings(_dict(report.get("settings"))),
+        out_of_bounds=_whole(report.get("wrong"), None),
+        error=_text(report.get("error")),
+        line=_whole(report.get("line"), 0),
+    )
+
+
+def _own_settings(values: Mapping[str, Any]) -> NcclSettings | None:
+    names = [each.name for each in fields(NcclSettings)]
+    if not set(names) <= set(values):
+        return None
+    found = NcclSettings(**{name: _whole(values[name], 1) for name in names})
+    return replace(found, step_is_factor=bool(found.step_is_factor), unalign=_whole(values["unalign"], None))
+
+
+def _own_device(device: Mapping[str, Any]) -> NcclDevice:
+    rank, group, pid, number = (_whole(device.get(name), 0) for name in ("rank", "group", "pid", "device"))
+    host, pci, product = (_text(device.get(name)) for name in ("host", "pci", "product"))
+    return NcclDevice(rank, group, pid, host, number, pci, product)
+
+
+def _own_row(row: Mapping[str, Any]) -> NcclRow | None:
+    first, second = (_own_timing(_dict(row.get(name))) for name in ("out_of_place", "in_place"))
+    if first is None and second is None:
+        return None
+    return NcclRow(
+        _whole(row.get("size"), 0), _whole(row.get("count"), 0), _text(row.get("dtype"))[:16],
+        _text(row.get("redop"))[:16], _whole(row.get("root"), -1), first, second, _text(row.get("timestamp"))[:32],
+    )  # fmt: skip
+
+
+def _own_timing(values: Mapping[str, Any]) -> NcclTiming | None:
+    if "busbw" not in values:
+        return None
+    wrong, spread = values.get("wrong"), _dict(values.get("iterations"))
+    names = ("min_us", "max_us", "p99_us", "cv_percent")
+    iterations = IterationTimes(*(_number(spread.get(name)) for name in names)) if spread else None
+    time_us, algbw, busbw = (_number(values.get(name)) for name in ("time_us", "algbw", "busbw"))
+    return NcclTiming(time_us, algbw, busbw, None if wrong is None else _number(wrong), iterations)
+
+
+# Values of any type
 
 
 def _dict(value: Any) -> dict[str, Any]:

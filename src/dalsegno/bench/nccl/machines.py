@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dalsegno.bench.nccl.table import NcclRow, NcclTable, NcclTest, find_test
-from dalsegno.errors import UsageError
+from dalsegno.errors import NotThere, UsageError
 from dalsegno.hardware import Gpu, Instance, find_instance, gpu_of, gpus, instances
 
 HEAD_CHARS = 300_000  # hosts and instance types are searched in this many characters at the start of a log
@@ -30,6 +30,7 @@ class BenchMachines:
     instance: Instance | None = None
     gpu: Gpu | None = None
     assumed: bool = False  # whether `instance` is only one of several types with these GPUs and limits
+    other_product: str = ""  # the product that the log lists, if it is not the GPU of the named instance type
 
     @property
     def ranks(self) -> int:
@@ -140,7 +141,7 @@ def find_machines(
     ranks: int | None = None,
 ) -> BenchMachines:
     """Return the machines of the test, as far as known. `ranks` is the number of ranks that NCCL logged, if any."""
-    named = find_instance(instance) if instance else None
+    named = named_instance(instance) if instance else None
     if named and not named.gpus:
         raise UsageError(f"`{named.name}` has no GPUs", where="--instance", hint="name the type of the GPU nodes")
     count = count_ranks(table) or ranks
@@ -150,13 +151,22 @@ def find_machines(
     nodes = nodes or len(hosts) or _nodes_for(count, named, gpus_per_node)
     per_node = gpus_per_node or (max(1, count // (len(hosts) or nodes)) if count else named.gpus if named else 1)
     if named:
-        return BenchMachines(nodes, per_node, named, gpu_of(named))
+        other = _other_product(table, gpu_of(named)) if instance else ""
+        return BenchMachines(nodes, per_node, named, gpu_of(named), other_product=other)
     candidates = _candidates(gpu, per_node, hosts) if gpu else []
     limits = {(each.nvlink_gbytes_per_s, each.network_gbps if nodes > 1 else None) for each in candidates}
     if len(limits) == 1:
         several = len({each.provider for each in candidates}) > 1
         return BenchMachines(nodes, per_node, candidates[0], gpu, assumed=several)
     return BenchMachines(nodes, per_node, None, gpu)
+
+
+def named_instance(name: str) -> Instance:
+    """Return the instance type that the option `--instance` names; an unknown one is wrong usage."""
+    try:
+        return find_instance(name)
+    except NotThere as error:
+        raise UsageError(error.what, where="--instance", hint=error.hint) from None
 
 
 def find_gpu_of_product(product: str) -> Gpu | None:
@@ -174,6 +184,15 @@ def _gpu_of_devices(table: NcclTable) -> Gpu | None:
     products = {each.product for each in table.devices}
     product = next(iter(products)) if len(products) == 1 else ""
     return find_gpu_of_product(product) if "pcie" not in product.lower() else None
+
+
+def _other_product(table: NcclTable, gpu: Gpu | None) -> str:
+    """Return the first listed product that is another chip than this GPU; "" without one. Skip unknown products."""
+    for product in dict.fromkeys(each.product for each in table.devices):
+        listed = find_gpu_of_product(product)
+        if listed and gpu and listed.slurm_type != gpu.slurm_type:
+            return product
+    return ""
 
 
 def _named_in(hints: LogHints, hosts: tuple[str, ...], gpu: Gpu | None) -> Instance | None:

@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from dalsegno.bench.nccl.debug import NcclDebug, NcclFinding, find_problems, read_debug, separate_tables
-from dalsegno.bench.nccl.machines import BenchMachines, LogHints, count_ranks, find_machines, name_test, read_hints
+from dalsegno.bench.nccl.machines import (
+    BenchMachines,
+    LogHints,
+    count_ranks,
+    find_gpu_of_product,
+    find_machines,
+    name_test,
+    read_hints,
+)
 from dalsegno.bench.nccl.parse import read_tables
 from dalsegno.bench.nccl.table import NcclOutputUnreadable, NcclTable, NcclTest
-from dalsegno.bench.nccl.verdict import BenchLevel, BenchReason, BenchVerdict, find_plateau, judge
-from dalsegno.hardware import instances
+from dalsegno.bench.nccl.verdict import HISTORY_LEAST, BenchLevel, BenchReason, BenchVerdict, find_plateau, judge
+from dalsegno.hardware import Gpu, instances
 
 GROWS_BYTES = 8 << 30  # bandwidth grows up to this size: 2 x p5.48xlarge reach 437 GB/s at 1 GiB, 479 at 8 GiB
 
@@ -40,7 +48,9 @@ class NcclReport:
         return {
             "file": self.source, "line": self.table.line, **self.verdict.to_dict(), "algorithm": self.algorithm or None,
             "findings": [{**asdict(each), "problem": each.problem.value} for each in self.findings],
-            "hints": self.hints(), "rows": [asdict(row) for row in self.table.rows],
+            "hints": self.hints(), "error": self.table.error,
+            "settings": asdict(self.table.settings) if self.table.settings else None,
+            "devices": [asdict(each) for each in self.table.devices], "rows": [asdict(row) for row in self.table.rows],
         }  # fmt: skip
 
     def hints(self) -> list[str]:
@@ -48,9 +58,22 @@ class NcclReport:
         hints = [f"{each.text}: {each.hint}" if each.hint else each.text for each in self.findings]
         reason, level = self.verdict.reason, self.verdict.level
         if reason is BenchReason.NO_MACHINE:
-            hints.append(_ask_for_machine(self.verdict.machines))
+            hints.append(_ask_for_machine(self.verdict.machines, self.verdict.machines.gpu))
             if self.table.devices and self.verdict.machines.gpu is None:
                 hints.append("or compare with earlier results of this cluster: `--history FILE`, at least five")
+        elif reason is BenchReason.OTHER_GPU:
+            machines = self.verdict.machines
+            hints.append(_ask_for_machine(machines, find_gpu_of_product(machines.other_product)))
+        elif reason is BenchReason.WRONG_RANKS and not self.findings:
+            machines = self.verdict.machines
+            hints.append(
+                f"check --nodes and --gpus-per-node; if {machines.ranks} ranks were meant, start the test with "
+                f"{machines.gpus_per_node} on each of {machines.nodes} nodes"
+            )
+        elif reason is BenchReason.NO_GPUS:
+            hints.append(
+                f"{HISTORY_LEAST} earlier results of the same size on this cluster give a figure to compare with"
+            )
         elif reason is BenchReason.NO_TEST:
             hints.append("name the test: `--test all_gather`")
         elif reason is BenchReason.TOO_SMALL:
@@ -85,7 +108,8 @@ def read_reports(
     if not tables:
         raise NcclOutputUnreadable(
             f"no nccl-tests table in `{source}`",
-            hint="give the output of a program such as all_reduce_perf, or the file that its option -J wrote",
+            hint="give the output of a program such as all_reduce_perf, the file that its option -J wrote, or a report "
+            "of `dalsegno bench all_reduce --json`",
         )
     debug = read_debug(text)
     separate = separate_tables(tables)
@@ -117,11 +141,11 @@ def earlier_results(history: Sequence[NcclTable], table: NcclTable) -> list[floa
     return [max(values) for values in found if values]
 
 
-def _ask_for_machine(machines: BenchMachines) -> str:
+def _ask_for_machine(machines: BenchMachines, gpu: Gpu | None) -> str:
     having = [
         each.name
         for each in instances().values()
-        if machines.gpu and each.gpu == machines.gpu.name and each.gpus >= machines.gpus_per_node
+        if gpu and each.gpu == gpu.name and each.gpus >= machines.gpus_per_node
     ]
     if not having:
         return "name the machines: `--instance TYPE`, such as p5.48xlarge, with --nodes and --gpus-per-node if needed"

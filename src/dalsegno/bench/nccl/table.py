@@ -53,6 +53,9 @@ def find_test(program: str) -> NcclTest:
     return next((test for test in NcclTest if test.value == name), NcclTest.UNKNOWN)
 
 
+CPU = "cpu"  # stands in place of the PCI address for a rank that our own benchmark ran on a processor
+
+
 @dataclass(frozen=True)
 class NcclDevice:
     """A line of "Using devices": the GPU of one rank."""

@@ -26,7 +26,7 @@ from dalsegno.bench.nccl.limits import (
     unreachable_floors,
 )
 from dalsegno.bench.nccl.machines import BenchMachines, count_ranks, ranks_of_ratio
-from dalsegno.bench.nccl.table import NcclRow, NcclTable, NcclTest
+from dalsegno.bench.nccl.table import CPU, NcclRow, NcclTable, NcclTest
 
 LARGE_BYTES = 1 << 30  # from this size on, the bandwidth hardly grows
 TOLERANCE = 1.02  # factor allowed above the limit, for rounding and clock errors
@@ -64,18 +64,20 @@ class BenchReason(str, Enum):
     WRONG_DATA = "wrong data"
     ERROR = "error"
     NO_ROWS = "no rows"
+    OTHER_GPU = "other GPU than named"
     WRONG_RANKS = "wrong number of ranks"
     SEPARATE = "each process ran alone"
     ONE_RANK = "one rank"
     TOO_SMALL = "messages too small"
     NO_TEST = "test not known"
+    NO_GPUS = "no GPUs"
     NO_MACHINE = "machines not known"
     NO_EXPECTATION = "no expectation"
 
 
 _NOT_MEASURED = {  # with these reasons, the bandwidth says nothing about the machines
-    BenchReason.WRONG_DATA, BenchReason.ERROR, BenchReason.NO_ROWS, BenchReason.WRONG_RANKS, BenchReason.SEPARATE,
-    BenchReason.ONE_RANK, BenchReason.NO_TEST,
+    BenchReason.WRONG_DATA, BenchReason.ERROR, BenchReason.NO_ROWS, BenchReason.OTHER_GPU, BenchReason.WRONG_RANKS,
+    BenchReason.SEPARATE, BenchReason.ONE_RANK, BenchReason.NO_TEST,
 }  # fmt: skip
 
 
@@ -124,7 +126,8 @@ class BenchVerdict:
         if self.expected and self.busbw:
             share = self.busbw / self.expected.busbw
             lines.append(f"expected: {self.expected.busbw:.1f} GB/s ({self.expected.why}); reached {share:.0%} of it")
-        if self.machines.nodes > 1 and self.machines.network_gbytes_per_s and self.busbw:
+        possible = self.level is not BenchLevel.IMPOSSIBLE  # otherwise the machines are others, with another network
+        if self.machines.nodes > 1 and self.machines.network_gbytes_per_s and self.busbw and possible:
             lines.append(self._ring())
         if self.knee:
             lines.append(f"{PLATEAU_SHARE:.0%} of the highest bandwidth is reached at {size_text(self.knee)}")
@@ -148,7 +151,9 @@ class BenchVerdict:
         where = f"{self.test.value}, {self.machines}"
         rate = f"bus bandwidth {self.busbw:.1f} GB/s at {size_text(self.size)}"
         if self.reason in (BenchReason.REACHED, BenchReason.BELOW) and self.expected:
-            bound_by = "" if self.expected.by is Bottleneck.UNKNOWN else f", {self.expected.by.value}-bound"
+            by = self.expected.by
+            same = by is not Bottleneck.UNKNOWN and (self.bound is None or self.bound.by is by)
+            bound_by = f", {by.value}-bound" if same else ""  # an algorithm may be bound by what is not the limit
             return f"{where}: {rate}{bound_by}, expected at least {self.expected.busbw:.0f} GB/s"
         if self.reason is BenchReason.ABOVE_LIMIT and self.bound:
             return f"{where}: {rate} is more than the limit of {self.bound.busbw:.0f} GB/s"
@@ -156,15 +161,22 @@ class BenchVerdict:
             BenchReason.WRONG_DATA: f"{self.wrong:,.0f} elements are wrong",
             BenchReason.ERROR: f"the test ended with an error: {self.error}",
             BenchReason.NO_ROWS: "the test ended before its first result",
+            BenchReason.OTHER_GPU: self._other_gpu(),
             BenchReason.WRONG_RANKS: f"the test ran with {self.ranks_in_table} ranks, not with {self.machines.ranks}",
             BenchReason.SEPARATE: f"{self.separate} processes ran the test alone instead of together",
             BenchReason.ONE_RANK: "one rank exchanges no data",
             BenchReason.TOO_SMALL: f"{rate}, but only sizes of at least {size_text(LARGE_BYTES)} are judged",
             BenchReason.NO_TEST: f"{rate}; the output does not say which test it is",
+            BenchReason.NO_GPUS: f"{rate}; it was measured without GPUs, and the catalog has no figure for processors",
             BenchReason.NO_MACHINE: f"{rate}; the instance type is not known",
             BenchReason.NO_EXPECTATION: f"{rate}; no figure to compare with is published for this test and machine",
         }
         return f"{where}: {text.get(self.reason, rate)}"
+
+    def _other_gpu(self) -> str:
+        own = self.machines.gpu.slurm_type.upper() if self.machines.gpu else "no GPU"
+        name = self.machines.instance.name if self.machines.instance else "the instance type"
+        return f"the output lists {self.machines.other_product}, but {name} has {own}"
 
 
 def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = (), separate: int = 0) -> BenchVerdict:
@@ -243,6 +255,8 @@ def _decide(
         return BenchLevel.FAIL, BenchReason.ERROR
     if plateau is None:
         return BenchLevel.FAIL, BenchReason.NO_ROWS
+    if machines.other_product:
+        return BenchLevel.UNKNOWN, BenchReason.OTHER_GPU
     if _ranks_differ(ranks, machines.ranks, table):
         return BenchLevel.FAIL, BenchReason.WRONG_RANKS
     if (ranks or machines.ranks) == 1:
@@ -253,6 +267,8 @@ def _decide(
         return BenchLevel.IMPOSSIBLE, BenchReason.ABOVE_LIMIT
     if expected and plateau.busbw >= expected.busbw:
         return BenchLevel.PASS, BenchReason.REACHED
+    if expected is None and table.devices and all(each.pci == CPU for each in table.devices):
+        return BenchLevel.UNKNOWN, BenchReason.NO_GPUS
     if plateau.size < LARGE_BYTES and not (expected and expected.earlier):
         return BenchLevel.UNKNOWN, BenchReason.TOO_SMALL
     if expected is None:

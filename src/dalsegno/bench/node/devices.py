@@ -98,6 +98,11 @@ class JudgedDevice:
     of_median: float
     of_peak: float | None
     slow: bool
+    compared: bool = True  # whether there are enough devices of its product to call one slow
+
+    @property
+    def word(self) -> str:
+        return "slow" if self.slow else "ok" if self.compared else "not compared"
 
 
 def judge_devices(results: Iterable[DeviceResult], low: float = LOW) -> list[JudgedDevice]:
@@ -108,8 +113,14 @@ def judge_devices(results: Iterable[DeviceResult], low: float = LOW) -> list[Jud
         same = [other.value for other in known if (other.test, other.product) == (each.test, each.product)]
         share = each.value / median(same) if median(same) else 0.0
         peak = each.value / each.peak if each.peak else None
-        judged.append(JudgedDevice(each, share, peak, len(same) >= LEAST and share < low))
+        compared = len(same) >= LEAST
+        judged.append(JudgedDevice(each, share, peak, compared and share < low, compared))
     return judged
+
+
+def without_gpu(judged: Iterable[JudgedDevice]) -> list[str]:
+    """Return the hosts on which a processor was measured."""
+    return sorted({each.result.host for each in judged if each.result.device.startswith("CPU")})
 
 
 HEADERS = ("HOST", "DEVICE", "PRODUCT", "TEST", "MEDIAN", "BEST", "OF PEAK", "OF MEDIAN", "VERDICT")
@@ -126,7 +137,7 @@ def table_rows(judged: Sequence[JudgedDevice]) -> list[list[str]]:
             f"{each.result.best:.4g}",
             "-" if each.of_peak is None else f"{each.of_peak:.0%}",
             f"{each.of_median:.0%}",
-            "slow" if each.slow else "ok",
+            each.word,
         ]
         for each in judged
     ]

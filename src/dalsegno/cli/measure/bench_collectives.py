@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -133,9 +134,12 @@ def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
     place = read_place(given)
     _check(ask, place, instance, output)
     worker = _worker(ask, nccl_tests, module, needed)
+    if needed and nccl_tests == "auto" and not module:
+        _check_needed(needed, place, worker.places)
     if json_:
         with out.progress() as say:
-            done = run_worker(worker, place, lambda line: say(line.strip()))
+            say("measuring")
+            done = run_worker(worker, place, lambda line: None)
     else:
         done = run_worker(worker, place, out.data)
     if done is None:
@@ -148,15 +152,29 @@ def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
 
 def _check(ask: CollectiveAsk, place: BenchPlace, instance: str | None, output: str | None) -> None:
     """Check options early whose errors would otherwise appear only after the measurement, or once per rank."""
-    from dalsegno.hardware import find_instance
+    from dalsegno.bench.nccl.machines import named_instance
 
     if instance:
-        find_instance(instance)
+        named_instance(instance)
     out.check_writable("--output", output)
     if ask.device == "cpu":
         ask.operations("gloo")
     if place.nproc and ask.root >= place.nproc:
         raise UsageError(f"there is no rank {ask.root}", where="-r", hint=f"the ranks are 0 to {place.nproc - 1}")
+
+
+def _check_needed(needed: Sequence[str], place: BenchPlace, places: Sequence[str]) -> None:
+    """Raise for a flag of nccl-tests if nothing shows that the nodes have them. A job would fail on its first node."""
+    named = "NCCL_TESTS_HOME" in os.environ or "container_image" in place.fields
+    if named or any(shutil.which(each) for each in places):
+        return
+    flag, value = needed[0], needed[1]
+    instead = f"`{'--gpus-per-node' if place.in_slurm else '--nproc'} {value}`" if flag == "-g" else ""
+    raise UsageError(
+        f"`{flag} {value}` needs the programs of nccl-tests, which were not found", where=flag,
+        hint=(f"to use {value} GPUs of each node, write {instead}; " if instead else f"remove `{flag}`; ")
+        + "otherwise name nccl-tests with `--nccl-tests PATH`, or compile them with `dalsegno bench build`",
+    )  # fmt: skip
 
 
 def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[str]) -> WorkerProgram:
@@ -173,6 +191,7 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
         places=places,
         place_arguments=[*ask.nccl_tests_args(), *needed],
         module=module,
+        least_ranks=2 if ask.test == "sendrecv" else 1,
         only_places=only,
         is_complete=_is_complete,
         hint=_NO_PROGRAM if only else "use `--device cpu` to run without GPUs, or a smaller `-e` to use less memory",

@@ -77,7 +77,7 @@ def memory(size: str | None, seconds: float, low: float, device: str, json_: boo
 
 def _run(ask: Any, low: float, json_: bool, given: dict[str, Any]) -> None:
     from dalsegno.bench.job import BenchMeasurement
-    from dalsegno.bench.node.devices import HEADERS, UNITS, judge_devices, read_results, table_rows
+    from dalsegno.bench.node.devices import HEADERS, LEAST, UNITS, judge_devices, read_results, table_rows, without_gpu
 
     worker = WorkerProgram(
         "bench-device", [ask.to_json()], ask.test.value, all_ranks=True,
@@ -99,6 +99,10 @@ def _run(ask: Any, low: float, json_: bool, given: dict[str, Any]) -> None:
         out.as_json([{**asdict(each), "peak": each.result.peak} for each in judged])
     else:
         out.table(HEADERS, table_rows(judged))
+    if "gpus_per_node" in place.fields and ask.device == "auto" and (hosts := without_gpu(judged)):
+        out.warn(f"torch found no GPU on {', '.join(hosts)}: processors were measured instead")
+    if not all(each.compared for each in judged):
+        out.talk(f"fewer than {LEAST} devices of a kind are not compared with each other")
     slow = [each for each in judged if each.slow]
     if slow:
         names = ", ".join(f"{each.result.device} of {each.result.host}" for each in slow)

@@ -145,6 +145,7 @@ class WorkerProgram:
     module: str = ""
     only_places: bool = False
     needs_torch: bool = True
+    least_ranks: int = 1
     all_ranks: bool = False  # whether all ranks print, and not only rank 0
     is_complete: Callable[[str], bool] = lambda text: False  # whether a failed program has printed all results
     hint: str = ""
@@ -178,6 +179,7 @@ def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None])
     if worker.only_places and not binary:
         raise UsageError(f"`{worker.places[0]}` was not found here", where="--nccl-tests", hint=worker.hint)
     processes = place.nproc or _gpus_here() or ((os.cpu_count() or 1) if worker.all_ranks else 2)
+    _check_ranks(worker, processes, "--nproc 2")
     if binary:  # nccl-tests run here without MPI, so one process uses all GPUs
         commands = [Rank([binary, *worker.place_arguments, "-g", str(processes)], dict(os.environ))]
     else:
@@ -189,6 +191,19 @@ def _here(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None])
             replace(each, env={**each.env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for each in commands
         ]
     return _run(worker, commands, show, home() / "bench" / "this-machine.jsonl")
+
+
+def _check_ranks(worker: WorkerProgram, ranks: int, instead: str) -> None:
+    if ranks < worker.least_ranks:
+        raise UsageError(
+            f"{worker.label} needs at least {worker.least_ranks} ranks, not {ranks}", hint=f"use `{instead}`"
+        )
+
+
+def _gpus_per_process(arguments: Sequence[str]) -> int:
+    """Return the number of GPUs that the flag `-g` of nccl-tests gives to each process."""
+    value = arguments[arguments.index("-g") + 1] if "-g" in arguments else "1"
+    return int(value) if value.isdigit() else 1
 
 
 def _gpus_here() -> int:
@@ -218,6 +233,8 @@ def _in_slurm(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], No
     slurm = find_slurm(place.cluster)
     plan = plan_job(worker, place, slurm)
     request = plan.request
+    ranks = plan.shape.max_nodes * plan.shape.nproc_per_node
+    _check_ranks(worker, ranks * _gpus_per_process(worker.place_arguments), "--nodes 2")
     python = python_of(request, otherwise=find_python(slurm.env, "torch" if worker.needs_torch else ""))
     start = list(launcher_inside(request, launcher())) if request.container_image else user_argv(python)
     program = [*start, worker.name, *worker.arguments]

@@ -154,6 +154,7 @@ def conclude(lines: Sequence[Mapping[str, Any]], low: float, floor: float) -> di
         "faults": faults,
         "unsure": list(found["unsure"]) if found else [],
         "bisected": found is not None,
+        "floor": floor,
     }
 
 
@@ -166,7 +167,7 @@ def _write_svg(report: Mapping[str, Any], file: str) -> None:
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    from dalsegno.bench.collectives.pairs import PairFault, PairFaultKind, draw_matrix, pair_of
+    from dalsegno.bench.collectives.pairs import PairFault, PairFaultKind, draw_matrix, is_compared, pair_of
 
     usual = report["usual"]
     if report["bisected"]:
@@ -191,6 +192,9 @@ def _show(report: Mapping[str, Any]) -> None:
         out.data(
             f"all pairs are slow: {history['results']} earlier results were at least {history['threshold']:.3g} GB/s"
         )
+    elif not is_compared(report):
+        out.data("no verdict: one pair of nodes has nothing to compare with")
+        out.advise("set `--floor GB/S` to the bus bandwidth that the pair must reach, or measure more nodes")
     elif not report["faults"] and not report["unsure"]:
         out.data("no bad node or link")
     elif any(each["kind"] == "node" for each in report["faults"]):

@@ -45,7 +45,7 @@ def command(
 
     \b
     Exit code: 0 PASS, 1 FAIL or an error, 3 DEGRADED, 4 IMPOSSIBLE, 5 no verdict.
-    With several tables, the worst verdict counts.
+    With several tables, the worst verdict counts. If a file has no table, the others are shown before the error.
 
     \b
     dalsegno bench read slurm-42.out --instance p5.48xlarge
@@ -55,7 +55,9 @@ def command(
 
     for option, path in (("--svg", svg), ("--png", png)):
         out.check_writable(option, path)
-    reports = _read(files, MachineAsk(instance, nodes, gpus_per_node, _test(test)), history)
+    reports, errors = _read(files, MachineAsk(instance, nodes, gpus_per_node, _test(test)), history)
+    if not reports:
+        raise errors[0]
     _write_plots(reports, svg, png)
     level = worst([each.verdict for each in reports])
     if json_:
@@ -63,6 +65,10 @@ def command(
     else:
         for report in reports:
             _show(report)
+    if errors:
+        for error in errors[1:]:
+            out.warn(str(error))
+        raise errors[0]
     return level.exit_code
 
 
@@ -80,11 +86,20 @@ def _test(name: str | None) -> NcclTest | None:
     return found
 
 
-def _read(files: tuple[str, ...], ask: MachineAsk, history: tuple[str, ...]) -> list[NcclReport]:
-    from dalsegno.bench.nccl.report import read_reports
+def _read(
+    files: tuple[str, ...], ask: MachineAsk, history: tuple[str, ...]
+) -> tuple[list[NcclReport], list[DalsegnoError]]:
+    """Return the reports of all files that can be read, and the errors of the others."""
+    from dalsegno.bench.nccl.report import NcclReport, read_reports
 
     earlier = _read_history(history)
-    return [report for name in files for report in read_reports(name, _text(name), ask, earlier)]
+    reports, errors = list[NcclReport](), list[DalsegnoError]()
+    for name in files:
+        try:
+            reports += read_reports(name, _text(name), ask, earlier)
+        except DalsegnoError as error:
+            errors.append(error)
+    return reports, errors
 
 
 def _read_history(names: tuple[str, ...]) -> list[NcclTable]:

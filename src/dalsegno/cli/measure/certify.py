@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,12 +61,13 @@ def command(
     """
     from dalsegno.bench.certificate.certificate import CertifyPart, compare_certificates, comparison_notes, skipped
 
+    _check_parts(
+        only, skip, {"container": ("--container-image", container_image), "power-cut": ("--power-cut", power_cut)}
+    )
     older = _read_older(against) if against else None
-    folder = _make_folder(output)
-    cut = power_cut and "power-cut" not in skip and (not only or "power-cut" in only)
-    ask = CertifyAsk(name, quick, nodes, partition, container_image)
-    stage = open_stage(ask)
-    if cut:
+    stage = open_stage(CertifyAsk(name, quick, nodes, partition, container_image, Path(output).absolute()))
+    folder = _make_folder(stage.ask.output)
+    if power_cut:
         _confirm_power_cut(stage, yes)
     parts = []
     with out.progress() as say, stoppable():
@@ -96,6 +97,22 @@ def command(
 # Checks of the options
 
 
+def _check_parts(only: Sequence[str], skip: Sequence[str], on_request: Mapping[str, tuple[str, object]]) -> None:
+    """Raise if `--only` and `--skip` contradict each other, or an option that requests a part."""
+    if both := [name for name in only if name in skip]:
+        raise UsageError(f"`--only {both[0]}` and `--skip {both[0]}` contradict each other", hint="remove one of them")
+    for name, (option, given) in on_request.items():
+        left_out = f"--skip {name}" if name in skip else f"--only {only[0]}" if only and name not in only else ""
+        if given and left_out:
+            raise UsageError(
+                f"`{left_out}` leaves out the part that `{option}` requests",
+                hint=f"remove `{option}`, or "
+                + (f"add `--only {name}`" if name not in skip else f"remove `{left_out}`"),
+            )
+        if name in only and not given:
+            raise UsageError(f"`--only {name}` needs `{option}`", hint=f"add `{option}`")
+
+
 def _read_older(file: str) -> Certificate:
     from dalsegno.bench.certificate.certificate import read_certificate
 
@@ -109,11 +126,9 @@ def _read_older(file: str) -> Certificate:
     return read_certificate(content.decode("utf-8", errors="replace"), file)
 
 
-def _make_folder(output: str) -> Path:
+def _make_folder(folder: Path) -> Path:
     """Create the folder of the report before anything is measured, so that no result is lost."""
     from dalsegno.system.execute import as_caller
-
-    folder = Path(output).absolute()
 
     def make() -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +199,6 @@ def _changes_as_json(changes: Sequence[CertificateChange]) -> list[dict[str, obj
 
 def _show(certificate: Certificate, changes: Sequence[CertificateChange] | None, notes: Sequence[str]) -> None:
     from dalsegno.bench.certificate.certificate import CHANGE_HEAD, CertificateTrend, PartOutcome, change_rows
-    from dalsegno.bench.nccl.verdict import BenchLevel
 
     rows = [[each.part.value, each.word, each.summary] for each in certificate.parts]
     out.table(["PART", "VERDICT", "SUMMARY"], rows)
@@ -204,5 +218,4 @@ def _show(certificate: Certificate, changes: Sequence[CertificateChange] | None,
         for note in notes:
             out.talk(note)
     out.data("")
-    level = certificate.level
-    out.data("no verdict" if level is BenchLevel.UNKNOWN else level.value)
+    out.data(certificate.heading)

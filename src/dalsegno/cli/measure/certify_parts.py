@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.bench.certificate.certificate import CertifiedPart
@@ -36,6 +36,7 @@ class CertifyAsk:
     nodes: int | None
     partition: str | None
     container_image: str | None
+    output: Path  # folder of the report
 
 
 # The cluster that is certified
@@ -56,18 +57,22 @@ class CertifyStage:
 
 
 def open_stage(ask: CertifyAsk) -> CertifyStage:
+    from dalsegno.cli.controller_requests import slurm_failure
     from dalsegno.cluster import find_slurm, folder_of, silence
     from dalsegno.slurm.facts import NodeState
 
     slurm = find_slurm(ask.cluster)
     if (silent := silence(slurm)) is not None:
         raise silent
-    partitions = slurm.client.partitions()
+    try:
+        partitions, nodes = slurm.client.partitions(), slurm.client.nodes()
+    except CommandFailed as fault:
+        raise slurm_failure(fault) from None
     wanted = ask.partition or next((each.name for each in partitions if each.default), "")
     if ask.partition and ask.partition not in [each.name for each in partitions]:
         names = ", ".join(each.name for each in partitions)
         raise UsageError(f"there is no partition `{ask.partition}`", where="--partition", hint=f"there are {names}")
-    known = [each for each in slurm.client.nodes() if not wanted or wanted in each.partitions]
+    known = [each for each in nodes if not wanted or wanted in each.partitions]
     idle = [each for each in known if each.in_service and each.state is NodeState.IDLE]
     if ask.nodes and ask.nodes > len(idle):
         raise UsageError(
@@ -243,8 +248,11 @@ def _gpus(stage: CertifyStage) -> list[str]:
 
 
 def _pairs(stage: CertifyStage, say: Say) -> CertifiedPart:
+    from dalsegno.bench.certificate.certificate import CertifyPart, not_measured
     from dalsegno.bench.certificate.parts import certify_pairs
 
+    if stage.count < 2:
+        return not_measured(CertifyPart.PAIRS, "a pair needs two nodes, and one node is measured")
     size = ["--size", "4M", "--seconds", "0.5"] if stage.ask.quick else []
     low = ["--low", str(SHARED_LOW)] if stage.simulated else []
     told, report = _bench(stage, ["pairs", *size, *low, *_gpus(stage)], say)
@@ -306,7 +314,6 @@ def _power_cut(stage: CertifyStage, say: Say) -> CertifiedPart:
         raise DalsegnoError(
             f"there are jobs on the cluster, of {', '.join(others)}", hint="wait until the queue is empty"
         )
-    with tempfile.TemporaryDirectory(prefix="dalsegno-certify-") as folder:
-        argv = ["drill", "--faults", "1", "--only", "power-off", "--exclusive", *_cluster(stage)]
-        report = _dalsegno([*argv, "--json", "--report", str(Path(folder) / "drill.html")], say, DRILL_GRACE_S)
+    argv = ["drill", "--faults", "1", "--only", "power-off", "--exclusive", *_cluster(stage)]
+    report = _dalsegno([*argv, "--json", "--report", str(stage.ask.output / "power-cut.html")], say, DRILL_GRACE_S)
     return certify_power_cut(report, [shlex.join(["dalsegno", *argv])])

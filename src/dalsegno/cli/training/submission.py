@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
-from dalsegno.cli.controller_requests import is_silence, meaning_of
+from dalsegno.cli.controller_requests import slurm_failure
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.runs.journal import RunEvent
@@ -56,7 +56,7 @@ def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
 
 def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterFacts:
     """Return the facts about the cluster that the planner needs: partitions, controller, programs."""
-    from dalsegno.cluster import cluster_id, has_fabric, no_answer, silence
+    from dalsegno.cluster import cluster_id, has_fabric, silence
     from dalsegno.hardware.job_variables import INSTANCE
     from dalsegno.programs import launcher
     from dalsegno.runs.submit.plan import ClusterFacts, partitions_seen
@@ -67,8 +67,7 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
     try:
         partitions = _with_instances(partitions_seen(slurm.client.partitions(), slurm.client.nodes()), slurm)
     except CommandFailed as fault:
-        meaning = meaning_of(fault)  # checked first, because without slurm.conf, Slurm's commands also report no answer
-        raise no_answer() if meaning is fault and is_silence(fault) else meaning from None
+        raise slurm_failure(fault) from None
     return ClusterFacts(
         id=cluster_id(slurm.env),
         controller=slurm.controller is not None and _answers(slurm.controller),
