@@ -41,16 +41,24 @@ def test_batch_script_is_examined_against_its_partition_and_its_nodes(shared: Cl
 
 def test_failed_job_is_examined_from_its_record_and_its_output(shared: Cli) -> None:
     work = folder(shared)
-    script, output = work / "fails.sh", work / "fails.out"
+    script, output = work / "fails.sh", work / "fails-%j.out"
     script.write_text("#!/bin/sh\necho 'RuntimeError: Address already in use'\nexit 1\n")
     sbatch = ("shell", "--", "sbatch", "--parsable", "-p", "lab", "-o", str(output), str(script), "--nodes=2")
     job = shared.ok(*sbatch).strip()
+    lost = shared.ok(*sbatch[:-4], "-o", str(work / "nowhere/%j.out"), str(script)).strip()
     eventually(lambda: "ended with exit code 1" in shared.ok("why", job))
     eventually(lambda: "misplaced-options" in symptoms(shared, job))
     found = symptoms(shared, job)
-    assert found["port-in-use"]["evidence"][0]["where"] == f"{output}:1"  # type: ignore[index]
+    assert found["port-in-use"]["evidence"][0]["where"] == f"{work}/fails-{job}.out:1"  # type: ignore[index]
     assert "--nodes=2 after the script's name" in str(found["misplaced-options"]["what"])
     assert shared.run("doctor", job).code == 1
+    eventually(lambda: "could not be started" in shared.ok("why", lost), 20)
+    assert symptoms(shared, lost).keys() == {"output-folder"}
+
+
+def test_step_of_srun_that_completed_has_no_findings(shared: Cli) -> None:
+    step = ("shell", "--", "srun", "-p", "lab", "--chdir=/tmp", "--nodes=1", "sh", "-c", "echo $SLURM_JOB_ID")
+    assert symptoms(shared, shared.ok(*step).strip()) == {}
 
 
 def test_failed_run_points_to_the_doctor_which_knows_its_error(shared: Cli) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from dalsegno.cli.training.doctor import command
 from dalsegno.doctor import SYMPTOMS
-from dalsegno.errors import UsageError
+from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.reports.goodput import Goodput, TrainingProgress
 from dalsegno.runs.journal import RunEvent
@@ -62,6 +63,25 @@ def test_log_without_known_errors_exits_with_0(folder: Path):
     assert (answer.exit_code, answer.stdout) == (0, "") and "nothing found wrong with out" in answer.stderr
 
 
+def test_log_that_ends_with_an_unknown_error_exits_with_1(folder: Path):
+    (folder / "out").write_text("step 1\nTraceback (most recent call last):\n  x\nZeroDivisionError: by 0\n")
+    answer = doctor("out")
+    assert answer.exit_code == 1 and "nothing found wrong" not in answer.stderr
+    assert answer.stdout.splitlines()[:2] == [
+        "error: out ends with an error; no known cause found  [unknown-failure]",
+        "  seen: out:4: ZeroDivisionError: by 0",
+    ]
+
+
+def test_run_that_failed_with_an_unknown_error_exits_with_1(folder: Path):
+    run = make_run(folder / "home/runs", ranks=1)
+    report = "Traceback (most recent call last):\n  x\nValueError: bad\n"
+    write_status(run.status, status(phase=RunPhase.ENDED, exit_code=1, generation=1, world_size=1, report=report))
+    answer = doctor(run.run)
+    assert answer.exit_code == 1
+    assert "failed with exit code 1; no known cause found" in answer.stdout and "ValueError: bad" in answer.stdout
+
+
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_empty_log_is_called_empty_and_not_without_faults(folder: Path, text: str):
     (folder / "slurm-9.out").write_text(text)
@@ -108,6 +128,43 @@ def test_words_after_the_script_are_judged(folder: Path):
     answer = doctor("recorded/scripts/own_options.py", "--", "5", "--nodes=2", "--batch-size=8")
     assert "--nodes=2 after the script's name is an argument of the script" in answer.stdout
     assert "put --nodes=2 before" in answer.stdout, "the script defines --batch-size"
+
+
+def test_fix_keeps_the_value_of_an_option(folder: Path):
+    answer = doctor("recorded/scripts/own_options.py", "--", "--nodes", "2", "--gres=gpu:1")
+    assert "put --nodes 2 --gres=gpu:1 before the script's name" in answer.stdout
+
+
+def test_batch_script_that_starts_a_missing_script_is_noticed(folder: Path):
+    (folder / "job.sh").write_text("#!/bin/sh\nsrun python gone.py\n")
+    assert "error: gone.py does not exist  [script-unreadable]" in doctor("job.sh").stdout
+    (folder / "job.sh").write_text("#!/bin/sh\ncd elsewhere\nsrun python gone.py\n")
+    assert "gone.py" not in doctor("job.sh").stdout, "the job changes its folder"
+
+
+def test_python_that_was_examined_is_named_if_the_jobs_own_is_not_known(folder: Path):
+    (folder / "python3").symlink_to(sys.executable)
+    shutil.copy(RECORDED / "scripts/nccl_backend.py", folder / "train.py")
+    (folder / "job.sh").write_text("#!/bin/sh\nsrun python train.py\n")
+    said = doctor("job.sh").stderr
+    assert "not checked: the job's own PyTorch: no environment is active, so " in said
+    assert f"{folder}/python3 was examined (" in said or f"{sys.executable} was examined (" in said
+
+
+def test_second_subject_is_refused(folder: Path):
+    error = doctor("recorded/scripts/own_options.py", "recorded/cuda-oom.log").exception
+    assert isinstance(error, UsageError) and "recorded/cuda-oom.log" in error.what and "--" in error.hint
+
+
+def test_job_without_a_cluster_is_a_usage_error_without_slurms_messages(folder: Path):
+    for name in ("sinfo", "squeue"):
+        (folder / name).write_text("#!/bin/sh\necho 'error: fetch_config: DNS SRV lookup failed' >&2\nexit 1\n")
+        (folder / name).chmod(0o755)
+    error = doctor("15").exception
+    assert isinstance(error, DalsegnoError) and "there is no cluster" in error.what and "DNS" not in error.what
+    assert "log file" in error.hint
+    said = doctor("recorded/scripts/own_options.py").stderr
+    assert "not checked: the cluster: there is no cluster here" in said and "DNS" not in said
 
 
 def test_process_group_that_a_module_beside_the_script_starts_counts(folder: Path):

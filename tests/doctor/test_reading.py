@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.doctor.batch import misplaced_options, read_batch, split_submit_line
-from dalsegno.doctor.logs import LogSign, find_signs
+from dalsegno.doctor.batch import misplaced_options, read_batch, read_submit_line
+from dalsegno.doctor.logs import LogEnd, LogSign, find_end, find_signs
 from dalsegno.doctor.script import read_script
 from dalsegno.doctor.slurm_source import PROBE, parse_probes
 from dalsegno.doctor.sources import (
@@ -113,13 +113,26 @@ def test_launcher_with_a_script_is_in_order(command: str):
 
 
 def test_script_and_arguments_are_found_in_a_submit_line():
-    assert split_submit_line("sbatch -N 2 --exclusive --time 5 job.sh --nodes=4 x") == ("job.sh", ("--nodes=4", "x"))
-    assert split_submit_line("sbatch -N2 job.sh") == ("job.sh", ())
-    assert split_submit_line("") == ("", ())
+    line = read_submit_line("sbatch -N 2 --exclusive --time 5 job.sh --nodes=4 x")
+    assert line is not None and (line.script, line.arguments) == ("job.sh", ("--nodes=4", "x"))
+    short = read_submit_line("/usr/bin/sbatch -N2 -o 'j-%j.out' --wrap 'echo x'")
+    assert short is not None and (short.script, short.options["output"]) == ("", "j-%j.out")
+
+
+@pytest.mark.parametrize("line", ["", "srun -J x --chdir=/tmp --nodes=2 hostname", "salloc -N 2 job.sh --nodes=2"])
+def test_programs_of_srun_and_salloc_are_not_taken_for_batch_scripts(line: str):
+    assert read_submit_line(line) is None
 
 
 def test_options_of_scripts_are_not_taken_for_slurms():
-    assert misplaced_options(["--lr", "0.1", "-N", "2", "--nodes", "2", "--mem=4G"]) == ["--nodes", "--mem=4G"]
+    assert misplaced_options(["--lr", "0.1", "-N", "2", "--nodes", "2", "--mem=4G"]) == ["--nodes 2", "--mem=4G"]
+    assert misplaced_options(["--exclusive", "x", "--nodes"]) == ["--exclusive", "--nodes"]
+
+
+def test_arguments_of_scripts_end_where_the_command_ends():
+    lines = "srun python train.py --lr 1 > log --mem=1\ncp --nodes=2 train.py x\nsrun ./t.py a && srun --nodes=2 b"
+    calls = read_batch(f"#!/bin/sh\n{lines}\n", "job").calls
+    assert [(call.path, call.arguments) for call in calls] == [("train.py", ("--lr", "1"))]
 
 
 # Logs
@@ -160,6 +173,32 @@ def test_hostile_lines_do_not_take_long(part: str):
 def test_repeated_lines_do_not_fill_the_memory(tmp_path: Path):
     (tmp_path / "out").write_text("CUDA out of memory\n" * 5_000)
     assert len(signs_in(tmp_path / "out")) < 100
+
+
+TRACEBACK = ["Traceback (most recent call last):", '  File "t.py", line 1, in <module>', "ValueError: bad"]
+
+
+def end(*lines: str) -> LogEnd:
+    return find_end(enumerate(lines, 1), "out")
+
+
+def test_last_error_of_a_log_is_the_last_line_of_its_last_traceback():
+    found = end("KeyError: 'x'", *TRACEBACK, "srun: error: n1: task 0: Exited with exit code 1")
+    assert (found.error, found.error_line, found.at_end) == ("ValueError: bad", 4, True)
+
+
+def test_prefixes_of_ranks_and_the_launchers_own_traceback_do_not_hide_the_error():
+    launcher = ["Traceback (most recent call last):", "  x", "torch.distributed.elastic.ChildFailedError: "]
+    assert end(*(f"[rank1]: {line}" for line in TRACEBACK), *launcher).error == "[rank1]: ValueError: bad"
+
+
+def test_error_after_which_the_program_goes_on_does_not_end_the_log():
+    assert not end(*TRACEBACK, *(f"step {number}" for number in range(60))).at_end
+
+
+@pytest.mark.parametrize("line", ["step 1: no errors", "Error rate: 0.1", "loss Exception-free", "INFO: done"])
+def test_ordinary_lines_are_not_errors(line: str):
+    assert (end(line).error, end(line).last) == ("", ((1, line),))
 
 
 # Environments

@@ -11,6 +11,7 @@ import pytest
 from dalsegno.doctor import SYMPTOMS, Case, DoctorFinding, Evidence, Severity, examine
 from dalsegno.doctor.batch import read_batch
 from dalsegno.doctor.case import CaseCluster, FoundSnapshot, NodeProbe, PathPlace, PythonFound, RankTimes
+from dalsegno.doctor.logs import LogEnd
 from dalsegno.doctor.script import read_script
 from dalsegno.doctor.sources import signs_in
 from dalsegno.runs.hang import HangReport, HangSuspect
@@ -261,6 +262,30 @@ SHOWN: list[tuple[str, Callable[[], Case], str, str]] = [
         lambda: Case("x", world_size=4, snapshots=(FoundSnapshot("ckpt", 8, "checkpoint of Dal Segno"),)),
         "the data is divided differently",
         "run with 8 ranks",
+    ),
+    (
+        "misplaced-options",
+        lambda: batch("srun torchrun --nproc-per-node=2 train.py --nodes=2 --gres gpu:8"),
+        "--nodes=2 --gres gpu:8 after train.py is an argument of that script",
+        "#SBATCH --nodes=2 --gres gpu:8",
+    ),
+    (
+        "script-unreadable",
+        lambda: Case("x", missing_script=Evidence("job.sbatch:2", "gone.py")),
+        "gone.py does not exist",
+        "ls gone.py",
+    ),
+    (
+        "unknown-failure",
+        lambda: Case("x.log", ends=(LogEnd("x.log", "ZeroDivisionError: by 0", 9, True),)),
+        "x.log ends with an error; no known cause found",
+        "read the lines before the error",
+    ),
+    (
+        "unknown-failure",
+        lambda: Case("run a", run="a", failure="run a failed with exit code 1", read_next="`dalsegno logs a`"),
+        "run a failed with exit code 1; no known cause found",
+        "`dalsegno logs a` shows the whole error",
     ),
     ("left-snapshot", lambda: Case("x", left_snapshot="snapshot.pt"), "snapshot.pt exists", "rm snapshot.pt"),
 ]

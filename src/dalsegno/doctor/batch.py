@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Short options of sbatch and their long names.
 _SHORT = {
@@ -18,6 +18,8 @@ SLURM_OPTIONS = frozenset(
 )  # fmt: skip
 _CONTINUED = re.compile(r"\\[ \t]+$")
 _ARGUMENTS = re.compile(r"\$(@|\*|\{[@*1-9]|[1-9])")
+_ENDS_COMMAND = re.compile(r"[|&;<>]|\d?>")  # what follows belongs to another command, or is a redirection
+_MOVES = {"cd", "pushd", "git", "tar", "unzip", "cp", "mv", "rsync", "wget", "curl", "ln"}
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
@@ -28,6 +30,15 @@ class BatchLine:
     line: int
     words: tuple[str, ...]
     text: str
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """A Python script that a command of a batch script starts, and the arguments after its name."""
+
+    line: BatchLine
+    path: str
+    arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,25 @@ class BatchFacts:
     def scripts(self) -> list[tuple[BatchLine, str]]:
         """Return the Python scripts that are started, with their commands."""
         return [(each, word) for each in self.commands for word in each.words if _is_script(word)]
+
+    @property
+    def calls(self) -> list[ScriptRun]:
+        """Return the scripts that Python or torchrun starts, with their arguments."""
+        found = []
+        for line in self.commands:
+            at = next((at for at, word in enumerate(line.words) if _is_script(word)), None)
+            if at is not None and any(_starts_scripts(word) for word in line.words[:at]):
+                rest = line.words[at + 1 :]
+                end = next((end for end, word in enumerate(rest) if _ENDS_COMMAND.match(word)), len(rest))
+                found.append(ScriptRun(line, line.words[at], rest[:end]))
+        return found
+
+    def may_create(self, call: ScriptRun) -> bool:
+        """Return whether an earlier command may create the script, or change the folder in which it is searched."""
+        name = call.path.rpartition("/")[2]
+        earlier = [each for each in self.commands if each.line < call.line.line]
+        programs = {word.rpartition("/")[2] for each in earlier for word in each.words}
+        return bool(programs & _MOVES) or any(name in each.text for each in earlier)
 
     @property
     def launchers(self) -> list[BatchLine]:
@@ -139,20 +169,46 @@ def parse_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def misplaced_options(words: Sequence[str]) -> list[str]:
-    """Return those of a script's arguments that are long options of Slurm."""
-    return [word for word in words if word.startswith("--") and word[2:].partition("=")[0] in SLURM_OPTIONS]
+    """Return those of a script's arguments that are long options of Slurm, each with its value: `--nodes 2`."""
+    found = list[str]()
+    for word, after in zip(words, (*words[1:], ""), strict=False):
+        name, equals, _ = word[2:].partition("=")
+        if word.startswith("--") and name in SLURM_OPTIONS:
+            has_value = not equals and name not in _FLAGS and after and not after.startswith("-")
+            found.append(f"{word} {after}" if has_value else word)
+    return found
 
 
-def split_submit_line(line: str) -> tuple[str, tuple[str, ...]]:
-    """Return the script and its arguments from a command line such as `sbatch -N 2 job.sh --time 5`."""
+def option_name(option: str) -> str:
+    """Return the name of an option such as `--nodes=2` or `--nodes 2`."""
+    return re.split("[= ]", option, maxsplit=1)[0]
+
+
+@dataclass(frozen=True)
+class SubmitLine:
+    """A command line of sbatch: its options, the script, and the arguments of the script."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+def read_submit_line(line: str) -> SubmitLine | None:
+    """Read a command line such as `sbatch -N 2 job.sh --time 5`; None if it is not sbatch's.
+
+    A command line of srun or salloc has a program in the place of the script, whose arguments are its own.
+    """
     words = _words(line)
-    index = 1 if words[:1] and words[0].rpartition("/")[2] == "sbatch" else 0
+    if not words or words[0].rpartition("/")[2] != "sbatch":
+        return None
+    index = 1
     while index < len(words) and words[index].startswith("-"):
         name = words[index].lstrip("-").partition("=")[0]
         long = words[index].startswith("--")
         takes_next = "=" not in words[index] and name not in _FLAGS and (long or len(words[index]) == 2)
         index += 2 if takes_next else 1
-    return (words[index], tuple(words[index + 1 :])) if index < len(words) else ("", ())
+    return SubmitLine(dict(parse_options(words[1:index])), words[index] if index < len(words) else "",
+                      tuple(words[index + 1 :]))  # fmt: skip
 
 
 _FLAGS = {"exclusive", "requeue", "no-requeue", "parsable", "hold", "H", "wait", "W", "test-only", "overcommit", "O",
@@ -192,6 +248,10 @@ def _names_script(line: BatchLine) -> bool:
     # A word after an option may be its value. A word after another word, or after `--option=value`, is a script.
     bare = [before for before, word in zip(("", *rest), rest, strict=False) if not word.startswith("-")]
     return unclear or named or any(not before.startswith("-") or "=" in before for before in bare)
+
+
+def _starts_scripts(word: str) -> bool:
+    return word.rpartition("/")[2].startswith("python") or word.rpartition("/")[2] in _LAUNCHERS
 
 
 def _is_script(word: str) -> bool:

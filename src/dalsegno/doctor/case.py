@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dalsegno.doctor.batch import BatchFacts
-from dalsegno.doctor.logs import LogSign, SignSeen
+from dalsegno.doctor.logs import LogEnd, LogSign, SignSeen
 from dalsegno.doctor.script import ScriptFacts
 from dalsegno.runs.hang import HangReport
 from dalsegno.slurm.facts import JobInfo
@@ -122,6 +122,9 @@ class Case:
     job: JobInfo | None = None
     run: str = ""
     signs: tuple[SignSeen, ...] = ()
+    failure: str = ""  # a sentence that says how the job or run failed; "" if it did not, or if that is not known
+    ends: tuple[LogEnd, ...] = ()  # how the logs end
+    read_next: str = ""  # a command that shows more about the failure
     hang: HangReport | None = None
     dumps: tuple[str, ...] = ()  # files of the flight recorder
     times: RankTimes | None = None
@@ -132,6 +135,7 @@ class Case:
     port_where: str = ""
     port_in_use: bool | None = None  # whether the port is in use on this machine
     missing_launcher: Evidence | None = None  # a torchrun that the batch script starts by its path
+    missing_script: Evidence | None = None  # a Python script that the batch script starts
     missing_folders: tuple[Evidence, ...] = ()  # folders for output that do not exist
     probes: tuple[NodeProbe, ...] = ()
     unchecked: tuple[str, ...] = ()

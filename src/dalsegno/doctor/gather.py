@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dalsegno.doctor.batch import BatchFacts, is_batch, read_batch
 from dalsegno.doctor.case import Case, Evidence, FoundSnapshot, RankTimes
-from dalsegno.doctor.logs import LogSign, SignSeen
+from dalsegno.doctor.logs import LogEnd, LogSign, SignSeen, find_end
 from dalsegno.doctor.script import MAX_SCRIPT_BYTES, ScriptFacts, read_script
-from dalsegno.doctor.slurm_source import SlurmAccess, find_job, look_at_cluster, probe_nodes, submitted_words
+from dalsegno.doctor.slurm_source import SlurmAccess, find_job, look_at_cluster, probe_nodes
 from dalsegno.doctor.sources import (
+    end_of,
     find_snapshot,
     look_at_python,
     place_of,
@@ -22,17 +24,20 @@ from dalsegno.doctor.sources import (
     read_start,
     signs_in,
 )
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.printable import one_line
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.reports.goodput import read_progress
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.hang import judge_hang, ranks_of_generation, read_hang
-from dalsegno.runs.status import read_status
+from dalsegno.runs.status import RunStatus, is_over, read_status
 from dalsegno.runs.submit.prepare import read_plan
 from dalsegno.runs.submit.program import find_python, prefix_of
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
+from dalsegno.slurm.parse.outputs import with_output_files
 from dalsegno.system.processes import Runner
+from dalsegno.why import exit_of, never_started
 from dalsegno.why.run import generation_to_explain
 
 MAX_LOGS = 256  # at most this many ranks' logs are searched
@@ -69,7 +74,10 @@ def gather_file(path: Path, order: DoctorOrder) -> Case:
         return _surroundings(Case(str(path), script=_script(text, path), words=order.words), order, str(path))
     if is_batch(text) or "\n#SBATCH" in text[:4096]:
         return _batch_case(Case(str(path), words=order.words), read_batch(text, str(path)), order)
-    case = Case(str(path), signs=tuple(signs_in(path)), world_size=order.ranks, empty_log=_is_empty([path]))
+    case = Case(
+        str(path), signs=tuple(signs_in(path)), world_size=order.ranks, empty_log=_is_empty([path]),
+        ends=(end_of(path),),
+    )  # fmt: skip
     return _with_dumps(case, order, path.stat().st_uid)
 
 
@@ -82,27 +90,36 @@ def gather_job(label: str, order: DoctorOrder) -> Case:
     """Return the case of a job, from Slurm and from its output."""
     if order.slurm is None:
         raise UsageError(f"job {label} cannot be examined: {order.no_cluster}", hint="give the job's log file instead")
-    job = find_job(order.slurm, label)
-    path, words = submitted_words(order.slurm, job, order.runner)
+    job, submitted = find_job(order.slurm, label, order.runner)
     signs, unchecked = list[SignSeen](), list[str]()
-    outputs = [each for each in dict.fromkeys((job.stdout, job.stderr)) if each and each != "/dev/null"]
     owners = _owners(_owner_of(job))
     order = replace(order, owners=owners)
+    file = Path(job.work_dir or "/", submitted.script) if submitted and submitted.script else None
+    text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
+    batch = read_batch(text, str(file)) if text is not None and is_batch(text) else None
+    if batch and not os.path.exists(job.stdout) and not never_started(job):  # the record of an old job has no paths
+        named = replace(job, stdout=batch.options.get("output", ""), stderr=batch.options.get("error", ""))
+        named = with_output_files(named)
+        job = named if os.path.exists(named.stdout) else job
+    outputs = [each for each in dict.fromkeys((job.stdout, job.stderr)) if each and each != "/dev/null"]
     for each in outputs:
         signs += signs_in(Path(each), owners=owners)
     there = [Path(each) for each in outputs if os.path.exists(each)]
-    if not there:
+    if not there and not job.batch:
+        unchecked.append("the job's output: srun and salloc write to their terminal; if it was saved, give the file")
+    elif not there:
         unchecked.append("the job's output: Slurm does not name it any more, or it is gone; give its path to `doctor`")
+    readable = shlex.join(["tail", str(there[0])]) if there else f"sacct -j {label} --format=JobID,State,ExitCode"
     case = Case(
-        f"job {label}", job=job, words=words, signs=tuple(signs), unchecked=tuple(unchecked),
-        empty_log=bool(there) and _is_empty(there, owners),
+        f"job {label}", job=job, words=submitted.arguments if submitted else (), signs=tuple(signs),
+        unchecked=tuple(unchecked), empty_log=bool(there) and _is_empty(there, owners),
+        ends=tuple(end_of(each, owners=owners) for each in there),
+        failure=f"job {label} failed with {exit_of(job)}" if job.state is JobState.FAILED else "",
+        read_next=f"`{readable}`", missing_folders=tuple(_missing_output(job)),
     )  # fmt: skip
-    file = Path(job.work_dir or "/", path) if path else None
-    text = read_start(file, MAX_SCRIPT_BYTES, owners) if file else None
-    failed = job.state is not JobState.COMPLETED  # the script of a completed job is not examined
-    if failed and text is not None and file is not None and is_batch(text):
+    if batch and job.state is not JobState.COMPLETED:  # the script of a completed job is not examined
         order = replace(order, partition=job.partition)
-        case = _batch_case(case, read_batch(text, str(file)), order, Path(job.work_dir or file.parent))
+        case = _batch_case(case, batch, order, Path(job.work_dir or Path(batch.path).parent))
     return _with_dumps(replace(case, of_another_user=bool(owners)), order, _owner_of(job))
 
 
@@ -130,6 +147,9 @@ def gather_run(run: RunFolder, order: DoctorOrder) -> Case:
         dumps=tuple(
             str(run.flight_dump(generation, rank)) for rank in places if run.flight_dump(generation, rank).exists()
         ),
+        failure=_failure_of(status),
+        ends=tuple(_ends_of_run(run, status, generation, sorted(places), owners)),
+        read_next=f"`dalsegno logs {run.run}`",
         times=times,
         world_size=status.world_size or plan.shape.max_nodes * plan.shape.nproc_per_node,
     )
@@ -180,6 +200,22 @@ def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners:
     return signs
 
 
+def _failure_of(status: RunStatus) -> str:
+    failed = is_over(status) and status.exit_code and not status.cause.cancelled
+    return f"run {status.run} failed with exit code {status.exit_code}" if failed else ""
+
+
+def _ends_of_run(
+    run: RunFolder, status: RunStatus, generation: int, ranks: Sequence[int], owners: Sequence[int]
+) -> list[LogEnd]:
+    """Return the traceback of the rank that failed first or, if there is none, how the logs of the ranks end."""
+    reported = find_end(enumerate(status.report.splitlines(), 1), "traceback of the first rank that failed")
+    if reported.error:
+        return [reported]
+    ends = [end_of(run.log(generation, rank), f"rank {rank}", owners) for rank in ranks[:MAX_LOGS]]
+    return [each for each in ends if each.error] or [each for each in ends if each.last]
+
+
 # The parts that all cases share
 
 
@@ -218,7 +254,8 @@ def _batch_case(case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path 
     case = replace(
         case,
         world_size=order.ranks or _ranks_of(batch),
-        missing_folders=tuple(_missing_folders(batch, folder, case.started)),
+        missing_folders=case.missing_folders or tuple(_missing_folders(batch, folder, case.started)),
+        missing_script=None if case.started else _missing_script(batch, folder),
         missing_launcher=None if case.started else _missing_launcher(batch, folder),
     )
     return _surroundings(case, order, str(script) if script else "")
@@ -246,6 +283,18 @@ def _missing_launcher(batch: BatchFacts, folder: Path) -> Evidence | None:
     return None
 
 
+def _missing_script(batch: BatchFacts, folder: Path) -> Evidence | None:
+    """Return a Python script that the job starts and that does not exist, unless the job may create it."""
+    if batch.container_lines():
+        return None  # the path may be inside the image
+    places = (folder / batch.options.get("chdir", ""), Path(batch.path).parent)
+    for call in batch.calls:
+        unclear = set(call.path) & set("$`~*") or batch.may_create(call)
+        if not unclear and not any((place / call.path).exists() for place in places):
+            return Evidence(f"{batch.path}:{call.line.line}", call.path)
+    return None
+
+
 def _missing_folders(batch: BatchFacts, folder: Path, started: bool) -> list[Evidence]:
     if started:
         return []
@@ -257,6 +306,12 @@ def _missing_folders(batch: BatchFacts, folder: Path, started: bool) -> list[Evi
     return found[:1]
 
 
+def _missing_output(job: JobInfo) -> list[Evidence]:
+    """Return the missing folder of the output of a job that Slurm could not start."""
+    folders = [os.path.dirname(each) for each in (job.stdout, job.stderr) if each] if never_started(job) else []
+    return [Evidence(f"job {job.label}: {exit_of(job)}", each) for each in folders if not os.path.isdir(each)][:1]
+
+
 def _surroundings(case: Case, order: DoctorOrder, script: str) -> Case:
     """Return the case with the environment, the cluster, the port and the snapshots."""
     unchecked = list(case.unchecked)
@@ -266,6 +321,13 @@ def _surroundings(case: Case, order: DoctorOrder, script: str) -> Case:
     if found.torch is None:
         missing = "is a shell script that selects one" if os.path.exists(python) else "is not on this machine"
         unchecked.append(f"PyTorch: {python} {missing}; name the job's Python with `--python`")
+    elif not active and not case.started and (case.script is None or "torch" in case.script.imports):
+        build = ", built without CUDA" if found.cuda is False else ""
+        torch = f"torch {found.torch}{build}" if found.torch else "no torch"
+        unchecked.append(
+            f"the job's own PyTorch: no environment is active, so {python} was examined ({torch}); name the job's"
+            " Python with `--python`"
+        )
     port, where = _port(case, order)
     case = replace(
         case,
@@ -288,7 +350,9 @@ def _with_cluster(case: Case, order: DoctorOrder, script: str, python: str, unch
     try:
         cluster = look_at_cluster(order.slurm, order.runner, order.partition, order.same_files)
     except DalsegnoError as error:
-        unchecked.append(f"the cluster: {one_line(error.what.strip().splitlines()[-1].strip())}")
+        absent = isinstance(error, CommandFailed) and SlurmTrouble.NO_SETTINGS in parse_troubles(error.stderr)
+        said = "there is no cluster here" if absent else one_line(error.what.strip().splitlines()[-1].strip())
+        unchecked.append(f"the cluster: {said}")
         return case
     if cluster is None:
         missing = f"partition `{order.partition}`" if order.partition else "default partition"

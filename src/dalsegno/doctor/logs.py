@@ -183,6 +183,58 @@ def find_signs(lines: Iterable[tuple[int, str]], name: str) -> Iterator[SignSeen
                 yield SignSeen(sign, f"{name}:{number}", _shown(line, found.start()), values)
 
 
+_TRACEBACK = re.compile(r"^(?P<prefix>.{0,60}?)Traceback \(most recent call last\):\s*$")
+_ERROR = re.compile(
+    r"^(?:\[?rank ?\d+\]?: ?|\d+: ?)?(?:(?:\w+\.){0,9}\w*(?:Error|Exception|Interrupt)(?:$|: )|[Ff]atal(?: error)?: )"
+    r"|^slurmstepd: error: |^srun: error: .{0,200}(?:[Ee]xit code|Killed|Segmentation|Aborted|Bus error|task launch)"
+    r"|: command not found$|Segmentation fault|\(core dumped\)"
+)
+_OF_LAUNCHER = re.compile(r"ChildFailedError|^srun: error: |^slurmstepd: error: ")  # these only repeat that it failed
+_END_LINES = 50  # an error this close to the end of a log ended the program
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """How a log ends. `error` is its last error, of the last traceback if there is one; "" if there is none."""
+
+    name: str = ""
+    error: str = ""
+    error_line: int = 0
+    at_end: bool = False  # whether the program wrote nothing else, or little, after the error
+    last: tuple[tuple[int, str], ...] = ()  # the last lines that are not blank
+
+
+def find_end(lines: Iterable[tuple[int, str]], name: str) -> LogEnd:
+    """Return the last error and the last lines of a log. An error of the program counts more than the launcher's."""
+    traced, plain, launchers = (0, ""), (0, ""), (0, "")
+    prefix: str | None = None  # what is in front of each line of the present traceback; None outside of tracebacks
+    last = list[tuple[int, str]]()
+    for number, text in lines:
+        line = text[:MAX_LINE].rstrip()
+        if not line:
+            continue
+        last = [*last[-2:], (number, line)]
+        if found := _TRACEBACK.search(line):
+            prefix = found["prefix"]
+        elif prefix is not None and line.startswith(prefix):
+            inside = line[len(prefix) :]
+            if inside and not inside[0].isspace():
+                prefix = None
+                if _OF_LAUNCHER.search(inside):
+                    launchers = number, line
+                else:
+                    traced = number, line
+        elif _ERROR.search(line):
+            if _OF_LAUNCHER.search(line):
+                launchers = number, line
+            else:
+                plain = number, line
+    at, error = next((each for each in (traced, plain, launchers) if each[0]), (0, ""))
+    latest = max(traced[0], plain[0], launchers[0])
+    shown = tuple((number, _shown(line, 0)) for number, line in last)
+    return LogEnd(name, _shown(error, 0), at, bool(at) and last[-1][0] - latest <= _END_LINES, shown)
+
+
 def _candidates(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Yield the lines that may contain a sign, cut to the length that is searched."""
     rest = iter(lines)

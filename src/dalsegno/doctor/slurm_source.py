@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
-from dalsegno.doctor.batch import split_submit_line
+from dalsegno.doctor.batch import SubmitLine, read_submit_line
 from dalsegno.doctor.case import CaseCluster, NodeProbe
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.runs.submit.container import OPTIONS_ARGV, takes_containers
 from dalsegno.runs.submit.plan import partitions_seen
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
+from dalsegno.slurm.parse.outputs import with_output_files
 from dalsegno.system.processes import Runner
 
 PROBE_S = 60
@@ -65,29 +67,38 @@ def look_at_cluster(slurm: SlurmAccess, runner: Runner, partition: str, same_fil
     return CaseCluster(f"partition {one.name}", one.nodes, one.gpus, takes_containers(help_text), same_files)
 
 
-def find_job(slurm: SlurmAccess, label: str) -> JobInfo:
-    """Return a job from slurmctld or, if it ended long ago, from the accounting database."""
+def find_job(slurm: SlurmAccess, label: str, runner: Runner) -> tuple[JobInfo, SubmitLine | None]:
+    """Return a job from slurmctld or, if it ended long ago, from the accounting database, and how it was submitted."""
     try:
-        return slurm.client.job(label)
+        job = slurm.client.job(label)
+        return job, _submission(slurm, job, runner)[0] or (SubmitLine(script=job.command) if job.batch else None)
     except NotThere:
-        try:
-            found = slurm.client.history(jobs=[label])
-        except CommandFailed:
-            found = []
-        if not found:
-            raise
-        return found[-1]
-
-
-def submitted_words(slurm: SlurmAccess, job: JobInfo, runner: Runner) -> tuple[str, tuple[str, ...]]:
-    """Return the job's script and the arguments it got; ("", ()) if Slurm does not report them."""
-    argv = ("sacct", "-nXP", f"--jobs={job.id}", "--format=SubmitLine")
+        pass
     try:
-        line = runner.run(argv, env=slurm.env, timeout_s=10).stdout.strip().splitlines()[:1]
+        found = slurm.client.history(jobs=[label])
+    except CommandFailed:
+        found = []
+    if not found:
+        raise NotThere(
+            f"Slurm has no record of job {label} any more",
+            hint=f"give its log file instead, such as `dalsegno doctor slurm-{label}.out`",
+        )
+    submitted, line, folder = _submission(slurm, found[-1], runner)
+    job = replace(found[-1], work_dir=folder, batch=submitted is not None or not line)
+    output = submitted.options if submitted else {}
+    job = replace(job, stdout=output.get("output", ""), stderr=output.get("error", ""))
+    return (with_output_files(job) if folder else job), submitted
+
+
+def _submission(slurm: SlurmAccess, job: JobInfo, runner: Runner) -> tuple[SubmitLine | None, str, str]:
+    """Return what sbatch was given, the command line, and the working folder, as far as the database has them."""
+    argv = ("sacct", "-nXP", f"--jobs={job.id}", "--format=WorkDir,SubmitLine")
+    try:
+        found = runner.run(argv, env=slurm.env, timeout_s=10).stdout.strip().splitlines()[:1]
     except DalsegnoError:
-        line = []
-    script, words = split_submit_line(line[0]) if line else ("", ())
-    return (script or job.command, words)
+        found = []
+    folder, _, line = found[0].partition("|") if found else ("", "", "")
+    return read_submit_line(line), line, folder if folder.startswith("/") else ""
 
 
 def probe_nodes(

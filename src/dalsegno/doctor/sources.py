@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import IO
 
 from dalsegno.doctor.case import FoundSnapshot, PathPlace, PythonFound
-from dalsegno.doctor.logs import SignSeen, find_signs
+from dalsegno.doctor.logs import LogEnd, SignSeen, find_end, find_signs
 from dalsegno.runs.flight_recorder import MAX_ALL_CALLS, MAX_DUMP_BYTES, BadDump, FlightDump, read_dump
 from dalsegno.storage.probe import find_mount
 
 HEAD_BYTES, TAIL_BYTES = 4 << 20, 28 << 20  # a longer log is searched only at its start and its end
+END_BYTES = 1 << 20  # the last error is searched in this much of a log
 _BLOCK = 1 << 20
 _MANIFEST_BYTES = 64 << 20
 _NETWORK = (
@@ -93,6 +94,10 @@ def _skip(file: IO[bytes], count: int) -> int:
 
 def signs_in(path: Path, name: str = "", owners: Collection[int] = ()) -> list[SignSeen]:
     return list(find_signs(numbered_lines(path, owners=owners), name or str(path)))
+
+
+def end_of(path: Path, name: str = "", owners: Collection[int] = ()) -> LogEnd:
+    return find_end(numbered_lines(path, head=1, tail=END_BYTES, owners=owners), name or str(path))
 
 
 # Facts about paths

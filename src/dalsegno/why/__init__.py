@@ -1,7 +1,7 @@
 """Explain a node, a run or a job: one timeline, a verdict in a sentence, and the next command."""
 
 from dalsegno.why.answer import Conclusion, Explanation, Moment, merge_timelines, within
-from dalsegno.why.job import explain_job, moments_of_job
+from dalsegno.why.job import exit_of, explain_job, moments_of_job, never_started
 from dalsegno.why.node import ControllerView, explain_node, moments_of_node, read_controller_view
 from dalsegno.why.run import explain_run, moments_of_run, nodes_given, nodes_of_run
 
@@ -10,6 +10,7 @@ __all__ = [
     "ControllerView",
     "Explanation",
     "Moment",
+    "exit_of",
     "explain_job",
     "explain_node",
     "explain_run",
@@ -17,6 +18,7 @@ __all__ = [
     "moments_of_job",
     "moments_of_node",
     "moments_of_run",
+    "never_started",
     "nodes_given",
     "nodes_of_run",
     "read_controller_view",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.messages import PendingReason, parse_pending
 from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
+_NOT_STARTED = 53  # slurmd's code for a batch script without an output file or working folder
 # The meaning of each reason, and the next command. {job} is the job's id, {part} its partition, {user} its user.
 WAITS: dict[PendingReason, tuple[str, str]] = {
     PendingReason.RESOURCES: (
@@ -114,8 +116,15 @@ def _by_state(job: JobInfo) -> Conclusion:
     if job.state is JobState.PENDING:
         found = why_it_waits(job.reason, job.label, job.partition, job.user)
         return Conclusion(f"job {job.label} waits: {found.sentence}", found.next)
+    if never_started(job):
+        sentence = "could not be started: Slurm cannot create its output file, or cannot enter its working folder"
+        folder = os.path.dirname(job.stdout) or job.work_dir
+        return Conclusion(
+            f"job {job.label} {sentence}",
+            f"ls -ld {shlex.quote(folder)}" if folder else f"scontrol show job {job.label}",
+        )
     if job.state is JobState.FAILED:
-        return Conclusion(f"job {job.label} ended with {_code(job)}: its program failed", _output_command(job))
+        return Conclusion(f"job {job.label} ended with {exit_of(job)}: its program failed", _output_command(job))
     if job.state in _ENDS:
         sentence, command = _ENDS[job.state]
         return Conclusion(
@@ -147,7 +156,15 @@ def aftermath_s(job: JobInfo) -> float:
     return 1.0 if job.state in (JobState.COMPLETED, JobState.CANCELLED) else AFTER_S
 
 
-def _code(job: JobInfo) -> str:
+def never_started(job: JobInfo) -> bool:
+    """Return whether slurmd could not start the batch script. The exit code is then 0:53, which is no signal."""
+    return job.state is JobState.FAILED and not job.exit_code and job.exit_signal == _NOT_STARTED
+
+
+def exit_of(job: JobInfo) -> str:
+    """Return a job's exit code or signal in words."""
+    if never_started(job):
+        return f"exit code 0:{_NOT_STARTED}"
     if job.exit_signal:
         try:
             return signal.Signals(job.exit_signal).name
@@ -170,7 +187,7 @@ def moments_of_job(job: JobInfo) -> Iterator[Moment]:
     if job.preempted_at:
         yield Moment(job.preempted_at, "slurm", f"job {job.label} was preempted")
     if job.ends_at and job.state.ended:
-        yield Moment(job.ends_at, "slurm", f"job {job.label} ended: {job.state.value}, {_code(job)}")
+        yield Moment(job.ends_at, "slurm", f"job {job.label} ended: {job.state.value}, {exit_of(job)}")
 
 
 def _nodes(job: JobInfo) -> str:

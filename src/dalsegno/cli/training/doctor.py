@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.controller_requests import meaning_of
 from dalsegno.cli.out import cluster_option, json_option
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.printable import one_line
 
 if TYPE_CHECKING:
@@ -22,7 +23,18 @@ if TYPE_CHECKING:
 _JOB = re.compile(r"\d+([_+]\d+)?")
 
 
-@click.command()
+_DASHES = "dalsegno.doctor.dashes"
+
+
+class DoctorCommand(click.Command):
+    """The command, which remembers whether its arguments contain `--`: only then are there arguments of a script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_DASHES] = "--" in args
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=DoctorCommand)
 @click.argument("subject", required=False, metavar="[SCRIPT|JOB|RUN|LOG]")
 @click.argument("words", nargs=-1, metavar="[-- ARGS...]")
 @click.option("--python", metavar="PATH", help="Python that the job uses. Default: the active environment.")
@@ -69,6 +81,11 @@ def command(
         else:
             out.table(["SYMPTOM", "QUESTION"], [[each.name, each.question] for each in SYMPTOMS])
         return
+    if words and not ctx.meta[_DASHES]:
+        raise UsageError(
+            f"one thing is examined at a time, and `{words[0]}` is a second one",
+            hint=f"examine it by itself; arguments of a script follow `--`: `dalsegno doctor {subject} -- {words[0]}`",
+        )
     _check_folders({"--checkpoint": checkpoint, "--dumps": dumps})
     if probe:
         out.talk("checking the nodes with a short job step")
@@ -134,7 +151,14 @@ def _gather(subject: str | None, order: DoctorOrder) -> Case:
     if subject and path.exists():
         return gather_file(path, order)
     if _JOB.fullmatch(subject):
-        return gather_job(subject, order)
+        try:
+            return gather_job(subject, order)
+        except CommandFailed as fault:
+            meant = meaning_of(fault)
+            raise DalsegnoError(
+                f"job {subject} cannot be examined: {meant.what}",
+                hint=f"{meant.hint}; or give the job's log file instead" if meant.hint else "give the job's log file",
+            ) from None
     if subject and any(run.startswith(subject) for run in runs):
         return gather_run(find_run(runs_home(), subject), order)
     raise UsageError(
@@ -157,6 +181,8 @@ def _print(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> None:
     if case.empty_log:
         out.talk(f"the log of {case.subject} is empty, so its messages could not be examined")
         out.advise("the job may not have started: check its state with `squeue`, and the path of its output")
+    elif not found and case.job and case.job.state.ended and not case.ends:
+        out.talk(f"{case.subject} ended as {case.job.state.value}; its output was not examined")
     elif not found:
         out.talk(f"nothing found wrong with {case.subject}")
 

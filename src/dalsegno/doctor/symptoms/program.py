@@ -63,6 +63,11 @@ def _script_unreadable(case: Case) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             Severity.ERROR, f"{path} is not readable on the node", f"chmod a+r {shlex.quote(path)}", evidence_of([sign])
         )
+    if case.missing_script:
+        path = case.missing_script.text
+        fix = f"check the path: `ls {shlex.quote(path)}`; a relative path is relative to the folder you submit from"
+        where = (Evidence(case.missing_script.where),)
+        yield DoctorFinding(Severity.ERROR, f"{path} does not exist", fix, where)
     yield from _script_on_nodes(case)
 
 

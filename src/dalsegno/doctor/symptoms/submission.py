@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from dalsegno.doctor.batch import misplaced_options
+from dalsegno.doctor.batch import misplaced_options, option_name
 from dalsegno.doctor.case import Case, DoctorFinding, Evidence, Severity, Symptom, evidence_of
 from dalsegno.doctor.logs import LogSign
 from dalsegno.slurm.facts import JobState
 from dalsegno.why import explain_job
 
+UNKNOWN_FAILURE = "unknown-failure"
+_OFTEN_OWN = ("output", "error", "time", "mem", "gpus", "exclude", "array", "account", "chdir", "job-name")
 _FREE_PORT = "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
 
 
@@ -66,7 +68,7 @@ def _conda_terms(case: Case) -> Iterator[DoctorFinding]:
 def _misplaced_options(case: Case) -> Iterator[DoctorFinding]:
     words = misplaced_options(case.words)
     own = case.script.options if case.script else frozenset()
-    words = [word for word in words if word.partition("=")[0] not in own]
+    words = [word for word in words if option_name(word) not in own]
     used = case.batch is not None and case.batch.takes_arguments
     if words and not used:
         yield DoctorFinding(
@@ -75,6 +77,7 @@ def _misplaced_options(case: Case) -> Iterator[DoctorFinding]:
             f"put {' '.join(words)} before the script's name",
             (Evidence("command line", shlex.join(case.words)),),
         )
+    yield from _misplaced_in_batch(case)
     for sign in case.seen(LogSign.UNKNOWN_OPTIONS)[:1]:
         if given := misplaced_options(sign.values.get("words", "").split()):
             what = f"the script got {' '.join(given)}, which is an option of the job"
@@ -85,6 +88,23 @@ def _misplaced_options(case: Case) -> Iterator[DoctorFinding]:
         seen = tuple(Evidence(f"{case.batch.path}:{each.line}", each.text) for each in case.batch.late[:3])
         what = "Slurm ignores #SBATCH lines after the first command"
         yield DoctorFinding(Severity.ERROR, what, "move them to the top of the file, below `#!`", seen)
+
+
+def _misplaced_in_batch(case: Case) -> Iterator[DoctorFinding]:
+    """Find options of Slurm after the name of a script that the batch script starts."""
+    for call in case.batch.calls if case.batch else ():
+        same = case.script is not None and case.script.path.rpartition("/")[2] == call.path.rpartition("/")[2]
+        own = case.script.options if case.script and same else frozenset()
+        words = [word for word in misplaced_options(call.arguments) if option_name(word) not in own]
+        if not (case.script and same):  # the script may have an option of this name
+            words = [word for word in words if option_name(word)[2:] not in _OFTEN_OWN]
+        if words and case.batch:
+            yield DoctorFinding(
+                Severity.ERROR if case.script and same and not case.started else Severity.WARNING,
+                f"{' '.join(words)} after {call.path} is an argument of that script, not an option of the job",
+                f"#SBATCH {' '.join(words)}",
+                (Evidence(f"{case.batch.path}:{call.line.line}", call.line.text),),
+            )
 
 
 def _launcher_arguments(case: Case) -> Iterator[DoctorFinding]:
@@ -127,6 +147,25 @@ def _job_state(case: Case) -> Iterator[DoctorFinding]:
         )
 
 
+def _unknown_failure(case: Case) -> Iterator[DoctorFinding]:
+    """Find a failure by its traces alone. `examine` leaves it out if another symptom is the cause."""
+    ends = [each for each in case.ends if each.error]
+    late = [each for each in ends if each.at_end]
+    seen = tuple(Evidence(f"{each.name}:{each.error_line}", each.error) for each in (late or ends)[:3])
+    fix = f"{case.read_next} shows the whole error" if case.read_next else "read the lines before the error in the log"
+    if case.failure:
+        lines = tuple(Evidence(f"{each.name}:{at}", text) for each in case.ends[:1] for at, text in each.last)
+        seen = seen or lines or (Evidence(case.subject, case.job.state.value if case.job else ""),)
+        yield DoctorFinding(Severity.ERROR, f"{case.failure}; no known cause found", fix, seen)
+    elif late and case.job and case.job.state is JobState.COMPLETED:
+        what = f"job {case.job.label} ended with exit code 0, but its output ends with an error; no known cause found"
+        yield DoctorFinding(Severity.WARNING, what, fix, seen)
+    elif late and not case.run and not case.job:
+        yield DoctorFinding(Severity.ERROR, f"{case.subject} ends with an error; no known cause found", fix, seen)
+    elif ends and not case.run and not case.job:
+        yield DoctorFinding(Severity.NOTE, f"{case.subject} contains an error, but goes on after it", fix, seen)
+
+
 def _too_few_gpus(case: Case) -> Iterator[DoctorFinding]:
     if signs := case.seen(LogSign.TOO_FEW_GPUS):
         fix = "request one GPU for each process (`--gpus-per-node` equals `--nproc-per-node`)"
@@ -149,6 +188,7 @@ SYMPTOMS = (
     Symptom("launcher-arguments", "Does torchrun get its script?", _launcher_arguments),
     Symptom("output-folder", "Does the folder for the job's output exist?", _output_folder),
     Symptom("job-state", "How did Slurm end the job?", _job_state),
+    Symptom(UNKNOWN_FAILURE, "Did it fail for an unknown reason?", _unknown_failure),
     Symptom("too-few-gpus", "Does each process have a GPU of its own?", _too_few_gpus),
     Symptom("no-driver", "Does the node have a working GPU driver?", _no_driver),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dalsegno.hostlist import HostlistError, expand
 from dalsegno.slurm.facts import JobInfo, parse_job_state
+from dalsegno.slurm.parse.outputs import with_output_files
 from dalsegno.slurm.parse.text import (
     PLAIN,
     ParseError,
@@ -49,7 +50,8 @@ def unix_status(text: str) -> tuple[int, int]:
     if ":" in text:
         return colon_status(text)
     status = optional_integer(text) or 0
-    return (status >> 8) & 0xFF, status & 0x7F
+    signal = status & 0x7F
+    return 0 if signal else (status >> 8) & 0xFF, signal  # after a signal, the upper byte is no exit code
 
 
 def colon_status(text: str) -> tuple[int, int]:
@@ -115,6 +117,7 @@ def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
     fields = _names(paths)
     found = rows("squeue", text, marks)
     jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
+    jobs = [with_output_files(job) for job in jobs] if paths else jobs
     if found and not jobs and len(found[0]) != len(fields):
         raise malformed("squeue", " ".join(found[0]))  # the output has another format, so no record could be parsed
     return JobList(tuple(jobs), len(found) - len(jobs))
