@@ -384,13 +384,16 @@ def test_auto_resume_requests_a_new_allocation_but_not_after_a_failure(cluster: 
     signed, step = stepping(cluster, "plain")
     held = cluster.start("shell", "--", "salloc", "-w", "train-[1-2]", "sh", "-c", f"srun --auto-resume=1 {step}")
     eventually(lambda: len(lines(signed)) == 2)
-    heals(cluster, "train-2", lambda: cluster.ok("inject", "power-off", "train-2"))
-    eventually(lambda: len(lines(signed)) == 4, 60)
+    before = last_event(cluster)
+    cluster.ok("inject", "power-off", "train-2")
+    eventually(lambda: any(each["kind"] == "return" for each in events(cluster, "train-2", before)), REPAIR_S)
+    eventually(lambda: len(lines(signed)) == 4, 60)  # the new job may have the repaired node
     (cluster.home / "tmp/plain.last").touch()
     out, _ = held.communicate(timeout=60)
     assert held.returncode == 0 and "restarting the step in a new job" in out, out
     eventually(lambda: " ExitCode=7:0" in cluster.ok("shell", "--", "scontrol", "show", "job", own))
     assert lines(cluster.home / "tmp/fails") == ["once"]
+    eventually(lambda: state(cluster, "train-2") == "idle", PINGED_S)
 
 
 def test_auto_resume_requeues_after_a_drained_node_but_not_after_cancel(cluster: Cli):

@@ -115,6 +115,22 @@ def test_node_of_the_run_is_accused_for_a_minute():
     assert accused(accusations.accuse(FACTS)) == {}
 
 
+def test_repeated_report_is_counted_once_and_a_long_name_is_refused():
+    """A user must not be able to fill the controller's memory or keep it busy."""
+    accusations = accusing()
+    assert [accusations.add(UID, WRONG) for _ in range(3)] == [True, False, False]
+    with pytest.raises(DalsegnoError, match="not the name of a node"):
+        accusations.add(UID, {**WRONG, "node": "n" * 256})
+
+
+def test_report_of_a_user_without_a_job_on_the_node_does_not_hide_that_of_another():
+    both = {"train-k3f9": RunRecord("/runs/train-k3f9", UID), "other": RunRecord("/runs/other", UID + 1)}
+    accusations = Accusations(lambda: both, lambda: 0.0)
+    accusations.add(UID, WRONG)
+    accusations.add(UID + 1, {**WRONG, "run": "other", "text": "nothing"})
+    assert accused(accusations.accuse(FACTS)) == {"n2": "wrong gradients in step 48"}
+
+
 def test_node_on_which_the_run_has_no_job_is_not_accused():
     accusations = accusing()
     accusations.add(UID, {**WRONG, "node": "n3"})

@@ -73,7 +73,9 @@ def _set_flip(nodes: NodeAccess, fault: FaultRecord, what: str) -> None:
     """Run the program for workers' faults on the node, as the owner of the worker: the file is in the user's memory."""
     uid, gid = int(fault.undo["uid"]), int(fault.undo["gid"])
     wanted = WantedWorker("", what, str(fault.undo["run"]), int(fault.undo["rank"]))
-    as_owner = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"] if os.geteuid() == 0 else []
+    become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--no-new-privs"]
+    # In a session of its own and with an empty environment: processes of that user can read what this one has.
+    as_owner = ["setsid", "--wait", "env", "-i", f"PATH={os.defpath}", *become] if os.geteuid() == 0 else []
     in_mounts(nodes, fault.node, [*as_owner, *launcher(), PROGRAM, json.dumps(asdict(wanted))]).checked()
 
 

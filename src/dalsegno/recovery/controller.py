@@ -116,8 +116,8 @@ class Controller:
                 self.keeper.request(check_folder(request["start"], uid), uid)
                 return {"ok": True}
             if set(request) == {"corrupt"} and self.watch:
-                self.watch.accusations.add(uid, request["corrupt"])
-                self.request_round()
+                if self.watch.accusations.add(uid, request["corrupt"]):
+                    self.request_round()
                 return {"ok": True}
             if request == {"runs": True}:
                 return {"runs": [_run_message(record) for record in self.keeper.runs_of(uid)]}

@@ -25,7 +25,7 @@ PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
 COPY_SKELETON = 'cp -rnT /etc/skel "$1" 2>/dev/null || true'
 MAKE_KEY = (
     'umask 077; mkdir -p "$1/.ssh" && key="$1/.ssh/id_ed25519" && '
-    '{ [ -e "$key" ] || ssh-keygen -q -t ed25519 -N "" -C "$2" -f "$key"; } && cat "$key.pub"'
+    '{ [ -e "$key" ] || ssh-keygen -q -t ed25519 -N "" -C "$2" -f "$key"; } && head -c 4096 "$key.pub"'
 )
 
 

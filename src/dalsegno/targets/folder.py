@@ -12,6 +12,7 @@ from typing import TypeVar
 from dalsegno.errors import DalsegnoError
 from dalsegno.spec.facts import Cluster, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
+from dalsegno.users.checks import People, check_people
 
 IDENTITY = "cluster-id"  # name of the file beside slurm.conf; a run knows only the path of slurm.conf
 OLDEST_TARGET = "local"  # the target of state files that name none
@@ -188,6 +189,7 @@ def with_uids(cluster: Cluster, folder: ClusterFolder) -> Cluster:
     """Return the cluster with a uid for each user. Users keep theirs, and nobody gets the uid of a removed user, whose
     files may still exist."""
     before = _read_uids(folder)
+    check_people(cluster.users, People("", ""), before, cluster.groups)
     taken = {*before.values(), *(user.uid for user in cluster.users if user.uid is not None)}
     free = (number for number in range(FIRST_UID, 60000) if number not in taken)
     users = []

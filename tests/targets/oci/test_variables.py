@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,14 @@ def test_policies_name_the_compartment():
 
 
 def test_users_may_run_containers_and_get_their_keys(folder):
-    add, key = user_commands(cluster_of(folder, rest=FULL))
+    add, folder_of_keys, key = user_commands(cluster_of(folder, rest=FULL))
     assert add == "cluster user add ann --gid 9876"
-    assert key.endswith("| sudo tee -a ~ann/.ssh/authorized_keys")
+    assert folder_of_keys == "sudo -u ann mkdir -p -m 700 ~ann/.ssh"
+    assert key.endswith("| sudo -u ann tee -a ~ann/.ssh/authorized_keys")  # root would follow ann's links
+
+
+@pytest.mark.parametrize("release", ["v2.10", "v3"])
+def test_the_group_of_container_users_gets_no_sudo(release):
+    """The stack's own default gives `privilege` sudo without a password."""
+    golden = Path(__file__).parents[2] / f"golden/oci/{release}.json"
+    assert json.loads(golden.read_text())["privilege_sudo"] is False

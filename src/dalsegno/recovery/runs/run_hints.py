@@ -59,6 +59,7 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
 
 ACCUSED_S = 60.0  # how long an accusation counts, which is enough for a round of recovery
 MAX_ACCUSED_A_DAY = 1  # maximum number of nodes that the runs of one user can have drained in a day
+MAX_NODE_NAME = 255
 MAX_EVIDENCE = 300  # maximum characters of the evidence
 DAY_S = 86400.0
 
@@ -80,8 +81,11 @@ class Accusations:
     def __init__(self, runs: Callable[[], Mapping[str, RunRecord]], clock: Callable[[], float] = time.time) -> None:
         self._runs, self._clock, self._all = runs, clock, tuple[Accusation, ...]()
 
-    def add(self, uid: int, request: object) -> None:
-        """Add the report of a user's run. Raise if the run is another user's, or the user has reported too many."""
+    def add(self, uid: int, request: object) -> bool:
+        """Add the report of a user's run; return False if the run has reported this node within a day.
+
+        Raise if the run is another user's, or the user has reported too many nodes.
+        """
         words = request if isinstance(request, dict) else {}
         run, node, text = (words.get(name) for name in ("run", "node", "text"))
         if not (isinstance(run, str) and isinstance(node, str) and isinstance(text, str)):
@@ -89,21 +93,28 @@ class Accusations:
         record, now = self._runs().get(run), self._clock()
         if record is None or record.uid != uid:
             raise DalsegnoError(f"you have no run {run!r:.80}", hint="`dalsegno runs` lists yours")
+        if len(node) > MAX_NODE_NAME:
+            raise DalsegnoError(f"{node!r:.80} is not the name of a node", hint="`dalsegno nodes` lists the nodes")
         kept = [each for each in self._all if now - each.at < DAY_S]
+        if any((each.uid, each.run, each.node) == (uid, run, node) for each in kept):
+            return False
         if len({each.node for each in kept if each.uid == uid} | {node}) > MAX_ACCUSED_A_DAY:
             what = f"runs of one user can have {MAX_ACCUSED_A_DAY} node a day drained for wrong results"
             raise DalsegnoError(what, hint=f"an administrator can drain {node:.80} with scontrol")
         self._all = (*kept, Accusation(run, uid, node, one_line(text)[:MAX_EVIDENCE], now))
+        return True
 
     def accuse(self, facts: Facts) -> Facts:
         """Return the facts with the current reports, each about a node on which its run has a job."""
         now = self._clock()
-        new = {each.node: each for each in self._all if now - each.at < ACCUSED_S}
+        new = [each for each in self._all if now - each.at < ACCUSED_S]
         nodes = dict(facts.nodes or {})
-        for name, each in new.items():
-            if name in nodes and f"{each.uid}:{each.run}" in facts.runs_on(nodes[name]):
-                is_owner = each.uid in (0, os.geteuid())
-                nodes[name] = replace(nodes[name], accused=each.text, accused_by_owner=is_owner)
+        for each in new:
+            node = nodes.get(each.node)
+            if node is None or node.accused_by_owner or f"{each.uid}:{each.run}" not in facts.runs_on(node):
+                continue
+            is_owner = each.uid in (0, os.geteuid())
+            nodes[each.node] = replace(node, accused=each.text, accused_by_owner=is_owner)
         return replace(facts, nodes=nodes) if new and facts.nodes is not None else facts
 
 

@@ -19,6 +19,7 @@ def refresh_script(fetch: str, entry: str) -> str:
     `entry` is the script to run there."""
     return (
         "#!/bin/bash\n# Written by Dal Segno. It gets the newest set-up scripts and runs them.\nset -euo pipefail\n"
+        "cd / # a program must not load modules from the caller's folder\n"
         'work="$(mktemp -d /var/tmp/dalsegno-refresh.XXXXXX)"\n'
         "trap 'rm -rf \"$work\"' EXIT\n"
         f"{fetch}\n"

@@ -126,7 +126,7 @@ fail() {{
 [ -r "$resources" ] || fail "$resources cannot be read: is this an instance of HyperPod?"
 
 # The instance group that has one of this machine's addresses, its role, and the address of the controller.
-facts="$(python3 - "$resources" "$here/{roles}" "$(hostname -I)" <<'END_OF_FACTS'
+facts="$(python3 -I - "$resources" "$here/{roles}" "$(hostname -I)" <<'END_OF_FACTS'
 import json, sys
 groups = json.load(open(sys.argv[1]))["InstanceGroups"]
 roles, own = json.load(open(sys.argv[2])), sys.argv[3].split()

@@ -58,6 +58,13 @@ class StudioRequest:
 def studio_requests(cluster: Cluster, users: list[StudioUser]) -> list[StudioRequest]:
     """Return the requests in order: the lifecycle script, the domain, then a profile and a space for each user."""
     own, name = settings_of(cluster), cluster.name
+    profiles: dict[str, str] = {}
+    for user in users:
+        if (other := profiles.setdefault(user.profile, user.name)) != user.name:
+            raise TargetError(
+                f"users `{other}` and `{user.name}` would have the same profile `{user.profile}` in Studio",
+                hint="rename one of them: profiles have letters, digits and hyphens only",
+            )
     if not own.subnets:
         raise TargetError("Studio needs the cluster's network", hint="add `hyperpod.subnets` to the cluster file")
     files = [{"FSxLustreFileSystemConfig": {"FileSystemId": FILE_SYSTEM}}] if has_files(cluster) else []

@@ -141,6 +141,7 @@ def _software(cluster: Cluster) -> dict[str, Setting]:
         "rack aware": bool(cluster.slurm.topology),
         "enroot": containers,
         "pyxis": containers,
+        "sudo for container users": False,  # the stack's default would make every user of containers root
         "directory": True,
         "health checks": cluster.health.mode != "off",
         "active health checks": cluster.health.mode == "auto",
@@ -273,5 +274,10 @@ def user_commands(cluster: Cluster) -> list[str]:
     for user in cluster.users:
         containers = ["--gid", str(PRIVILEGE_GID)] if cluster.containers.enabled else []
         found.append(shlex.join(["cluster", "user", "add", user.name, *containers]))
-        found += [f"echo {shlex.quote(key)} | sudo tee -a ~{user.name}/.ssh/authorized_keys" for key in user.ssh_keys]
+        # As the user: root must not follow links in a folder of the user.
+        become = f"sudo -u {user.name}"
+        found += [f"{become} mkdir -p -m 700 ~{user.name}/.ssh"] if user.ssh_keys else []
+        found += [
+            f"echo {shlex.quote(key)} | {become} tee -a ~{user.name}/.ssh/authorized_keys" for key in user.ssh_keys
+        ]
     return found
