@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.setup.bootstrap import HOST, PYTHON, BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.delivery import find_bundle
 from dalsegno.setup.node_plan import NodePlan, PlannedFile
@@ -168,6 +168,21 @@ def test_users_keep_their_uids_and_nobody_gets_that_of_a_removed_user(tmp_path):
     assert uids("ada", "bob") == {"ada": 10001, "bob": 10002}
     assert uids("bob", "cem") == {"bob": 10002, "cem": 10003}
     assert uids("ada", "bob") == {"ada": 10001, "bob": 10002}
+
+
+@pytest.mark.parametrize(
+    ("user", "says"),
+    [
+        ("{name: cem, groups: [sudo]}", "group `sudo` would give user `cem` rights over this machine"),
+        ("{name: cem, uid: 10001}", "uid 10001 of user `cem` belongs to ada, who is or was a user of the cluster"),
+    ],
+)
+def test_user_of_a_cloud_gets_neither_privileges_nor_the_uid_of_a_removed_user(tmp_path, user: str, says: str):
+    folder = ClusterFolder(tmp_path / "clusters" / "demo")
+    write_uids(folder, with_uids(resolve(parse_spec(users_of("ada"), "cluster.yaml")), folder))
+    cluster = resolve(parse_spec(f"{SPEC}users: [{user}]\n", "cluster.yaml"))
+    with pytest.raises(TargetError, match=re.escape(says)):
+        with_uids(cluster, folder)
 
 
 def test_prometheus_on_the_head_reads_the_nodes_that_always_run():
