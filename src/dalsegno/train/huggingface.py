@@ -31,12 +31,13 @@ def train(trainer: Any, folder: Folder, **options: Any) -> Any:
     """
     _check(trainer)
     session = TrainerSession(trainer, folder, options)
-    trainer.add_callback(session.callback())
+    callback = session.callback()
+    trainer.add_callback(callback)
     try:
-        with tempfile.TemporaryDirectory(prefix="dalsegno-") as resume:
-            return trainer.train(resume_from_checkpoint=session.prepare_resume(Path(resume)))
+        return trainer.train(resume_from_checkpoint=session.prepare_resume())
     finally:
-        session.ckpt.end()
+        trainer.remove_callback(callback)
+        session.close()
 
 
 def _check(trainer: Any) -> None:
@@ -55,6 +56,7 @@ class TrainerSession:
     def __init__(self, trainer: Any, folder: Folder, options: dict[str, Any]) -> None:
         self.trainer = trainer
         self._loss: float | None = None
+        self._resume: tempfile.TemporaryDirectory[str] | None = None
         self._objects = LateState(self._take, lambda: [trainer.optimizer] if trainer.optimizer else [])
         self._sums = LateState(self._take_sums)
         self.ckpt = Checkpointer(
@@ -89,15 +91,16 @@ class TrainerSession:
 
     # Resuming from a checkpoint
 
-    def prepare_resume(self, folder: Path) -> str | None:
-        """Write the TrainerState for the Trainer, and replace the methods that would load the rest from this folder.
+    def prepare_resume(self) -> str | None:
+        """Write the TrainerState for the Trainer, and replace the methods that would load the rest from its folder.
 
-        Return the folder; None if there is no saved state.
+        Return the folder, which is deleted when training begins; None if there is no saved state.
         """
         saved = self._objects.claim()
         if saved is None:
             return None
-        (folder / "trainer_state.json").write_text(saved["state"])
+        self._resume = tempfile.TemporaryDirectory(prefix="dalsegno-")
+        Path(self._resume.name, "trainer_state.json").write_text(saved["state"])
         trainer = self.trainer
 
         def load(_: str) -> None:
@@ -110,7 +113,19 @@ class TrainerSession:
         trainer._load_optimizer_and_scheduler = load
         trainer._load_scaler = lambda _: None
         trainer._load_rng_state = lambda _: self.begin()  # the Trainer calls it after it has skipped the used batches
-        return str(folder)
+        return self._resume.name
+
+    def close(self) -> None:
+        """Undo the changes of the Trainer, also after an error: it can train again."""
+        for name in HOOKS:
+            vars(self.trainer).pop(name, None)
+        self._remove_resume()
+        self.ckpt.end()
+
+    def _remove_resume(self) -> None:
+        if self._resume is not None:
+            self._resume.cleanup()
+        self._resume = None
 
     def begin(self) -> None:
         self.ckpt.begin(self.trainer.state.max_steps)
@@ -118,6 +133,7 @@ class TrainerSession:
     # Events of the Trainer
 
     def started(self) -> None:
+        self._remove_resume()  # the Trainer has read it; a killed process would leave it behind
         fix_layout(self.trainer.model_wrapped)
         for name, value in (self._sums.claim() or {}).items():
             present = getattr(self.trainer, name)

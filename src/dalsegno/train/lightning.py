@@ -29,7 +29,8 @@ def fit(trainer: Any, model: Any, folder: Folder, *loaders: Any, options: Any = 
     if "ckpt_path" in data:
         raise CheckpointError("fit() resumes by itself", hint="leave out ckpt_path")
     session = FitSession(trainer, model, folder, options or {})
-    trainer.callbacks.append(session.callback())  # last, so that other callbacks have seen a step before it is saved
+    callback = session.callback()
+    trainer.callbacks.append(callback)  # last, so that other callbacks have seen a step before it is saved
     strategy = trainer.strategy
     plain_io, plain_process = strategy.checkpoint_io, strategy.process_dataloader
     try:
@@ -40,6 +41,7 @@ def fit(trainer: Any, model: Any, folder: Folder, *loaders: Any, options: Any = 
             trainer.fit(model, *loaders, ckpt_path=str(session.ckpt.folder) if session.ckpt.resumed else None, **data)
     finally:
         strategy.process_dataloader, strategy.checkpoint_io = plain_process, plain_io
+        trainer.callbacks.remove(callback)
         session.ckpt.end()
 
 
