@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,16 @@ def test_secrets_are_made_once_and_again_for_another_address(tmp_path):
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.secret.iterdir())
     moved = replace(LDAP, ssh=replace(LDAP.ssh, hosts=(replace(LDAP.ssh.hosts[0], address="10.9.9.9"),)))
     assert directory_secrets(folder, moved, runner).names == "head 10.9.9.9" and len(made) == 4
+
+
+@pytest.mark.parametrize(("address", "known"), [("10.9.9.9", "IP Address:10.9.9.9"), ("gpu.lab", "DNS:gpu.lab")])
+def test_certificate_of_the_head_has_its_address_or_its_name(tmp_path, address: str, known: str):
+    cluster = replace(LDAP, ssh=replace(LDAP.ssh, hosts=(replace(LDAP.ssh.hosts[0], address=address),)))
+    made = directory_secrets(SshFolder(tmp_path), cluster).certificate
+    shown = subprocess.run(
+        ["openssl", "x509", "-noout", "-ext", "subjectAltName"], input=made, text=True, capture_output=True, check=True
+    )
+    assert known in shown.stdout and "DNS:head" in shown.stdout
 
 
 def test_directory_is_refused_where_it_could_not_work():

@@ -6,6 +6,7 @@ head's with it. The accounts are written by a program of ours on the head, after
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import secrets
 import tempfile
@@ -94,13 +95,22 @@ def _certificates(runner: Runner, cluster: Cluster, address: str) -> tuple[str, 
     with tempfile.TemporaryDirectory() as name:
         paths = {part: str(Path(name, part)) for part in ("ca.key", "ca.pem", "server.key", "server.pem")}
         ca = (paths["ca.key"], paths["ca.pem"])
-        signed = certificate_command(
-            paths["server.key"], paths["server.pem"], *ca, [cluster.head, "localhost"], [address]
-        )
+        numeric = _is_numeric(address)
+        names = [cluster.head, "localhost", *([] if numeric else [address])]
+        signed = certificate_command(paths["server.key"], paths["server.pem"], *ca, names, [address] if numeric else [])
         for argv in (ca_command(*ca, cluster.name), signed):
             runner.run(argv, timeout_s=60).checked(hint="OpenSSL 3.0 or later makes the certificates of the directory")
         ca_text, certificate, key = (Path(paths[part]).read_text() for part in ("ca.pem", "server.pem", "server.key"))
         return ca_text, certificate, key
+
+
+def _is_numeric(address: str) -> bool:
+    """Return whether this is an IP address and not a name."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _head_address(cluster: Cluster) -> str:
