@@ -36,8 +36,8 @@ from dalsegno.recovery.agents.table import AgentTable
 from dalsegno.recovery.agents.view import Presence
 
 HEAD = "10.99.255.1"
-CHECKS = 24  # the number on a node with GPUs
-CHANGE_S = 10.0  # how often a finding of each node changes
+CHECKS = 24  # number of checks on a node with GPUs
+CHANGE_S = 10.0  # seconds between two changes of a finding on each node
 DIALS_PER_S = 250  # connections that one process opens per second
 MOST_CPU_PERCENT, MOST_MIB, MOST_SEEN_S = 10.0, 150.0, 2.0
 
@@ -126,7 +126,7 @@ def dial_from_own_address() -> None:
 
 @dataclass
 class Held:
-    """The measured figures."""
+    """The figures that are measured with one number of nodes."""
 
     nodes: int
     connected_s: float
@@ -142,7 +142,7 @@ class Held:
 
 
 class Controller:
-    """The controller's event loop with only the agents."""
+    """The part of the controller that serves the agents, in an event loop of its own."""
 
     def __init__(self, nodes: int) -> None:
         self.selector = selectors.DefaultSelector()
@@ -188,7 +188,7 @@ def measure(nodes: int, seconds: float, deaths: int) -> Held:
 
 
 def kill(controller: Controller, number: int) -> float:
-    """Cut a host off and return the seconds until it is detected as gone."""
+    """Cut off a host, and return the seconds until the controller declares it gone; about 10 if it does not."""
     controller.until(lambda: False, random.random())
     node = f"n{number}"
     cut_off(number)

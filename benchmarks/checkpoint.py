@@ -6,8 +6,8 @@
     benchmarks/checkpoint.py --gib 0.25    a smaller state
     benchmarks/checkpoint.py --runs 3      fewer repetitions
 
-Run it with the Python that your training uses; it needs torch. Each function measures one comparison, its two sides in
-turns, so that a busy machine slows down both.
+Run it with the Python that your training uses; it needs torch. Each function compares two things and
+measures them in turns, so that a busy machine slows down both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dalsegno.train.snapshots import TensorCopier  # noqa: E402
 from dalsegno.train.state import TrainingState, take  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
-COMPUTE_S = 0.5  # forward and backward of one step
+COMPUTE_S = 0.5  # time of the forward and backward passes of one step
 RUN = f"benchmark-{os.getpid()}"
 GIB = 1 << 30
 Nested = dict[str, dict[str, torch.Tensor]]
@@ -162,9 +162,10 @@ def between_steps(folder: Path) -> Iterator[Row]:
 
 
 def stall_beside(slots: Slots, state: TrainingState) -> float:
-    """Return the stall as in `done`: the copy runs during the next passes, and the optimizer waits for the rest."""
+    """Return the stall of a snapshot made as in `done`: the copy runs during the next forward and backward passes,
+    and the optimizer waits until it is complete."""
     mover = TensorCopier()
-    mover.trust.announce_change()  # an earlier step of an optimizer
+    mover.trust.announce_change()  # as an earlier step of an optimizer does
     mover.trust.step_done()
     began = time.perf_counter()
     draft = slots.begin(state)

@@ -45,8 +45,8 @@ def bare_call(test: str, size: int, device: object) -> object:
 
 
 def compare(rank: object, test: str, size: int, rounds: int, iters: int) -> tuple[float, float, float]:
-    """Return the median time of one call in microseconds, measured by the worker and by a bare loop, and the median of
-    the ratios of neighbours: noise that lasts longer than a round affects both."""
+    """Return the median time of one call in microseconds, measured by the worker and by a bare loop, and the median
+    ratio of the two in one round. Noise that lasts longer than a round affects both."""
     from dalsegno.bench.collectives.collective_measure import measure_placement
     from dalsegno.bench.collectives.collectives import DATA_TYPES, TESTS, CollectiveAsk
 
@@ -61,7 +61,7 @@ def compare(rank: object, test: str, size: int, rounds: int, iters: int) -> tupl
             call()
         rank.finish()
         took = (time.perf_counter() - begin) / iters * 1e6
-        if number:  # the first round connects
+        if number:  # the first round is not counted, because it also connects
             ours.append(found)
             bare.append(rank.combine(took, _mean()))
     ratios = [one / other for one, other in zip(ours, bare, strict=True)]
@@ -75,7 +75,7 @@ def _mean() -> object:
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
-    """Compare all tests and sizes as one rank."""
+    """Run this rank's part of all comparisons. Return the rows on rank 0, and no rows on other ranks."""
     from dalsegno.bench.collectives.collective_measure import CollectiveRank
 
     rank, rows = CollectiveRank(arguments.device), []

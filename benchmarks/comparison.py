@@ -20,7 +20,7 @@ HEADERS = (
     "times faster",
     "verdict",
 )
-NEVER = (120.0, 180.0)  # times that mean "did not recover"
+NEVER = (120.0, 180.0)  # time limits of restart.py: a time equal to one of them means "did not recover"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ print(json.dumps(time.monotonic() - started))
 
 
 def start_rows(runs: int) -> Iterator[Row]:
-    """Yield the rows. The cluster is started here and always removed."""
+    """Start a cluster, yield the rows, and remove the cluster, even after an error."""
     stage = Stage()
     try:
         folder = stage.home / "images"
@@ -86,7 +86,7 @@ def _owned(image: Path, user: int) -> Path:
 
 @contextmanager
 def _fuse_for(stage: Stage, mode: int) -> Iterator[None]:
-    """Give /dev/fuse this mode on the node. Users may usually open it."""
+    """Replace /dev/fuse on the node: with mode 0666 all users can open it, as usual; with 0600 only root can."""
     device, node = stage.home / "fuse", "train-1"
     os.mknod(device, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
     device.chmod(mode)

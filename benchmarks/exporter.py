@@ -6,7 +6,7 @@
     benchmarks/exporter.py --write    both, and writes the tables to docs/performance.md
 
 The exporter is the real command. In the first part, Slurm's commands are scripts that print generated rows, which
-the real parsers read. In the second part, slurmctld is real, and `sdiag` says what it was asked.
+the real parsers read. In the second part, slurmctld is real, and `sdiag` shows which requests it received.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NODES, JOBS = 10_000, 100_000
 CPU_S, MEMORY_MB, SCRAPE_S = 2.0, 300.0, 0.05
 CYCLES, SCRAPES = 5, 20
 LIVE_NODES, LIVE_JOBS, LIVE_S = 1_000, 5_000, 120.0
-LIVE_MIB = 8 * LIVE_NODES  # a slurmd and its connections
+LIVE_MIB = 8 * LIVE_NODES  # MiB of memory for all slurmds and their connections
 TICKS = os.sysconf("SC_CLK_TCK")
 DIALECTS = ("vpenso", "sckyzo")
 
@@ -66,7 +66,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Figure:
-    """Measured values of one kind, and the most that the median may be."""
+    """One measured quantity: its value in each repetition, and the limit for the median of these values."""
 
     what: str
     most: float
@@ -159,7 +159,7 @@ def scrape(address: str) -> tuple[int, float]:
 
 
 def live_table() -> str:
-    """Return what slurmctld was asked with and without the exporter, as a table."""
+    """Return a table of the requests to slurmctld, with and without the exporter."""
     headers = (f"{LIVE_NODES:,} nodes, {LIVE_JOBS:,} pending jobs, {LIVE_S:.0f} s", "without", "with exporter")
     if available_mib() < LIVE_MIB:
         return aligned(headers, [(f"not measured: needs {LIVE_MIB} MiB of free memory", "", "")])
@@ -179,7 +179,7 @@ def live_table() -> str:
 
 
 def submit_jobs(stage: Stage) -> None:
-    """Submit jobs that stay pending, each by itself: an array would be one job to slurmctld."""
+    """Submit jobs that stay pending, one at a time, because slurmctld would count an array as one job."""
     once = "sbatch --begin=now+1day --output=/dev/null --wrap=true >/dev/null || exit"
     loop = f"i=0; while [ $i -lt {LIVE_JOBS} ]; do {once}; i=$((i + 1)); done"
     started = time.monotonic()
@@ -188,7 +188,7 @@ def submit_jobs(stage: Stage) -> None:
 
 
 def observed(stage: Stage, slurmctld: int) -> tuple[Diagnostics, float]:
-    """Return what slurmctld was asked in some time, and its CPU seconds."""
+    """Return the requests that slurmctld received during LIVE_S, and its CPU seconds."""
     wait_for_quiet(60)
     subprocess.run(["sdiag", "--reset"], env=stage.slurm_env, check=True, capture_output=True)
     before = cpu_s(slurmctld)

@@ -1,7 +1,7 @@
 """Commands that print a large, made-up cluster as sinfo, squeue and sdiag would: `squeue` of 100,000 jobs.
 
-The commands are shell scripts that copy files. squeue's record separator is in its environment, as the client chose
-it, and `sed` puts it in.
+The commands are shell scripts that copy files. The client chooses squeue's record separator in an environment variable,
+and `sed` inserts it.
 """
 
 from __future__ import annotations

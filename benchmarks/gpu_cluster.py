@@ -122,7 +122,7 @@ def up(stage: Stage, name: str) -> Row:
 
 
 def gpu_in_step(stage: Stage, name: str) -> Row:
-    """Check that a step that requests the GPU sees it, and that the devices cgroup refuses it to others."""
+    """Check that a step that requests the GPU sees it, and that the devices cgroup refuses it to other steps."""
     with_gpu, took = step(stage, "--gpus=1", "nvidia-smi", "-L")
     without, _ = step(stage, "sh", "-c", "head -c 0 /dev/nvidia0 2>&1 || true")
     held = name in with_gpu and "not permitted" in without
@@ -177,7 +177,7 @@ def xid(stage: Stage, bus: str) -> Iterator[Row]:
         log.write(f"NVRM: Xid (PCI:{address}): 79, pid=1, name=test, GPU has fallen off the bus.\n")
     drained = wait_until(lambda: "dalsegno:" in node_state(stage), began)
     yield Row("Xid 79 in the kernel's log: drained", 2.0, (drained,), note=node_state(stage)[:60])
-    run.stop()  # it would not leave: there is no other node with a GPU
+    run.stop()  # ended here, because a run cannot leave the only node with a GPU
     left = time.time()
     back = wait_until(lambda: node_state(stage).split()[0] == "idle", left)
     yield Row("… from its last job's end to validated and back in service", None, (back,))
@@ -245,7 +245,7 @@ def steps_folder(stage: Stage) -> Path:
 def again(folder: Path, fault: Callable[[], float]) -> float:
     before = lives(folder)
     took = wait_for_restart(folder, before, fault(), LIMIT_S)
-    time.sleep(0.5)  # some steps between two faults
+    time.sleep(0.5)  # let the run complete some steps before the next fault
     return took
 
 
@@ -260,7 +260,7 @@ def node_state(stage: Stage) -> str:
 
 
 def wait_until(true: Callable[[], bool], since: float) -> float:
-    """Wait and return the seconds since then; raise Failed after LIMIT_S."""
+    """Wait until `true` returns True, and return the seconds since `since`; raise Failed after LIMIT_S."""
     while not true():
         if time.time() > since + LIMIT_S:
             raise Failed(f"not within {LIMIT_S:.0f} s")

@@ -22,7 +22,7 @@ from stage import ROOT, Failed
 from table import Row
 
 SIZE = 240_000_000
-MOST = 1.3  # times as long as the other tools
+MOST = 1.3  # maximum import time, as a multiple of the other tools' median
 PROGRAMS = ("docker-registry", "skopeo", "umoci", "mksquashfs", "sqfstar")
 
 

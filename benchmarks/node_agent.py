@@ -25,7 +25,7 @@ from dalsegno.programs import launcher
 from dalsegno.system.children import descendants
 
 MOST_MB, MOST_CPU_PERCENT = 30.0, 1.0
-SETTLE_S = 10.0  # every check has run once
+SETTLE_S = 10.0  # after this time, every check has run once
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -81,7 +81,7 @@ def cpu_s(pid: int) -> tuple[float, float]:
 
 
 def memory_mb(pid: int) -> dict[str, float]:
-    """Return the memory as counted by the kernel."""
+    """Return the resident, proportional and anonymous memory of a process in MB, as the kernel counts it."""
     rollup = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M))
     figures = {"resident": "Rss", "proportional": "Pss", "its own": "Anonymous"}
     return {name: int(rollup[key]) * 1024 / 1e6 for name, key in figures.items()}

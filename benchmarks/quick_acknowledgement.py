@@ -13,7 +13,8 @@ SIGN = "quickack 1"
 
 
 def switch_off(cluster: Path) -> None:
-    """Replace the routes on both ends of a connection to slurmdbd. `down` removes them anyway."""
+    """Replace the routes on both ends of a connection to slurmdbd. They are never restored, because `down` removes them
+    anyway."""
     sys.path.insert(0, str(ROOT / "src"))
     from dalsegno.system.hosts import host_process
     from dalsegno.targets.local.folder import Folder

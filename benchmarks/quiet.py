@@ -10,7 +10,7 @@ PATIENCE_S = 120.0
 
 
 def wait_for_quiet(patience_s: float = PATIENCE_S) -> float:
-    """Wait until the machine is idle, within a limit. Return the busy share of all cores at the end."""
+    """Wait until the machine is idle, for at most `patience_s`. Return the busy share of all cores at the end."""
     until = time.monotonic() + patience_s
     while (busy := busy_share()) > QUIET and time.monotonic() < until:
         time.sleep(1.0)

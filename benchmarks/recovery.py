@@ -5,8 +5,9 @@
     sudo benchmarks/recovery.py --quick    fewer faults, a shorter soak
     sudo benchmarks/recovery.py --write    also writes the table to docs/performance.md
 
-Six virtual hosts; a small GPT trains on four with one spare (`dalsegno drill`). A replaced virtual host boots in a
-second, so the times show our own part. `benchmarks/agents.py` simulates 256 agents on one controller.
+The cluster has six virtual hosts. A small GPT trains on four of them, with one spare (`dalsegno drill`). A replaced
+virtual host boots in a second, so the times show our own part. `benchmarks/agents.py` simulates 256 agents on one
+controller.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def drill(stage: Stage, faults: int, *args: str) -> dict[str, Any]:
 
 
 def fault_row(report: dict[str, Any], what: str, figure: str, limit_s: float | None, busy: float) -> Row:
-    """Return a row with one figure of all faults. The note counts faults without it."""
+    """Return a row with one figure of all faults. Its note counts the faults without this figure."""
     figures = [each[figure] for each in report["faults"]]
     found = [each for each in figures if figure != "drained_s" or each != 0]  # 0: the node was already out of service
     seen = [each for each in found if each is not None]
@@ -116,7 +117,7 @@ def many(report: dict[str, Any]) -> Row:
     ]
     stopped = [each["resumed_s"] for each in report["faults"] if each["stops"]]
     resumed = tuple(each for each in stopped if each is not None)
-    if len(resumed) < len(stopped):  # they hit during another recovery, or after the last step
+    if len(resumed) < len(stopped):  # the other faults hit during another recovery, or after the last step
         facts.append(f"{len(stopped) - len(resumed)} of {len(stopped)} not observed separately")
     held = report["exit_code"] == 0 and report["orphans"] == 0 and report["exact"]
     what = f"{count} random faults in one run: training resumes"

@@ -5,13 +5,14 @@
     sudo benchmarks/restart.py --quick    fewer repetitions, no comparisons that take minutes
     sudo benchmarks/restart.py --write    also writes the table to docs/performance.md
 
-Four virtual hosts, one rank on each. A time ends with the first step that every rank has completed after the fault. A
-tool that has not recovered after LIMIT_S counts with that time, and the table says so.
+The cluster has four virtual hosts, with one rank on each. A time ends with the first step that every rank has completed
+after the fault. A tool that has not recovered after LIMIT_S counts with that time, and the table says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from comparison import Compared, render
+from power import power_off
 from quiet import wait_for_quiet
 from rivals import Ours, Torchrun, kill
 from stage import ROOT, Failed, Shape, Stage
@@ -32,6 +34,7 @@ from up import PYTHON, interrupt, load, machine, said, say
 
 LIMIT_S = 120.0
 REQUEUE_LIMIT_S = 180.0
+STANDBY_READY_S = 3.0  # a standby worker is assumed to be ready this long after its process has started
 FIVE = Shape(5, accounting=False)
 LOOPBACK_64 = Shape(64, hosts="loopback", accounting=False)
 PAGE = ROOT / "docs/performance.md"
@@ -41,7 +44,7 @@ LIGHT = (
     "jax",
     "--preload",
     "json",
-)  # agents and generations without torch, which would not fit 64 times
+)  # options for agents that do not load torch, because 64 copies of it would not fit
 
 
 def main() -> int:
@@ -114,15 +117,44 @@ def first_start(stage: Stage, times: int) -> Compared:
 
 def worker_killed(stage: Stage, times: int, more: int) -> Iterator[Compared]:
     """Compare with torchrun's defaults, and with a new store for each attempt, without which restarts can hang."""
-    ours = Ours(stage, "-N", "4")
-    folder = begin(ours)
-    found = [again(folder, partial(kill_worker, ours, turn % 4)) for turn in range(times)]
-    ours.stop()
-    limits = {"limit_s": 0.7, "limit_95_s": 1.5, "ratio": 15.0}
+    found = kills(stage, times)
+    limits = {"limit_s": 0.7, "limit_95_s": 1.0, "ratio": 15.0}
     as_is = [one_rival_killed(Torchrun(stage, "4", nodes=4), 1)]
     yield Compared("worker killed to next step", found, as_is, "torchrun --max-restarts", **limits)
     apart = [one_rival_killed(Torchrun(stage, "4", nodes=4, own_store=True), 1 + turn) for turn in range(more)]
     yield Compared("… compared with torchrun's best setting", found, apart, "torchrun, new store per attempt", **limits)
+    yield Compared(
+        "… with standby workers (`--standby 1`)", kills(stage, times, "--standby", "1"), [], "", limit_s=0.12
+    )
+
+
+def kills(stage: Stage, times: int, *options: str) -> list[float]:
+    """Kill one worker after the other. Return the seconds that each restart took."""
+    ours = Ours(stage, "-N", "4", *options)
+    folder = begin(ours)
+    found = []
+    for turn in range(times):
+        if options:
+            wait_for_standbys()
+        found.append(again(folder, partial(kill_worker, ours, turn % 4)))
+    ours.stop()
+    return found
+
+
+def wait_for_standbys() -> None:
+    """Wait for four standby processes, then STANDBY_READY_S."""
+    until = time.monotonic() + LIMIT_S
+    while list(process_names()).count("ds:s0") < 4:
+        if time.monotonic() > until:
+            raise Failed("there are no standby workers")
+        time.sleep(0.2)
+    time.sleep(STANDBY_READY_S)
+
+
+def process_names() -> Iterator[str]:
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            yield comm.read_text().strip()
 
 
 def one_rival_killed(rival: Torchrun, rank: int) -> float:
@@ -137,18 +169,19 @@ def node_lost(stage: Stage, times: int, quick: bool) -> Iterator[Compared]:
     ours, detected = [took for took, _ in both], [known for _, known in both]
     elastic, requeued = ([], []) if quick else (rival_lost(stage, "3:4"), rival_lost(stage, "4", requeue=True))
     yield Compared(
-        "node powered off, a spare in the run: to next step", ours, elastic, "torchrun elastic, on 3 nodes", limit_s=2.5
+        "node powered off, a spare in the run: to next step", ours, elastic, "torchrun elastic, on 3 nodes", limit_s=1.0
     )
-    yield Compared("… until the loss is detected", detected, [], "", limit_s=1.5)
-    yield Compared("node powered off, plain Slurm", ours, requeued, "torchrun, job requeued", limit_s=2.5)
+    yield Compared("… until the loss is detected", detected, [], "", limit_s=0.9)
+    yield Compared("node powered off, plain Slurm", ours, requeued, "torchrun, job requeued", limit_s=1.0)
 
 
 def one_node_lost(stage: Stage) -> tuple[float, float]:
     """Return the time until the next step, and until the loss was detected."""
     run = Ours(stage, "-N", "4", "--spares", "1")
     folder = begin(run)
-    node, cut = member(run, 1), time.time()
-    took = again(folder, lambda: power_off(stage, node))
+    node, before = member(run, 1), lives(folder)
+    cut = power_off(stage, node)
+    took = wait_for_restart(folder, before, cut, LIMIT_S)
     known = run.lost_at(node) - cut
     run.stop()
     stage.dalsegno("up", str(stage.home / "cluster.yaml"))
@@ -203,7 +236,7 @@ def begin(rival: Ours | Torchrun, program: Path | None = None) -> Path:
         rival.start(folder)
     if wait_for_restart(folder, set(), time.time(), LIMIT_S) >= LIMIT_S:
         raise Failed(f"{rival.name} did not start within {LIMIT_S:.0f} s")
-    time.sleep(1.0)  # some steps, as in the middle of a run
+    time.sleep(1.0)  # let the run complete more steps, so that faults hit in its middle
     return folder
 
 
@@ -217,13 +250,6 @@ def again(folder: Path, fault: Callable[[], float], limit_s: float = LIMIT_S, wo
 
 def kill_worker(run: Ours, rank: int) -> float:
     return kill(run.worker(rank))
-
-
-def power_off(stage: Stage, node: str) -> float:
-    """Power a node off. Return the time before the command, whose start makes every figure a little worse."""
-    began = time.time()
-    stage.dalsegno("inject", "power-off", node)
-    return began
 
 
 def member(run: Ours, group_rank: int) -> str:

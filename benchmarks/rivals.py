@@ -64,14 +64,14 @@ class Torchrun:
     def __init__(
         self, stage: Stage, nnodes: str, *, nodes: int, requeue: bool = False, own_store: bool = False
     ) -> None:
-        """Create it. `own_store`: each attempt uses a new store, which is not the default."""
+        """Create a launcher. If `own_store` is set, each attempt uses a new store, which is not torchrun's default."""
         self.stage, self.nnodes, self.nodes, self.requeue = stage, nnodes, nodes, requeue
         self.env = {**stage.slurm_env, **({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if own_store else {})}
         self.name = "torchrun, job requeued by Slurm" if requeue else f"torchrun --nnodes {nnodes}"
         self.job = ""
 
     def start(self, folder: Path) -> None:
-        """Start the job with its store on the last node, which is never the one to be lost."""
+        """Start the job with its store on the last node, which the benchmarks never take down."""
         torchrun = [
             str(PYTHON), "-m", "torch.distributed.run", "--nnodes", self.nnodes, "--nproc-per-node", "1",
             "--max-restarts", "0" if self.requeue else "100", "--rdzv-backend", "c10d", "--rdzv-id", folder.name,
@@ -85,7 +85,7 @@ class Torchrun:
         )
         argv = ["sbatch", "--parsable", f"--nodes={self.nodes}", "--ntasks-per-node=1", f"--output={folder}/job.log"]
         argv += ["--requeue" if self.requeue else "--no-kill", "--open-mode=append"]
-        env = {**self.env, "TMPDIR": str(folder)}  # torchrun leaves folders behind
+        env = {**self.env, "TMPDIR": str(folder)}  # for the temporary folders that torchrun leaves behind
         done = subprocess.run(argv, input=script, env=env, capture_output=True, text=True)
         if done.returncode:
             raise Failed(f"sbatch failed: {done.stderr}")
@@ -137,7 +137,7 @@ def _has_rank(pid: int, rank: int) -> bool:
 
 
 def _is_leader(pid: int) -> bool:
-    """Return whether it leads its process group: children of a worker have its name too."""
+    """Return whether a process leads its process group. A worker does; its children, which have its name, do not."""
     fields = _text(pid, "stat").rpartition(")")[2].split()
     return len(fields) > 2 and int(fields[2]) == pid
 

@@ -59,8 +59,8 @@ class ControllerFigures:
     cpu_percent: float
     memory_mib: float
     kbytes_per_s: float
-    noticed_s: float  # a lost node: cut, to its loss in the controller's table
-    told_s: float  # … to the command that takes it out of service in Slurm
+    noticed_s: float  # a lost node: from the cut to its loss in the controller's table
+    told_s: float  # a lost node: from the cut to the command that takes it out of service in Slurm
     false_alarms: int
 
     def describe(self) -> str:
@@ -95,7 +95,7 @@ def node_lines(nodes: int) -> Iterator[str]:
 
 
 def job_rows(nodes: int) -> Iterator[str]:
-    """Yield squeue's rows: jobs on all nodes, and as many pending ones."""
+    """Yield squeue's rows: running jobs on all nodes, and the same number of pending jobs."""
     for job, first in enumerate(range(0, nodes, JOB_NODES), start=1000):
         where = f"n[{first}-{min(first + JOB_NODES, nodes) - 1}]"
         yield _row(job, "RUNNING", "None", where)
@@ -115,7 +115,7 @@ def _row(job: int, state: str, reason: str, where: str) -> str:
 
 
 class ScaleSite:
-    """A cluster whose Slurm only prints, and that has no machines to reset, reboot or replace."""
+    """A cluster without machines to reset, reboot or replace. Its Slurm commands only print generated answers."""
 
     slurm_users = frozenset({"slurm", "root"})
     target = object()
@@ -154,7 +154,7 @@ class ControllerStage:
         self.players = [
             subprocess.Popen(
                 [sys.executable, script, "--play-nodes", f"{first},{min(share, nodes - first)}"],
-                stderr=subprocess.DEVNULL,  # an agent logs each attempt to connect
+                stderr=subprocess.DEVNULL,  # discarded, because an agent logs each attempt to connect
             )
             for first in range(0, nodes, share)
         ]

@@ -39,19 +39,20 @@ from dalsegno.runs.coordinator.agents.agents import Peer, StartMessages
 from dalsegno.runs.coordinator.agents.liveness import BEATS_AT_ONCE, AgentLiveness, Timing
 from dalsegno.runs.coordinator.agents.messages import read_hello
 from dalsegno.runs.coordinator.generations.events import AgentGone, GenerationStopped, Start
-from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, advance
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, advance, confirm_stops
 from dalsegno.runs.coordinator.generations.group import Shape, form_group
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.parse.jobs import parse_jobs
-from dalsegno.slurm.parse.nodes import parse_nodes
+from dalsegno.slurm.parse.nodes import NodeParser
 from dalsegno.slurm.parse.text import PLAIN
 from dalsegno.wire.handshake import Seal
 from dalsegno.wire.liveness import Presence
 
 SIZES = (256, 1024, 4096, 10_000)
-CHECKS = 24  # findings of a node with GPUs
+CHECKS = 24  # number of findings of a node with GPUs
 KEY = b"k" * 32
-TIMES = 3  # the fastest of these is printed
+STOPS_AT_ONCE = 32  # confirmed stops that the coordinator handles together
+TIMES = 3  # number of measurements, of which the fastest is printed
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Costs:
 
     nodes: int
     start_s: float  # the orders that start a generation, sealed
-    stop_s: float  # the orders that stop one, and all confirmations
+    stop_s: float  # the orders that stop a generation, and all confirmations
     beats_s: float  # one heartbeat from each node, answered
     round_s: float  # one round of the controller: parse Slurm's answers, decide, with nothing to do
 
@@ -106,11 +107,12 @@ def measure(nodes: int, folder: Path) -> Costs:
         run, _ = advance(run, AgentGone(names[0]))
         for name in names[1:]:
             seals[name].close({"stop": 1})
-            run, _ = advance(run, GenerationStopped(name, 1))
+        for first in range(1, nodes, STOPS_AT_ONCE):
+            run, _ = confirm_stops(run, [GenerationStopped(name, 1) for name in names[first : first + STOPS_AT_ONCE]])
         assert run.phase is GenerationPhase.GATHERING
 
     rounds = controller_round(nodes, names, folder)
-    rounds()  # the first one records all nodes
+    rounds()  # the first round records all nodes, so it is not measured
     return Costs(nodes, fastest(start), fastest(stop), min(beats(names) for _ in range(TIMES)), fastest(rounds))
 
 
@@ -161,8 +163,10 @@ def controller_round(nodes: int, names: list[str], folder: Path) -> Callable[[],
     context: Any = ActionContext(site.slurm, None, site.target, folder, site.slurm_users)  # type: ignore[arg-type]
     loop = RecoveryLoop(store, context, site.policy(), time.time, lambda work: None)
 
+    parser = NodeParser()
+
     def one_round() -> None:
-        facts = gather(parse_nodes(printed), list(parse_jobs(queued, PLAIN).jobs), agents, time.time())
+        facts = gather(parser.parse(printed), list(parse_jobs(queued, PLAIN).jobs), agents, time.time())
         _record_reports(loop, facts)
         assert loop.round(facts) == []
         pause_s(store.records, facts)

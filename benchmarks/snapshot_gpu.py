@@ -6,8 +6,9 @@
     PYTHONPATH=src python benchmarks/snapshot_gpu.py --gib 60 --slots 1 --runs 3    a state of half the memory
     PYTHONPATH=src python benchmarks/snapshot_gpu.py --folder /fsx/tmp    where torch's own saves write
 
-It needs torch with CUDA and one GPU. It also measures without pinned slots, restores a model with its optimizer, and
-checks every byte. DCP saves the restored state to the same memory (/dev/shm), so that no disk is compared.
+It needs torch with CUDA and one GPU. It also measures snapshots without pinned slots, restores a model with its
+optimizer, and checks every byte. DCP saves the restored state to the same memory (/dev/shm), so that no disk is
+compared.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from dalsegno.train.state import Objects, TrainingState, take
 
 RUN = f"benchmark-{os.getpid()}"
 GIB = 1 << 30
-STALL_LIMIT_S = 0.12 / 4  # per GiB
+STALL_LIMIT_S = 0.12 / 4  # seconds per GiB of state: 0.12 s for the default of 4 GiB
 OVERLAP_LIMIT = 0.05
 STEP_S = 0.5  # compute time, for the overlapped rows
 CUDA = torch.device("cuda", 0)
@@ -113,7 +114,7 @@ def floor(tensors: dict[str, torch.Tensor], runs: int) -> Iterator[Row]:
 
 
 def snapshots(tensors: dict[str, torch.Tensor], runs: int, count: int, gib: float) -> Iterator[Row]:
-    """Measure until the copy is complete, which is an upper bound of the stall."""
+    """Measure the time until the copy is complete, which is an upper bound of the stall."""
     for pins in (True, False):
         slots, copier = Slots(RUN, 0, generation=1, count=count), Copier(CUDA)
         started = time.perf_counter()
@@ -151,7 +152,7 @@ def one_snapshot(slots: Slots, copier: Copier, tensors: dict[str, torch.Tensor],
 
 
 def overlapped(tensors: dict[str, torch.Tensor], steps: int, count: int) -> Iterator[Row]:
-    """Measure steps that end with a change of every tensor, with and without a snapshot of each."""
+    """Measure training steps, each of which changes every tensor, without snapshots and with one of every step."""
     work, slots, copier = compute(STEP_S), Slots(RUN, 0, generation=2, count=count), Copier(CUDA)
     slots.prepare(state_at(tensors, 0))
     for slot in slots.slots:
@@ -233,7 +234,7 @@ def restores(size: int, runs: int, count: int) -> Iterator[Row]:
 
 
 def trained(size: int, states: bool = True) -> Objects:
-    """Return a model and an Adam optimizer whose state has about `size` bytes: a third each is weights and moments."""
+    """Return a model and an Adam optimizer with about `size` bytes of state: one third weights, two thirds moments."""
     layers, width = 48, 4096
     rows = max(1, size // 3 // 4 // layers // width)
     model = torch.nn.ModuleList(torch.nn.Linear(width, rows, bias=False, device=CUDA) for _ in range(layers))
@@ -339,7 +340,7 @@ def change(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def check(slots: Slots, step: int) -> None:
-    """Check that the snapshot of this step exists and that every element of it has this value."""
+    """Check that the snapshot of this step exists and that every element in it equals the number of the step."""
     slot = next(slot for slot in slots.slots if (record := slot.record()) and record.step == step)
     snapshot = open_snapshot(slot.path)
     if snapshot is None:

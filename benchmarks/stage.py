@@ -51,7 +51,7 @@ class Stage:
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="dsb-", dir="/tmp"))  # short, because the daemons' sockets are in it
         self.home.chmod(0o755)
-        # Without a cache of compiled modules every start would compile the package; users have that cache.
+        # Users have a cache of compiled modules. Without one, every measured start would compile the package.
         kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         unset = ("DALSEGNO_CLUSTER", "SLURM_CONF")
         self.env = {key: value for key, value in kept.items() if key not in unset} | {"DALSEGNO_HOME": str(self.home)}

@@ -15,7 +15,7 @@ class Step(NamedTuple):
 
 
 def read(path: Path) -> list[Step]:
-    """Return all complete lines."""
+    """Return the steps in all complete lines."""
     try:
         lines = path.read_text().split("\n")[:-1]
     except FileNotFoundError:
@@ -37,7 +37,8 @@ def first_step_after_restart(folder: Path, before: set[str], world: int | None =
 
 
 def wait_for_restart(folder: Path, before: set[str], since: float, limit_s: float, world: int | None = None) -> float:
-    """Wait for that and return the seconds since `since`, at most the limit."""
+    """Wait for the first step of all ranks after a restart. Return the seconds from `since` to it, at most
+    `limit_s`."""
     while time.time() < since + limit_s:
         done = first_step_after_restart(folder, before, world)
         if done is not None:

@@ -15,12 +15,12 @@ HEADERS = ("what", "required", "median", "best", "runs", "verdict", "machine")
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `limit_s`: the required time, if any. `required`: another requirement, `held` if it is met."""
+    """One measurement. `limit_s` limits the median time. `required` is another requirement, and `held` its result."""
 
     what: str
     limit_s: float | None
     times_s: tuple[float, ...]
-    busy: float = 0.0  # the largest share of the cores that others used just before a run
+    busy: float = 0.0  # largest share of the cores that other processes used just before a run
     note: str = ""
     required: str = ""
     held: bool = True

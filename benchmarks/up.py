@@ -32,7 +32,7 @@ PLAIN = Shape(4, accounting=False)
 VIRTUAL_64 = Shape(64)
 LOOPBACK_256 = Shape(256, hosts="loopback")
 LOOPBACK_1000 = Shape(1000, hosts="loopback")
-MIB_PER_NODE = 8  # a slurmd and its connections
+MIB_PER_NODE = 8  # memory of a slurmd and its connections
 PAGE = ROOT / "docs/performance.md"
 PYTHON = str(ROOT / ".venv/bin/python")
 
@@ -96,7 +96,7 @@ def measure(stage: Stage, quick: bool) -> Iterator[Row]:
 
 def start_rows(stage: Stage, many: int) -> Iterator[Row]:
     python = [PYTHON, "-c", "pass"]
-    stage.dalsegno("--help")  # once for the caches
+    stage.dalsegno("--help")  # fills the caches before the measurements
     yield repeat("`python -c pass`, for comparison", None, lambda: stage.timed(python, stage.env), many)
     yield repeat("`dalsegno --help`", 0.2, lambda: stage.dalsegno("--help"), many)
 

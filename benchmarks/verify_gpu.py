@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prove and measure the check for silent data corruption on one GPU.
+"""Test the check for silent data corruption on one GPU, and measure its cost.
 
     PYTHONPATH=src python benchmarks/verify_gpu.py           a GPT of 163 million parameters, about a minute
 
@@ -7,7 +7,7 @@ Three ranks share the GPU, over gloo. All cases train the same 13 steps, with a 
 
 - `plain` has no checks; `verify` must end with the same weights.
 - In `flip`, a bit of the gradients of rank 1 is wrong from step 6 on. The check at step 8 must convict this rank.
-- `any-order` allows algorithms that are not deterministic. Nobody may be convicted.
+- `any-order` allows algorithms that are not deterministic. The check must not convict any rank.
 - `alone` is one rank, which repeats its own steps, for the cost without other ranks on the same GPU.
 
 It needs torch with CUDA and one GPU with 40 GB of memory.
@@ -35,7 +35,7 @@ from dalsegno.train.ranks import find_where, open_rank_store
 
 VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 50257, 768, 12, 12, 512, 8
 STEPS, EVERY, FLIP_AT = 13, 4, 6
-CASES = {3: ("plain", "verify", "flip", "any-order"), 1: ("alone",)}  # by the number of ranks
+CASES = {3: ("plain", "verify", "flip", "any-order"), 1: ("alone",)}  # number of ranks -> its cases
 
 
 class Gpt(nn.Module):

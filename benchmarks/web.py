@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure the web page: first byte, 1,000 nodes in a browser, and how far updates are behind.
+"""Measure the web page: first byte, 1,000 nodes in a browser, and how late updates arrive.
 
     benchmarks/web.py            prints the figures, exits 1 if one exceeds its limit
     benchmarks/web.py --json
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def measure(browser: Browser) -> dict[str, list[float]]:
-    """Return the times of each figure, in seconds."""
+    """Return the measured times of each figure by its name, in seconds."""
     figures: dict[str, list[float]] = {}
     with served(small_cluster()) as (address, cookie):
         figures["first byte"] = [first_byte_s(address, cookie) for _ in range(ROUNDS)]
@@ -64,7 +64,7 @@ def measure(browser: Browser) -> dict[str, list[float]]:
         tab = browser.tab()
         tab.size(1440, 900)
         tab.call("Network.setCookie", name="dalsegno-1", value=cookie, url=f"http://{address}/")
-        tab.open(f"http://{address}/events")  # the style sheet is in the cache, as usual
+        tab.open(f"http://{address}/events")  # loads the style sheet into the cache, where it usually is
         figures["1,000 nodes interactive"] = [interactive_s(tab, address) for _ in range(ROUNDS)]
         figures["updates behind"] = [behind_s(tab, sources, at) for at in range(ROUNDS)]
     return figures

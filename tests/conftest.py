@@ -66,7 +66,7 @@ def golden() -> Callable[[str, str], None]:
 
 
 class CommandResult(NamedTuple):
-    """The end of a command that was run in this process."""
+    """The exit code and the output of a command that was run in this process."""
 
     returncode: int
     stdout: str

@@ -1,9 +1,9 @@
-"""Measure the CPU time of every test, with all processes that it starts. The suite is bound by it, not by waiting.
+"""Measure the CPU time of every test, with all processes that it starts, because CPU time limits the suite's speed.
 
 `pytest -p tests.cpu_times --cpu-times FILE ...` appends lines to a file, also from lanes. `python -m tests.cpu_times
-FILE` sums them by file and lists the most expensive tests. Daemons of clusters are counted, because a cgroup follows
-them; this needs root and cgroup v1's cpuacct. Measure on any machine: other programs change the time that a test takes,
-but hardly its CPU time.
+FILE` sums them by file and lists the most expensive tests. Daemons of clusters are counted, because they stay in the
+cgroup of their lane; this needs root and cgroup v1's cpuacct. Measure on any machine: other programs change the time
+that a test takes, but hardly its CPU time.
 """
 
 from __future__ import annotations

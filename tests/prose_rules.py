@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 # Two words with a space between them. Identifiers, keys, options and paths have none.
-SENTENCE = re.compile(r"[A-Za-z]{2}[^\s\w]* +[^\s\w]*[A-Za-z]{2}")
+SENTENCE = re.compile(r"[A-Za-z]{2}[^\s\w]* +[^\s\w]*[A-Za-z]{2}|^(?:error|hint|warning): ?$")  # `error:` is our own
 TESTS = {
     "startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit", "find",
     "rfind", "index", "rindex", "count", "compile", "match", "search", "fullmatch", "findall", "finditer",
 }  # fmt: skip
-STATES = {"phase", "state", "status", "stage", "kind", "role", "cause"}
+# Names of values that hold text for people, and of our own `file:line`
+MESSAGES = {"text", "said", "sentence", "summary", "message", "detail", "why", "hint", "where", "trouble"}
+STATES = {"phase", "state", "status", "stage", "kind", "role", "cause", "what"}
 
 
 class Module(NamedTuple):
@@ -40,7 +42,7 @@ def constants_of(modules: Iterable[Module]) -> dict[str, tuple[str, ...]]:
 
 
 def decisions_on_prose(module: Module, constants: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return where a module compares text with a sentence, or looks for one in it."""
+    """Return where a module compares text with a sentence, or searches text for a sentence."""
     known = {name: f"{module.name}.{name}" for name in _names_of(module)} | dict(_imported(module))
     known |= dict(_looped_over(module, known))
     faults = []
@@ -49,6 +51,50 @@ def decisions_on_prose(module: Module, constants: Mapping[str, tuple[str, ...]])
             sentences = list(_sentences(part)) or list(constants.get(_full_name(part, known), ()))
             faults += [f"{module.file}:{part.lineno}: {sentence!r}" for sentence in sentences[:1]]
     return sorted(set(faults))
+
+
+def decisions_on_messages(module: Module) -> list[str]:
+    """Return where a module compares a value that holds a message with another one, or parses such a value.
+
+    Comparisons with a constant are left to `decisions_on_prose`: a single word may be a keyword.
+    """
+    comparisons = [node for node in module.nodes if isinstance(node, ast.Compare) and _compares_messages(node)]
+    searches = [node for node in module.nodes if isinstance(node, ast.Call) and _takes_apart(node)]
+    return sorted(f"{module.file}:{node.lineno}: {ast.unparse(node)}" for node in (*comparisons, *searches))
+
+
+def _compares_messages(node: ast.Compare) -> bool:
+    sides = (node.left, *node.comparators)
+    searched = any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)
+    equal = any(isinstance(op, (ast.Eq, ast.NotEq)) for op in node.ops)
+    # A local variable with such a name often holds the output of another program, so only `in` and `not in` count for
+    # it. A variable `message` holds a message of a protocol.
+    held = any(
+        searched and side.id in MESSAGES - {"message"} if isinstance(side, ast.Name) else _message_name(side)
+        for side in sides
+    )
+    return (searched or equal) and held and not any(_is_constant(side) for side in sides)
+
+
+def _takes_apart(node: ast.Call) -> bool:
+    """Return whether a call searches a message. Taking the first line of a message is not a decision."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in TESTS - {"split", "rsplit", "compile"}:
+        return False
+    return bool(_message_name(node.func.value)) and not (
+        node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == "\n"
+    )
+
+
+def _message_name(node: ast.expr) -> str:
+    """Return the name of an attribute or a called method that holds a message; "" for other expressions."""
+    named = node.func if isinstance(node, ast.Call) else node
+    return named.attr if isinstance(named, ast.Attribute) and named.attr in MESSAGES else ""
+
+
+def _is_constant(node: ast.expr) -> bool:
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return all(_is_constant(each) for each in node.elts)
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id.isupper())
 
 
 def states_as_text(module: Module) -> list[str]:

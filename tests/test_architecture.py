@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.prose_rules import Module, constants_of, decisions_on_prose, states_as_text
+from tests.prose_rules import SENTENCE, Module, constants_of, decisions_on_messages, decisions_on_prose, states_as_text
 
 PACKAGE = "dalsegno"
 ROOT = Path(__file__).parent.parent
@@ -134,18 +134,20 @@ MAY_PRINT = {
 
 # These modules parse messages of other programs into values once. All other modules compare enums.
 MAY_READ_SENTENCES = {
-    "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
+    "slurm/parse/": "what Slurm's commands answer, and the code that the container plugin prints through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
+    "runs/agent/flight_dump.py": "what gloo says of a rank that did not arrive",
     "runs/coordinator/generations/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
     "runs/hang.py": "stacks, as Python's faulthandler and py-spy write them",
     "runs/logs.py": "Python's tracebacks",
-    "runs/agent/evidence.py": "Python's tracebacks",
+    "runs/agent/evidence.py": "Python's tracebacks, and errors of PyTorch, CUDA and NCCL in them",
     "runs/status.py": "messages of status files that were written before they named their cause",
     "health/checks/": "the kernel, munge, chrony",
     "health/readers/": "nvidia-smi and the kernel's log",
     "health/xids.py": "the driver's lines in the kernel's log",
     "bench/nccl/parse.py": "nccl-tests",
     "bench/nccl/debug.py": "NCCL's lines with NCCL_DEBUG",
+    "cli/measure/certify_parts.py": "stderr of a benchmark of ours: the error is shown, lines of progress are not",
     "containers/import_image.py": "Enroot and curl",
     "containers/image_metadata.py": "unsquashfs and the start script of an image",
     "containers/named.py": "srun",
@@ -163,14 +165,33 @@ MAY_READ_SENTENCES = {
     "inject/methods.py": "ip",
     "targets/parallelcluster/client.py": "pcluster, which gives no codes",
     "targets/cloud/credentials.py": "Terraform, whose log has OCI's message and no code",
+    "targets/oci/jobs.py": "Terraform's console, of which Resource Manager has only the text",
     "targets/local/sweep.py": "the command lines of processes",
     "train/disk/convert.py": "pickle",
     "users/homes.py": "authorized_keys, where two lines mark the cluster's keys",
     "users/login_files.py": "PAM files of hosts, where two lines mark our part",
 }
 
-# States that are shown unchanged, or that other programs define.
+# These modules compare values with names such as `text` that hold no message of ours, or only print each text once.
+MAY_COMPARE_TEXTS = {
+    "cli/training/statusline.py": "a state that a run waits in, possibly with Slurm's reason, is printed if it is new",
+    "containers/store.py": "a name of an image, as the user writes it",
+    "doctor/batch.py": "the lines of a batch script",
+    "doctor/symptoms/program.py": "a path in a batch script",
+    "runs/coordinator/nodes/node_rules.py": "Slurm's last message, which is logged once",
+    "targets/local/plan.py": "the content of a file",
+}
+
+# Fields with the name of a state that hold text for people, or states that are shown unchanged or that other programs
+# define.
 STATES_OF_OTHERS = {
+    "errors.py:Problem.what": "text of an error",
+    "containers/plugstack/check.py:ContainerFinding.what": "text of a finding",
+    "doctor/case.py:DoctorFinding.what": "text of a finding",
+    "inject/faults.py:InjectableFault.what": "the description of a fault",
+    "inject/worker_program.py:WantedWorker.what": "the name of a fault, or an order of the program's protocol",
+    "targets/cloud/consequences.py:CapacityCheck.what": "the description of a capacity",
+    "targets/cloud/cost.py:CostLine.what": "the description of a cost",
     "targets/machines.py:MachineStatus.state": "HyperPod's words, shown as they are",
     "bench/": "reports of benchmarks",
     "hardware/": "the catalog's columns",
@@ -182,7 +203,21 @@ STATES_OF_OTHERS = {
     "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
 }
 
+# Modules under 60 lines that a single other module of their room imports. Others belong in their importer.
+FRAGMENT_LINES = 60
+MAY_BE_A_FRAGMENT = {
+    "runs/agent/store.py": "without a warm parent, the user's Python runs this file alone",
+    "runs/coordinator/agents/connect.py": "the connection file; the coordinator has no room for it",
+    "runs/coordinator/generations/admission.py": "one decision of the coordinator, which has no room for it",
+    "runs/coordinator/shutdown.py": "the end of a run; the coordinator has no room for it",
+    "targets/parallelcluster/platform_files.py": "pure, and the target that writes the files has no room for it",
+    "web/pages/history.py": "pages have files of their own, and the application only dispatches",
+}
+
+NO_NAMES = {"of", "whom"}
+
 TARGETS = tuple(f"{PACKAGE}.targets.{name}" for name in ("local", "ssh", "parallelcluster", "hyperpod", "oci"))
+TARGET_NAMES = ("local", "existing", "ssh", "parallelcluster", "hyperpod", "oci")  # as in the cluster file
 MAY_NAME_A_TARGET = {
     "targets/registry.py": "opens a target from a cluster file or from a state folder, and imports it only then",
     "programs.py": "daemons are started by name before anything is imported: a table of modules, as strings",
@@ -244,7 +279,7 @@ def calls(source: Source) -> Iterator[Use]:
 
 
 def _words(node: ast.expr) -> list[str]:
-    """Split `a.b.c` into its words. An expression that is not a name, such as a call, starts with an empty one."""
+    """Split `a.b.c` into its words. If `a` is not a name, such as a call, the first word is empty."""
     if isinstance(node, ast.Attribute):
         return [*_words(node.value), node.attr]
     return [node.id if isinstance(node, ast.Name) else ""]
@@ -305,6 +340,41 @@ def _written_targets(src: Source, target: str) -> list[str]:
     ]
 
 
+def decisions_on_targets(sources: Iterable[Source]) -> list[str]:
+    """Return where code compares with the name of a target, or gives one to a call, a dict or a variable.
+
+    The room of the cluster file and the targets may do so.
+    """
+    return [
+        f"{src.file}:{node.lineno}: {ast.unparse(node)}"
+        for src in sources
+        if not src.file.startswith(("spec/", "targets/"))
+        for node in src.parsed.nodes
+        if (isinstance(node, ast.Compare) and _names_target(node)) or _gives_target(node)
+    ]
+
+
+def _names_target(node: ast.Compare) -> bool:
+    sides = [each for side in (node.left, *node.comparators) for each in ast.walk(side)]
+    asked = any(isinstance(each, ast.Attribute) and each.attr in ("target", "kind") for each in sides)
+    return asked and any(isinstance(each, ast.Constant) and each.value in TARGET_NAMES for each in sides)
+
+
+def _gives_target(node: ast.AST) -> bool:
+    """Return whether the name of a target is the second argument of `Cluster`, or the value of a `target`."""
+    values: list[ast.expr] = []
+    if isinstance(node, ast.Call):
+        made = isinstance(node.func, ast.Name | ast.Attribute) and _words(node.func)[-1] == "Cluster"
+        values = [*node.args[1:2]] * made + [each.value for each in node.keywords if each.arg == "target"]
+    elif isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        values = [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "target"]
+    elif isinstance(node, ast.Assign) and any(isinstance(x, ast.Name) and x.id == "target" for x in node.targets):
+        values = [node.value]
+    parts = [each for value in values for each in ast.walk(value) if not isinstance(value, ast.Call)]
+    return any(isinstance(each, ast.Constant) and each.value in TARGET_NAMES for each in parts)
+
+
 def unknown_rooms(sources: Iterable[Source]) -> list[str]:
     return [f"{src.file}: no room `{src.room}` in the table" for src in sources if src.room not in MAY_IMPORT]
 
@@ -352,6 +422,19 @@ def _module_of(name: str, modules: set[str]) -> str:
     return name
 
 
+def fragments(sources: Iterable[Source], lines: Mapping[str, int]) -> list[str]:
+    """Return short modules that only one module imports, and that module is in the same room."""
+    known = list(sources)
+    importers: dict[str, set[str]] = {}
+    rooms = {src.module: src.room for src in known}
+    for importer, found in _import_graph(known).items():
+        for each in found - {importer}:
+            importers.setdefault(each, set()).add(importer)
+    short = [src for src in known if lines[src.file] < FRAGMENT_LINES and not src.file.endswith("__init__.py")]
+    alone = [src for src in short if len(importers.get(src.module, ())) == 1]
+    return [src.file for src in alone if {rooms[each] for each in importers[src.module]} == {src.room}]
+
+
 def module(file: str, text: str) -> Module:
     return source(file, text).parsed
 
@@ -362,6 +445,19 @@ def prose(modules: Iterable[Module]) -> list[str]:
     constants = constants_of(modules)
     closed = [each for each in modules if not each.file.startswith(tuple(MAY_READ_SENTENCES))]
     return [fault for each in closed for fault in decisions_on_prose(each, constants)]
+
+
+def compared_messages(modules: Iterable[Module]) -> list[str]:
+    """Return comparisons of values that hold messages, in files that are not allowed to make them."""
+    allowed = (*MAY_READ_SENTENCES, *MAY_COMPARE_TEXTS)
+    closed = [each for each in modules if not each.file.startswith(allowed)]
+    return [fault for each in closed for fault in decisions_on_messages(each)]
+
+
+def compared_in_c(text: str) -> list[str]:
+    """Return the strings that C code compares or searches for and that look like a message: `word: `, or two words."""
+    searched = re.findall(r'\b(?:str(?:n?case|n)?cmp|str(?:case)?str|memcmp|memmem)\([^;"{}]*?"([^"%]*)"', text)
+    return [each for each in searched if SENTENCE.search(each) or re.search(r"[A-Za-z]: $", each)]
 
 
 def plain_states(modules: Iterable[Module]) -> list[str]:
@@ -384,6 +480,10 @@ def test_only_the_registry_names_a_target():
     assert named_targets(read_sources()) == []
 
 
+def test_no_decision_above_the_targets_depends_on_the_name_of_a_target():
+    assert decisions_on_targets(read_sources()) == []
+
+
 def test_no_import_cycles():
     assert cycle(read_sources()) == []
 
@@ -400,6 +500,21 @@ def test_no_code_compares_our_own_messages():
     assert prose(each.parsed for each in read_sources()) == []
 
 
+def test_no_code_compares_values_that_hold_our_messages():
+    assert compared_messages(each.parsed for each in read_sources()) == []
+
+
+def test_c_code_compares_no_messages():
+    allowed = {"import.c": "hands the error and the hint of `image import` on to the user, and decides nothing by them"}
+    found = {path.name for path in (SRC / "native").glob("*.c") if compared_in_c(path.read_text())}
+    assert found == set(allowed)
+
+
+def test_every_exception_for_texts_is_needed():
+    found = [fault for each in read_sources() for fault in decisions_on_messages(each.parsed)]
+    assert [file for file in MAY_COMPARE_TEXTS if not any(fault.startswith(file) for fault in found)] == []
+
+
 def test_states_are_enums():
     assert plain_states(each.parsed for each in read_sources()) == []
 
@@ -408,9 +523,19 @@ def test_class_names_are_unique_in_the_package():
     assert shared_classes(read_sources()) == {}
 
 
+def test_names_say_what_a_thing_is():
+    tests = (module(path.relative_to(ROOT).as_posix(), path.read_text()) for path in (ROOT / "tests").rglob("*.py"))
+    assert prepositions([*(each.parsed for each in read_sources()), *tests]) == []
+
+
 def test_no_file_is_longer_than_450_lines():
     lengths = {path: len(path.read_text().splitlines()) for path in SRC.rglob("*.py")}
     assert {path.relative_to(SRC).as_posix(): lines for path, lines in lengths.items() if lines > 450} == {}
+
+
+def test_every_short_module_with_a_single_importer_has_a_reason():
+    lines = {each.file: len((SRC / each.file).read_text().splitlines()) for each in read_sources()}
+    assert sorted(fragments(read_sources(), lines)) == sorted(MAY_BE_A_FRAGMENT)
 
 
 def test_no_folder_has_more_than_25_modules():
@@ -431,27 +556,48 @@ def test_a_local_cluster_is_opened_without_the_library_that_checks_cluster_files
     assert said.stdout.split() == ["False"], "`shell`, `env` and `status` would take 0.1 s longer"
 
 
-def test_up_does_not_import_fault_injection():
+def test_up_does_not_import_fault_injection_whatever_the_target():
     code = (
         "import pkgutil, sys\n"
         "import dalsegno.cli.cluster.up, dalsegno.cluster, dalsegno.spec.load, dalsegno.spec.resolve\n"
-        "import dalsegno.targets.local as local\n"
-        "for each in pkgutil.iter_modules(local.__path__, 'dalsegno.targets.local.'):\n"
+        "import dalsegno.targets as targets\n"
+        "for each in pkgutil.walk_packages(targets.__path__, 'dalsegno.targets.'):\n"
         "    __import__(each.name)\n"
-        "print(*[name for name in sys.modules if name.startswith('dalsegno.inject')])"
+        "print(*[name for name in sys.modules if name.startswith(('dalsegno.inject', 'dalsegno.targets.registry'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout.split() == []
+    assert done.stdout.split() == ["dalsegno.targets.registry"], "all modules of all targets are loaded, and no others"
 
 
 def shared_classes(sources: Iterable[Source]) -> dict[str, list[str]]:
-    """Return class names that more than one module defines, and those modules."""
+    """Return names that more than one class has, also within functions and classes, and the files of these classes.
+
+    A leading underscore makes no difference: a reader who searches for `Run` also finds `_Run`.
+    """
     found: dict[str, list[str]] = {}
     for each in sources:
-        for node in each.parsed.body:
+        for node in each.parsed.nodes:
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(each.file)
+                found.setdefault(node.name.lstrip("_"), []).append(each.file)
     return {name: files for name, files in found.items() if len(files) > 1}
+
+
+def bound_names(module: Module) -> Iterator[Use]:
+    """Yield the name of every parameter, field and variable of a module."""
+    for node in module.nodes:
+        if isinstance(node, ast.arg):
+            yield Use(node.arg, node.lineno)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield Use(node.id, node.lineno)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield Use(node.attr, node.lineno)
+
+
+def prepositions(modules: Iterable[Module]) -> list[str]:
+    """Return parameters, fields and variables that are named with a preposition instead of what they are."""
+    return [
+        f"{each.file}:{use.line}: {use.name}" for each in modules for use in bound_names(each) if use.name in NO_NAMES
+    ]
 
 
 # Each rule finds a bad example
@@ -487,6 +633,28 @@ def test_a_target_that_is_named_outside_of_it_is_found():
     ]
 
 
+def test_decision_on_the_name_of_a_target_is_found():
+    ways = [
+        "if cluster.target != 'ssh': pass",
+        "if target.kind in ('oci', 'hyperpod'): pass",
+        "x = 'local' == a.target",
+        "facts = Cluster(name, 'existing', (), ())",
+        "facts = replace(facts, target='ssh')",
+        "content = {'target': 'existing'}",
+        "target = chosen or 'local'",
+    ]
+    assert [way for way in ways if not decisions_on_targets([source("cli/x.py", way)])] == []
+    fine = [
+        "if cluster.is_foreign: pass",
+        "if check.kind == 'gpu': pass",
+        "if target.kind == other.kind: pass",
+        "kind = Storage(path, name, type='existing')",
+        "thread = Thread(target=run, name='ssh')",
+    ]
+    assert decisions_on_targets(source("cli/x.py", way) for way in fine) == []
+    assert decisions_on_targets([source("spec/checks/x.py", ways[0]), source("targets/registry.py", ways[1])]) == []
+
+
 def test_package_missing_from_the_table_is_found():
     assert unknown_rooms([source("utils/text.py", ""), source("helpers.py", "")]) == [
         "utils/text.py: no room `utils` in the table",
@@ -503,6 +671,20 @@ def test_import_cycle_is_found_and_package_with_its_modules_is_not_one():
     assert cycle([init, a, source("spec/b.py", "x = 1")]) == []
     part_that_asks_its_package = source("spec/b.py", "from dalsegno.spec import x")
     assert cycle([init, a, part_that_asks_its_package]) != []
+
+
+def test_short_module_with_a_single_importer_in_its_room_is_found():
+    sources = [
+        source("spec/a.py", "from dalsegno.spec import b, c, d"),
+        source("spec/b.py", ""),
+        source("spec/c.py", ""),
+        source("spec/d.py", ""),
+        source("spec/e.py", "from dalsegno.spec import c"),
+        source("errors.py", ""),
+        source("web/x.py", "import dalsegno.errors"),
+    ]
+    lines = {each.file: 59 for each in sources} | {"spec/d.py": 60}
+    assert fragments(sources, lines) == ["spec/b.py"], "c has two importers, d is long, errors is of another room"
 
 
 def test_every_way_to_start_a_process_is_found():
@@ -538,7 +720,8 @@ def test_every_way_to_print_is_found():
 def test_every_comparison_with_a_message_is_found():
     ways = [
         "if error == 'its connection broke': pass", "if text.startswith('begins to'): pass",
-        "if 'left as it is' in text: pass", "word = text.partition('; before that, ')[0]",
+        "if 'left as it is' in text: pass", "if line.startswith('error: '): pass",
+        "word = text.partition('; before that, ')[0]",
         "import re\nre.compile(r'did you mean `(\\w+)`')", "if f'{x} is lost' != text: pass",
         "BROKEN = ('it is gone', 'ok')\nif error in BROKEN: pass", "if text in ('a', 'it is gone'): pass",
         "SAYS = {'no answer within': 1}\nnext(v for sign, v in SAYS.items() if sign in text)",
@@ -546,6 +729,33 @@ def test_every_comparison_with_a_message_is_found():
     ]  # fmt: skip
     assert [way for way in ways if not prose([module("recovery/x.py", way)])] == []
     assert prose([module("slurm/parse/x.py", ways[0])]) == []
+
+
+def test_every_comparison_of_values_that_hold_messages_is_found():
+    ways = [
+        "others = [trouble for trouble in troubles if trouble not in text]",
+        "new = [text for text in here.findings if text not in elsewhere]",
+        "note = None if own.said == text else Note(text)", "if before.summary != after.summary: pass",
+        "line = int(problem.where.rpartition(':')[2])", "line = document.where(path).rpartition(':')[2]",
+        "if job.sentence() in said: pass", "if finding.text.startswith(prefix): pass",
+    ]  # fmt: skip
+    assert [way for way in ways if not compared_messages([module("recovery/x.py", way)])] == []
+    assert compared_messages([module("slurm/parse/x.py", ways[0])]) == []
+
+
+def test_comparison_with_message_in_c_is_found():
+    ways = ['if (strncmp(line, "error: ", 7) == 0)', 'at = strstr(text, "is no folder");', '!strcmp(why, "not found")']
+    assert [way for way in ways if not compared_in_c(way)] == []
+    assert compared_in_c('strcmp(flag, "ro") == 0; strncmp(words[i], "data=", 5); fail("is not a path")') == []
+
+
+def test_presence_keywords_and_first_lines_of_messages_are_allowed():
+    fine = [
+        "if own.said != '': pass", "if key.text == '<<': pass", "if text in WORDS: pass", "if 'error' in text: pass",
+        "first = error.text.partition('\\n')[0]", "words = status.message.split()", "if 'error' in message: pass",
+        "if key in message: pass", "if own.about != about: pass", "if text: pass", "if text == found: pass",
+    ]  # fmt: skip
+    assert compared_messages(module(f"recovery/x{number}.py", text) for number, text in enumerate(fine)) == []
 
 
 def test_comparison_with_message_of_another_module_is_found():
@@ -568,12 +778,13 @@ def test_keywords_and_messages_to_users_are_allowed():
 def test_state_held_as_plain_string_is_found():
     text = (
         "class Run:\n    phase: str\n    kind: str | None = None\n    role: 'str'\n"
-        "    state: RunPhase\n    states: tuple[str, ...]\n    why: str\n"
+        "    state: RunPhase\n    states: tuple[str, ...]\n    why: str\n    what: str\n"
     )
     assert plain_states([module("runs/x.py", text)]) == [
         "runs/x.py:2: Run.phase",
         "runs/x.py:3: Run.kind",
         "runs/x.py:4: Run.role",
+        "runs/x.py:8: Run.what",
     ]
     other = module("targets/base.py", "class NodeStatus:\n    state: str\nclass JobStatus:\n    state: str")
     assert plain_states([other]) == ["targets/base.py:4: JobStatus.state"]
@@ -585,6 +796,26 @@ def test_class_name_in_two_modules_is_found():
         source("spec/document.py", "class Node: ...\nclass Other: ..."),
     ]
     assert shared_classes(sources) == {"Node": ["spec/facts.py", "spec/document.py"]}
+
+
+def test_class_names_that_differ_only_by_an_underscore_are_found():
+    sources = [source("spec/facts.py", "class Node: ..."), source("spec/document.py", "class _Node: ...")]
+    assert shared_classes(sources) == {"Node": ["spec/facts.py", "spec/document.py"]}
+
+
+def test_class_name_in_two_functions_is_found():
+    text = "def make():\n    class Node: ..."
+    sources = [source("spec/facts.py", text), source("spec/document.py", text)]
+    assert shared_classes(sources) == {"Node": ["spec/facts.py", "spec/document.py"]}
+
+
+def test_names_that_are_prepositions_are_found():
+    text = (
+        "class Variable:\n    of: str\ndef f(of, *, name): ...\nkeys = lambda of: 1\nof = 1\nself.of = 2\n"
+        "class Names:\n    @classmethod\n    def of(cls): ...\nNames.of()\n"
+    )
+    lines = [f"x.py:{line}: of" for line in (2, 3, 4, 5, 6)]
+    assert sorted(prepositions([module("x.py", text)])) == lines
 
 
 def test_every_path_on_the_page_about_the_architecture_exists():

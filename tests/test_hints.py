@@ -24,7 +24,7 @@ def files() -> Iterable[Path]:
 
 
 def without_hint(text: str) -> list[int]:
-    """Return the lines on which an error is created without a hint; `**` may contain it."""
+    """Return the lines on which an error is created without a hint; `**` counts as a hint."""
     if not MAKES_ONE.search(text):  # skips parsing most files
         return []
     return [

@@ -80,7 +80,7 @@ def brackets(draw: st.DrawFn) -> str:
 
 @st.composite
 def short_lists(draw: st.DrawFn) -> str:
-    """Return a word with at most two brackets: with three, Slurm 22.05 uses another order."""
+    """Return a text with at most two brackets: with three, Slurm 22.05 uses another order."""
     word = draw(st.sampled_from(["n", "gpu-", "rack0x"])) + draw(brackets())
     return word + "x" + draw(brackets()) if draw(st.booleans()) else word
 

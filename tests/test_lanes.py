@@ -62,7 +62,7 @@ def test_only_files_without_a_selected_test_are_skipped(tmp_path: Path):
     assert ignored(ROOT / "tests/cluster", "not cluster") and not ignored(ROOT / "tests/cluster", "cluster")
 
 
-def test_files_that_seem_to_be_all_on_the_cluster_are_so():
+def test_files_that_match_the_cluster_mark_have_it_as_a_statement():
     for path in (ROOT / "tests").rglob("test_*.py"):
         if ALL_ON_CLUSTER.search(text := path.read_text()):
             names = [ast.unparse(each.targets[0]) for each in ast.parse(text).body if isinstance(each, ast.Assign)]

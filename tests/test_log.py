@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from dalsegno import log
 from dalsegno.errors import UsageError
-from dalsegno.log import LEVEL, check_level, set_level, start_logging
+from dalsegno.log import LEVEL, LOCK, LOG_FILE, check_level, look_at_logs, rotate, set_level, start_logging
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,54 @@ def test_log_is_rotated_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.1", "log.2"]
     assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
     assert (tmp_path / "log").read_text().endswith("step 99\n")
+
+
+def test_log_that_systemd_appends_to_is_rotated_by_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mine, other = tmp_path / "controller.log", tmp_path / "prometheus.log"
+    other.write_text("x" * 1001)
+    monkeypatch.setattr(log, "MAX_BYTES", 1000)
+    monkeypatch.setattr(log, "LOOK_S", 0.0)
+    monkeypatch.setenv(LOG_FILE, str(mine))
+    with mine.open("a") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        logger = start_logging("controller")
+        for number in range(100):
+            logger.info("step %d", number)
+        print("Traceback of a crash", file=stderr)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    names = [LOCK, "controller.log", "controller.log.1", "controller.log.2", "prometheus.log", "prometheus.log.1"]
+    assert sorted(sizes) == names and max(sizes.values()) <= 1000 and sizes["prometheus.log"] == 0
+    assert mine.read_text().endswith("Traceback of a crash\n")
+    assert (tmp_path / "controller.log.1").read_text().count("\n") > 1, "each line is in one of the parts"
+
+
+def test_controller_rotates_logs_of_other_programs_without_logging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log, "MAX_BYTES", 1000)
+    monkeypatch.setenv(LOG_FILE, str(tmp_path / "controller.log"))
+    start_logging("controller")
+    (tmp_path / "prometheus.log").write_text("x" * 1001)
+    look_at_logs()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "prometheus.log", "prometheus.log.1"]
+
+
+def test_log_that_another_daemon_rotates_is_left_alone(tmp_path: Path):
+    path = tmp_path / "controller.log"
+    path.write_text("x" * 100)
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not rotate(str(path), most_bytes=10) and path.stat().st_size == 100
+    assert rotate(str(path), most_bytes=10) and path.stat().st_size == 0
+
+
+def test_a_reader_that_locks_a_log_does_not_stop_its_rotation(tmp_path: Path):
+    path = tmp_path / "controller.log"
+    path.write_text("x" * 100)
+    path.chmod(0o640)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert rotate(str(path), most_bytes=10)
+    modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+    assert modes == {"controller.log": 0o640, "controller.log.1": 0o640, LOCK: 0o600}
 
 
 def test_environment_chooses_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

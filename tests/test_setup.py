@@ -45,7 +45,7 @@ def clone(bare: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def unchanged(bare: Path) -> Iterator[Path]:
-    """Such a copy, shared by all tests that do not change it."""
+    """A copy like `clone`, shared by all tests that do not change it."""
     yield from make_clone(bare)
 
 
@@ -177,8 +177,8 @@ def test_container_jobs_also_need_a_compiler_and_squashfs(clone: Path, tmp_path:
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
     needed = {"core": f"{PACKAGES}|", "core containers": f"{PACKAGES} {more}|", "core offer": f"{PACKAGES}|{more}"}
     for words, packages in needed.items():
-        told = bash(clone, f'MISSING= OFFERED=; need_local_packages {words}; echo "$MISSING|$OFFERED"', **env).stdout
-        assert told == f"{packages}\n"
+        result = bash(clone, f'MISSING= OFFERED=; need_local_packages {words}; echo "$MISSING|$OFFERED"', **env).stdout
+        assert result == f"{packages}\n"
     for block, said in {
         "containers: {enabled: true}\n": "yes",
         "containers:\n  images: [ubuntu]\n": "yes",
@@ -220,8 +220,8 @@ def test_docker_is_installed_only_for_the_scene_with_docker(unchanged: Path, tmp
         assert bash(unchanged, f"asks_for_docker {words}").returncode == 1
     assert bash(unchanged, "trains_with_torch demo --scene docker").returncode == 1
     for words, there in {"core containers docker": True, "core containers": False, "dev containers": False}.items():
-        told = bash(unchanged, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
-        assert ("docker.io" in told.split()) == there
+        result = bash(unchanged, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
+        assert ("docker.io" in result.split()) == there
 
 
 @NOT_LINUX
@@ -241,8 +241,8 @@ def test_prometheus_is_installed_only_if_requested(clone: Path, tmp_path: Path):
     assert bash(clone, "asks_for_prometheus demo").returncode == 1
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
     for words, there in {"core monitor": True, "core containers": False, "dev": True}.items():
-        told = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
-        assert ("prometheus-alertmanager" in told.split()) == there
+        result = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
+        assert ("prometheus-alertmanager" in result.split()) == there
 
 
 def test_slapd_is_installed_only_if_requested(clone: Path, tmp_path: Path):
@@ -258,8 +258,8 @@ def test_slapd_is_installed_only_if_requested(clone: Path, tmp_path: Path):
         assert (bash(clone, "asks_for_ldap up cluster.yaml", cwd=clone).returncode == 0) == is_asked, block
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
     for words, there in {"core directory": True, "core monitor": False, "dev": True}.items():
-        told = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
-        assert ("slapd" in told.split()) == there
+        result = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
+        assert ("slapd" in result.split()) == there
 
 
 def test_optional_python_packages_are_installed_once_and_only_if_the_file_needs_them(clone: Path, tmp_path: Path):

@@ -4,8 +4,9 @@
     torchrun --standalone --nproc-per-node 2 loop.py --with compile workers
 
 Every step accumulates two batches, and a schedule changes the learning rate. `ema` keeps an average of the weights,
-`scaler` a GradScaler, `compile` compiles the model with inductor, `workers` loads data in two processes, `stateful`
-loads it with torchdata's StatefulDataLoader, and `fsdp` shards the model with fully_shard.
+`amp` computes the loss with autocast in bfloat16, or in float16 with `scaler`, a GradScaler. `compile` compiles the
+model with inductor, `workers` loads data in two processes, `stateful` loads it with torchdata's StatefulDataLoader, and
+`fsdp` shards the model with fully_shard.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ if "ema" in asked.parts:
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     objects["ema"] = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-scaler = torch.amp.GradScaler(device.type, enabled="scaler" in asked.parts, growth_interval=5)
+scaler = torch.amp.GradScaler(device.type, enabled="scaler" in asked.parts, growth_interval=7)
 if "scaler" in asked.parts:
     objects["scaler"] = scaler
+half = torch.float16 if "scaler" in asked.parts else torch.bfloat16  # bfloat16 needs no GradScaler
 dataset = TensorDataset(torch.randn(256, 8))
 sampler = DistributedSampler(dataset, num_replicas=world, rank=rank)
 kind: Any = DataLoader
@@ -71,7 +73,8 @@ source = batches()
 for _ in ckpt.steps(asked.steps):
     for _ in range(2):
         (inputs,) = next(source)
-        loss = model(inputs.to(device)).square().mean() / 2
+        with torch.autocast(device.type, half, enabled="amp" in asked.parts):
+            loss = model(inputs.to(device)).float().square().mean() / 2
         scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -82,6 +85,6 @@ for _ in ckpt.steps(asked.steps):
     losses.append(loss.item())
     slow_down(asked)
     ckpt.done(loss=loss, samples=8)
-describe(objects.get("ema", net), ckpt.step)
+describe(objects.get("ema", net), ckpt.step, scaler=scaler.state_dict())
 if world > 1:
     dist.destroy_process_group()

@@ -19,7 +19,7 @@ def parse_arguments() -> argparse.Namespace:
         "--pause", type=float, default=0.0, help="seconds to wait after each step, to have time to kill"
     )
     parser.add_argument(
-        "--with", dest="parts", nargs="*", default=[], help="loop.py: ema scaler compile workers stateful fsdp"
+        "--with", dest="parts", nargs="*", default=[], help="loop.py: ema amp scaler compile workers stateful fsdp"
     )
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -30,9 +30,10 @@ def slow_down(asked: argparse.Namespace) -> None:
     time.sleep(asked.pause)
 
 
-def describe(model: torch.nn.Module, steps: int, losses: Any = ()) -> None:
-    """Print the number of steps, and digests of the weights and of the logged losses."""
+def describe(model: torch.nn.Module, steps: int, losses: Any = (), scaler: Any = None) -> None:
+    """Print the number of steps, digests of the weights and of the logged losses, and the state of a GradScaler."""
     whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.state_dict().values()]
     weights = hashlib.sha256(b"".join(each.cpu().numpy().tobytes() for each in whole)).hexdigest()
     logged = hashlib.sha256(repr(list(losses)).encode()).hexdigest()
-    print(f"\nended after {steps} steps: weights {weights[:16]} losses {logged[:16]}", flush=True)
+    scale = f" scale {scaler['scale']:g}, {scaler['_growth_tracker']} steps old" if scaler else ""
+    print(f"\nended after {steps} steps: weights {weights[:16]} losses {logged[:16]}{scale}", flush=True)

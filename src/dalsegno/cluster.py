@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.system.files import locked, owner_name, read_text, user_of
 from dalsegno.targets import registry
-from dalsegno.targets.folder import ClusterFolder, read_identity
+from dalsegno.targets.folder import ClusterFolder, read_applied, read_identity
 
 if TYPE_CHECKING:
     from dalsegno.slurm.client import SlurmClient
+    from dalsegno.spec.facts import Cluster
     from dalsegno.targets.base import Target
 
 ROOT_HOME = Path("/var/lib/dalsegno")
@@ -55,7 +56,8 @@ class ClusterPlace:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Block other changes to the cluster and, once they have finished their current node, the target's daemons."""
+        """Hold two locks: one keeps other commands from changing the cluster, the other keeps the target's daemons from
+        working on its nodes. A daemon that works on a node finishes that work first."""
         folder = ClusterFolder(self.folder)
         with (
             locked(folder.lock, f"cluster {self.name}"),
@@ -74,7 +76,8 @@ def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
 
 
 def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> ClusterPlace:
-    """Return the cluster with this name, the one that $DALSEGNO_CLUSTER names, or the only one."""
+    """Return the cluster with this name. Without a name, return the one that $DALSEGNO_CLUSTER names, or the only
+    one."""
     wanted = name or env.get("DALSEGNO_CLUSTER") or ""
     known = {place.name: place for place in places(env)}
     if wanted in known:
@@ -137,7 +140,7 @@ def owner_of(place: ClusterPlace) -> int | None:
 
 
 def may_change(place: ClusterPlace) -> None:
-    """Raise if this user may not change the cluster."""
+    """Raise an error if this user may not change the cluster."""
     if place.folder.exists() and not os.access(place.folder, os.W_OK):
         owner = owner_of(place)
         name = user_of(owner) if owner is not None else owner_name(place.folder)
@@ -165,7 +168,8 @@ class SlurmHere:
 
 
 def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere:
-    """Return the named cluster, else the one this shell uses, else Dal Segno's only one, else the machine's own."""
+    """Return the Slurm of the named cluster. Without a name, return that of this shell, else of Dal Segno's only
+    cluster, else the machine's own."""
     if not name and env.get("SLURM_CONF"):
         return _ambient(env)
     if not (name or env.get("DALSEGNO_CLUSTER") or places(env)) and shutil.which("sinfo", path=env.get("PATH")):
@@ -206,7 +210,8 @@ def _find_watcher(env: Mapping[str, str]) -> Path | None:
 
 
 def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> SlurmHere:
-    """Return the Slurm of a run, from the environment saved with the run. The cluster of this shell does not matter."""
+    """Return the Slurm of a run, from the environment that was saved with the run. The cluster of the present shell
+    does not matter."""
     kept = {key: value for key, value in env.items() if key not in _CLUSTER_VARIABLES}
     return _ambient({**kept, **{key: saved[key] for key in _CLUSTER_VARIABLES if key in saved}})
 
@@ -222,6 +227,21 @@ def folder_of(env: Mapping[str, str]) -> ClusterFolder | None:
     return ClusterFolder(Path(env["SLURM_CONF"]).parents[1]) if cluster_id(env) else None
 
 
+def applied_cluster(slurm: SlurmHere, env: Mapping[str, str] = os.environ) -> Cluster | None:
+    """Return the cluster of the last `up`; None if Dal Segno did not create the cluster.
+
+    A login node of a cloud has only the facts of the cluster file, because the state folder is on the head. It uses
+    Slurm as the platform has set it up, so SLURM_CONF does not identify the cluster.
+    """
+    folder = folder_of(slurm.env)
+    if folder is not None:
+        return read_applied(folder)
+    if places(env) or inside_a_host():
+        return None
+    described = [ClusterFolder(each.parent) for base in homes(env) for each in base.glob("clusters/*/cluster.json")]
+    return read_applied(described[0]) if len(described) == 1 else None
+
+
 def silence(slurm: SlurmHere) -> DalsegnoError | None:
     """Return an error if SLURM_CONF names no file, or if Dal Segno created the cluster and slurmctld does not run.
 
@@ -235,7 +255,7 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
     folder = folder_of(slurm.env)
     if folder is None or inside_a_host():
         return None
-    return None if registry.open_existing(folder.root).slurm_runs() else no_answer(f" of {folder.name}")
+    return None if registry.open_existing(folder.root).slurm_runs() else no_answer(folder.name)
 
 
 def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
@@ -267,9 +287,9 @@ def has_fabric(slurm: SlurmHere) -> bool:
     return not inside_a_host() and not isinstance(target_of(slurm), HasVirtualNodes)
 
 
-def no_answer(of: str = "") -> DalsegnoError:
+def no_answer(cluster: str = "") -> DalsegnoError:
     hint = "`dalsegno status` shows the daemons, `dalsegno up` starts what is missing"
-    return DalsegnoError(f"slurmctld{of} does not answer", hint=hint)
+    return DalsegnoError(f"slurmctld{f' of {cluster}' if cluster else ''} does not answer", hint=hint)
 
 
 def is_gone(saved: Mapping[str, str], cluster: str) -> bool:
@@ -284,14 +304,15 @@ _CLUSTER_VARIABLES = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")
 
 
 def images_home(env: Mapping[str, str] = os.environ) -> Path:
-    """Return the image folder: $DALSEGNO_IMAGES, else the one of this shell's cluster, else `images` in the home."""
+    """Return the image folder: $DALSEGNO_IMAGES, else the folder of this shell's cluster, else `images` in the home."""
     if env.get("DALSEGNO_IMAGES"):
         return Path(env["DALSEGNO_IMAGES"]).absolute()
     return Path(_cluster_images(env) or home(env) / "images")
 
 
 def unpacked_homes(env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders with this user's unpacked images: in the home's clusters, this shell's cluster, this host."""
+    """Return the folders with this user's unpacked images: those of the clusters in the home, of this shell's cluster,
+    and of this host."""
     here = folder_of(env)
     clusters = [ClusterFolder(each) for each in sorted((home(env) / "clusters").glob("*/"))]
     kept = [each.unpacked for each in [*clusters, *([here] if here else [])]]

@@ -23,7 +23,7 @@ from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.machines import ReturnsNodes
 from dalsegno.targets.registry import open_existing
 
-SLURM_S = 15.0  # time limit for Slurm's commands, which report sooner that slurmctld does not answer
+SLURM_S = 15.0  # time limit for Slurm's commands; they fail sooner if slurmctld does not answer
 
 
 def main(arguments: list[str]) -> int:
@@ -54,7 +54,8 @@ class ClusterSite:
 
     @cached_property
     def slurm_users(self) -> frozenset[str]:
-        """Return the users that slurmctld may run as; without root, slurmctld runs as the cluster's owner."""
+        """Return the users that slurmctld may run as. If the cluster was created without root, slurmctld runs as the
+        cluster's owner."""
         return SLURM_USERS | {owner_name(self.folder.root)}
 
     def policy(self) -> Policy:

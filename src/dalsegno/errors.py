@@ -19,7 +19,7 @@ class DalsegnoError(Exception):
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs an extra of this package for the Python that runs now."""
+    """Return the `pip` command that installs one of this package's extras into the current Python."""
     import shlex
     import sys
 
@@ -27,22 +27,28 @@ def install_hint(extra: str) -> str:
 
 
 class UsageError(DalsegnoError):
-    """The command line itself is wrong."""
+    """The command-line arguments are invalid."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One error in a file that the user wrote: `what`, `where` (file:line), and a hint on how to fix it."""
+    """One error in a file that the user wrote, and a hint on how to fix it. `line` is 0 for the file as a whole."""
 
     what: str
-    where: str = ""
+    file: str = ""
     hint: str = ""
+    line: int = 0
+
+    @property
+    def where(self) -> str:
+        """The place in the form `file:line`, for messages."""
+        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 class SpecError(DalsegnoError):
-    """All errors in a cluster file."""
+    """The errors found in a cluster file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         first = problems[0]
@@ -51,7 +57,7 @@ class SpecError(DalsegnoError):
 
 
 class CommandFailed(DalsegnoError):
-    """A command that we ran failed."""
+    """A command that Dal Segno ran has failed."""
 
     def __init__(self, argv: Sequence[str], exit_code: int, stderr: str, *, host: str = "", hint: str = "") -> None:
         import shlex
@@ -66,7 +72,7 @@ class CommandFailed(DalsegnoError):
 
 
 class CommandTimedOut(CommandFailed):
-    """A command that we ran did not end in time and was killed."""
+    """A command that Dal Segno ran exceeded its time limit and was killed."""
 
     def __init__(self, argv: Sequence[str], timeout_s: float | None, *, host: str = "", hint: str = "") -> None:
         super().__init__(argv, 124, f"no answer within {timeout_s} s", host=host, hint=hint)

@@ -32,18 +32,18 @@ def expand(text: str) -> list[str]:
 
 def compress(names: Iterable[str]) -> str:
     """Return the short form that expands to the same names in the same order: n1, n2, x → `n[1-2],x`."""
-    groups: list[tuple[str, list[_Run]]] = []
+    groups: list[tuple[str, list[_NumberRange]]] = []
     for name in names:
         prefix, digits = _split_number(name)
         if groups and digits and groups[-1][0] == prefix and groups[-1][1]:
             _add(groups[-1][1], digits)
         else:
-            groups.append((prefix, [_Run(digits)] if digits else []))
+            groups.append((prefix, [_NumberRange(digits)] if digits else []))
     return ",".join(_written(prefix, runs) for prefix, runs in groups)
 
 
-class _Run:
-    """A range of consecutive numbers that are padded to the same width."""
+class _NumberRange:
+    """A range of consecutive numbers, all padded to the same width."""
 
     def __init__(self, digits: str) -> None:
         self.first = digits
@@ -59,7 +59,8 @@ class _Run:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return the known name closest to a misspelt one, or "". Names that differ only in their number do not count."""
+    """Return the known name closest to a misspelt one; "" if none is close. A name that differs only in its number does
+    not count."""
     from difflib import get_close_matches
 
     stem = name.rstrip(_DIGITS)
@@ -67,14 +68,14 @@ def closest(name: str, known: Iterable[str]) -> str:
     return found[0] if found else ""
 
 
-def _add(runs: list[_Run], digits: str) -> None:
+def _add(runs: list[_NumberRange], digits: str) -> None:
     if runs[-1].takes(digits):
         runs[-1].last = digits
     else:
-        runs.append(_Run(digits))
+        runs.append(_NumberRange(digits))
 
 
-def _written(prefix: str, runs: list[_Run]) -> str:
+def _written(prefix: str, runs: list[_NumberRange]) -> str:
     if not runs:
         return prefix
     if len(runs) == 1 and runs[0].first == runs[0].last:

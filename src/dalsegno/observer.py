@@ -1,7 +1,7 @@
 """The program `observer`: serve the metrics and the web page of the cluster in a state folder.
 
-It is a process of its own, so that neither a scrape nor a browser delays recovery. It may be killed at any time, and
-it waits for a controller and for a slurmctld that do not answer.
+It runs in a separate process, so that neither a scrape nor a browser delays recovery, and can be killed at any time. If
+the controller or slurmctld does not answer, the observer waits for it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from dalsegno.web.actions import ActionRunner
 from dalsegno.web.app import WebApp, WebSite
 from dalsegno.web.data import ClusterData
 from dalsegno.web.live import LivePicture
-from dalsegno.web.login import LoginServer
-from dalsegno.web.sessions import Sessions
+from dalsegno.web.login import LoginServer, role_on_cluster
+from dalsegno.web.sessions import Sessions, WebRole
 from dalsegno.web.sources import ClusterReader
 
 log = logging.getLogger("observer")
@@ -79,7 +79,7 @@ def parse_options(arguments: Sequence[str]) -> ObserverOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the observer until it is told to stop; return the exit code."""
+    """Run the observer until it receives a signal to stop; return the exit code."""
     start_logging("observer")
     gc.set_threshold(200_000)  # parsing a long queue creates many objects that garbage collection would scan in vain
     stopped = threading.Event()
@@ -140,7 +140,8 @@ def serve(options: ObserverOptions, stopped: threading.Event) -> None:
     app = WebApp(_site(folder, address), live, sessions, data, actions, MetricsEndpoint(collector, token))
     server = HttpServer(address.open(), app.handle)
     name_of = partial(_name_user, target)
-    login = LoginServer(folder.root, sessions, str(address), lambda: target().owner(), name_of)
+    role_of = partial(_role_of, target)
+    login = LoginServer(folder.root, sessions, str(address), role_of, name_of)
     with contextlib.ExitStack() as stack:
         for each in (collector, live, login, server):
             each.start()
@@ -155,13 +156,18 @@ def _open(folder: ClusterFolder) -> Target:
     return open_existing(folder.root)
 
 
+def _role_of(target: Callable[[], Target], uid: int) -> WebRole:
+    return role_on_cluster(uid, target().owner())
+
+
 def _name_user(target: Callable[[], Target], uid: int) -> str:
     try:
         return name_user(target(), uid)
-    except DalsegnoError:  # the target cannot look up the name
+    except DalsegnoError:  # the target cannot look up the name: ask this machine
         return user_of(uid)
 
 
 def _site(folder: ClusterFolder, address: ListenAddress) -> WebSite:
     names = frozenset({address.host, socket.gethostname().lower()})
-    return WebSite(folder.name, f"dalsegno-{folder.id}", names, folder.drills, folder.evidence)
+    login = f"dalsegno web --cluster {folder.name}"
+    return WebSite(folder.name, f"dalsegno-{folder.id}", names, folder.drills, folder.evidence, login)

@@ -24,6 +24,8 @@ PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)`
     "node-agent": "dalsegno.node_agent.agent",
     "job-scratch": "dalsegno.system.job_scratch",
     "directory-accounts": "dalsegno.users.ldap_directory",
+    "sudo-session": "dalsegno.system.sudo_session",
+    "web-login": "dalsegno.system.passwords",
     "remove-home": "dalsegno.setup.machine_accounts",
     "storage-probe": "dalsegno.storage.probe",
     "container-plugin": "dalsegno.containers.native",
@@ -33,16 +35,24 @@ PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)`
     "bench-storage": "dalsegno.bench.node.storage_measure",
     "bench-versions": "dalsegno.bench.node.versions_measure",
     "agent-secrets": "dalsegno.targets.cloud.agent_secrets",
+    "slurm-policy": "dalsegno.targets.cloud.slurm_policy",
     "hyperpod-partitions": "dalsegno.targets.hyperpod.partitions",
+    "hyperpod-containers": "dalsegno.targets.hyperpod.containers",
 }
 
 
-# The command that starts a program on hosts where our code is installed. The program's name follows it.
-HOST_LAUNCHER = ("python3", "-I", "/opt/dalsegno/current/dalsegno/programs.py")
+# The command that starts a program on hosts where our code is installed. The program's name follows it. The first line
+# of the installed command names the interpreter that was chosen for our code; `python3` may be too old.
+_START_THERE = (
+    "read -r python _ < /usr/local/bin/dalsegno && "
+    'exec "${python#??}" -I /opt/dalsegno/current/dalsegno/programs.py "$@"'
+)
+HOST_LAUNCHER = ("/bin/sh", "-c", _START_THERE, "dalsegno")
 
 
 def launcher() -> tuple[str, ...]:
-    """Return the command that starts a program, without the program's name. It works on all hosts with these files."""
+    """Return the command that starts a program, without the program's name. The command works on all hosts with these
+    files."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
 
 
@@ -55,7 +65,7 @@ def user_argv(python: str) -> list[str]:
     return [python, "-c", _IMPORT.format(own=str(Path(__file__).resolve().parents[1]))]
 
 
-# `-m dalsegno` would import from the working directory or the user's PYTHONPATH. These fixed paths do not.
+# `-m dalsegno` would import from the working directory or the user's PYTHONPATH, so fixed paths are used instead.
 _START = "import sys; sys.path[:0] = {own!r}; sys.path += {others!r}; from dalsegno.cli.main import main; main()"
 
 

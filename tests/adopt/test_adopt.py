@@ -77,7 +77,7 @@ def test_policy_limits_switches_and_users_are_described():
     assert (ana.name, ana.accounts, ana.default_account) == ("ana", ("nlp", "vision"), "vision")
 
 
-def test_what_the_file_has_no_words_for_is_a_comment():
+def test_setting_without_a_key_in_the_file_becomes_a_comment():
     text = text_of(found_in("slurm-23.11"))
     said = "\n".join(remarks(text))
     for part in (
@@ -117,7 +117,7 @@ def test_nodes_of_a_platform_keep_their_sizes():
     }
 
 
-def test_hostile_names_neither_break_the_file_nor_leave_their_place():
+def test_hostile_names_do_not_break_the_file():
     found = found_in("hostile")
     text = text_of(found)
     data = yaml.safe_load(text)
@@ -168,11 +168,11 @@ def reach(found: FoundCluster) -> dict[str, Reach]:
     return {each.command: each.reach for each in find_abilities(found)}
 
 
-def test_abilities_say_what_works_for_whom():
+def test_abilities_say_who_can_use_each_command():
     found = found_in("slurm-23.11", user="ana")
     assert {reach(found)[each] for each in ("run", "torchrun", "bench", "exporter", "why")} == {Reach.USER}
     assert reach(found)["run --container-image"] is Reach.ADMINISTRATOR
-    assert reach(found)["web"] is Reach.NOBODY
+    assert reach(found)["web"] is Reach.USER
     exporter = next(each.text for each in find_abilities(found) if each.command == "exporter")
     assert "PrivateData hides jobs, users" in exporter
 

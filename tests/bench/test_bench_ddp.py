@@ -47,7 +47,7 @@ def bench(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subproce
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
-    """Return the exit codes and outputs of two ranks, which are started as torchrun starts them."""
+    """Start two ranks as torchrun does, and return their exit codes and outputs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     world = {
@@ -92,15 +92,15 @@ def test_data_parallel_without_gpus_has_a_reason_instead_of_times(report: dict[s
 
 
 def test_counted_and_computed_bytes_match_the_kernel(report: dict[str, Any]):
-    """The check includes torch's own DDP and all-reduce, because gloo's all-reduce is a ring."""
+    """Torch's own DDP is checked too: gloo's all-reduce is a ring, so its bytes can be computed."""
     sent = {
         each["name"]: (rank["sent_bytes"], rank["tcp_bytes"]) for each in report["rungs"] for rank in each["traffic"]
     }
     if any(tcp is None for _, tcp in sent.values()):
-        pytest.skip("this kernel does not tell")
+        pytest.skip("this kernel does not count the bytes")
     framing = 20_000  # bytes of gloo's headers and of the barrier before each step
     assert {name: pair for name, pair in sent.items() if not 0 <= pair[1] - pair[0] < framing} == {}
-    assert sent["ddp"][0] == report["gradient_bytes"]  # 2(N-1)/N of the bytes, with two ranks
+    assert sent["ddp"][0] == report["gradient_bytes"]  # a ring sends 2(N-1)/N of the bytes: all, for N = 2
 
 
 def test_overlap_sends_before_the_backward_pass_ends_and_buckets_after_it(report: dict[str, Any]):

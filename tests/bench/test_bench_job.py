@@ -89,7 +89,7 @@ def test_without_any_program_the_message_names_the_host():
 
 
 def test_a_module_is_loaded_before_its_program_is_looked_for(tmp_path: Path):
-    """A login shell defines `module` as a function, as Lmod and Environment Modules do. It extends PATH."""
+    """A login shell defines `module` as a function, as Lmod and Environment Modules do. The function extends PATH."""
     (tmp_path / "tools").mkdir()
     program(tmp_path / "tools")
     lines = f'module() {{ [ "$*" = "load nccl-tests/2.19" ] && PATH="$PATH:{tmp_path}/tools"; }}\n'
@@ -113,7 +113,7 @@ def test_make_gets_the_folders_that_are_given():
     ]
 
 
-# Compiling, with make and a Makefile that stands in for that of nccl-tests
+# Compilation, with make and a stand-in for the Makefile of nccl-tests
 
 
 MAKEFILE = "all:\n\tmkdir -p build\n\ttouch build/all_reduce_perf build/mpi-$(MPI)\n"
@@ -140,7 +140,7 @@ def test_a_failed_build_shows_the_compiler_and_what_to_set(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["nothing", "file", "folder"])
-def test_what_is_not_a_source_is_refused(tmp_path: Path, name: str):
+def test_invalid_source_of_nccl_tests_is_refused(tmp_path: Path, name: str):
     (tmp_path / "file").write_text("no archive")
     (tmp_path / "folder").mkdir()
     made = CliRunner().invoke(build, [str(tmp_path / name)])

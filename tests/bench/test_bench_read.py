@@ -30,7 +30,7 @@ def read(*words: str, text: str | None = None) -> Result:
      ([P5], 5, "UNKNOWN"), ([OCI_1, "--nodes", "4"], 1, "FAIL"), ([P5, "--instance", "p4d.24xlarge"], 4, "IMPOSSIBLE"),
      ([OCI_1, OCI_2], 3, "DEGRADED"), ([OCI_2, "--instance", "p5.48xlarge"], 5, "UNKNOWN")],
 )  # fmt: skip
-def test_exit_code_tells_the_worst_verdict(words: list[str], code: int, level: str):
+def test_exit_code_is_that_of_the_worst_verdict(words: list[str], code: int, level: str):
     shown = read(*words)
     assert shown.return_value == code
     assert any(line.startswith(level) for line in shown.output.splitlines())
@@ -169,12 +169,12 @@ def test_tables_with_one_row_are_drawn_beside_longer_ones():
 
 
 def squares(picture: Picture) -> list[Box]:
-    """Return the marks of points."""
+    """Return the point markers."""
     return [each for each in picture.shapes if isinstance(each, Box) and (each.width, each.height) == (6, 6)]
 
 
 def decode(data: bytes) -> tuple[int, int, list[bytes]]:
-    """Return width, height and rows of a PNG file, after checking the sums of its parts."""
+    """Return width, height and rows of a PNG file, after verifying the checksums of its chunks."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     at, parts = 8, {}
     while at < len(data):

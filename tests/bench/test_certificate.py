@@ -123,7 +123,7 @@ def test_parts_of_a_later_version_are_left_out():
 # Comparison
 
 
-def test_what_got_worse_comes_first_and_small_differences_are_left_out():
+def test_worse_figures_come_first_and_small_differences_are_left_out():
     def made(fast: float, start: float, steady: float, level: BenchLevel) -> Certificate:
         pairs = (CertifiedFigure("n1 - n2", fast, "GB/s"), CertifiedFigure("n1 - n3", steady, "GB/s"))
         starts = CertifiedFigure("start", start, "s", BetterFigure.LOWER)
@@ -146,7 +146,7 @@ def test_a_longer_time_is_worse():
     assert (change.trend, change.share) == (CertificateTrend.WORSE, 2.0)
 
 
-def test_what_is_no_longer_measured_is_named():
+def test_figure_that_is_no_longer_measured_is_named():
     old = certificate(part(CertifyPart.GEMM, PASS, CertifiedFigure("n1 GPU 0", 1.0, "TFLOP/s")))
     (whole,) = compare_certificates(old, certificate(not_measured(CertifyPart.GEMM, "no torch")))
     (single,) = compare_certificates(old, certificate(part(CertifyPart.GEMM, PASS)))
@@ -347,8 +347,8 @@ def test_names_of_others_are_escaped_on_the_page():
 
 
 def test_progress_of_a_part_has_no_clock_and_no_lines_of_a_table():
-    told: list[str] = []
-    say = prefixed(told.append, "collectives")
+    lines: list[str] = []
+    say = prefixed(lines.append, "collectives")
     for line in ("  1.2 s  waiting for nodes", "  1.3 s  # Using devices", "# nThread 1", "", "measuring"):
         say(line)
-    assert told == ["collectives: waiting for nodes", "collectives: measuring"]
+    assert lines == ["collectives: waiting for nodes", "collectives: measuring"]

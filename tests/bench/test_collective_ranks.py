@@ -1,4 +1,4 @@
-"""All collectives on two real ranks with gloo, measured in one pair of processes: importing torch takes seconds."""
+"""All collectives on two real ranks with gloo, in one pair of processes, because importing torch takes seconds."""
 
 from __future__ import annotations
 

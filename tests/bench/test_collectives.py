@@ -72,7 +72,7 @@ def test_nccl_tests_get_the_same_settings():
     }  # fmt: skip
 
 
-# 100 floats among 3 ranks: 33 each, rounded down to 16 bytes, which are 4 floats
+# 100 floats among 3 ranks are 33 each, rounded down to 32: a multiple of 16 bytes, which are 4 floats
 @pytest.mark.parametrize(
     ("test", "counts"),
     [

@@ -240,7 +240,7 @@ def test_extreme_sizes_still_give_numbers():
     assert shown.exception is None and "nan" not in shown.output and "inf" not in shown.output
 
 
-def test_numbers_are_read_and_written_as_people_do():
+def test_numbers_with_unit_suffixes_are_read_and_written():
     assert [parse_count(text, "--params") for text in ("70B", "1.4t", "7e9", "125M")] == [7e10, 1.4e12, 7e9, 1.25e8]
     for wrong in ("", "-1", "0", "1e99", "70 B B", "9" * 40):
         with pytest.raises(UsageError):

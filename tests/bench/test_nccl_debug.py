@@ -1,4 +1,4 @@
-"""What NCCL's log lines show: the network, links, ranks and algorithm, and the advice for them."""
+"""Tests of reading NCCL's log lines: network, links, ranks and algorithm, and the advice on them."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def test_processes_that_ran_alone_are_found_in_the_log_of_nccl():
 
 
 def test_real_output_of_one_rank_has_no_verdict_and_no_false_cause():
-    """The file was printed by nccl-tests 2.19.6 with NCCL 2.28.9 on one H200.
+    """nccl-tests 2.19.6 printed the file with NCCL 2.28.9 on one H200.
 
     With a single rank, NCCL logs its size four times.
     """
@@ -141,6 +141,6 @@ def test_error_of_a_rank_is_the_verdict_with_its_own_hint():
     assert [hint.partition(":")[0] for hint in report.hints()] == ["check the GPUs of the node that the error names"]
 
 
-def test_hint_tells_how_to_get_a_log_where_there_is_none():
+def test_hint_says_how_to_get_a_missing_log():
     slow = (RECORDED / "nccl-tests-2.13/2x-BM.GPU4.8.txt").read_text()
     assert "NCCL_DEBUG=INFO" in read_reports("log", slow)[0].hints()[0]

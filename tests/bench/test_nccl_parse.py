@@ -113,13 +113,13 @@ PREFIXES = {
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES.keys())
-def test_what_a_launcher_puts_in_front_of_lines_is_removed(prefix: str):
+def test_line_prefixes_of_a_launcher_are_removed(prefix: str):
     text = recorded("nccl-tests-2.19.6/all_reduce.txt")
     read = only("".join(f"{prefix}{line}\n" for line in text.splitlines()))
     assert render(read) == text
 
 
-def test_tables_of_ranks_that_are_mixed_are_told_apart_by_their_prefix():
+def test_mixed_tables_of_several_ranks_are_separated_by_their_prefix():
     lines = recorded("nccl-tests-2.19.6/all_reduce.txt").splitlines()
     mixed = "".join(f"{rank}: {line}\n" for line in lines for rank in range(4))
     tables = read_tables(mixed)
@@ -177,7 +177,7 @@ def test_log_that_is_cut_off_keeps_its_complete_rows():
     assert table.out_of_bounds is None and not table.concluded
 
 
-def test_footer_tells_wrong_data_and_a_missed_minimum():
+def test_footer_shows_wrong_data_and_a_missed_minimum():
     text = (
         recorded("nccl-tests-2.19.6/all_reduce.txt").replace(": 0 OK", ": 7 FAILED").replace(": 464.075 ", ": 4 FAILED")
     )

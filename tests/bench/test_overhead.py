@@ -1,7 +1,7 @@
-"""What our measurements add to the bare torch calls, side by side in one process.
+"""The overhead of our measurements over bare torch calls, measured side by side in one process.
 
 The fastest of many rounds is compared, and the limits are wider than the figures in docs/performance.md.
-`benchmarks/collectives.py` and `benchmarks/bench_gpu.py` hold the exact limits of 3 %.
+`benchmarks/collectives.py` and `benchmarks/bench_gpu.py` check the exact limit of 3 %.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ print(json.dumps([min(ours) / min(alone), min(product) / min(matmul)]))
 
 @pytest.fixture(scope="module")
 def ratios() -> tuple[float, float]:
-    """Return our times divided by the bare ones: of an all-reduce, and of a matrix product."""
+    """Return our times divided by those of bare torch, for an all-reduce and for a matrix product."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

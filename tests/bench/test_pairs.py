@@ -1,4 +1,4 @@
-"""Which pairs are measured at once, and which node or link is named as bad."""
+"""Tests of which pairs are measured at the same time, and of which node or link is named as bad."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_bisection_of_a_healthy_cluster_takes_one_measurement(count: int):
     assert (step.faults, rounds_used) == ((), 1)
 
 
-def test_two_nodes_cannot_tell_which_of_them_is_slow():
+def test_slow_node_of_a_pair_is_not_identified_without_a_third():
     step, _ = search(NODES[:2], [NODES[0]])
     assert (step.faults, step.unsure) == ((), ("gpu-00", "gpu-01"))
 

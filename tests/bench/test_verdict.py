@@ -79,7 +79,7 @@ def test_published_table_of_two_p5_passes_and_nvlink_limits_it():
     ]
 
 
-def test_published_table_of_one_bm_gpu4_passes_without_being_told_the_machine():
+def test_published_table_of_one_bm_gpu4_passes_without_a_named_machine():
     verdict = verdict_of("nccl-tests-2.13/1x-BM.GPU4.8.txt")
     assert (verdict.level, str(verdict.machines)) == (BenchLevel.PASS, "1 x BM.GPU4.8")
     assert verdict.expected is not None and verdict.expected.by is Bottleneck.NVLINK
@@ -313,7 +313,7 @@ def devices(hosts: list[str], product: str) -> tuple[NcclDevice, ...]:
         # AWS and OCI have the same limits for these machines.
         (["node1", "node2"], "NVIDIA H100 80GB HBM3", "2 x 8 H100"),
         (["node1", "node2"], "NVIDIA A100-SXM4-40GB", "2 x 8 A100"),
-        (["node1"], "NVIDIA A100 80GB PCIe", "8 ranks"),  # this machine lacks the links that the chip could have
+        (["node1"], "NVIDIA A100 80GB PCIe", "8 ranks"),  # a PCIe card, which lacks the links of the SXM form
     ],
 )
 def test_gpus_and_host_names_lead_to_the_instance_type(hosts: list[str], product: str, machine: str):
@@ -342,7 +342,7 @@ def test_unknown_instance_type_and_one_without_gpus_are_refused():
         find_machines(table(78), instance="m5.large")
 
 
-def test_test_is_told_by_the_command_in_the_log_else_by_its_rows():
+def test_name_of_the_test_comes_from_the_command_in_the_log_else_from_its_rows():
     (unnamed,) = read_tables((RECORDED / "nccl-tests-2.11.0/all_gather.txt").read_text())
     assert name_test(unnamed).test is NcclTest.UNKNOWN
     assert name_test(unnamed, read_hints("srun ./build/all_gather_perf -b 8")).test is NcclTest.ALL_GATHER
@@ -389,7 +389,7 @@ def test_a_verdict_names_no_bottleneck_that_its_limit_contradicts():
     assert "NVLink" in limit and "network-bound" not in first
 
 
-def test_an_impossible_bandwidth_says_nothing_about_rings():
+def test_impossible_bandwidth_is_not_explained_by_rings():
     verdict = verdict_of("nccl-tests-2.13/2x-p5.48xlarge.txt", instance="p4d.24xlarge")
     assert verdict.level is BenchLevel.IMPOSSIBLE
     assert not any("ring" in each for each in verdict.sentences())

@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from dalsegno.cli.main import cli
+from dalsegno.errors import UsageError
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a home with cluster `hc`, in a folder whose cluster file names `heal`."""
+    """Return a state folder with the cluster `hc`. The cluster.yaml of the working directory names `heal`."""
     (tmp_path / "home/clusters/hc").mkdir(parents=True)
     (tmp_path / "home/clusters/hc/state.json").write_text("{}")
     (tmp_path / "cluster.yaml").write_text("name: heal\n")
@@ -36,3 +37,10 @@ def test_down_of_unknown_cluster_lists_existing_ones(home: Path) -> None:
     named = CliRunner().invoke(cli, ["down", "other", "--yes"])
     assert named.stderr.splitlines()[1:] == ["hint: existing clusters: hc; to remove one: `dalsegno down hc`"]
     assert (home / "clusters/hc").is_dir()
+
+
+def test_down_of_a_file_is_refused_with_the_name_of_its_cluster(home: Path) -> None:
+    error = CliRunner().invoke(cli, ["down", "cluster.yaml", "--yes"]).exception
+    assert isinstance(error, UsageError)
+    assert error.what == "`down` takes the name of a cluster, and not a file: cluster.yaml"
+    assert error.hint == "`dalsegno down heal`; `dalsegno ls` lists the clusters"

@@ -1,4 +1,4 @@
-"""Which faults and runs a drill removes when it ends, and which it leaves alone."""
+"""Tests of which faults and runs a drill removes when it ends, and which it leaves unchanged."""
 
 from __future__ import annotations
 

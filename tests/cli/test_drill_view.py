@@ -36,7 +36,7 @@ def test_last_step_of_an_earlier_generation_is_named_as_such():
 
 
 def test_message_names_no_nodes_when_all_have_left():
-    """This is the state at the end of the run. "trains on no node" would look like a fault."""
+    """All nodes have left at the end of the run. "trains on no node" would look like a fault."""
     left = replace(status(generation=1), nodes=(RunNodeStatus("n3", NodeRole.SPARE),))
     assert now(TrainedStep(1.0, 40, 2.5, 1), left) == "step 40, loss 2.50, generation 1"
     assert now(TrainedStep(1.0, 40, 2.5, 1), replace(left, generation=2)) == (

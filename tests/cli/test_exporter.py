@@ -1,4 +1,4 @@
-"""`dalsegno exporter`, with commands that print a generated cluster."""
+"""Tests of `dalsegno exporter` with stand-ins for Slurm's commands that print a generated cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a Slurm with 20 nodes and 100 jobs on the PATH."""
+    """Put stand-ins for the commands of a Slurm with 20 nodes and 100 jobs on the PATH."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from generated_slurm import write_commands
 

@@ -1,4 +1,4 @@
-"""Tests of following a run: output on stdout, messages on stderr, the exit code, and ways to leave."""
+"""Tests of following a run: output on stdout, messages on stderr, the exit code, and how to stop following."""
 
 from __future__ import annotations
 
@@ -130,6 +130,20 @@ def test_generation_of_short_run_is_reported(run: RunFolder, follow: Callable[..
     end(run)
     _, err = follow().communicate(timeout=PATIENCE_S)
     assert err.splitlines() == ["generation 1: 1 node, 2 processes", "run train-k3f9x is done after 1:00"]
+
+
+def test_notes_of_one_read_are_printed_once(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
+    for at in (1.0, 2.0):
+        journal.append(run.journal, at, "note", text="n1 has threads")
+    terms = {"coordinator_pid": 1, "updated": time.time() + 3600, "generation": 1, "nodes": members("n1")}
+    tell(run, **terms, message="n1 has threads", note_at=2.0)
+    child = follow()
+    assert child.stderr
+    assert [child.stderr.readline() for _ in range(2)] == ["generation 1: 0 nodes, 0 processes\n", "n1 has threads\n"]
+    journal.append(run.journal, 3.0, "note", text="n1 has threads")
+    end(run)
+    assert child.stderr.readline() == "n1 has threads\n", "it was noted again"
+    assert "n1 has threads" not in child.stderr.read()
 
 
 def test_ctrl_c_in_a_script_cancels_the_run(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,19 @@ import yaml
 from click.testing import CliRunner
 
 from dalsegno.cli.cluster.status import daemon_rows
-from dalsegno.cli.measure.monitor import command, describe_missing, show_status, write_private
+from dalsegno.cli.measure.monitor import command, dashboards, describe_missing, show_status, write_private
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.inject.records import record
-from dalsegno.observe.grafana import grafana_files
+from dalsegno.observe.grafana import PASSWORD, grafana_files
 from dalsegno.observe.missing_data import MetricOrigin, MissingMetric, OriginState
 from dalsegno.observe.prometheus import monitor_files
 from dalsegno.observe.prometheus_client import ScrapeHealth, ScrapeState
+from dalsegno.observe.remote_write import RemoteWriteHealth, WriteState
 from dalsegno.spec.facts import Cluster, Monitoring, facts_to_json
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus
+from dalsegno.targets.folder import ClusterRole
+from dalsegno.targets.hyperpod.folder import HyperPodStage, HyperPodState
+from dalsegno.targets.hyperpod.head import HyperPodHead
 from dalsegno.targets.local.fault_access import only_in_hardware
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.target import LocalTarget
@@ -78,10 +83,46 @@ def test_status_says_what_is_not_known_yet(capsys: pytest.CaptureFixture[str], t
     assert bool(targets) == ("JOB" in shown.out)
 
 
+def test_status_names_a_server_that_does_not_get_the_metrics(capsys: pytest.CaptureFixture[str]):
+    fails = RemoteWriteHealth("https://example.org/write", WriteState.FAILING, 5, "the server refused 3 samples")
+    show_status(layout(), [target(ScrapeState.UP)], [], [fails])
+    shown = capsys.readouterr()
+    assert "the server refused 3 samples" in shown.out and "dalsegno logs --daemon prometheus" in shown.err
+    show_status(replace(layout(), alertmanager=""), [target(ScrapeState.UP)], [])
+    shown = capsys.readouterr()
+    assert "REMOTE WRITE" not in shown.out and "Alertmanager" not in shown.err
+
+
 def test_node_exporters_are_counted_by_host():
     daemons = tuple(DaemonStatus(host, "node-exporter", True) for host in ("head", "n1", "n2"))
     status = ClusterStatus("one", "local", ClusterPhase.UP, daemons=daemons)
     assert daemon_rows(status) == [["node-exporter", "3 hosts", "running"]]
+
+
+def test_head_of_a_cloud_knows_its_prometheus_and_writes_no_configuration_for_another(tmp_path: Path):
+    folder = tmp_path / "clusters/one"
+    folder.mkdir(parents=True)
+    state = HyperPodState(HyperPodStage.UP, "us-east-1", "b", "p", role=ClusterRole.HEAD)
+    (folder / "state.json").write_text(json.dumps(facts_to_json(state)))
+    for on in (False, True):
+        cluster = Cluster("one", "hyperpod", (), (), monitoring=Monitoring(prometheus=on))
+        (folder / "cluster.json").write_text(json.dumps(facts_to_json(cluster)))
+        assert HyperPodHead(folder).has_monitor() is on
+    assert HyperPodHead(folder).monitor_layout().prometheus == "127.0.0.1:9090"
+    assert HyperPodHead(folder).monitor_layout().password_file == str(folder / "secret/monitor-password")
+    env = {"DALSEGNO_HOME": str(tmp_path), "DALSEGNO_CLUSTER": "", "SLURM_CONF": ""}
+    error = CliRunner(env=env).invoke(command, ["config", str(tmp_path / "out")]).exception
+    assert isinstance(error, DalsegnoError) and "only on its own machines" in error.what
+    assert f"{folder}/prometheus" in error.hint and not (tmp_path / "out").exists()
+    exported = CliRunner(env=env).invoke(dashboards, ["export", str(tmp_path / "early")])
+    assert isinstance(exported.exception, DalsegnoError) and not (tmp_path / "early").exists()
+    (folder / "secret").mkdir()
+    (folder / "secret/monitor-password").write_text("hidden")
+    exported = CliRunner(env=env).invoke(dashboards, ["export", str(tmp_path / "grafana")])
+    assert exported.exit_code == 0, exported.output
+    assert (tmp_path / "grafana" / PASSWORD).read_text() == "hidden\n"
+    error = CliRunner(env=env).invoke(command, ["up"]).exception
+    assert isinstance(error, TargetError) and "was created from another machine" in error.what
 
 
 # Panels without data

@@ -73,7 +73,7 @@ def test_line_breaks_in_our_text_are_kept(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("say", ["out.talk('x')", "say('x')"])
 def test_closed_pipe_of_messages_does_not_stop_a_change(tmp_path: Path, say: str):
-    """`dalsegno up 2>&1 | head -1` changes the whole cluster."""
+    """`dalsegno up 2>&1 | head -1` must still apply all changes after `head` has ended."""
     reader, writer = os.pipe()
     os.close(reader)
     code = f"with out.progress() as say:\n    for _ in range(3): {say}\nopen('changed', 'w')"

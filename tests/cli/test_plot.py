@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.cli.training.plot import plot_history, plot_series
+from dalsegno.cli.training.runs import plot_history, plot_series
 from dalsegno.runs.coordinator.reports.history import StepPoint
 
 

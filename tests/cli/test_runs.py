@@ -20,7 +20,7 @@ from dalsegno.errors import NotThere
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.reports.goodput import Goodput, TimeKind, TrainingProgress
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.status import RunPhase, read_status
+from dalsegno.runs.status import RunPhase, SlowRank, read_status
 from dalsegno.spec.facts import facts_to_json
 from tests.cli.runs import end, make_run, members, say, status, tell
 
@@ -211,6 +211,15 @@ def test_show_prints_progress_and_time_shares(tmp_path: Path, call: Call) -> Non
         "snapshots  120 in memory in this generation, 0.004 s each, 3 skipped; 6 saved to disk",
         'with 2 failures in 1:40, disk_every="1s" would lose the least time',
     ]
+
+
+def test_show_names_the_rank_that_the_others_wait_for(tmp_path: Path, call: Call) -> None:
+    run, slow = make_run(tmp_path, "train-k3f9x"), SlowRank(1, "b", 1.8)
+    tell(run, phase=RunPhase.RUNNING, nodes=members("a", "b"), slow_rank=slow)
+    progress_of(run, step_s=0.1)
+    assert f"{slow.sentence()}; see `dalsegno why train-k3f9x`" in call(runs, "show").stdout.splitlines()
+    end(run, slow_rank=slow)
+    assert slow.sentence() not in call(runs, "show").stdout
 
 
 def test_show_in_json_has_status_and_progress(tmp_path: Path, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Tests that a Slurm which does not answer is distinguished from a Slurm which refuses."""
+"""Tests that a Slurm that does not answer is distinguished from one that refuses a request."""
 
 from __future__ import annotations
 

@@ -108,9 +108,13 @@ def test_lost_node_is_named() -> None:
 
 
 def test_coordinator_message_is_reported_once() -> None:
-    noted = status(generation=1, message="the warm parent holds threads: tokenizers")
-    assert describe_changes(RUNS, noted) == ["the warm parent holds threads: tokenizers"]
-    assert describe_changes(noted, noted) == []
+    waits = status(generation=1, message="waiting for another node")
+    assert describe_changes(RUNS, waits) == ["waiting for another node"]
+    assert describe_changes(waits, waits) == []
+
+
+def test_note_is_left_to_the_journal() -> None:
+    assert describe_changes(RUNS, status(generation=1, message="n1 has threads", note_at=130.0)) == []
 
 
 def test_final_message_of_a_run() -> None:

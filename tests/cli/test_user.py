@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dalsegno.cli.cluster.user import _as_json, _fingerprint, _given, _user
 from dalsegno.errors import UsageError
@@ -52,6 +53,13 @@ def test_keys_are_read_from_a_file(tmp_path: Path):
         _given({**NOTHING, "ssh_keys": (str(tmp_path / "absent"),)})
 
 
+def test_keys_are_read_from_standard_input():
+    with CliRunner().isolation(input=f"# my keys\n{KEY}\n"):
+        assert _given({**NOTHING, "ssh_keys": ("-",)})["ssh_keys"] == [KEY]
+    with CliRunner().isolation(input=""), pytest.raises(UsageError, match="- has no SSH public key"):
+        _given({**NOTHING, "ssh_keys": ("-",)})
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
@@ -82,7 +90,7 @@ def test_user_is_shown_with_home_entry_and_fingerprints():
         User("bea", ("users",), "users", ssh_keys=(KEY,), added=True), view(directory="ou=People,dc=local")
     )
     assert (shown["home"], shown["entry"]) == ("/homes/bea", "uid=bea,ou=People,dc=local")
-    # as printed by `ssh-keygen -lf`
+    # The fingerprint that `ssh-keygen -lf` prints for this key
     assert shown["ssh_keys"] == ["SHA256:T7SvZ2cslqpPj6nKzitCBHHlpVF3r3MvLwmFL0fk0IE bea@laptop"]
     of_machine = _as_json(User("cem", (), "", uid=1000), view())
     assert (of_machine["uid"], of_machine["home"], of_machine["from"]) == (1000, None, "file")

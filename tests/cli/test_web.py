@@ -1,4 +1,4 @@
-"""`dalsegno web` where no observer answers. With one, it is tested on a real cluster."""
+"""Tests of `dalsegno web` without an observer; tests/cluster/test_web.py has one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_revoke_is_not_combined(home: Path):
     assert isinstance(invoke(home, "--revoke", "--tunnel"), UsageError)
 
 
-def test_addresses():
+def test_login_and_tunnel_have_the_address_of_the_page():
     assert LOGIN.url() == "http://10.216.0.2:6820/login?token=secret"
     assert LOGIN.url("localhost") == "http://localhost:6820/login?token=secret"
     assert "-L 6820:10.216.0.2:6820" in tunnel_command(LOGIN)

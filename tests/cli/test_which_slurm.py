@@ -1,4 +1,4 @@
-"""Tests of which Slurm a run uses and where its folder is, from the environment."""
+"""Tests of how the environment determines a run's Slurm and its folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tests that commands which need no Linux work on Windows.
 
 There is no Windows here. Instead, modules that Python lacks there are removed in a separate process before our code is
-imported. It forks for every command, so that libraries are imported once.
+imported. That process forks for every command, so that libraries are imported once.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_faulty_cluster_file_is_explained_on_windows(dalsegno: Run, tmp_path: Pa
 
 @pytest.mark.parametrize("command", ["plan", "up", "ls", "status", "down", "runs", "events", "shell", "env", "why"])
 def test_commands_that_need_linux_say_so_on_windows(dalsegno: Run, tmp_path: Path, command: str) -> None:
-    """Some of them find nothing instead, because there is no local cluster."""
+    """Some commands report instead that there is no local cluster."""
     (tmp_path / "cluster.yaml").write_text(FILE)
     done = dalsegno(command)
     assert "Traceback" not in done.stderr

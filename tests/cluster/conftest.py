@@ -99,7 +99,7 @@ class Cli:
 
     @property
     def env(self) -> dict[str, str]:
-        """Return an environment in which `python3` is the one that runs the tests and TMPDIR is known to them."""
+        """Return an environment whose `python3` is that of the tests and whose TMPDIR the tests can inspect."""
         path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
         own = {"DALSEGNO_HOME": self.home, "HOME": self.home, "TMPDIR": self.home / "tmp", "PYTHONPATH": SOURCE}
         return {**os.environ, "PATH": path, **{name: str(value) for name, value in own.items()}}
@@ -116,7 +116,7 @@ class Cli:
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def _warm_words(self, args: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the words of the command to run from the warm process; empty if the command needs its own process."""
+        """Return the arguments for the warm process; empty if the command needs its own process."""
         plain, words = Cli.argv(self), self.argv(*args)
         own = tuple(words[len(plain) :]) if words[: len(plain)] == plain else ()
         if args and args[0] in READING:
@@ -181,7 +181,7 @@ def units_of(cluster_id: str) -> list[str]:
 def have_job_saved(cli: Cli, cluster: str, job: str) -> None:
     """Make slurmctld save the current state of a job, because a killed slurmctld loses unsaved changes.
 
-    The first save may have begun earlier, so this waits for a second one. Each change of a job triggers a save.
+    The first save may have begun earlier, so wait for a second one. Each change of a job triggers a save.
     """
     path = cli.home / "clusters" / cluster / "slurmctld/job_state"
     for number in range(2):
@@ -209,7 +209,7 @@ def cache() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cache_of_nobody() -> Iterator[Path]:
-    """Return such a cache for the user of rootless clusters."""
+    """Return a cache like `cache` for the user of rootless clusters."""
     yield from common_cache("nobody", NOBODY if os.geteuid() == 0 else os.geteuid())
 
 
@@ -266,7 +266,7 @@ def shared(cache: Path) -> Iterator[Cli]:
 
 @pytest.fixture(scope="module")
 def cluster_for_runs(request: pytest.FixtureRequest, cache: Path) -> Iterator[Cli]:
-    """Return virtual hosts for the runs of one module (see `runs.py`): six, or its `NODES`. Tests leave them up."""
+    """Return six virtual hosts, or `NODES` of the test module, for runs (see `runs.py`). Tests leave all hosts up."""
     with taken_down(at_home(cache)) as cli:
         cli.ok("up", cli.file(for_runs(getattr(request.module, "NODES", 6))))
         yield cli

@@ -66,6 +66,42 @@ PartitionName=short Nodes=c[2-3] MaxTime=10 PriorityTier=5
 """
 
 
+# Nodes that exist only while a job needs them. The settings are those of ParallelCluster, with shorter times.
+ON_DEMAND = ("train-dy-train-1", "train-dy-train-2", "train-dy-train-3", "train-dy-train-4")
+POWER_SAVING = """
+SuspendProgram={root}/suspend
+ResumeProgram={root}/resume
+SuspendTime=4
+SuspendTimeout=4
+ResumeTimeout=60
+SuspendRate=0
+ResumeRate=0
+PrivateData=CLOUD
+SlurmctldParameters=idle_on_node_suspend,power_save_interval=1,power_save_min_interval=0
+"""
+RESUME = """#!/bin/sh
+# Start a machine for each node: a slurmd that reports a new boot, in a PID namespace of its own
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+for node in $(scontrol show hostnames "$1"); do
+  mkdir -p {root}/spool/"$node"
+  setsid unshare --pid --fork --kill-child --mount-proc slurmd -D -b -N "$node" \
+    </dev/null >>{root}/machines.out 2>&1 &
+  echo $! >{root}/machines/"$node"
+  echo "up $node" >>{root}/power
+done
+"""
+SUSPEND = """#!/bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+for node in $(scontrol show hostnames "$1"); do
+  if [ -e {root}/machines/"$node" ]; then
+    kill -9 "$(cat {root}/machines/"$node")"
+    rm {root}/machines/"$node"
+  fi
+  echo "down $node" >>{root}/power
+done
+"""
+
+
 @dataclass(frozen=True)
 class Done:
     code: int
@@ -107,8 +143,17 @@ class ForeignCluster:
         self.slurmd[node] = self.start(*argv)
 
     def lose(self, node: str) -> None:
+        if node in ON_DEMAND:
+            os.kill(int((self.root / "machines" / node).read_text()), signal.SIGKILL)
+            (self.root / "machines" / node).unlink()
+            return
         self.slurmd[node].kill()
         self.slurmd[node].wait()
+
+    def powered(self) -> list[str]:
+        """Return the actions of Slurm's power-saving programs, in order, such as "up train-dy-train-1"."""
+        path = self.root / "power"
+        return path.read_text().splitlines() if path.exists() else []
 
     def as_root(self, *argv: str) -> str:
         """Return the output of an administrator's command, whether it succeeds or not."""
@@ -135,7 +180,7 @@ class ForeignCluster:
         return dict(line.split() for line in self.as_root("sinfo", "-h", "-N", "-o", "%N %T").splitlines())
 
     def argv(self, *argv: str) -> list[str]:
-        """Return a command as the user runs it, in the environment of a login shell, which does not know Slurm."""
+        """Return a command as the user runs it, in the environment of a login shell without variables of Slurm."""
         become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
         path = f"{self.home}/venv/bin:/usr/local/bin:/usr/bin:/bin"
         return [
@@ -164,30 +209,54 @@ class ForeignCluster:
 
 
 @contextmanager
-def foreign_cluster() -> Iterator[ForeignCluster]:
-    """Yield the cluster when all nodes are idle. Remove everything afterwards."""
+def foreign_cluster(*, on_demand: bool = False) -> Iterator[ForeignCluster]:
+    """Yield the cluster when all nodes are idle, or with `on_demand` when all are powered down. Remove everything
+    afterwards."""
     root = Path(tempfile.mkdtemp(prefix="ds-foreign-", dir="/tmp"))
     root.chmod(0o755)
+    nodes = ON_DEMAND if on_demand else NODES
     with ExitStack() as daemons:
         daemons.callback(shutil.rmtree, root, ignore_errors=True)
         cluster = ForeignCluster(root, daemons)
-        _write_files(cluster)
+        _write_files(cluster, nodes)
         cluster.holder = _hold_namespace(cluster)
         _start_munged(cluster)
+        if on_demand:
+            daemons.callback(_end_machines, cluster)
         cluster.start("slurmctld", "-D", "-c")
-        for node in NODES:
+        for node in () if on_demand else nodes:
             cluster.boot(node)
-        eventually(lambda: list(cluster.states().values()) == ["idle"] * len(NODES))
+        ready = "idle~" if on_demand else "idle"
+        eventually(lambda: list(cluster.states().values()) == [ready] * len(nodes))
         yield cluster
 
 
-def _write_files(cluster: ForeignCluster) -> None:
+def _end_machines(cluster: ForeignCluster) -> None:
+    """End the machines that the resume program has started."""
+    for path in (cluster.root / "machines").iterdir():
+        with suppress(ProcessLookupError):
+            os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def _write_files(cluster: ForeignCluster, nodes: Sequence[str]) -> None:
     root = cluster.root
-    ports = free_ports(len(NODES) + 1)
-    for name in ("etc-slurm", "slurmctld", "spool", "empty"):
+    ports = free_ports(len(nodes) + 1)
+    for name in ("etc-slurm", "slurmctld", "spool", "empty", "machines"):
         (root / name).mkdir()
-    host, places = socket.gethostname().partition(".")[0], dict(zip(NODES, ports[1:], strict=True))
-    (root / "etc-slurm/slurm.conf").write_text(SLURM_CONF.format(host=host, root=root, port=ports[0], **places))
+    host, places = socket.gethostname().partition(".")[0], dict(zip(nodes, ports[1:], strict=True))
+    common, _, _ = SLURM_CONF.partition("NodeName=")
+    if nodes == ON_DEMAND:
+        conf = common.format(host=host, root=root, port=ports[0]) + POWER_SAVING.format(root=root)
+        for node, port in places.items():
+            conf += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=4000 "
+            conf += "State=CLOUD\n"
+        conf += f"PartitionName=train Nodes={','.join(nodes)} Default=YES MaxTime=1:00:00\n"
+        for name, text in (("resume", RESUME), ("suspend", SUSPEND)):
+            (root / name).write_text(text.format(root=root))
+            (root / name).chmod(0o755)
+    else:
+        conf = SLURM_CONF.format(host=host, root=root, port=ports[0], **places)
+    (root / "etc-slurm/slurm.conf").write_text(conf)
     known = [line for line in Path("/etc/passwd").read_text().splitlines() if f":{UID}:" not in line]
     (root / "passwd").write_text("\n".join([*known, f"{USER}:x:{UID}:{UID}::{cluster.home}:/bin/sh"]) + "\n")
     cluster.home.mkdir(parents=True)
@@ -243,7 +312,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def install(cluster: ForeignCluster, packages: Sequence[str] = NEEDED) -> None:
     """Install a wheel of this project with pip, as the user, into a virtual environment in the home.
 
-    pip and what dalsegno depends on are copied from the environment of the tests, so that no network is needed.
+    pip and the dependencies of dalsegno are copied from the environment of the tests, so that no network is needed.
     """
     library, wheels = cluster.root / "library", cluster.root / "wheels"
     for folder in (library, wheels):

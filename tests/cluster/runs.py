@@ -33,9 +33,9 @@ from tests.waiting import PATIENCE, eventually
 LONG_S = 180.0 * slowness() * PATIENCE  # timeout for actions that take a few seconds on an idle machine
 FEW_S = 90.0 * slowness() * PATIENCE
 
-# Both scripts make steps together until their stop file exists. Every completed step is a line in its log, and one in a
-# file that all ranks of all generations share: generation, rank, step, pid, time. A thread writes such lines with step
-# 0, whatever happens to the other ranks, which shows whether a rank fails to end.
+# In both scripts, all ranks step in lockstep until their stop file exists. Every completed step adds a line to the
+# rank's log and a line to a file that all ranks of all generations share: generation, rank, step, pid, time. A thread
+# adds lines with step 0 to that file, even while other ranks hang or die. These lines show a rank that fails to end.
 STEPPING = """
 import os, socket, sys, threading, time
 
@@ -79,7 +79,8 @@ while True:
 dist.destroy_process_group()
 """
 # Waits for all ranks at every step, over TCP through rank 0. As with gloo, a rank fails if another has ended, and waits
-# forever for one whose host is silent. With `QUICK`, its warm parents start in a tenth of the time that torch takes.
+# forever if the host of another rank is silent. With `QUICK`, its warm parents start in a tenth of the time that torch
+# takes.
 QUICK = ("--framework", "jax", "--preload", "json")  # workers are forked as with torch, but without its imports
 IN_STEP = f"""{STEPPING}
 size = int(os.environ["JAX_NUM_PROCESSES"])
@@ -123,7 +124,7 @@ while done == b".":
 
 
 class Step(NamedTuple):
-    """A completed step of one rank; with step 0, only a sign that it is alive."""
+    """A completed step of one rank. Step 0 only shows that the rank is alive."""
 
     generation: int
     rank: int
@@ -174,7 +175,7 @@ class Run:
         return status
 
     def journal(self, event: str = "", since: float = 0.0) -> list[Entry]:
-        """Return journal entries, of one kind if it is given, from a time on (seconds since 1970)."""
+        """Return the journal entries since a time (seconds since 1970), of one kind if `event` is given."""
         entries = read(self.folder.journal)
         return [each for each in entries if each["at"] >= since and event in ("", each["event"])]
 
@@ -337,7 +338,7 @@ class Run:
         try:
             eventually(
                 lambda: not self.traces(), LONG_S
-            )  # the node agents free the run's shared memory on nodes that it had lost
+            )  # the node agents free the run's shared memory on nodes that the run had lost
         except AssertionError:
             raise AssertionError(f"left behind: {self.traces()}; {self.tail()}") from None
 
@@ -354,7 +355,7 @@ class Run:
         ]
 
     def _shown(self, host: str, name: str) -> str:
-        """Return a name in a host's shared memory, for a folder with its content."""
+        """Return a name in a host's shared memory, followed by its content if the name is that of a folder."""
         with contextlib.suppress(OSError, KeyError):
             return f"{name} {sorted(os.listdir(Path(_shared_memory(_hosts(self.cli)[host])) / name))}"
         return name

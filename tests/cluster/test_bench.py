@@ -1,4 +1,4 @@
-"""Benchmarks on real nodes: nccl-tests' programs, storage, and with torch what the short tests leave out."""
+"""Benchmarks on real nodes: programs of nccl-tests, storage, and torch in the tests marked `long`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ echo "# nThread 1 nGpus 1 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters:
 echo "# Using devices"
 echo "$(hostname): Test CUDA failure util.cu:674 'no CUDA-capable device is detected'"
 exit 2
-"""  # as nccl-tests 2.19.6 do on a node without GPUs
+"""  # as nccl-tests 2.19.6 behaves on a node without GPUs
 
 
 def test_the_error_of_a_program_of_nccl_tests_is_the_verdict(shared: Cli):
@@ -124,7 +124,7 @@ def four(cache: Path) -> Iterator[Cli]:
 
 
 NODE = ("net-slow", "train-3", "--rate", "20mbit")
-LINK = ("link-slow", "train-2", "--peer", "train-4", "--rate", "20mbit")  # not neighbours: no ring has this link
+LINK = ("link-slow", "train-2", "--peer", "train-4", "--rate", "20mbit")  # no ring has this link between non-neighbours
 
 
 def faults_found(cli: Cli, injected: tuple[str, ...], *how: str) -> list[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""`dalsegno certify` on real nodes: the parts without torch each time, all of them with `long`."""
+"""Tests of `dalsegno certify` on real nodes. Parts that need torch are measured only in tests marked `long`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_parts_without_torch_are_measured_judged_and_compared(shared: Cli, t
     levels = {each.part: each.word for each in report.parts}
     for part in (CertifyPart.VERSIONS, CertifyPart.STORAGE):
         assert levels[part] == "PASS", first.err
-    # The agents have checked all nodes.
+    # The node agents have run the checks on all nodes.
     assert levels[CertifyPart.HEALTH] not in ("not measured", "no verdict"), first.err
     assert levels[CertifyPart.PAIRS] == levels[CertifyPart.POWER_CUT] == "skipped"
     assert first.code == report.level.exit_code

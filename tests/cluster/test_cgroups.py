@@ -56,7 +56,7 @@ def works(cli: Cli) -> bool:
 
 
 def steps(cli: Cli) -> list[str]:
-    """Return the remaining folders of steps."""
+    """Return the cgroup folders of steps that still exist."""
     found = cluster_folders(Folder(cli.home / "clusters/one").id)
     return [str(path) for folder in found for path in folder.rglob("step_*")]
 

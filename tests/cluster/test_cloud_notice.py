@@ -1,4 +1,4 @@
-"""Tests of a cloud's notice that it takes a node. The virtual hosts have a metadata service like EC2's."""
+"""Tests of a cloud's notice that it will take a node back. The virtual hosts have a metadata service like EC2's."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ slurm: {{accounting: false}}
 health: {{checks: {NO_LOAD_TESTS}}}
 """
 
-# Two ranks make steps together. A rank that is told to save tells the other, and both save after the same step.
+# Two ranks step together. The rank that is ordered to save informs the other, so that both save after the same step.
 SAVES = f"""{STEPPING}
 import signal
 
@@ -108,12 +108,12 @@ def test_run_saves_and_moves_to_its_spare_when_the_cloud_takes_a_node(on_ec2: Cl
     assert (noticed["node"], noticed["kind"], noticed["deadline"]) == (taken, "spot", notice.deadline)
     assert left["node"] == taken and left["at"] < notice.deadline
     eventually(lambda: "cloud-notice[spot:" in cli.ok("events"))
-    assert "the cloud takes this node" in cli.ok("why", run.id)
+    assert "the cloud provider ends this instance" in cli.ok("why", run.id)
     assert "it is not repaired" in cli.ok("why", taken)
     assert taken in cli.ok("status") and "cloud" in cli.ok("nodes")
     assert run.finish() == 0
 
-    cli.ok("inject", "--clear", taken)  # another machine, which nobody takes
+    cli.ok("inject", "--clear", taken)  # the new machine has no notice
     eventually(lambda: state(cli, taken) == "idle", PINGED_S)
 
 

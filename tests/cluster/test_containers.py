@@ -161,7 +161,7 @@ def someone(request: pytest.FixtureRequest) -> Contained:
 
 
 def owning(cluster: Contained, user: str) -> Contained:
-    """Return a user with a copy of the image that is their own, so that the kernel does not mount it."""
+    """Return a user with their own copy of the image, which the kernel therefore does not mount."""
     image = cluster.image.with_name(f"{user}s.sqsh")
     if not image.exists():
         shutil.copy(cluster.image, image)
@@ -203,10 +203,10 @@ def test_exit_codes_and_signals_are_the_tasks_own(someone: Contained):
 
 
 def test_a_signal_that_is_sent_reaches_the_program(someone: Contained):
-    told = someone.cli.home / f"tmp/told-{someone.uid}"
+    output = someone.cli.home / f"tmp/told-{someone.uid}"
     script = """srun -J told $I sh -c 'trap "echo told; exit 5" USR1; echo ready; while :; do sleep 0.02; done' > $1 &
         until test -s $1; do sleep 0.02; done; scancel --signal=USR1 --name=told; wait $!; echo $?; cat $1"""
-    assert someone.sh(script, str(told)).out.splitlines() == ["5", "ready", "told"]
+    assert someone.sh(script, str(output)).out.splitlines() == ["5", "ready", "told"]
 
 
 def test_tasks_of_a_node_share_memory_files_and_what_they_write(someone: Contained):
@@ -230,14 +230,14 @@ def test_bad_image_is_a_one_line_error_and_drains_no_node(someone: Contained):
         answer = someone.sh(f"srun -n2 -N1 --container-image={home}/tmp/{name} true")
         ours = [line for line in answer.err.splitlines() if line.startswith("dalsegno: ")]
         assert answer.code == NO_CONTAINER and len(ours) == 1, answer
-        assert re.match("dalsegno: train-[12]: container: image /", ours[0]) and why in ours[0]
+        assert re.match(r"dalsegno: train-[12]: container\[125\]: image /", ours[0]) and why in ours[0]
     someone.lines(f"cd {home}/tmp; sbatch -o bad.out --container-image=./missing.sqsh --wrap true")
     eventually(lambda: "missing.sqsh: No such file or directory" in text_of(home / "tmp/bad.out"))
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
 def test_cancelled_step_leaves_nothing_behind(cluster: Contained, ada: Contained, rootless: Contained):
-    """All three steps run at once, because Slurm takes seconds to notice that a step has ended."""
+    """All three steps run at the same time, because Slurm takes seconds to notice that a step has ended."""
     mark, everyone = f"98{os.getpid()}", (cluster, ada, rootless)
     line = f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c '(sleep {mark} &); sleep {mark}'\""
     jobs = [who.lines(line)[0] for who in everyone]
@@ -275,7 +275,7 @@ def test_set_user_id_files_and_devices_of_an_image_grant_no_rights(someone: Cont
 
 
 def test_container_options_take_effect(someone: Contained):
-    """The jobs run at once."""
+    """All jobs run at the same time."""
     shared = someone.cli.home / "tmp"
     (shared / "outside").touch()
     steps = [
@@ -307,7 +307,7 @@ def test_container_options_take_effect(someone: Contained):
 
 
 def test_image_name_cut_off_by_a_shell_comment_is_explained(ada: Contained):
-    """In an #SBATCH line, `#` starts a comment; `\#` does not."""
+    r"""In an #SBATCH line, `#` starts a comment; `\#` does not."""
     script = f"""cd {ada.cli.home}/tmp; printf '#!/bin/sh\n#SBATCH --container-image=%s\ntrue\n' "$1" >cut.sh
         sbatch -H -o /dev/null cut.sh"""
     assert "write \\# for #: localhost:5000\\#IMAGE" in ada.sh(script, "localhost:5000#team/app:v1").err
@@ -358,7 +358,7 @@ def test_named_container_persists_is_shared_while_running_and_private(someone: C
 
 
 def test_container_has_the_requested_namespaces(someone: Contained):
-    """They apply to all of its tasks and to steps that join it; a joining step gets no further ones."""
+    """All tasks of the container and steps that join it share the namespaces. A step that joins gets no new ones."""
     name = f"apart-{someone.uid}"
     line = f"srun -w train-1 --container-name={name}"
     see = "for kind in net ipc uts user; do ls -l /proc/self/ns/$kind; done | grep -o '[a-z]*:\\[.*\\]'"
@@ -650,7 +650,7 @@ def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Con
     assert answer.code == 1 and f"{there}: packing" in answer.err
     assert "one is up, but 1 image could not be imported" in answer.err and f"  {missing}: " in answer.err
     try:
-        # The registry no longer runs.
+        # The registry no longer runs, so `up` must not import anything.
         again = cluster.cli.run("up", cluster.cli.file(listed.replace(f"'{missing}', ", "")))
         assert (again.code, again.err) == (0, "nothing to do: the cluster is as the file says\n")
         without = ada.sh(f"srun -N2 --container-image={there} sh -c 'echo $FROM'")
@@ -731,7 +731,7 @@ def test_run_in_a_container_survives_the_loss_of_its_node(cluster: Contained):
 
 @contextmanager
 def own_settings(cluster: Contained, stacks: Mapping[str, str]) -> Iterator[None]:
-    """Give hosts their own plugstack.conf, and remove the mark that makes the cluster one of ours."""
+    """Give hosts their own plugstack.conf, and remove the file that identifies the cluster as one of ours."""
     etc = cluster.cli.home / "clusters/one/etc"
     try:
         for host, stack in stacks.items():
@@ -759,7 +759,7 @@ def batch(cluster: Contained) -> str:
 
 
 def test_a_node_where_pyxis_is_not_registered_is_named_with_the_commands_that_fix_it(cluster: Contained):
-    """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot; registering is under test."""
+    """Our plugin under Pyxis's file name replaces Pyxis, and a script replaces Enroot: only registering is tested."""
     home = cluster.cli.home
     line = (home / "clusters/one/etc/plugstack.conf").read_text().splitlines()[-1]
     ours = Path(line.split()[1])

@@ -58,7 +58,7 @@ partitions:
 
 @dataclass(frozen=True)
 class Far:
-    """Hosts with their own disks, an sshd, and Slurm's files in the usual place, without marks of Dal Segno."""
+    """Hosts with their own disks, an sshd, and Slurm's files in the usual place, without files of Dal Segno."""
 
     cluster: Contained
     ada: Contained
@@ -69,7 +69,7 @@ class Far:
 
     @property
     def disk(self) -> Path:
-        """A separate disk on each host; plugstack.conf is in a folder of it with a space in its name."""
+        """The mount point of each host's own disk. plugstack.conf is in a subfolder with a space in its name."""
         return self.home / "disk"
 
     @property
@@ -253,7 +253,7 @@ def test_a_file_of_hosts_is_checked_over_ssh_and_hosts_that_do_not_answer_are_na
 
 
 def test_the_printed_commands_register_pyxis_on_hosts_without_it(far: Far):
-    """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot."""
+    """Our plugin under Pyxis's file name replaces Pyxis, and a script replaces Enroot."""
     version = far.cluster.lines("scontrol --version")[0].split()[1]
     ours = build_native(LocalRunner(), far.home / "cache", version)
     pyxis = far.home / "pyxis"

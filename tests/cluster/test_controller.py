@@ -32,7 +32,7 @@ def ask_from(cli: Cli, request: object, *how: str) -> dict[str, object]:
 
 
 def controller_pid(cli: Cli) -> int | None:
-    """Return its PID on the machine, which differs from the one on the head."""
+    """Return the controller's PID on the machine, which differs from its PID on the head."""
     head = host_process(cli.home / "clusters/shared/hosts/head")
     assert head is not None
     found = programs(descendants(head.pid), lambda words: "controller" in words)

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.conftest import at_home, taken_down
 
 pytest.importorskip("torch")
-# test_train.py, test_recovery.py and test_researchers.py show its parts.
+# The ordinary suite tests the parts of the demo in test_train.py, test_recovery.py and test_researchers.py.
 pytestmark = [pytest.mark.waits, pytest.mark.long, pytest.mark.timeout(600)]
 
 

@@ -95,7 +95,7 @@ def of_docker(cli: Cli) -> set[str]:
 
 
 def of_a_docker() -> set[str]:
-    """Return the files that the machine's own Docker would have."""
+    """Return files of a Docker on the machine itself, outside the cluster's hosts."""
     names = ("run/docker*", "run/containerd*", "run/runc*", "var/lib/docker*", "etc/docker/*")
     return {str(path) for name in names for path in Path("/").glob(name)}
 

@@ -18,8 +18,8 @@ srun --container-image=alpine torchrun --nproc_per_node=4 train.py
 
 
 def symptoms(cli: Cli, *words: str) -> dict[str, dict[str, object]]:
-    told = json.loads(cli.run("doctor", "--json", *words).out)
-    return {each["symptom"]: each for each in told["findings"]}
+    result = json.loads(cli.run("doctor", "--json", *words).out)
+    return {each["symptom"]: each for each in result["findings"]}
 
 
 def folder(cli: Cli) -> Path:

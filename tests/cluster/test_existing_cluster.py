@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import HTTPCookieProcessor, Request, build_opener, urlopen
 
 import pytest
 
@@ -14,7 +18,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import read
 from dalsegno.runs.status import RunPhase, RunStatus, read_status
 from dalsegno.system.children import environment, find, owner
-from tests.cluster.foreign import UID, USER, ForeignCluster, foreign_cluster, install
+from tests.cluster.foreign import NODES, UID, USER, ForeignCluster, foreign_cluster, free_ports, install
 from tests.cluster.runs import comm
 from tests.waiting import eventually
 
@@ -78,7 +82,7 @@ def test_adopt_writes_a_valid_file_and_says_what_works(cluster: ForeignCluster):
     found = json.loads(cluster.ok("dalsegno", "adopt", "--output", "-", "--json"))
     assert (found["platform"], found["evidence"], found["gpus"]) == ("plain", [], 0)
     works = {each["command"] for each in found["abilities"] if each["reach"] == "works"}
-    assert {"run", "torchrun", "exporter", "why", "doctor"} <= works
+    assert {"run", "torchrun", "bench", "exporter", "why", "doctor", "web"} <= works
     refused = cluster.user("dalsegno", "up")
     assert refused.code == 1 and "did not create" in refused.err
 
@@ -118,6 +122,35 @@ def test_run_survives_a_lost_worker_and_a_lost_node(cluster: ForeignCluster):
     (cluster.home / "stop").unlink()
 
 
+# All nodes of this cluster are on one machine, so the first task must be named as the host of the rendezvous.
+BATCH = """\
+#!/bin/sh
+#SBATCH --nodes=2 --ntasks-per-node=1 --output=ranks.txt
+srun sh -c 'exec dalsegno torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d \\
+  --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host=$((SLURM_PROCID == 0)) --rdzv-id $SLURM_JOB_ID \\
+  --no-python ./rank.sh'
+echo "ended with $?"
+"""
+
+
+def test_user_replaces_torchrun_in_a_batch_script(cluster: ForeignCluster):
+    (cluster.home / "rank.sh").write_text("#!/bin/sh\necho rank $RANK of $WORLD_SIZE\n")
+    (cluster.home / "rank.sh").chmod(0o755)
+    (cluster.home / "batch.sh").write_text(BATCH.format(port=free_ports(1)[0]))
+    cluster.ok("sbatch", "batch.sh")
+    output = cluster.home / "ranks.txt"
+    eventually(lambda: "ended with" in output.read_text(), LONG_S)
+    lines = output.read_text().splitlines()
+    assert sorted(line for line in lines if line.startswith("rank")) == [f"rank {n} of 4" for n in range(4)], lines
+    assert lines[-1] == "ended with 0"
+
+
+def test_user_measures_storage_on_nodes(cluster: ForeignCluster):
+    words = ("storage", str(cluster.home), "--nodes", "2", "--size", "1M", "--seconds", "0.2", "--json")
+    found = json.loads(cluster.ok("dalsegno", "bench", *words, timeout_s=120))
+    assert all(each["write_mb_per_s"] > 0 and not each["error"] for each in found), found
+
+
 @pytest.mark.long
 def test_training_with_torch_survives_a_lost_node(cluster: ForeignCluster):
     """Run the command from the docs, `dalsegno run --nodes 2 train.py`, with PyTorch in the user's environment."""
@@ -148,6 +181,58 @@ def test_reading_commands_work_without_a_controller(cluster: ForeignCluster):
     shown = json.loads(cluster.ok("dalsegno", "status", "--json"))
     assert {node["name"] for node in shown["nodes"]} == {"c1", "c2", "c3"}
     assert "c1" in cluster.ok("dalsegno", "top", "--once")
+
+
+def test_user_opens_her_own_web_page_and_cancels_a_job_there(cluster: ForeignCluster):
+    """`dalsegno web` shows what Slurm shows the user. Other users of the machine get nothing from it."""
+    job = int(cluster.ok("sbatch", "--parsable", "--wrap", "sleep 300"))
+    others = int(cluster.as_root("sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", "--wrap", "sleep 300"))
+    page = subprocess.Popen(cluster.argv("dalsegno", "web", "--no-open"), stdout=subprocess.PIPE, text=True)
+    try:
+        assert page.stdout
+        url = page.stdout.readline().strip()
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(url.partition("/login")[0], timeout=30)
+        browser = Visit(url)
+        shown = eventually(lambda: found if f"/node/{NODES[0]}" in (found := browser.get("/")) else "")
+        assert "campus" in shown and 'Recovery</h2><p class="figure-value"><b>off' in shown
+        assert "No node agent reports checks." in browser.get("/node/c1")
+        queue = eventually(lambda: found if f"job-{others}" in (found := browser.get("/queue")) else "")
+        assert f"do=cancel&amp;job={job}" in queue and f"do=cancel&amp;job={others}" not in queue
+        assert browser.cancel(job) == 200
+        eventually(lambda: str(job) not in cluster.ok("squeue", "-h", "-o", "%i").split())
+        assert browser.cancel(others) == 403 and str(others) in cluster.ok("squeue", "-h", "-o", "%i").split()
+        assert "/run/" in browser.get("/runs"), "the run of an earlier test"
+        again = json.loads(cluster.ok("dalsegno", "web", "--json"))
+        assert again["role"] == "user" and again["url"] != url
+        assert Visit(again["url"]).get("/runs"), "another address of the same page"
+        (folder,) = cluster.home.glob(".local/state/dalsegno/web/*")
+        assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        page.terminate()
+        cluster.as_root("scancel", str(others), str(job))
+    assert page.wait(30) == 0
+    assert "does not answer" in cluster.user("dalsegno", "web", "--revoke").err
+
+
+class Visit:
+    """A browser that has followed the address to log in."""
+
+    def __init__(self, url: str) -> None:
+        self._open, self._origin = build_opener(HTTPCookieProcessor()).open, url.partition("/login")[0]
+        self._open(url, timeout=30)
+
+    def get(self, path: str) -> str:
+        return str(self._open(f"{self._origin}{path}", timeout=30).read().decode())
+
+    def cancel(self, job: int) -> int:
+        (token,) = set(re.findall(r'name="csrf" value="(\w+)"', self.get("/")))
+        form = f"do=cancel&job={job}&csrf={token}".encode()
+        try:
+            sent = Request(f"{self._origin}/do", form, {"Origin": self._origin})
+            return int(self._open(sent, timeout=30).status)
+        except HTTPError as error:
+            return error.code
 
 
 def wait_for_generation(run: RunFolder, number: int) -> None:

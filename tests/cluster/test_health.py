@@ -54,10 +54,10 @@ def reason(cli: Cli, node: str) -> str:
 
 
 def test_health_checks_a_node_by_name(cli: Cli) -> None:
-    told = json.loads(cli.ok("health", "--node", "train-3", "--json", "-x", "validation"))
-    assert told["node"] == "train-3"
-    assert {each["verdict"] for each in told["findings"]} == {"passed"}
-    assert {"gpu-ecc", "slurmd", "munge", "file-systems"} <= {each["check"] for each in told["findings"]}
+    result = json.loads(cli.ok("health", "--node", "train-3", "--json", "-x", "validation"))
+    assert result["node"] == "train-3"
+    assert {each["verdict"] for each in result["findings"]} == {"passed"}
+    assert {"gpu-ecc", "slurmd", "munge", "file-systems"} <= {each["check"] for each in result["findings"]}
     answer = cli.run("health", "--node", "trian-3")
     assert answer.code == 2 and "did you mean `train-3`?" in answer.err
 
@@ -80,8 +80,8 @@ def test_slurm_health_check_drains_a_node_with_a_reason(cli: Cli) -> None:
 def test_prolog_check_keeps_jobs_off_a_busy_node(cli: Cli) -> None:
     """While jobs run, Slurm's health check does not report faults that matter only on an idle node."""
     assert cli.ok("shell", "--", "srun", "-w", "train-1", "--gpus=1", "hostname").strip() == "train-1"
-    told = cli.home / "clusters/one/hosts/train-1/telemetry.json"
-    write_telemetry(told, with_gpu(read_telemetry(told), 0, memory_used_mib=4000))
+    file = cli.home / "clusters/one/hosts/train-1/telemetry.json"
+    write_telemetry(file, with_gpu(read_telemetry(file), 0, memory_used_mib=4000))
     job = cli.ok("shell", "--", "sbatch", "--parsable", "-w", "train-1", "--gpus=1", "--wrap", "hostname").strip()
     eventually(lambda: reason(cli, "train-1") == "Prolog error")
     # Restored at the end of the test

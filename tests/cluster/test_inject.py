@@ -196,19 +196,19 @@ def test_down_during_a_network_cut_leaves_nothing(two: Cli):
 def test_worker_kill_affects_only_one_worker(two: Cli):
     start_workers(two)
     eventually(lambda: workers(two, "train-2") == [4, 5, 6])
-    told = json.loads(two.ok("inject", "worker-kill", "train-2", "--rank", "5", "--json"))
-    assert (told["fault"], told["node"], told["rank"]) == ("worker-kill", "train-2", 5)
+    result = json.loads(two.ok("inject", "worker-kill", "train-2", "--rank", "5", "--json"))
+    assert (result["fault"], result["node"], result["rank"]) == ("worker-kill", "train-2", 5)
     eventually(lambda: 5 not in workers(two, "train-2"))
     answer = two.run("inject", "worker-kill", "train-1")
     assert answer.code == 1 and "there is no worker on train-1" in answer.err
-    told = json.loads(two.ok("inject", "worker-hang", "train-2", "--json"))
-    assert told["rank"] == 4
-    eventually(lambda: state_of(told["pid"]) == "T")
+    result = json.loads(two.ok("inject", "worker-hang", "train-2", "--json"))
+    assert result["rank"] == 4
+    eventually(lambda: state_of(result["pid"]) == "T")
     two.ok("inject", "--clear", "train-2")
-    eventually(lambda: state_of(told["pid"]) == "S")
-    told = json.loads(two.ok("inject", "oom", "train-2", "--json"))
-    eventually(lambda: state_of(told["pid"]) == "")
-    assert f"Killed process {told['pid']} ({told['name']})" in telemetry(two, "train-2").kernel_log[0].text
+    eventually(lambda: state_of(result["pid"]) == "S")
+    result = json.loads(two.ok("inject", "oom", "train-2", "--json"))
+    eventually(lambda: state_of(result["pid"]) == "")
+    assert f"Killed process {result['pid']} ({result['name']})" in telemetry(two, "train-2").kernel_log[0].text
     two.ok("inject", "--clear")
     two.ok("shell", "--", "scancel", "--user=root")
     eventually(lambda: idle_nodes(two) == 2)
@@ -402,8 +402,8 @@ def runs(cli: Cli, node: str, daemon: str) -> bool:
 def test_gpu_faults_are_injected(two: Cli):
     list_gpus = ("shell", "--", "srun", "-w", "train-2", "--gpus-per-node=2", "nvidia-smi", "-L")
     before = two.ok(*list_gpus)
-    told = json.loads(two.ok("inject", "xid", "79", "train-2", "--gpu", "1", "--json"))
-    assert (told["code"], told["repaired_by"]) == (79, "reboot")
+    result = json.loads(two.ok("inject", "xid", "79", "train-2", "--gpu", "1", "--json"))
+    assert (result["code"], result["repaired_by"]) == (79, "reboot")
     assert "GPU has fallen off the bus" in telemetry(two, "train-2").kernel_log[0].text
     assert two.ok(*list_gpus) == before.splitlines(keepends=True)[0]
     two.ok("inject", "ecc", "train-2", "--count", "3", "--for", "1s")

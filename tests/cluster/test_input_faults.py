@@ -97,7 +97,7 @@ def test_unused_programs_may_be_missing(cli: Cli):
     assert without.ok("plan", cli.file(small())).startswith("creates one: 1 virtual node")
 
 
-def test_root_without_namespaces_gets_loopback_hosts_and_is_told_why(cli: Cli):
+def test_root_without_namespaces_gets_loopback_hosts_and_the_reason(cli: Cli):
     container = bounded(cli, "setpriv", "--bounding-set=-sys_admin")
     answer = plain(container.run("up", cli.file(small())))
     assert answer.code == 0 and answer.err.startswith("creates one: 1 loopback node"), answer

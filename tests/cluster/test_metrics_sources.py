@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dalsegno.health.telemetry import read_telemetry, with_gpu, write_telemetry
 from dalsegno.observe.exposition import Family, render
 from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.journal.metrics import RecoveryMetrics, RecoveryScope, list_runs
@@ -27,7 +29,7 @@ slurm: {accounting: false}
 health:
   per_hour: 100
   max_out: 50%
-  checks: {gpu-temperature: off, pair-collective: off, load-product: off, load-memory: off}
+  checks: {gpu-temperature: off, pcie-width: off, pair-collective: off, load-product: off, load-memory: off}
 monitoring: {enabled: true}
 """
 # In both scripts, rank 1 is slower than the others, which wait for it in every step.
@@ -134,6 +136,8 @@ def test_a_run_shows_its_slow_rank_and_recovers_from_a_power_cut(cluster: Cli, f
     assert find(found, "training_tokens_per_second{") == pytest.approx(
         256 * find(found, "training_samples_per_second{")
     )
+    run.wait_for(lambda: run.status.slow_rank, LONG_S)
+    _check_slow_rank(cluster, run)
     before = find(found, "training_step{")
     cluster.ok("inject", "power-off", "train-3")
     run.wait_for(lambda: find(seen(), "dalsegno_recovery_resume_seconds_count") == 1, LONG_S)
@@ -146,5 +150,46 @@ def test_a_run_shows_its_slow_rank_and_recovers_from_a_power_cut(cluster: Cli, f
     assert 0.4 < find(found, "dalsegno_recovery_detect_seconds_sum") < 60
     assert find(found, "dalsegno_recovery_drain_seconds_count") >= 1
     assert find(found, "dalsegno_recovery_events_total{", 'kind="setdown"', 'stage="done"') >= 1
+    _check_evidence(cluster, run)
     assert run.finish() == 0
     assert find(seen(), "training_run_info{", 'phase="ended"') == 1
+
+
+def _check_evidence(cluster: Cli, run: Run) -> None:
+    """Check that a reduced clock, lost PCIe lanes and retransmissions of the slow rank's node are named."""
+    node = eventually(lambda: run.status.slow_rank, LONG_S).node
+    file = folder_of(cluster).telemetry(node)
+    cluster.ok("inject", "net-loss", node, "--percent", "10")
+    before = read_telemetry(file)
+    write_telemetry(file, with_gpu(before, 0, clock_mhz=660, utilization_percent=100, pcie_width=8))
+    readings = r"clock 700 MHz \(others 300 MHz\), .*PCIe lanes 8 \(others 16\)"  # clocks are sent in steps of 100
+    evidence = re.compile(
+        rf"rank 1 on {node} takes .*; GPU 0: {readings}.*; gpu-clocks: GPU 0 .*runs at 660 of 1980 MHz"
+        r".*network: \d+ of \d+ TCP segments were retransmitted"
+    )
+    said = ""
+
+    def named() -> re.Match[str] | None:
+        nonlocal said
+        said = cluster.run("status").err
+        return evidence.search(said)
+
+    try:
+        run.wait_for(named, LONG_S)
+    finally:
+        print(said)
+        write_telemetry(file, before)
+        cluster.ok("inject", "--clear", node)
+
+
+def _check_slow_rank(cluster: Cli, run: Run) -> None:
+    """Check that `status` and `why` show the slow rank with the readings of its node, and that `why` gives a hint."""
+    node = run.nodes[1]
+    slow = f"rank 1 on {node} takes "
+    evidence = re.compile(rf"{slow}.*; GPU 0: .*temperature 34 °C \(others 34 °C\)")
+    (warning,) = [line for line in cluster.run("status").err.splitlines() if slow in line]
+    assert f"run {run.id}: {slow}" in warning and evidence.search(warning), warning
+    why = cluster.run("why", run.id)
+    (verdict,) = [line for line in why.out.splitlines() if "is training" in line]
+    assert evidence.search(verdict) and f"dalsegno why {node}" in why.err, why
+    assert [entry["text"] for entry in run.journal("note") if slow in entry["text"]]

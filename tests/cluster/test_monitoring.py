@@ -162,9 +162,9 @@ def test_every_query_of_every_panel_returns_data(watched: Watched):
     assert len(queries) > 80
     before = ["training_step > 0", "dalsegno_recovery_detect_seconds_count", "slurm_job_queue_wait_seconds_count"]
     wait_for_all(watched.has, before)  # Prometheus counts an increase only after the first sample
-    # The node is replaced, which gives the times of recovery.
+    # Replacing the node produces the recovery-time metrics.
     watched.cli.ok("inject", "power-off", watched.run.nodes[0])
-    watched.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "true")  # gives a wait in the queue
+    watched.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "true")  # its wait is a sample
     wait_for_all(watched.has, [with_values(query) for query in queries])
     eventually(lambda: watched.cli.ok("monitor", "check") == "", LONG_S, every_s=1.0)  # the run has just resumed
 
@@ -187,7 +187,7 @@ def test_every_query_of_a_published_dashboard_returns_data(watched: Watched, das
     version = watched.prometheus.query("node_exporter_build_info")[0].labels["version"]
     expected = expect_data(dashboard.queries(values), version)
     assert expected.some
-    wait_for_all(watched.answers, expected.some)  # NaN counts as an answer here, such as the used share of no swap
+    wait_for_all(watched.answers, expected.some)  # NaN counts as an answer, such as the used share of swap without swap
     returned = {query: why for query, why in expected.none.items() if watched.answers(query)}
     assert not returned, "these are to be taken out of without_data.json"
 

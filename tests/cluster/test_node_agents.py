@@ -93,7 +93,7 @@ def test_dead_agent_is_restarted_and_its_node_stays(three: Cli):
     eventually(lambda: is_now(three, "train-3", "connected"))
 
 
-def test_paused_controller_blames_no_agent(three: Cli):
+def test_paused_controller_declares_no_agent_lost(three: Cli):
     """On a busy machine, an agent may be late for other reasons. The test then tries again."""
     assert any(stands_still_unnoticed(three) for _ in range(3))
 

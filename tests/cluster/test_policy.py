@@ -240,9 +240,10 @@ def test_preempted_job_is_requeued_and_runs_later(site: Site):
 
 
 def started_now(site: Site, job: str) -> bool:
-    """Return whether a requeued job runs, and set its start time until it does.
+    """Return whether a requeued job runs. If it is pending, move its start time to now.
 
-    Slurm sets the start time to when the old credential expires, possibly after the job is shown as pending.
+    Slurm delays the job until its old credential expires. It may set that start time after it shows the job as pending,
+    so call this repeatedly.
     """
     state = site.job(job, "%T")
     if state == "PENDING":
@@ -490,7 +491,7 @@ def test_the_backup_controller_takes_over_and_up_brings_the_primary_back(home: C
     assert home.ok("plan", "pair.yaml").splitlines() == ["starts slurmctld on head", "restarts nothing", "ends no job"]
     home.ok("up", "pair.yaml")
     both = ["Slurmctld(primary) at head is UP", "Slurmctld(backup) at head-backup is UP"]
-    eventually(lambda: pair.run("scontrol", "ping").out.splitlines() == both)  # the backup has to hand back first
+    eventually(lambda: pair.run("scontrol", "ping").out.splitlines() == both)  # the backup must return control first
     assert home.status("pair")["phase"] == "up"
     last.touch()
     eventually(lambda: out.exists() and out.read_text() == "done\n")  # the job ran only once

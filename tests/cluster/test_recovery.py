@@ -110,7 +110,7 @@ def controller_pid(cli: Cli) -> int:
 
 
 def test_host_without_power_is_replaced_validated_and_returned(cluster: Cli):
-    passport = request(cluster, {"node": "train-2"})["gpus"]
+    passport = eventually(lambda: request(cluster, {"node": "train-2"})["gpus"])
     cluster.ok("up", cluster.file(file(cluster, "{}")))
     took = heals(cluster, "train-2", lambda: cluster.ok("inject", "power-off", "train-2"))
     assert list(sorted(took, key=lambda kind: took[kind]))[-5:] == [
@@ -158,7 +158,7 @@ def test_xid_79_drains_the_node_and_a_killed_controller_continues(cluster: Cli):
     assert "check       xid failed: Xid 79" in cluster.ok("why", "train-3")
     eventually(
         lambda: "check       xid passed" in cluster.ok("why", "train-3")
-    )  # the agent runs checks besides the validation
+    )  # wait, because the agent's next regular check may come after the validation
 
 
 def answers(cli: Cli) -> bool:
@@ -209,9 +209,9 @@ def test_a_node_that_slurm_drains_for_its_prolog_is_validated_and_returned(clust
 
     before = last_event(cluster)
     heals(cluster, "train-1", let_a_prolog_fail)
-    told = [each["text"] for each in events(cluster, "train-1", before)]
-    assert any("(pair-collective unknown: it is off in the cluster file: data was exchanged" in text for text in told)
-    assert "drained: slurm[prolog]: Prolog error" in told
+    texts = [each["text"] for each in events(cluster, "train-1", before)]
+    assert any("(pair-collective unknown: it is off in the cluster file: data was exchanged" in text for text in texts)
+    assert "drained: slurm[prolog]: Prolog error" in texts
 
 
 def test_a_node_with_quick_job_failures_is_drained_and_validated(cluster: Cli):
@@ -232,8 +232,8 @@ def test_a_node_with_quick_job_failures_is_drained_and_validated(cluster: Cli):
 
     before = last_event(cluster)
     heals(cluster, "train-2", let_jobs_fail)
-    told = [each["text"] for each in events(cluster, "train-2", before)]
-    assert "drained: black-hole: 3 jobs failed here right after they started" in told
+    texts = [each["text"] for each in events(cluster, "train-2", before)]
+    assert "drained: black-hole: 3 jobs failed here right after they started" in texts
 
 
 def test_no_action_while_slurmctld_does_not_answer(cluster: Cli):
@@ -261,31 +261,31 @@ def test_replaced_gpus_are_refused_until_forgiven(cluster: Cli):
     before = last_event(cluster)
     cluster.ok("inject", "bad-replacement", "train-2", "--same-gpus")
     heals(cluster, "train-2", lambda: cluster.ok("inject", "xid", "54", "train-2"))
-    told = [each["text"] for each in events(cluster, "train-2", before)]
-    assert any("was replaced before and has come back" in text for text in told), told
-    assert [text for text in told if text.startswith("replaced")] == ["replaced"] * 2
+    texts = [each["text"] for each in events(cluster, "train-2", before)]
+    assert any("was replaced before and has come back" in text for text in texts), texts
+    assert [text for text in texts if text.startswith("replaced")] == ["replaced"] * 2
     assert "may be used again" in cluster.run("nodes", "forgive", "train-2").err
     assert cluster.run("nodes", "forgive", "train-2").code == 1, "no replaced GPU is left"
 
 
 def test_disconnected_controller_changes_no_node(cluster: Cli):
     nodes = ("train-1", "train-2", "train-3", SPARE)
-    eventually(lambda: all(heard_in(cluster, node) for node in nodes))  # otherwise the node would already be missing
+    eventually(lambda: all(heard_in(cluster, node) for node in nodes))  # a silent node would already be missing
     before, folder = last_event(cluster), cluster.home / "clusters/one"
     switch = host_process(folder / "hosts/switch")
     assert switch is not None
     port = port_name(json.loads((folder / "state.json").read_text())["placement"]["addresses"]["head"])
     cable = ("nsenter", "-n", "-t", str(switch.pid), "ip", "link", "set", port)
 
-    def told(text: str) -> bool:
+    def reported(text: str) -> bool:
         return any(text in each["text"] for each in request(cluster, {"events": before})["events"])
 
     subprocess.run([*cable, "down"], check=True)
     try:
-        eventually(lambda: told("most likely the controller's own network"))
+        eventually(lambda: reported("most likely the controller's own network"))
     finally:
         subprocess.run([*cable, "up"], check=True)
-    eventually(lambda: told("nodes are heard again"))
+    eventually(lambda: reported("nodes are heard again"))
     eventually(lambda: all(heard_in(cluster, node) for node in nodes))
     found = [each for node in nodes for each in events(cluster, node, before)]
     assert not [each for each in found if each["kind"] not in ("turn", "note")], found
@@ -293,7 +293,7 @@ def test_disconnected_controller_changes_no_node(cluster: Cli):
 
 
 def heard_in(cli: Cli, node: str) -> bool:
-    """Return whether the controller hears the node's agent and does not suspect the node."""
+    """Return whether the node's agent is connected to the controller, which does not suspect the node."""
     return view(cli, node)["presence"] == "connected" and phase(cli, node) in ("in service", "spare")
 
 
@@ -306,8 +306,8 @@ def test_job_that_loses_a_node_restarts_without_the_requeue_delay(cluster: Cli):
 
     nodes, before = eventually(where), last_event(cluster)
     cluster.ok("inject", "power-off", "train-2")
-    for told in ("was requeued by Slurm; its start delay is removed", "runs again on train-1"):
-        eventually(lambda told=told: any(told in each["text"] for each in events(cluster, "train-2", before)), REPAIR_S)
+    for text in ("was requeued by Slurm; its start delay is removed", "runs again on train-1"):
+        eventually(lambda text=text: any(text in each["text"] for each in events(cluster, "train-2", before)), REPAIR_S)
     assert where() == nodes
     cluster.ok("shell", "--", "scancel", job)
 
@@ -378,7 +378,7 @@ def test_auto_resume_restarts_the_step_on_remaining_nodes(cluster: Cli):
 
 
 def test_auto_resume_requests_a_new_allocation_but_not_after_a_failure(cluster: Cli):
-    """Both run at the same time, because each is observed for a while."""
+    """Both jobs run at the same time, because each is observed for a while."""
     fails = f"srun --auto-resume=1 sh -c 'echo once >> {cluster.home}/tmp/fails; exit 7'"
     own, _ = submit(cluster, "fails", fails, "-w", "train-3")
     signed, step = stepping(cluster, "plain")
@@ -431,7 +431,7 @@ def cancel_one_that_stays_ended(cluster: Cli) -> None:
 
 
 def test_run_of_srun_tasks_keeps_a_suspected_node_until_it_ends(cluster: Cli):
-    """Such a run ends with its first lost node, and names no node that it could leave."""
+    """A run of srun tasks ends with its first lost node, and reports no nodes that it could leave."""
     program, go = cluster.home / "waits.py", cluster.home / "go"
     program.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)\n")
 

@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 
 def daemon_pid(cli: Cli, host: str, name: str) -> int:
-    """Return its PID on the machine, which differs from the one on the host."""
+    """Return the PID of a daemon in the PID namespace of the machine, not of its host."""
     process = host_process(cli.home / "clusters/one/hosts" / host)
     assert process is not None
     return next(pid for pid in descendants(process.pid) if _name(pid).strip() == name.encode())

@@ -1,6 +1,6 @@
 """Tests of the scene `researchers` of `dalsegno demo`, on the shared cluster and by itself.
 
-Slurm computes fair share once a minute. Both tests run at once, so that they wait for the same minute.
+Slurm computes fair share once a minute. Both tests run at the same time, so that they wait for the same computation.
 """
 
 import subprocess
@@ -36,8 +36,8 @@ def demo(cache: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.usefixtures("demo")
 def test_three_researchers_share_four_gpus(shared: Cli):
     target = LocalTarget(shared.home / "clusters/shared", cache=shared.home / "cache")
-    told: list[str] = []
-    outcome = play(Lab(target.slurm, target.slurm_as), told.append)
+    lines: list[str] = []
+    outcome = play(Lab(target.slurm, target.slurm_as), lines.append)
     ada, bob, cem = (outcome.jobs[name] for name in ("ada", "bob", "cem"))
 
     assert outcome.running_at_release == ("bob", "ada")  # both run at the same time, on all four GPUs

@@ -105,7 +105,7 @@ def test_nodes_are_added_and_used_ports_avoided(user: Rootless):
     room.reboot("train-2")
     assert room.boot_id("train-2") != mark
     eventually(lambda: user.run("shell", "--", "srun", "-w", "train-2", "--immediate=5", "true").code == 0, PINGED_S)
-    port = ports(user)["train-2"]  # in the range of ports that the same cluster would use again
+    port = ports(user)["train-2"]  # the same cluster would use this port again
     user.ok("down", "two")
     user.file(FILE.format(name="two", accounting="false"))
     with socket.socket() as sock:

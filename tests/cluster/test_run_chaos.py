@@ -26,7 +26,7 @@ PATIENCE_S = 4.0  # maximum wait for a recovery before the next fault
 
 @dataclass
 class Chaos:
-    """Faults for a run. Each returns its victim, or nothing while the run recovers and there is no victim."""
+    """Injects faults into a run. Each method returns its victim, or "" if there is none while the run recovers."""
 
     run: Run
     dice: random.Random
@@ -114,11 +114,11 @@ def do(run: Run, dice: random.Random, number: int, fault: Callable[[], str]) -> 
     done: list[str] = []
     run.wait_for(lambda: done.append(fault()) or done[-1])
     pause_s = dice.choice([0.0, 0.2, 1.0, PATIENCE_S])
-    told = "the next fault comes at once"
+    outcome = "the next fault comes at once"
     if pause_s:
         try:
             took = run.wait_for_step(after=now() + 0.3, timeout_s=pause_s) - at
-            told = f"a step {took:.2f} s later"
+            outcome = f"a step {took:.2f} s later"
         except AssertionError:
-            told = f"no step within {pause_s:g} s"
-    print(f"{number:2} {getattr(fault, '__name__', '')} {done[-1]}: {told}", flush=True)
+            outcome = f"no step within {pause_s:g} s"
+    print(f"{number:2} {getattr(fault, '__name__', '')} {done[-1]}: {outcome}", flush=True)

@@ -41,7 +41,7 @@ def run(cli: Cli) -> Run:
     return run
 
 
-def told(run: Run) -> dict[str, object]:
+def listed(run: Run) -> dict[str, object]:
     """Return the run's entry in `dalsegno runs --json`."""
     return next(each for each in json.loads(run.cli.ok("runs", "--json")) if each["run"] == run.id)
 
@@ -75,7 +75,7 @@ def test_down_lists_consequences_and_cancels_runs(run: Run):
     assert "deletes 1 home folder (ada), with all runs and checkpoints in them" in said
     _, last = follower.communicate(timeout=100)
     assert (follower.returncode, "has ended: cancelled" in last) == (0, True), last
-    found = told(run)
+    found = listed(run)
     assert (found["state"], found["exit_code"]) == ("cancelled", 143)
     assert found["message"] == "cancelled: its cluster was taken down"
 
@@ -85,7 +85,7 @@ def test_run_of_removed_cluster_is_lost_and_cancel_affects_no_other_job(run: Run
     before = run.folder.status.read_text()
     run.cli.ok("down", "one")
     forget_the_end(run, before)
-    found = told(run)
+    found = listed(run)
     assert (found["state"], found["message"], found["ended"]) == (
         "lost", "lost: its cluster is gone", found["updated"],
     )  # fmt: skip
@@ -96,7 +96,7 @@ def test_run_of_removed_cluster_is_lost_and_cancel_affects_no_other_job(run: Run
     assert (again.code, f"error: run {run.id} is lost: its cluster is gone" in again.err) == (1, True), again.err
     run.cli.ok("cancel", run.id)
     eventually(lambda: job_states(run.cli) == {other: "RUNNING"})
-    assert told(run)["state"] == "cancelled"
+    assert listed(run)["state"] == "cancelled"
 
 
 def test_run_and_cancel_fail_fast_without_head_and_record_the_request(run: Run):
@@ -111,7 +111,7 @@ def test_run_and_cancel_fail_fast_without_head_and_record_the_request(run: Run):
     assert time.monotonic() - began < 60
     run.cli.ok("up")
     run.wait_for(lambda: run.status.over)
-    assert told(run)["state"] == "cancelled"
+    assert listed(run)["state"] == "cancelled"
 
 
 def forget_the_end(run: Run, status: str) -> None:

@@ -1,7 +1,7 @@
 """Tests of faults in one run. Each fault costs as little time as possible, and harmless faults cost none.
 
-The tests on `run` use the same run, in order. Each leaves it with four nodes in training. `./test --long` repeats all
-of them with torch; test_train.py and test_headline_figures.py always use it.
+The tests with the fixture `run` share one run and execute in order. Each leaves the run with four nodes in training.
+`./test --long` repeats all of them with torch; test_train.py and test_headline_figures.py always use it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
-from tests.cluster.runs import DDP, IN_STEP, LONG_S, QUICK, Run, comm, kill, now
+from tests.cluster.runs import DDP, IN_STEP, LONG_S, QUICK, Run, comm, kill, node_of, now
 from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -56,7 +56,7 @@ def run(long_run: Run) -> Run:
 
 @pytest.fixture
 def with_a_spare(long_run: Run) -> Run:
-    """Return the run with at least one spare. The other spare was rebooted and may still import torch."""
+    """Return the run with at least one spare. The other one may still be importing torch after it was rebooted."""
     return whole(long_run, spares=1)
 
 
@@ -74,7 +74,7 @@ def power_off(cli: Cli, node: str) -> None:
 
 
 def broken(run: Run, fault: Callable[[], object]) -> float:
-    """Break a run so that its generation ends. Return how long it took until all ranks had made a step."""
+    """Break a run so that its generation ends. Return the seconds until all ranks had made a step."""
     before, at = run.generation, now()
     fault()
     took = run.wait_for_step(before + 1, at, timeout_s=LONG_S) - at
@@ -83,7 +83,7 @@ def broken(run: Run, fault: Callable[[], object]) -> float:
 
 
 def dark_for(run: Run, node: str, rank: int, generation: int) -> tuple[float, float]:
-    """Return how long it took to detect a power cut, and how long until the next step.
+    """Return the seconds from a power cut to its detection, and to the next step.
 
     The last line of the lost rank gives the time of the power cut.
     """
@@ -116,7 +116,7 @@ def test_killed_worker_costs_one_restart_and_keeps_ranks(run: Run):
 def test_killed_srun_is_restarted_in_the_same_job(run: Run):
     before, jobs = run.agents(), run.status.jobs
     (srun,) = run.sruns()
-    # Six agents import torch again at once, which took 90 s on a busy machine, as at the first start.
+    # Six agents import torch again at the same time. As at the first start, that took 90 s on a busy machine.
     imported_s = max(each["seconds"] for each in run.journal("ready"))
     assert broken(run, lambda: kill(srun)) < STEPPED_S + imported_s
     run.wait_for_spares(2)
@@ -323,19 +323,38 @@ STEP = "    tell(step)\n"
 REPORTING = "from dalsegno.train import report\n" + IN_STEP.replace(STEP, f"{STEP}    report(step, loss=0.5)\n")
 
 
-def test_standby_workers_replace_killed_ones_in_a_run_that_reports_its_steps(cluster_for_runs: Cli):
+@pytest.fixture(scope="module")
+def standby_run(cluster_for_runs: Cli) -> Run:
+    """Return a run on two nodes and a spare, each of which prepares a standby worker."""
     folder = cluster_for_runs.home / "standby"
-    run = Run.start(cluster_for_runs, folder, *QUICK, "-N", "2", "--standby", "1", "-J", "standby", script=REPORTING)
-    run.wait_for(lambda: len(standbys(run)) == 2, LONG_S)
-    waiting = standbys(run)
+    options = (*QUICK, "-N", "2", "--spares", "1", "--standby", "1", "-J", "standby")
+    return Run.start(cluster_for_runs, folder, *options, script=REPORTING)
+
+
+def test_standby_workers_replace_killed_ones_in_a_run_that_reports_its_steps(standby_run: Run):
+    run = standby_run
+    run.wait_for(lambda: len(standbys(run)) == 3, LONG_S)
+    waiting, (spare,) = standbys(run), run.spares
     run.wait_for(lambda: json.loads(run.cli.ok("runs", "show", run.id, "--json"))["progress"]["figures"]["loss"] == 0.5)
     assert broken(run, lambda: kill(run.workers()[1])) < STEPPED_S
-    assert sorted(run.workers().values()) == waiting, "they are the same processes, under new names"
-    run.wait_for(lambda: len(standbys(run)) == 2, LONG_S)
+    after = {node_of(pid): pid for pid in run.workers().values()}
+    assert after == {node: pid for node, pid in waiting.items() if node != spare}, "the same processes, with new names"
+
+
+def test_worker_on_a_promoted_spare_is_the_standby_that_waited_there(standby_run: Run):
+    run = standby_run
+    run.wait_for(lambda: len(standbys(run)) == 3, LONG_S)
+    waiting, (spare,), nodes, generation = standbys(run), run.spares, run.nodes, run.generation
+    power_off(run.cli, nodes[1])
+    run.wait_for_step(generation + 1)
+    assert run.nodes == [nodes[0], spare]
+    assert run.workers() == {0: waiting[nodes[0]], 1: waiting[spare]}
+    run.cli.ok("up")
     assert run.finish() == 0
     run.no_trace()
 
 
-def standbys(run: Run) -> list[int]:
-    """Return the standby workers on all nodes."""
-    return sorted(pid for pid in run.processes() if comm(pid).startswith("ds:s") and comm(pid) != "ds:store")
+def standbys(run: Run) -> dict[str, int]:
+    """Return the standby workers by node."""
+    found = [pid for pid in run.processes() if comm(pid).startswith("ds:s") and comm(pid) != "ds:store"]
+    return {node_of(pid): pid for pid in found}

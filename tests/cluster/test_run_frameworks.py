@@ -79,15 +79,15 @@ print(json.dumps({**config, "host": socket.gethostname(), "torch": "RANK" in os.
 def test_tensorflow_gets_worker_addresses_and_index(cluster_for_runs: Cli, work: Path):
     (work / "train.py").write_text(TENSORFLOW)
     answer, run = follow(cluster_for_runs, work, "--framework", "tensorflow", "-N2", "--nproc-per-node=2", "train.py")
-    told = said(answer)
-    assert {rank: each["task"] for rank, each in told.items()} == {
+    result = said(answer)
+    assert {rank: each["task"] for rank, each in result.items()} == {
         rank: {"type": "worker", "index": rank} for rank in range(4)
     }
-    (workers,) = {json.dumps(each["cluster"]) for each in told.values()}
+    (workers,) = {json.dumps(each["cluster"]) for each in result.values()}
     addresses = json.loads(workers)["worker"]
     assert len(set(addresses)) == 4 and len({address.rpartition(":")[0] for address in addresses}) == 2
-    assert [told[rank]["host"] for rank in range(4)] == [node for node in run.nodes for _ in range(2)]
-    assert not any(each["torch"] for each in told.values())
+    assert [result[rank]["host"] for rank in range(4)] == [node for node in run.nodes for _ in range(2)]
+    assert not any(each["torch"] for each in result.values())
 
 
 JAX = (
@@ -106,10 +106,10 @@ print(json.dumps({name: os.environ[name] for name in names}), flush=True)
 def test_jax_gets_coordinator_and_process_id(cluster_for_runs: Cli, work: Path):
     (work / "train.py").write_text(JAX)
     answer, _ = follow(cluster_for_runs, work, "--framework", "jax", "-N", "2", "--nproc-per-node", "2", "train.py")
-    told = said(answer)
-    assert sorted(told) == [0, 1, 2, 3]
-    assert len({each["JAX_COORDINATOR_ADDRESS"] for each in told.values()}) == 1
-    for rank, each in told.items():
+    result = said(answer)
+    assert sorted(result) == [0, 1, 2, 3]
+    assert len({each["JAX_COORDINATOR_ADDRESS"] for each in result.values()}) == 1
+    for rank, each in result.items():
         place = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank % 2, "SLURM_NODEID": rank // 2, "JAX_PROCESS_ID": rank}
         sizes = {"JAX_NUM_PROCESSES": 4, "SLURM_NTASKS": 4, "SLURM_STEP_NUM_NODES": 2}
         assert {name: int(str(each[name])) for name in (*place, *sizes)} == {**place, **sizes}
@@ -152,9 +152,9 @@ def test_torch_variables_reach_a_shell_script_without_preload(cluster_for_runs: 
     assert refused.code == 2 and "`--no-preload`" in refused.err
     answer, run = follow(cluster_for_runs, work, "--no-preload", "-N", "2", "./task", "x y")
     assert answer.code == 0, answer.err
-    told = [line.split() for line in sorted(answer.out.splitlines())]
-    assert [each[:6] for each in told] == [["[0]", "0", "0", "0", "2", "1"], ["[1]", "1", "0", "1", "2", "1"]]
-    assert told[0][6:] == told[1][6:] and told[0][-2:] == ["x", "y"]
+    result = [line.split() for line in sorted(answer.out.splitlines())]
+    assert [each[:6] for each in result] == [["[0]", "0", "0", "0", "2", "1"], ["[1]", "1", "0", "1", "2", "1"]]
+    assert result[0][6:] == result[1][6:] and result[0][-2:] == ["x", "y"]
     assert run.generation == 1
 
 

@@ -200,8 +200,8 @@ def test_cancelled_run_without_controller_leaves_nothing(stranger: Person, work:
         run.cli.ok("shell", "-u", "ada", "--", "scancel", str(run.status.jobs[0]))
     assert run.wait_for_end() == 143
     run.no_trace()
-    (told,) = (each for each in json.loads(stranger.ok("runs", "--json")) if each["run"] == run.id)
-    assert (told["state"], told["exit_code"]) == ("cancelled", 143)
+    (answer,) = (each for each in json.loads(stranger.ok("runs", "--json")) if each["run"] == run.id)
+    assert (answer["state"], answer["exit_code"]) == ("cancelled", 143)
 
 
 def test_run_whose_coordinator_host_died_is_reported(stranger: Person, work: Path):

@@ -1,4 +1,4 @@
-"""Tests of runs that start while a node is down unnoticed by Slurm, and of a run that leaves a node for repair."""
+"""Tests of runs that start before Slurm notices that a node is down, and of a run that leaves a node for repair."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_run_with_a_missing_node_reports_it_and_uses_it_later(cluster_for_runs: 
     run.no_trace()
 
 
-def test_run_leaves_a_node_that_the_controller_wants_to_repair(cluster_for_runs: Cli):
+def test_run_leaves_a_node_that_the_controller_is_about_to_repair(cluster_for_runs: Cli):
     folder = cluster_for_runs.home / "left"
     run = Run.start(cluster_for_runs, folder, *QUICK, "-N", "2", "--spares", "1", "-J", "left", script=IN_STEP)
     run.wait_for_step(timeout_s=LONG_S)

@@ -214,7 +214,7 @@ def test_status_shows_nodes_daemons_and_queue(shared: Cli):
 
 
 def test_reading_commands_start_quickly(shared: Cli):
-    """A coarse guard against heavy imports, in CPU time; benchmarks/up.py measures exactly."""
+    """Limit the CPU time, to notice heavy imports. benchmarks/up.py measures it exactly."""
     for words in (["--help"], ["status"]):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         shared.ok(*words)

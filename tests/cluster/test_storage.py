@@ -1,4 +1,4 @@
-"""Tests of storage on virtual hosts: mounts on every host, scratch folders of jobs, and runs that live on storage."""
+"""Tests of storage on virtual hosts: mounts on every host, scratch folders of jobs, and runs in folders on storage."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ pytestmark = [
 NODES = ("train-1", "train-2", "train-3")
 FEW_S = 60.0 * slowness()
 
-# In both scripts, steps are slow, so that there is time to cut the power of a node. The file `go` ends them. Without
-# torch, each rank keeps its own step on the storage.
+# Both scripts step slowly, to leave time to cut a node's power, and end when the file `go` exists. The script without
+# torch writes each rank's step to the storage.
 QUICK_TRAIN = """
 import os, sys, time
 
@@ -66,7 +66,7 @@ for step in ckpt.steps(10**6):
 
 @pytest.fixture(scope="module")
 def mounts() -> Iterator[Path]:
-    """Return a folder for mount points, which exists on the machine; the mount points in it do not."""
+    """Return a folder of the machine in which `up` creates mount points."""
     folder = Path(f"/var/tmp/ds-{os.getpid()}")
     folder.mkdir()
     yield folder
@@ -112,7 +112,7 @@ def test_every_host_has_the_storage_and_the_machine_does_not(stored: Cli, mounts
 def test_check_finds_a_node_without_the_mount(stored: Cli, mounts: Path):
     assert json.loads(stored.ok("storage", "check", "--quick", "--json"))["ok"]
     host = json.loads((Folder(stored.home / "clusters/one").host("train-2") / "init.json").read_text())
-    os.kill(host["pid"], 19)  # stopped, because otherwise it would repair this itself
+    os.kill(host["pid"], 19)  # stopped, because the host would mount the storage again
     try:
         assert on(stored, "train-2", "umount", f"{mounts}/fsx").code == 0
         answer = stored.run("storage", "check", "fsx", "--quick")

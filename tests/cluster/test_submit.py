@@ -71,9 +71,9 @@ def test_dry_run_prints_commands_and_leaves_nothing(shared: Cli, folder: Path) -
 def test_job_file_is_equivalent_to_the_command_line(shared: Cli, folder: Path) -> None:
     (folder / "train.py").write_text("")
     (folder / "job.yaml").write_text("script: train.py\nnodes: 2\ngpus_per_node: 8\nname: mine\n")
-    told = shared.ok("submit", "--dry-run", "job.yaml", cwd=folder)
+    result = shared.ok("submit", "--dry-run", "job.yaml", cwd=folder)
     line = shared.ok("run", "--dry-run", "-N2", "--gpus-per-node=8", "-J", "mine", "train.py", cwd=folder)
-    assert without_id(told) == without_id(line)
+    assert without_id(result) == without_id(line)
 
 
 def without_id(text: str) -> str:
@@ -99,7 +99,7 @@ def test_impossible_request_is_refused_before_anything_is_created(shared: Cli, f
 
 
 def test_slurm_of_the_shell_is_used_without_cluster_name(shared: Cli, folder: Path) -> None:
-    """As on a cluster without Dal Segno, there is only SLURM_CONF."""
+    """Only SLURM_CONF is set, as on a cluster without Dal Segno."""
     (folder / "train.py").write_text("")
     exported = json.loads(shared.ok("env", "--json"))
     elsewhere = Cli(folder, os.geteuid())

@@ -13,7 +13,7 @@ import pytest
 
 from dalsegno.system.machine import program
 from dalsegno.targets.folder import read_applied
-from dalsegno.targets.local.directory import open_directory
+from dalsegno.targets.local.directory import OWNERS, open_directory
 from dalsegno.targets.local.folder import Folder, read_state
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.waiting import eventually
@@ -79,6 +79,13 @@ def test_users_of_the_file_are_in_the_directory_and_on_every_host(cluster: Cli) 
     assert (home.stat().st_uid, stat.S_IMODE(home.stat().st_mode)) == (20001, 0o700)
     assert KEY in (home / ".ssh/authorized_keys").read_text()
     assert "nothing to do" in cluster.ok("plan", cluster.file(LDAP))
+
+
+def test_secrets_of_the_directory_can_be_read_by_slapd_and_root_only(cluster: Cli) -> None:
+    ldap = folder(cluster).ldap
+    for secret in (ldap / "rootpw.conf", ldap / "tls/server.key"):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+        assert secret.owner() in OWNERS, "slapd reads it after it has given up the rights of root"
 
 
 def test_added_user_works_and_cannot_reach_others(cluster: Cli) -> None:
@@ -164,6 +171,18 @@ def test_removed_user_keeps_home_and_uid(cluster: Cli) -> None:
     assert in_directory(cluster)["zoe"][0] == 20003  # bea's uid is not reused
     cluster.ok("user", "rm", "zoe", "--remove-home")
     assert not (folder(cluster).homes / "zoe").exists()
+    assert "nothing to do" in cluster.ok("plan", cluster.file(LDAP))
+
+
+def test_group_that_may_run_containers_on_oci_is_given_if_it_is_allowed_by_name(cluster: Cli) -> None:
+    refused = cluster.run("user", "add", "kim", "--group", "9876", "--allow-privileged", "docker")
+    assert refused.code == 1 and "group `privilege` would give user `kim` rights over this machine" in refused.err
+    cluster.ok("user", "add", "kim", "--group", "9876", "--allow-privileged", "privilege")
+    assert as_user(cluster, "kim", "srun", "-N2", "id", "-Gn").split() == ["kim", "privilege"] * 2
+    ids = as_user(cluster, "kim", "srun", "id", "-G").split()
+    assert ids[1:] == ["9876"] and ids[0] != "9876", "a further group, not the first one"
+    assert "privilege" not in as_user(cluster, "ada", "id", "-Gn")
+    cluster.ok("user", "rm", "kim", "--remove-home")
     assert "nothing to do" in cluster.ok("plan", cluster.file(LDAP))
 
 

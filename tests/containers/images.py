@@ -136,7 +136,7 @@ def unpack(sqsh: Path, target: Path) -> Path:
 
 
 def tree(root: Path) -> dict[str, tuple[object, ...]]:
-    """Return every entry below a folder: mode, owner, content or link target, and the first name of the same file."""
+    """Return every entry below a folder: mode, owner, content or link target, and the first of its hard links."""
     found: dict[str, tuple[object, ...]] = {}
     first: dict[int, str] = {}
     for path in sorted(root.rglob("*")):

@@ -93,7 +93,7 @@ class Meddler:
     seen: list[tuple[str, str]] = field(default_factory=list)  # path and requested Range
     meddle: Callable[[str, bytes], bytes | None] = lambda path, body: body  # None: do not answer
     cut: int = 0  # number of further blobs that are cut off in the middle
-    stall: bool = False  # whether blobs stop in the middle
+    stall: bool = False  # whether the transfer of a blob stalls in the middle
 
     def blobs(self) -> list[str]:
         return [path for path, _ in self.seen if "/blobs/" in path]

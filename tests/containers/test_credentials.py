@@ -1,4 +1,4 @@
-"""Which credential is sent to which server."""
+"""Tests of which credential is sent to which server."""
 
 import base64
 import json

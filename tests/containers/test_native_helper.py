@@ -134,10 +134,10 @@ def with_rights(image: Path, folder: Path, owner: int = 0, folders_owner: int = 
 def test_kernel_mounts_only_images_that_root_alone_can_change(
     helper: Path, image: Path, tmp_path: Path, rights: dict[str, int], kernel: bool
 ):
-    """Any other file is read with the user's rights. In this test it is unpacked, which the test can detect."""
+    """The helper reads any other image with the user's rights: here it unpacks the image, which the test can detect."""
     tmp_path.chmod(0o711)
     copy = with_rights(image, tmp_path, **rights)
-    for name in ("", "link.sqsh"):  # a link of the user, whose target decides
+    for name in ("", "link.sqsh"):  # the rights of the target count, not those of the link
         path = tmp_path / name if name else copy
         if name:
             path.symlink_to(copy)
@@ -263,7 +263,7 @@ def test_mounts_appear_at_their_target_and_never_over_the_root(helper: Path, ima
 
 
 def test_folder_hidden_by_a_mount_of_the_node_stays_hidden(helper: Path, image: Path, tmp_path: Path):
-    """Only mounts of the container can be unmounted, and not the mounts below them."""
+    """A container can unmount only mounts of its own, and not the mounts of the node below them."""
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/secret").touch()
     tmp_path.chmod(0o755)
@@ -324,7 +324,7 @@ def test_import_with_user_rights_has_no_oom_protection(helper: Path, tmp_path: P
 
 
 def test_mount_points_are_created_over_a_folder_image_of_another_user(helper: Path, image: Path):
-    """They are created in the container's own layer: the folder is not written to, and closed folders stay closed."""
+    """Mount points are created in the container's own layer. The folder is not changed; closed folders stay closed."""
     tree = image.parent / "tree"
     words = for_user(SOMEONE, f"image={tree}", "mounts=/usr/share:/bin/new/share,/etc/hostname:/bin/name")
     done = on_a_node(helper, words, "ls -d /bin/new/share/misc; cat /bin/name; touch /bin/own 2>&1 || echo refused")

@@ -470,7 +470,7 @@ def test_invalid_save_target_starts_no_task(stepd: Path, tree: Path, tmp_path: P
         (
             ["--container-image=/nowhere.sqsh"],
             NO_CONTAINER,
-            "container: image /nowhere.sqsh: No such file or directory",
+            "container[125]: image /nowhere.sqsh: No such file or directory",
         ),
         (["--container-image=ubuntu:24.04"], NO_CONTAINER, "is not a path"),
         (["--container-name=none"], NO_CONTAINER, "named containers are disabled"),

@@ -268,7 +268,7 @@ def test_a_missing_plugstack_is_created(tmp_path: Path):
 
 
 def ask_in(tmp_path: Path, env: Mapping[str, str], *plugins: str) -> PluginFacts:
-    """Run the question in a shell whose PATH has stand-ins for Slurm's commands."""
+    """Run the query script with a PATH that has stand-ins for Slurm's commands."""
     done = subprocess.run(question(plugins), env=env, capture_output=True, text=True, timeout=60, check=True)
     facts = parse_answer("n1", f"welcome to n1\n{done.stdout}")
     assert facts, done
@@ -318,7 +318,7 @@ def test_slurm_conf_may_name_another_plugstack_and_errors_are_passed_on(tmp_path
 
 
 def test_folders_of_enroot_that_users_cannot_write_to_are_named_and_opened(tmp_path: Path, slurm: dict[str, str]):
-    """The check is for a plain user, even as root. The folders are outside pytest's, which are closed to users."""
+    """Even as root, a plain user's access is checked. The folders are outside pytest's, which users cannot enter."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         place = Path(name)
         for folder, mode in {"": 0o755, "shut": 0o555, "open": 0o1777}.items():

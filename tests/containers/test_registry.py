@@ -182,7 +182,7 @@ class Dying(NoProgress):
 
 
 def killed(name: str, folder: Path, at: int) -> bool:
-    """Return whether an import was killed at that moment; False if it ended before."""
+    """Import an image and kill the process at the step `at`. Return False if the import ended earlier."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):

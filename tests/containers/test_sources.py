@@ -119,7 +119,7 @@ def test_image_of_an_index_is_chosen_by_architecture(tmp_path: Path):
 
 
 def test_architecture_in_an_index_overrides_the_images_own(tmp_path: Path):
-    """The image has no other name."""
+    """Only the index is changed. The configuration of the image still names amd64."""
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     name, index = f"oci:{tmp_path}/oci:x", tmp_path / "oci/index.json"
     with pytest.raises(NotThere) as caught:

@@ -63,7 +63,7 @@ ENTRIES = st.builds(
 @given(ENTRIES)
 def test_written_headers_are_read_back_unchanged(entry: TarEntry):
     data = tar.header(entry, entry.path, entry.link)
-    info = tarfile.TarInfo.frombuf(data[-512:], "utf-8", "surrogateescape")  # its checksum too
+    info = tarfile.TarInfo.frombuf(data[-512:], "utf-8", "surrogateescape")  # this also verifies the checksum
     assert info.size == entry.size % 8**11
     sparse = Stream([data, *([bytes(entry.size + -entry.size % 512)] if entry.size < 10**6 else [])])
     back = next(read_entries(sparse))

@@ -68,7 +68,7 @@ def switches_of(name: str, command: click.Command) -> dict[str, bool]:
     [
         ("--version", ""),
         ("down --yes", ""),
-        ("up --yes", "--yes"),
+        ("up --force", "--force"),
         ("stats", "stats"),
         ("image import NAME --own", ""),
         ("image imprt NAME", "imprt"),

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -49,13 +50,21 @@ def test_the_architecture_page_names_every_room():
 def test_every_environment_variable_is_on_a_page():
     sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     known = {name for name in VARIABLE.findall(sources) if not name.endswith("_")}  # a prefix of several variables
-    told = {name for page in PAGES for name in VARIABLE.findall(page.read_text())}
-    assert "DALSEGNO_HOME" in known and known - told == set()
+    documented = {name for page in PAGES for name in VARIABLE.findall(page.read_text())}
+    assert "DALSEGNO_HOME" in known and known - documented == set()
 
 
 def test_the_readme_lists_every_page():
     listed = set(LINK.findall(text_of(ROOT / "README.md")))
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - listed == set()
+
+
+def test_the_changelog_has_each_release_and_each_part_of_the_next_one_once():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    titles = re.findall(r"^##? (.+)$", changelog, re.MULTILINE)
+    parts = re.findall(r"^### (.+)$", changelog.split("\n## ")[1], re.MULTILINE)
+    assert titles[:2] == ["Changelog", "[Unreleased]"] and "Fixed" in parts
+    assert [heading for heading, count in Counter([*titles, *parts]).items() if count > 1] == []
 
 
 def test_the_security_page_has_its_three_main_sections():

@@ -68,7 +68,7 @@ def test_no_sentence_has_more_than_25_words(page: Path):
     assert [f"{page.name}:{each.line}: {each.words} words: {each.text}" for each in found] == []
 
 
-TEXT = """# A heading is no sentence
+TEXT = """# A heading is not a sentence
 
 Run `dalsegno up --yes` first.
 It creates *one* cluster. `plan` shows (see [the page](local.md#plan)) more.

@@ -1,4 +1,4 @@
-"""`dalsegno doctor` without a cluster: what it prints, its exit codes, and what it says it could not check."""
+"""`dalsegno doctor` without a cluster: what it prints, its exit codes, and what it reports as not checked."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_finding_has_its_evidence_and_its_fix(folder: Path):
 
 
 def test_json_has_the_same_findings(folder: Path):
-    told = json.loads(doctor("recorded/cuda-oom.log", "--json").stdout)
-    (finding,) = told["findings"]
+    result = json.loads(doctor("recorded/cuda-oom.log", "--json").stdout)
+    (finding,) = result["findings"]
     assert (finding["symptom"], finding["severity"]) == ("out-of-memory", "error")
     assert finding["evidence"][0]["where"] == "recorded/cuda-oom.log:5"
 
@@ -109,7 +109,7 @@ def test_batch_script_is_read_with_the_script_it_starts(folder: Path):
 
 
 def test_environment_and_script_are_found_through_paths_of_the_batch_script(folder: Path):
-    """As in the sample of a published walkthrough, the environment was never created."""
+    """The environment was never created, as in the sample of a published walkthrough."""
     (folder / "slurm").mkdir()
     shutil.copy(RECORDED / "scripts/no_process_group.py", folder / "ddp.py")
     job = """#!/bin/bash
@@ -124,7 +124,7 @@ srun ./pt_cpu/bin/torchrun \\
     assert found["no-process-group"]["evidence"][0]["where"].endswith("ddp.py:6")
 
 
-def test_words_after_the_script_are_judged(folder: Path):
+def test_arguments_after_the_script_are_checked(folder: Path):
     answer = doctor("recorded/scripts/own_options.py", "--", "5", "--nodes=2", "--batch-size=8")
     assert "--nodes=2 after the script's name is an argument of the script" in answer.stdout
     assert "put --nodes=2 before" in answer.stdout, "the script defines --batch-size"
@@ -218,13 +218,13 @@ def test_run_is_examined_from_its_folder(folder: Path):
     account = Goodput(at=1.0, step=9)
     progress = TrainingProgress(account, {"step_s": 0.2, "data_s": 0.15}, ranks={"0": 1.0, "1": 3.0})
     run.progress.write_text(json.dumps(facts_to_json(progress)))
-    told = {each["symptom"]: each for each in json.loads(doctor(run.run, "--json").stdout)["findings"]}
-    assert told["out-of-memory"]["evidence"][0]["where"] == "rank 1, line 5"
-    assert told["collective-timeout"]["what"].startswith(
+    result = {each["symptom"]: each for each in json.loads(doctor(run.run, "--json").stdout)["findings"]}
+    assert result["out-of-memory"]["evidence"][0]["where"] == "rank 1, line 5"
+    assert result["collective-timeout"]["what"].startswith(
         "rank 1 on gpu-2 did not arrive: it is at /home/ada/train.py:6"
     )
-    assert "rank 1 on gpu-2 takes 3.0 times as long" in told["slow-rank"]["what"]
-    assert "waits for data 75 %" in told["slow-dataloader"]["what"]
+    assert "rank 1 on gpu-2 takes 3.0 times as long" in result["slow-rank"]["what"]
+    assert "waits for data 75 %" in result["slow-dataloader"]["what"]
 
 
 def test_symptoms_are_listed(folder: Path):

@@ -145,6 +145,21 @@ def test_evidence_is_escaped_and_short():
     assert "\\x1b[31m" in seen.text and seen.text.isprintable() and len(seen.text) < 500
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "Cuda failure 2 'out of memory'",
+        "gpu-3:17:99 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
+    ],
+)
+def test_lack_of_gpu_memory_is_recognized(line: str):
+    assert LogSign.GPU_MEMORY in {seen.sign for seen in find_signs([(1, line)], "out")}
+
+
 def test_long_log_is_read_at_both_ends_with_right_line_numbers(tmp_path: Path):
     path = tmp_path / "out"
     lines = [f"line {number}" for number in range(1, 20_001)]
@@ -226,7 +241,7 @@ def test_torch_and_cuda_are_read_from_the_environments_files(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_wrapper_scripts_tell_nothing_about_torch(tmp_path: Path):
+def test_torch_is_unknown_for_wrapper_scripts(tmp_path: Path):
     (tmp_path / "python3").write_text("#!/bin/sh\nexec pyenv exec python3\n")
     assert look_at_python(str(tmp_path / "python3"), {}, "").torch is None
 

@@ -1,4 +1,4 @@
-"""Tests of injecting faults: only into a run that trains, and no more if it does not recover."""
+"""Tests that faults are injected only into a run that trains, and no longer once it fails to recover."""
 
 from __future__ import annotations
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.impacts import (
-    DRAINED,
-    KNOWN,
-    RETURNED,
-    DrillMark,
-    describe_run_failures,
-    marks_of_controller,
-    marks_of_run,
-)
+from dalsegno.drill.impacts import DrillMark, DrillMarkKind, describe_run_failures, marks_of_controller, marks_of_run
 from dalsegno.recovery.journal.event import Event, EventKind, EventStage
 from dalsegno.wire.frames import Message
 
@@ -30,10 +22,10 @@ def test_lost_nodes_and_failed_ranks_are_marked_but_not_errors_of_peers():
         {"at": 4.1, "event": "failed", "node": "n3", "rank": 1, "what": "gloo", "noise": True},
     ]
     assert list(marks_of_run(entries)) == [
-        DrillMark(2.0, "generation", "", "generation 1 on n1, n2"),
-        DrillMark(3.0, KNOWN, "n2", "lost by the run: no sign of life"),
-        DrillMark(3.1, KNOWN, "n3", "its warm parent was killed"),
-        DrillMark(4.0, KNOWN, "n1", "rank 0 was killed by SIGKILL"),
+        DrillMark(2.0, DrillMarkKind.GENERATION, "", "generation 1 on n1, n2"),
+        DrillMark(3.0, DrillMarkKind.KNOWN, "n2", "lost by the run: no sign of life"),
+        DrillMark(3.1, DrillMarkKind.KNOWN, "n3", "its warm parent was killed"),
+        DrillMark(4.0, DrillMarkKind.KNOWN, "n1", "rank 0 was killed by SIGKILL"),
     ]
 
 
@@ -45,12 +37,12 @@ def test_only_completed_actions_of_the_controller_count_as_done():
         event(4, EventKind.REPLACE, EventStage.BEGUN),
         event(5, EventKind.RETURN, EventStage.DONE),
     ]
-    assert [(mark.at, mark.what) for mark in marks_of_controller(events)] == [
-        (1.0, KNOWN),
-        (2.0, "drain"),
-        (3.0, DRAINED),
-        (4.0, "replace"),
-        (5.0, RETURNED),
+    assert [(mark.at, mark.kind) for mark in marks_of_controller(events)] == [
+        (1.0, DrillMarkKind.KNOWN),
+        (2.0, EventKind.DRAIN),
+        (3.0, DrillMarkKind.DRAINED),
+        (4.0, EventKind.REPLACE),
+        (5.0, DrillMarkKind.RETURNED),
     ]
 
 
@@ -59,7 +51,7 @@ def test_only_a_note_about_a_held_back_fault_marks_it_as_known():
         event(1, EventKind.NOTE, EventStage.SUSPECTED),
         event(2, EventKind.NOTE, EventStage.INFO),
     ]
-    assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note"]
+    assert [mark.kind for mark in marks_of_controller(events)] == [DrillMarkKind.KNOWN, EventKind.NOTE]
 
 
 def test_faults_of_the_undisturbed_run_are_reported():

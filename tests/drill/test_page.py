@@ -7,11 +7,16 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from dalsegno.demo.survival import NOTES, OTHERS, compare, remove_paths
-from dalsegno.drill.impacts import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
+from dalsegno.drill.impacts import Drill, DrillMark, DrillMarkKind, FaultImpact, TrainedStep
 from dalsegno.drill.report import render_page, render_picture, seconds
+from dalsegno.recovery.journal.event import EventKind
 
 STEPS = tuple(TrainedStep(float(number), number, 3.0 - number / 50, 1 + number // 50) for number in range(100))
-MARKS = (DrillMark(51.0, KNOWN, "n1", "silent"), DrillMark(51.5, DRAINED, "n1"), DrillMark(60.0, RETURNED, "n1"))
+MARKS = (
+    DrillMark(51.0, DrillMarkKind.KNOWN, "n1", "silent"),
+    DrillMark(51.5, DrillMarkKind.DRAINED, "n1"),
+    DrillMark(60.0, DrillMarkKind.RETURNED, "n1"),
+)
 DRILL = Drill(
     7, ("n1", "n2"), 0.0, 100.0, (FaultImpact(1, "power-off", "n1", 50.0),), MARKS, STEPS, {"productive": 90.0}
 )
@@ -69,7 +74,15 @@ def test_the_demo_page_compares_other_tools_and_says_that_hosts_are_virtual():
 def test_names_are_escaped():
     bad = '<img src=x onerror="alert(1)">'
     page = render_page(
-        Drill(7, (bad,), 0.0, 10.0, (FaultImpact(1, bad, bad, 5.0),), (DrillMark(6.0, bad, bad, bad),), STEPS),
+        Drill(
+            7,
+            (bad,),
+            0.0,
+            10.0,
+            (FaultImpact(1, bad, bad, 5.0),),
+            (DrillMark(6.0, DrillMarkKind.KNOWN, bad, bad),),
+            STEPS,
+        ),
         title=bad,
     )
     assert "<img" not in page
@@ -92,6 +105,6 @@ def test_the_picture_ends_with_the_last_event():
 
 
 def test_the_demo_page_names_no_file_of_the_removed_cluster():
-    saved = DrillMark(52.0, "evidence", "n1", "evidence saved: /h o/clusters/demo/controller/evidence/n1/2026")
+    saved = DrillMark(52.0, EventKind.EVIDENCE, "n1", "evidence saved: /h o/clusters/demo/controller/evidence/n1/2026")
     page = render_page(remove_paths(replace(DRILL, marks=(*MARKS, saved)), "/h o/clusters/demo"))
     assert "evidence saved<" in page and "/h o" not in page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from dalsegno.drill.impacts import DRAINED, KNOWN, RETURNED, Drill, DrillMark, FaultImpact, TrainedStep
+from dalsegno.drill.impacts import Drill, DrillMark, DrillMarkKind, FaultImpact, TrainedStep
 from dalsegno.drill.report import as_json, rows, sentences
 
 IMPACTS = (
@@ -14,10 +14,10 @@ IMPACTS = (
     FaultImpact(3, "xid 79", "n1", 60.0, stops=False),
 )
 MARKS = (
-    DrillMark(11.2, KNOWN, "n1"),
-    DrillMark(11.5, DRAINED, "n1"),
-    DrillMark(24.0, RETURNED, "n1"),
-    DrillMark(40.1, KNOWN, "n2"),
+    DrillMark(11.2, DrillMarkKind.KNOWN, "n1"),
+    DrillMark(11.5, DrillMarkKind.DRAINED, "n1"),
+    DrillMark(24.0, DrillMarkKind.RETURNED, "n1"),
+    DrillMark(40.1, DrillMarkKind.KNOWN, "n2"),
 )
 STEPS = (
     TrainedStep(9.0, 0, 2.5, 1),
@@ -58,7 +58,9 @@ def test_missing_spares_and_held_back_repairs_are_reported():
 
 def test_a_further_stop_is_reported_and_counts_for_the_maximum():
     again = (TrainedStep(41.0, 3, 2.2, 3), TrainedStep(50.5, 4, 2.2, 4))
-    drill = replace(DRILL, steps=(*STEPS, *again), marks=(*MARKS, DrillMark(42.0, KNOWN, "n2", "lost by the run")))
+    drill = replace(
+        DRILL, steps=(*STEPS, *again), marks=(*MARKS, DrillMark(42.0, DrillMarkKind.KNOWN, "n2", "lost by the run"))
+    )
     assert "training resumed after 2.0 s (median), 9.5 s at most" in sentences(drill)
     assert "training also stopped 1.0 s after worker-kill on n2, for 9.5 s (n2: lost by the run)" in sentences(drill)
     assert as_json(drill)["more_stops"] == [
@@ -81,5 +83,6 @@ def test_a_restart_of_the_undisturbed_run_is_reported():
 
 def test_the_json_report_is_complete():
     report = json.loads(json.dumps(as_json(DRILL)))
+    assert report["events"][0] == {"at": 11.2, "what": "known", "node": "n1", "text": ""}
     assert report["survived"] is True and report["share"] == 0.9
     assert report["faults"][0]["resumed_s"] == 2.0 and report["faults"][2]["known_s"] is None

@@ -17,7 +17,7 @@ SINGLE = ["--standalone", "--nproc-per-node", "1"]
 
 
 def stopped(launcher: Launcher, *words: str, fsdp: bool = False) -> subprocess.CompletedProcess[str]:
-    """Send one rank a signal, upon which all ranks save the same step and stop."""
+    """Send one rank a signal. All ranks then save the same step and stop."""
     run = launcher.run(*words, str(FRAIL), "SIGTERM", "0", "20", *TINY_GPT, *LONG, *(["--fsdp"] if fsdp else []))
     assert run.returncode == 1 and 20 < len(losses(run)) < 300, run.stderr[-3000:]
     assert f"saved step {len(losses(run))}, stopping" in run.stderr

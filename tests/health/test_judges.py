@@ -195,7 +195,15 @@ def test_out_of_memory_counts_only_for_the_whole_node() -> None:
     assert judge_oom(said(f"O{kill}")).verdict is WARNED
     assert judge_oom(said(f"Memory cgroup o{kill}")).verdict is PASSED
     assert judge_oom(said(f"O{kill}".replace("python", "munged"))).remedy is Remedy.REBOOT
+    of_munge = f"Memory cgroup o{kill}, UID:105 pgtables:2kB".replace("python", "munged")
+    assert judge_oom(said(of_munge)).remedy is Remedy.REBOOT
     assert judge_oom(KernelLines((LogLine(NOW - 3601, f"O{kill}"),), NOW)).verdict is PASSED
+
+
+def test_users_process_with_the_name_of_a_daemon_is_no_killed_daemon():
+    kill = "ut of memory: Killed process 42 (slurmd) total-vm:1kB, UID:1001 pgtables:2kB"
+    assert judge_oom(said(f"Memory cgroup o{kill}")).verdict is PASSED
+    assert judge_oom(said(f"O{kill}")).verdict is WARNED
 
 
 def test_other_log_lines_count_only_if_critical_and_not_allowed() -> None:

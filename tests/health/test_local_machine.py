@@ -114,7 +114,7 @@ def test_a_missing_slurmd_fails_the_check(env: dict[str, str]) -> None:
     assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "slurmd does not listen at 127.0.0.1:1")
 
 
-def test_a_look_yields_the_name_before_the_finding(env: dict[str, str]) -> None:
+def test_running_checks_yields_each_name_before_its_finding(env: dict[str, str]) -> None:
     checks = [check for check in CHECKS if check.name in ("gpu-ecc", "gpu-count", "disk")]
     checkup = Checkup(checks, machine_here(env), {})
     assert checkup.names(Context.CONTINUOUS) == ["gpu-count", "gpu-ecc", "disk"]

@@ -63,6 +63,15 @@ def test_missing_values_are_none() -> None:
     assert read_gpu(PlayedNvml(), 1, {}).lost
 
 
+def test_sizes_of_the_memory_are_in_mib() -> None:
+    nvml = PlayedNvml()
+    memory = SimpleNamespace(total=143_771 << 20, used=9 << 20, free=143_000 << 20, reserved=762 << 20)
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle, version: memory
+    gpu = read_gpu(nvml, 0, {})
+    sizes = (gpu.memory_total_mib, gpu.memory_used_mib, gpu.memory_free_mib, gpu.memory_reserved_mib)
+    assert sizes == (143_771, 9, 143_000, 762)
+
+
 def test_the_maximum_clock_is_queried_once() -> None:
     nvml, known = PlayedNvml(), MaxClocks()
     assert read_gpu(nvml, 0, known) == read_gpu(nvml, 0, known)

@@ -15,7 +15,7 @@ from dalsegno.health.checks.late import blame
 from dalsegno.health.expected import Expected
 from dalsegno.health.messages import MAX_TEXT, NodeReport
 from dalsegno.health.node_reader import NodeReader, RecordedNode
-from dalsegno.health.runner import Checkup, examine, result_line
+from dalsegno.health.runner import Checkup, confirm, examine, result_line
 from dalsegno.spec.facts import CheckSetting
 from dalsegno.system.hanging_calls import NoAnswer, TooLate
 
@@ -47,6 +47,18 @@ def only(findings: list[Finding]) -> Result:
 def test_a_check_asks_and_judges(node: RecordedNode) -> None:
     found = only(examine([LOAD], Context.IDLE, node, {}))
     assert found == failed("the load is 9", Remedy.REBOOT)
+
+
+def test_failure_that_may_pass_is_repeated_before_it_counts(node: RecordedNode) -> None:
+    brief = Check("brief", "how busy it is", ask_load, judge_load, settle_s=5)
+    quick = Check("quick", "how busy it is", ask_load, judge_load, settle_s=10)
+    checks, waits = (LOAD, brief, quick), list[float]()
+    first = examine(checks, Context.CONTINUOUS, node, {"quick": CheckSetting(thresholds={"most": 20.0})})
+    (node.folder / "proc/loadavg").write_text("1.0 1.0 1.0 1/100 1234\n")
+    later = confirm(checks, first, lambda again: examine(again, Context.CONTINUOUS, node, {}), waits.append)
+    assert [each.result.verdict for each in first] == [Verdict.FAILED, Verdict.FAILED, Verdict.PASSED]
+    assert [each.result.verdict for each in later] == [Verdict.FAILED, Verdict.PASSED, Verdict.PASSED]
+    assert waits == [5], "only failed checks are repeated, and those whose failure counts at once are not"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ EXAMPLES = 100_000 if os.environ.get("DALSEGNO_LONG") else 2_000
 SECRET = b"s" * 32
 HELLO = NodeHello("gpu-1", "boot-1", 12.5)
 SERVER = ServerHandshake(CONTROLLER, AGENT)
-TRANSCRIPT = (nonce(), nonce(), *HELLO.names())
+TRANSCRIPT = (nonce(), nonce(), *HELLO.proven_values())
 REPORT = NodeReport("gpu-1", "boot-1", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0),))
 
 
@@ -47,14 +47,14 @@ REPORT = NodeReport("gpu-1", "boot-1", (Finding("xid", failed("Xid 79", Remedy.R
 
 def hello_message(secret: bytes = SECRET, greeting: Message | None = None) -> Message:
     client = ClientHandshake(AGENT, CONTROLLER)
-    return {**HELLO.fields(), **client.answer(greeting or SERVER.greeting(), secret, *HELLO.names())}
+    return {**HELLO.fields(), **client.answer(greeting or SERVER.greeting(), secret, *HELLO.proven_values())}
 
 
 def test_agent_and_controller_authenticate_each_other():
     client = ClientHandshake(AGENT, CONTROLLER)
-    message = {**HELLO.fields(), **client.answer(SERVER.greeting(), SECRET, *HELLO.names())}
+    message = {**HELLO.fields(), **client.answer(SERVER.greeting(), SECRET, *HELLO.proven_values())}
     assert read_hello(message) == HELLO
-    session = SERVER.check(message, SECRET, *HELLO.names())
+    session = SERVER.check(message, SECRET, *HELLO.proven_values())
     assert client.finish(SERVER.welcome(session)).transcript == session.transcript
 
 
@@ -64,22 +64,24 @@ def test_agent_and_controller_authenticate_each_other():
 def test_a_changed_hello_is_not_proved(changed: Message):
     message = {**hello_message(), **changed}
     with pytest.raises(BadProof):
-        SERVER.check(message, SECRET, *read_hello(message).names())
+        SERVER.check(message, SECRET, *read_hello(message).proven_values())
 
 
 def test_a_hello_of_an_earlier_connection_is_not_proved():
     with pytest.raises(BadProof):
-        SERVER.check(hello_message(greeting=ServerHandshake(CONTROLLER, AGENT).greeting()), SECRET, *HELLO.names())
+        SERVER.check(
+            hello_message(greeting=ServerHandshake(CONTROLLER, AGENT).greeting()), SECRET, *HELLO.proven_values()
+        )
 
 
 def test_another_secret_does_not_prove_the_node():
     with pytest.raises(BadProof):
-        SERVER.check(hello_message(b"t" * 32), SECRET, *HELLO.names())
+        SERVER.check(hello_message(b"t" * 32), SECRET, *HELLO.proven_values())
 
 
 def test_an_echoed_proof_is_not_a_welcome():
     client = ClientHandshake(AGENT, CONTROLLER)
-    hello = client.answer(SERVER.greeting(), SECRET, *HELLO.names())
+    hello = client.answer(SERVER.greeting(), SECRET, *HELLO.proven_values())
     with pytest.raises(BadProof):
         client.finish({"proof": hello["proof"]})
 
@@ -95,7 +97,7 @@ def test_an_echoed_proof_is_not_a_welcome():
 def test_an_invalid_hello_is_refused(changed: Message):
     message = {**hello_message(), **changed}
     with pytest.raises(BadFrame):
-        SERVER.check(message, SECRET, *read_hello(message).names())
+        SERVER.check(message, SECRET, *read_hello(message).proven_values())
 
 
 def test_an_invalid_greeting_is_refused():
@@ -149,8 +151,8 @@ def test_a_repeated_or_reordered_message_is_refused():
         Seal(b"t" * 32, AGENT, *TRANSCRIPT),
         Seal(SECRET, AGENT, nonce(), *TRANSCRIPT[1:]),
         Seal(SECRET, CONTROLLER, *TRANSCRIPT),
-        Seal(SECRET, AGENT, *TRANSCRIPT[:2], *replace(HELLO, node="gpu-2").names()),
-        Seal(SECRET, AGENT, *TRANSCRIPT[:2], *replace(HELLO, boot="boot-2").names()),
+        Seal(SECRET, AGENT, *TRANSCRIPT[:2], *replace(HELLO, node="gpu-2").proven_values()),
+        Seal(SECRET, AGENT, *TRANSCRIPT[:2], *replace(HELLO, boot="boot-2").proven_values()),
     ],
 )
 def test_a_seal_of_another_secret_connection_side_or_node_is_refused(other: Seal):
@@ -270,7 +272,7 @@ def test_random_messages_are_parsed_or_refused(seed: int):
         with contextlib.suppress(BadReport):
             assert isinstance(parse_agent_message(message), (AgentBeat, NewFindings, Reply))
         with contextlib.suppress(BadFrame):
-            SERVER.check(message, b"t" * 32, *read_hello(message).names())
+            SERVER.check(message, b"t" * 32, *read_hello(message).proven_values())
             raise AssertionError("a message without the secret was taken for a proof")
         with contextlib.suppress(BadReport):
             assert isinstance(read_order(message), Order)

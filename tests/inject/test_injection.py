@@ -1,4 +1,4 @@
-"""What faults do to a node's telemetry, and which remedy ends which of them. No cluster is needed."""
+"""Tests of how faults change a node's telemetry, and of the remedy that ends each fault. No cluster is needed."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ def gpu(telemetry: Telemetry, index: int = 0) -> GpuFacts:
     return next(each for each in telemetry.gpus if each.index == index)
 
 
-def test_a_stopped_worker_that_was_ended_has_no_record(tmp_path: Path):
+def test_record_of_a_stopped_worker_that_has_ended_is_dropped(tmp_path: Path):
     own = os.getpid()
     record(tmp_path / "n1", "worker-hang", "n1", {}, {"pid": own, "start": start_ticks(own)})
     record(tmp_path / "n2", "worker-hang", "n2", {}, {"pid": own, "start": 1})  # another process has its PID now
@@ -42,41 +42,41 @@ def test_a_stopped_worker_that_was_ended_has_no_record(tmp_path: Path):
     assert read_records(tmp_path / "n2") == []
 
 
-def test_an_xid_is_a_line_in_the_kernels_log():
-    told = after("xid", code=48, gpu=1)
-    (line,) = told.kernel_log
+def test_injected_xid_is_a_line_in_the_kernel_log():
+    telemetry = after("xid", code=48, gpu=1)
+    (line,) = telemetry.kernel_log
     assert (line.at, line.text) == (
         1000.0,
         "NVRM: Xid (PCI:0000:42:00): 48, pid=4242, DBE (double bit error) ECC Error",
     )
-    assert told.gpus == HEALTHY.gpus
+    assert telemetry.gpus == HEALTHY.gpus
 
 
-def test_a_gpu_that_fell_off_the_bus_does_not_answer_any_more():
-    told = after("xid", code=79, gpu=1)
-    assert [each.lost for each in told.gpus] == [False, True]
+def test_gpu_with_xid_79_is_reported_as_lost():
+    telemetry = after("xid", code=79, gpu=1)
+    assert [each.lost for each in telemetry.gpus] == [False, True]
 
 
 @pytest.mark.parametrize(
-    ("fault", "of", "before", "then"),
+    ("fault", "read", "before", "then"),
     [
-        ("ecc", lambda told: gpu(told).ecc_uncorrected, 0, 1),
-        ("gpu-lost", lambda told: len(told.gpus), 2, 1),
-        ("gpu-hot", lambda told: gpu(told).temperature_c, 34, 96),
-        ("nvlink", lambda told: gpu(told).nvlinks, 18, 17),
-        ("slow-gpu", lambda told: gpu(told).clock_mhz, 345, 660),
-        ("clock-skew", lambda told: told.clock_skew_s, 0, 300),
-        ("link-down", lambda told: told.ports[0].state, "ACTIVE", "DOWN"),
-        ("link-flap", lambda told: told.ports[0].flaps, (), (1000, 1001, 1002)),
-        ("oom", lambda told: len(told.kernel_log), 0, 1),
-        ("cloud-notice", lambda told: told.notice_at, 0, 1120),
+        ("ecc", lambda telemetry: gpu(telemetry).ecc_uncorrected, 0, 1),
+        ("gpu-lost", lambda telemetry: len(telemetry.gpus), 2, 1),
+        ("gpu-hot", lambda telemetry: gpu(telemetry).temperature_c, 34, 96),
+        ("nvlink", lambda telemetry: gpu(telemetry).nvlinks, 18, 17),
+        ("slow-gpu", lambda telemetry: gpu(telemetry).clock_mhz, 345, 660),
+        ("clock-skew", lambda telemetry: telemetry.clock_skew_s, 0, 300),
+        ("link-down", lambda telemetry: telemetry.ports[0].state, "ACTIVE", "DOWN"),
+        ("link-flap", lambda telemetry: telemetry.ports[0].flaps, (), (1000, 1001, 1002)),
+        ("oom", lambda telemetry: len(telemetry.kernel_log), 0, 1),
+        ("cloud-notice", lambda telemetry: telemetry.notice_at, 0, 1120),
     ],
 )
-def test_what_the_hardware_tells(fault: str, of: Any, before: object, then: object):
-    assert (of(HEALTHY), of(after(fault))) == (before, then)
+def test_fault_changes_the_telemetry_of_its_node(fault: str, read: Any, before: object, then: object):
+    assert (read(HEALTHY), read(after(fault))) == (before, then)
 
 
-def test_every_fault_is_done_somehow():
+def test_every_fault_has_an_implementation():
     at_once = {"power-off", "worker-kill", "bad-replacement"}
     assert set(FAULTS) == at_once | set(METHODS) | set(CHANGES)
 
@@ -107,7 +107,7 @@ def left_after(nodes: LocalAccess, remedy: Remedy) -> list[str]:
     return [one.fault for one in read_records(nodes.records("train-1"))]
 
 
-def test_a_remedy_ends_the_faults_that_it_or_a_lighter_one_helps_against(tmp_path: Path):
+def test_remedy_ends_all_faults_that_need_it_or_a_lighter_one(tmp_path: Path):
     nodes = access_to(tmp_path)
     for fault, depth in (("ecc", "reset"), ("gpu-lost", "reboot"), ("slow-gpu", "replace"), ("net-cut", "reboot")):
         record(nodes.records("train-1"), fault, "train-1", {"repaired_by": depth})
@@ -116,13 +116,13 @@ def test_a_remedy_ends_the_faults_that_it_or_a_lighter_one_helps_against(tmp_pat
     assert left_after(nodes, Remedy.REPLACE) == []
 
 
-def test_record_of_an_earlier_release_names_its_remedy_in_the_former_way(tmp_path: Path):
+def test_record_of_an_earlier_release_has_the_old_name_of_the_remedy(tmp_path: Path):
     assert record(tmp_path, "ecc", "train-1", {"mended_by": "replace"}).ended_by is Remedy.REPLACE
     assert record(tmp_path, "ecc", "train-1", {}).ended_by is Remedy.REBOOT
 
 
 class LockReadingAccess(LocalAccess):
-    """Access to a node that finds out, when telemetry is written, whether the lock of the node's faults is held."""
+    """Access to a node that checks, whenever telemetry is written, that the lock of the node's faults is held."""
 
     def write_hardware(self, node: str) -> None:
         with pytest.raises(DalsegnoError, match="is working"), locked(lock_path(self.records(node)), node, wait_s=0):
@@ -147,7 +147,7 @@ def test_a_timer_leaves_a_newer_fault_of_the_same_name(tmp_path: Path):
     assert read_records(nodes.records("train-1")) == [newer]
 
 
-def test_a_bad_replacement_is_bad_as_often_as_its_count(tmp_path: Path):
+def test_bad_replacement_fails_as_often_as_its_count(tmp_path: Path):
     nodes = access_to(tmp_path)
     record(nodes.records("train-1"), "bad-replacement", "train-1", {"count": 2})
     assert left_after(nodes, Remedy.REBOOT) == ["bad-replacement"]
@@ -162,7 +162,7 @@ def test_a_replacement_with_the_old_gpus_has_no_other_fault(tmp_path: Path):
     assert left_after(nodes, Remedy.REPLACE) == []
 
 
-def test_the_packets_to_drop_are_a_share_of_all_numbers():
+def test_drop_program_compares_a_random_number_with_the_share():
     assert drop_program(25) == "4,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 0 2"
     assert "37 0 1 4294967295" in drop_program(100)
 

@@ -1,4 +1,4 @@
-"""Faults in one's own workers on nodes of a foreign cluster: which job is entered, and the error if there is none."""
+"""Tests of faults in the user's own workers on a foreign cluster: which job is entered, and the errors."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Played:
 
 
 @pytest.mark.parametrize("fault", [each for each in FAULTS.values() if not each.safe], ids=lambda fault: fault.name)
-def test_what_hurts_others_is_refused_before_anything_is_asked(fault: Any):
+def test_fault_that_affects_other_users_is_refused_before_slurm_is_asked(fault: Any):
     played = Played([job(7)])
     with pytest.raises(UsageError) as caught:
         played.nodes.inject(fault, "n1", FaultOptions())
     assert "worker-kill, worker-hang" in caught.value.hint and played.entered == []
 
 
-def test_only_one_s_own_running_jobs_on_the_node_are_entered():
+def test_only_running_jobs_of_the_user_on_the_node_are_entered():
     others = [job(1, user="bob"), job(2, nodes=("n2",)), job(3, state=JobState.PENDING), job(4, name="another")]
     played = Played([*others, job(7)], [{"rank": 0, "pid": 5, "run": "train-x"}])
     played.nodes.inject(FAULTS["worker-kill"], "n1", FaultOptions(run="train-x", rank=0))
@@ -63,25 +63,25 @@ def test_only_one_s_own_running_jobs_on_the_node_are_entered():
         played.nodes.inject(FAULTS["worker-kill"], "n3", FaultOptions())
 
 
-def test_of_several_jobs_the_one_that_has_the_worker_is_found():
+def test_job_with_the_wanted_worker_is_found_among_several():
     played = Played([job(7), job(8)], [{"error": "there is no worker on n1", "hint": "-"}, {"rank": 0, "pid": 5}])
     assert played.nodes.inject(FAULTS["slow-gpu"], "n1", FaultOptions(gpu=1, for_s=2.0))["rank"] == 0
     assert played.entered[-1] == ("8", "n1", WantedWorker("8", "slow-gpu", gpu=1, for_s=2.0))
 
 
-def test_that_no_job_has_such_a_worker_is_told_with_its_own_hint():
+def test_missing_worker_is_an_error_with_the_hint_of_the_node():
     played = Played([job(7)], [{"error": "there is no worker of rank 9 on n1", "hint": "there is rank 0"}])
     with pytest.raises(DalsegnoError) as caught:
         played.nodes.inject(FAULTS["worker-hang"], "n1", FaultOptions(rank=9))
     assert (caught.value.what, caught.value.hint) == ("there is no worker of rank 9 on n1", "there is rank 0")
 
 
-def test_what_lasts_is_looked_for_on_all_nodes_of_one_s_runs():
+def test_active_faults_are_searched_on_all_nodes_of_the_users_runs():
     played = Played([job(7, nodes=("n1", "n2"))], [{"found": []}, {"found": ["worker-hang"]}])
     assert [(fault.fault, fault.node) for fault in played.nodes.injected()] == [("worker-hang", "n2")]
 
 
-def test_a_step_takes_nothing_from_the_job_and_names_are_arguments_of_their_own():
+def test_step_reserves_no_resources_and_names_are_separate_arguments():
     argv = step_argv("7", "n1", WantedWorker("7", "worker-kill", run="$(reboot)"))
     assert {"--jobid=7", "--overlap", "--nodelist=n1", "--gres=none", "--mem=0"} <= set(argv)
     assert json.loads(argv[-1])["run"] == "$(reboot)"

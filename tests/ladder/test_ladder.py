@@ -78,8 +78,9 @@ def test_without_find_unused_an_unused_parameter_counts_as_zero_and_no_rank_hang
 
 
 def test_buckets_are_in_reverse_order_with_one_dtype_and_closed_at_the_cap(found: Found):
-    # Backwards: second (60 B), sometimes' bias (80 B) and weight (180 B) | never (32 B), first's bias (52 B) and weight
-    # (192 B) | the double (24 B) and the scalar (4 B) never reach the cap of 100 B, and do not mix.
+    # The order is reversed: second (60 B), sometimes' bias (80 B) and weight (180 B) | never (32 B), first's bias (52
+    # B) and weight (192 B) | the double (24 B) | the scalar (4 B). The last two stay below the cap of 100 B, but their
+    # dtypes do not share a bucket.
     assert found["buckets"][0] == [
         [3, 45, "torch.float32"],
         [4, 48, "torch.float32"],

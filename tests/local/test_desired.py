@@ -341,8 +341,8 @@ def test_health_policy_change_is_reported_and_restarts_nothing():
 
 
 def test_users_change_without_a_restart():
-    crowd = replace(BASE, accounts=(Account("lab"),), users=(User("ada", ("lab",), "lab"),))
-    made = plan(crowd, running(BASE))
+    with_users = replace(BASE, accounts=(Account("lab"),), users=(User("ada", ("lab",), "lab"),))
+    made = plan(with_users, running(BASE))
     assert made.sentences() == [
         "adds user ada (uid 20001)", "updates accounts, users and QOS", "restarts nothing", "ends no job",
     ]  # fmt: skip
@@ -452,11 +452,11 @@ def test_no_paths_of_the_system_slurm_are_used(machine: MachineFacts):
 
 
 def test_cluster_users_exist_on_virtual_hosts_only():
-    crowd = cluster(1, users=(User("ada", ("lab",), "lab"),), accounts=(Account("lab"),))
-    passwd = want(crowd).files["etc/passwd"].text
-    uid = put(crowd).uids["ada"]
+    with_users = cluster(1, users=(User("ada", ("lab",), "lab"),), accounts=(Account("lab"),))
+    passwd = want(with_users).files["etc/passwd"].text
+    uid = put(with_users).uids["ada"]
     assert passwd == PEOPLE.passwd + f"ada:x:{uid}:{uid}::{FOLDER.homes}/ada:/bin/bash\n"
-    assert "etc/passwd" not in want(crowd, USER).files
+    assert "etc/passwd" not in want(with_users, USER).files
 
 
 # Telemetry is written once; afterwards, only fault injection changes it ---------------------------------------
@@ -475,13 +475,13 @@ def telemetry_after(first: Cluster, then: Cluster, machine: MachineFacts = ROOT)
 
 
 def test_telemetry_lists_each_simulated_gpu():
-    told = json.loads(want(cluster(2, shape={"gpu_memory_mib": 81920})).files[TELEMETRY].text)
-    assert told["node"] == "train-1"
-    assert [(gpu["index"], gpu["name"], gpu["memory_total_mib"]) for gpu in told["gpus"]] == [
+    result = json.loads(want(cluster(2, shape={"gpu_memory_mib": 81920})).files[TELEMETRY].text)
+    assert result["node"] == "train-1"
+    assert [(gpu["index"], gpu["name"], gpu["memory_total_mib"]) for gpu in result["gpus"]] == [
         (0, "H100 (simulated)", 81920), (1, "H100 (simulated)", 81920),
     ]  # fmt: skip
     other = json.loads(want(cluster(2)).files["hosts/train-2/telemetry.json"].text)
-    assert len({gpu["uuid"] for gpu in (*told["gpus"], *other["gpus"])}) == 4
+    assert len({gpu["uuid"] for gpu in (*result["gpus"], *other["gpus"])}) == 4
 
 
 def test_real_gpus_need_no_telemetry_file():
@@ -539,7 +539,7 @@ def test_only_virtual_hosts_of_a_simulated_cloud_have_a_metadata_service():
 
 
 def test_each_controller_has_its_own_pid_files():
-    """slurm.conf has one path for all controllers. In a shared folder, the backup would end the primary."""
+    """slurm.conf has one PID-file path for all controllers. With a shared folder, the backup would end the primary."""
     hosts = want(cluster(1, slurm=Slurm(backup_controller=True))).hosts
     mounted = {name: dict((target, source) for source, target in hosts[name].binds) for name in hosts}
     assert mounted["head"][str(FOLDER.pids)] != mounted["head-backup"][str(FOLDER.pids)]

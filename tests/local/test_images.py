@@ -32,10 +32,10 @@ def test_common_hint_is_shown_once_and_others_per_image(tmp_path: Path):
 
 
 def test_error_without_hint_adds_no_separator():
-    mute, told = DalsegnoError("it is gone"), DalsegnoError("no space", hint="free some")
+    mute, hinted = DalsegnoError("it is gone"), DalsegnoError("no space", hint="free some")
     alone = failure("lab", [("a", mute), ("b", mute)])
     assert alone.what.endswith(":\n  a: it is gone\n  b: it is gone") and alone.hint == "`dalsegno up` tries again"
-    both = failure("lab", [("a", mute), ("b", told)])
+    both = failure("lab", [("a", mute), ("b", hinted)])
     assert both.what.endswith(":\n  a: it is gone\n  b: no space (free some)") and both.hint == alone.hint
 
 

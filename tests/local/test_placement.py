@@ -2,13 +2,15 @@
 
 import ipaddress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dalsegno.errors import TargetError
-from dalsegno.spec.facts import Cluster, Local, Node, Partition, Slurm, User
+from dalsegno.spec.facts import Cluster, Group, Local, Node, Partition, Slurm, User
 from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.machine import MachineFacts
+from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, ids_of_others, write_state
 from dalsegno.targets.local.placement import Free, choose_hosts, place
 
 V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
@@ -91,6 +93,18 @@ def test_users_of_the_cluster_keep_their_uids():
     first = put(cluster(users=(User("ada", ("a",), "a"), User("bob", ("a",), "a"))))
     second = put(cluster(users=(User("zoe", ("a",), "a"), User("ada", ("a",), "a"))), before=first)
     assert second.uids["ada"] == first.uids["ada"] and second.uids["zoe"] not in first.uids.values()
+
+
+def test_users_of_two_clusters_on_one_machine_have_different_ids(tmp_path: Path):
+    with_users = cluster(1, users=(User("ada", ("lab",), "lab", groups=("vision",)),), groups=(Group("vision"),))
+    first, second = Folder(tmp_path / "one"), Folder(tmp_path / "two")
+    first.root.mkdir()
+    write_state(first, ClusterState(ApplyStage.UP, put(with_users), "22.05.8"))
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/state.json").write_text('{"target": "ssh"}')
+    assert ids_of_others(first) == frozenset(), "a cluster is not its own neighbour"
+    placed = put(with_users, free=Free(other_ids=ids_of_others(second)))
+    assert (placed.uids["ada"], placed.gids["vision"]) == (20002, 1020002)
 
 
 def test_a_link_name_in_use_is_avoided():

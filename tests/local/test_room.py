@@ -127,9 +127,40 @@ def test_client_implements_the_protocol_of_recovery(room: HostControlServer, fol
     assert isinstance(client, CanSeePower)
     with served(room):
         assert client.is_on("train-1") is False and client.is_off("train-1") is True
-        assert client.is_off("train-9") is False, "of what is no node nothing is known"
+        assert client.is_off("train-9") is False, "nothing is known of a name that is not a node"
         with pytest.raises(TargetError, match="train-1 is off"):
             client.reset_gpus("train-1")
+
+
+class CountedRoom(HostControlServer):
+    """Counts the callers that are answered at the same time. Each waits for another one, so that two always overlap."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__(folder, max_callers=2)
+        self.lock, self.together, self.inside, self.most = threading.Lock(), threading.Barrier(2), 0, 0
+
+    def answer(self, uid: int, line: str) -> dict[str, object]:
+        with self.lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        self.together.wait(60)
+        answer = super().answer(uid, line)
+        with self.lock:
+            self.inside -= 1
+        return answer
+
+
+def test_callers_beyond_the_limit_wait_until_others_are_served(folder: Folder):
+    room = CountedRoom(folder)
+    with served(room), contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in range(20)]
+        for caller in callers:
+            caller.settimeout(60)
+            caller.connect(str(folder.room_socket))
+            caller.sendall(b'{"do": "power", "node": "train-1"}\n')
+        assert all(json.loads(caller.recv(4096))["ok"] for caller in callers)
+    assert room.most == 2
+    room.listener.close()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Which processes `down` ends. A mark alone proves nothing; a mark and the controller's record do."""
+"""Tests of which processes `down` ends: of users' processes, only marked ones that the controller has recorded."""
 
 import json
 import os

@@ -27,7 +27,7 @@ PYTEST = ".venv/bin/python -m pytest -q -p no:cacheprovider"
 RESEARCHERS = "./dalsegno demo --scene researchers"
 CLUSTER = "tests/cluster/test_up_down.py tests/cluster/test_rootless.py tests/cluster/test_recovery.py"
 RUNS = "tests/cluster/test_run_starts.py tests/cluster/test_run_faults.py tests/cluster/test_containers.py"
-# These tests depend on Slurm's own behaviour
+# These tests depend on Slurm's own behaviour, which differs between releases
 SECURITY = "tests/security/test_join.py tests/security/test_slurm_text.py"
 NATIVE = "tests/containers/test_native_plugin.py tests/containers/test_native_helper.py"
 KINDS = "tests/cluster/test_cgroups.py tests/cluster/test_sudo.py"

@@ -1,9 +1,9 @@
 """A Debian 12 virtual machine with systemd and cgroup v2, as most people have it.
 
 `python -m tests.machines.vm build` makes the disk, `boot` starts the machine, `push` copies this clone into it, `ssh
-COMMAND...` runs a command there and `stop` ends it. The machine is emulated: it needs no KVM, and is 10 to 20 times
-slower than its host. So everything it needs is installed from outside, in a chroot, before its first boot. All files
-are below the folder $DALSEGNO_MACHINES, by default in the user's cache.
+COMMAND...` runs a command there and `stop` ends it. The machine uses KVM if that boots its kernel (`qemu.py`).
+Otherwise it is emulated, and 10 to 20 times slower than its host. So everything it needs is installed from outside, in
+a chroot, before its first boot. All files are below the folder $DALSEGNO_MACHINES, by default in the user's cache.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from tests.machines.chroot import CLONE, CLONE_THERE, MIRROR, folder, local_indexes, run
+from tests.machines.qemu import accelerator
 
 SUITE = "bookworm"
 PACKAGES = (
@@ -28,8 +29,8 @@ PACKAGES = (
 DISK_GIB = 14
 BOOT_TIMEOUT_S = 600.0
 
-# The sudo user and the plain user of the machine. Root is the third kind of user that runs `up`. Clusters in tests have
-# people with other names, whose accounts must not be on the machine.
+# The machine's sudo user and plain user; `up` is also run as root. Test clusters use other user names, because their
+# accounts must not exist on the machine.
 SUDOER, PLAIN = "olga", "paul"
 
 # The init for a machine without systemd. It does what the init of a container or a small distribution does, and nothing
@@ -88,7 +89,7 @@ def build() -> None:
     bare.unlink()
 
 
-def take_settings(root: Path) -> None:
+def take_settings(root: Path, suite: str = SUITE) -> None:
     """Copy this machine's package sources, name server and certificates, because it may be behind a proxy."""
     for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt"):
         if Path(path).exists():
@@ -96,7 +97,7 @@ def take_settings(root: Path) -> None:
     for file in Path("/etc/apt/apt.conf.d").glob("99*"):
         shutil.copy(file, root / "etc/apt/apt.conf.d")
     (root / "etc/apt/sources.list").write_text(
-        f"deb {MIRROR} {SUITE} main\ndeb {MIRROR} {SUITE}-updates main\ndeb {MIRROR}-security {SUITE}-security main\n"
+        f"deb {MIRROR} {suite} main\ndeb {MIRROR} {suite}-updates main\ndeb {MIRROR}-security {suite}-security main\n"
     )
 
 
@@ -166,12 +167,13 @@ class Machine:
         overlay, disk = self.run_folder / "overlay.qcow2", self.vm / "disk.img"
         if not overlay.exists() or overlay.stat().st_mtime < disk.stat().st_mtime:
             run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(disk), str(overlay)])
+        kernel_file, initrd = self.vm / "vmlinuz", self.vm / "initrd.img"
         kernel = "root=/dev/vda rw console=ttyS0 quiet" + ("" if systemd else " init=/usr/local/sbin/plain-init")
         run(
             [
-                *("nice", "-n", "10", "qemu-system-x86_64", "-machine", "q35,accel=tcg", "-cpu", "max"),
+                *("nice", "-n", "10", "qemu-system-x86_64", *accelerator(kernel_file, initrd).options),
                 *("-smp", str(cores), "-m", f"{memory_gib}G", "-display", "none", "-daemonize"),
-                *("-kernel", str(self.vm / "vmlinuz"), "-initrd", str(self.vm / "initrd.img"), "-append", kernel),
+                *("-kernel", str(kernel_file), "-initrd", str(initrd), "-append", kernel),
                 *("-drive", f"file={overlay},format=qcow2,if=virtio,cache=unsafe"),
                 *("-netdev", f"user,id=n,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22"),
                 *("-device", "virtio-net-pci,netdev=n", "-device", "virtio-rng-pci"),

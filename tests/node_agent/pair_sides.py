@@ -1,6 +1,7 @@
-"""Two nodes that test each other, as child processes of one that has already loaded torch, which takes seconds.
+"""Two nodes that test each other, each in a child process of this program.
 
-Reads the kinds of both sides, one line of JSON per test, and writes their findings: null for one that died.
+The program loads torch once, because that takes seconds. For each test it reads one line of JSON with the kinds of both
+sides, and writes the findings of both: null for a node that died.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of the load tests, whose results are known."""
+"""Tests of the load tests, which compute results that are known in advance."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_validation_with_a_partner_leaves_no_process(nodes: Nodes):
     nodes.until(lambda: all(len(descendants(pid)) == 1 for pid in agents))  # only the process of the checks is left
     assert all(memory_kib(pid, "VmRSS:", "status") <= 30 << 10 for pid in agents)
     validate_node(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
-    # Also the processes of an order, and of torch
+    # Now the processes of an order and of torch run, too
     nodes.until(lambda: all(len(descendants(pid)) >= 3 for pid in agents))
     nodes.processes["gpu-1"].kill()
     nodes.processes["gpu-1"].wait()

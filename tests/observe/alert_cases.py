@@ -17,7 +17,7 @@ DISK = '{instance="n1", device="/dev/sda", fstype="ext4", mountpoint="/"}'
 
 @dataclass(frozen=True)
 class AlertCase:
-    """Bad and good input of one alert, and the time at which it is evaluated."""
+    """Series on which an alert fires, series on which it does not, and the time at which it is evaluated."""
 
     bad: Series
     good: Series
@@ -28,7 +28,7 @@ def fault(check: str, code: str = "", node: str = "n1") -> str:
     return f'dalsegno_recovery_last_fault_timestamp_seconds{{node="{node}", check="{check}", code="{code}"}}'
 
 
-RECENT, OLD = "_x65 3960x20", "60x80"  # at minute 66, and an hour ago; the controller repaired the node at once
+RECENT, OLD = "_x65 3960x20", "60x80"  # minute 66, and over an hour ago; both were repaired at once
 CASES: Mapping[str, AlertCase] = {
     "NodeLost": AlertCase(
         {fault("gone"): RECENT}, {fault("gone"): OLD, fault("disk"): RECENT, fault("xid", "79"): RECENT}

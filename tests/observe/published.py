@@ -45,8 +45,8 @@ def _read(path: Path) -> PublishedDashboard:
 
 
 PUBLISHED = [_read(FOLDER / f"{number}.json") for number in (1860, 4323, 12239)]
-# Metric -> why it has no data on a local cluster. It may have data if a path matches `unless`, which stands for other
-# hardware or another kernel, or if node_exporter is at least as new as `since`.
+# Metric -> why it has no data on a local cluster. The metric may have data if a path matches `unless`, which stands for
+# other hardware or another kernel, or if node_exporter is at least as new as `since`.
 WITHOUT_DATA: dict[str, dict[str, str]] = json.loads((FOLDER / "without_data.json").read_text())
 
 

@@ -24,7 +24,7 @@ class PlayedSource:
 
 
 class PlayedClock:
-    """A clock that moves when it is told to."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -75,7 +75,7 @@ def test_grafanas_own_sdk_reads_the_dashboard_without_loss(dashboard):
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.uid)
-def test_dashboard_has_only_words_that_grafana_knows(dashboard):
+def test_dashboard_has_only_values_that_grafana_accepts(dashboard):
     read = read_by_grafanas_sdk(dashboard)
     assert list(unknown_words(read)) == []
     options = next(panel.options for panel in read.panels or [] if isinstance(panel.options, Options))
@@ -209,6 +209,15 @@ def test_failed_source_of_the_observer_is_named():
     found = missing(collected={"squeue": False, "runs": True})
     assert found["slurm_queue_running"].state is OriginState.FAILING
     assert found["training_loss"].state is OriginState.QUIET
+
+
+def test_separate_exporter_of_slurm_is_named_where_there_is_one():
+    slurm = ScrapeHealth("slurm", "head", "c:1", ScrapeState.DOWN, "connection refused")
+    found = missing(targets=(*UP, slurm))
+    assert found["slurm_queue_running"].why == "the slurm-exporter does not answer: connection refused"
+    assert found["training_loss"].state is OriginState.QUIET, "the observer provides it"
+    works = (*UP, replace(slurm, state=ScrapeState.UP))
+    assert "daemon slurm-exporter`" in missing(targets=works, collected={"squeue": False})["slurm_queue_running"].why
 
 
 def test_node_agents_without_metrics_are_named():

@@ -31,7 +31,7 @@ def test_metrics_need_the_token():
     assert {code for code in answers.values()} == {200, 401}
 
 
-def test_open_metrics_need_none():
+def test_open_metrics_need_no_token():
     response = MetricsEndpoint(Collector([]), None)(HttpRequest("GET", "/metrics"))
     assert response.status == 200 and response.content_type == "text/plain; version=0.0.4; charset=utf-8"
 

@@ -213,8 +213,8 @@ def test_failed_command_loses_its_own_series_only(command):
     slurm = PlayedSlurm([queue_row()])
     slurm.broken.add(command)
     found = collected(slurm)
-    of = {"sinfo": "dalsegno_nodes", "squeue": "dalsegno_jobs", "sdiag": "slurm_scheduler_threads"}
-    assert {name: of[name] in found for name in of} == {name: name != command for name in of}
+    series = {"sinfo": "dalsegno_nodes", "squeue": "dalsegno_jobs", "sdiag": "slurm_scheduler_threads"}
+    assert {name: series[name] in found for name in series} == {name: name != command for name in series}
     assert found["dalsegno_collector_success"].value(source=command) == 0
 
 

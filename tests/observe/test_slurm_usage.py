@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.observe.exposition import HistogramFamily, MetricFamily
-from dalsegno.observe.slurm_usage import MAX_COUNTERS, GpuSeconds, QueueWaits, has_started
+from dalsegno.observe.slurm_source import MAX_COUNTERS, GpuSeconds, QueueWaits, has_started
 from dalsegno.slurm.facts import JobState
 from dalsegno.slurm.parse.load import QueuedJob
 

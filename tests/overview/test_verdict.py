@@ -174,8 +174,8 @@ CASES = {
         "slurmctld does not answer; 1 of 5 nodes is being replaced",
     ),
     # Nodes that nothing repairs
-    "given up": (
-        with_runs(with_record(healthy(), "train-1", NodePhase.GIVEN_UP), RUN),
+    "needs an administrator": (
+        with_runs(with_record(healthy(), "train-1", NodePhase.NEEDS_ADMIN), RUN),
         CODE.NODES_FAULTY,
         "1 of 5 nodes needs an administrator; training is not affected",
     ),
@@ -257,7 +257,7 @@ CASES = {
     ),
     "several conditions": (
         with_node(
-            with_record(replacing(healthy()), "train-1", NodePhase.GIVEN_UP),
+            with_record(replacing(healthy()), "train-1", NodePhase.NEEDS_ADMIN),
             "train-3",
             state="drained",
             reason="new RAM",
@@ -269,7 +269,7 @@ CASES = {
     "more conditions than fit": (
         with_node(
             with_record(
-                with_record(replacing(healthy()), "train-1", NodePhase.GIVEN_UP), "train-4", NodePhase.VALIDATING
+                with_record(replacing(healthy()), "train-1", NodePhase.NEEDS_ADMIN), "train-4", NodePhase.VALIDATING
             ),
             "train-3",
             state="drained",
@@ -364,9 +364,9 @@ def test_verdict_names_the_most_urgent_fault_and_says_what_it_means_for_training
 
 @pytest.mark.parametrize("phase", [NodePhase.DRAINED, NodePhase.DOWN])
 def test_node_that_its_cloud_takes_is_not_said_to_be_repaired(phase: NodePhase):
-    reason = "dalsegno:drain:cloud-notice[spot:2026-11-18T12:02:00Z] the cloud takes this node"
+    reason = "dalsegno:drain:cloud-notice[spot:2026-11-18T12:02:00Z] the cloud provider ends this instance"
     verdict = assess(with_runs(with_record(healthy(), "train-2", phase, reason=reason), RUN))
-    assert describe(verdict) == "1 of 5 nodes is taken away by its cloud; training is not affected"
+    assert describe(verdict) == "1 of 5 nodes is ended by its cloud provider; training is not affected"
 
 
 def test_json_of_a_verdict_has_codes_nodes_and_runs():
@@ -387,10 +387,17 @@ def test_every_condition_and_phase_of_the_controller_has_a_text():
 
 
 def test_controller_of_another_version_is_understood():
-    nodes = {"nodes": [{"node": "n1", "phase": "mending"}, {"node": "n2", "phase": "new phase", "tried": ["dance"]}]}
+    nodes = {
+        "nodes": [
+            {"node": "n1", "phase": "mending"},
+            {"node": "n2", "phase": "new phase", "tried": ["dance"]},
+            {"node": "n3", "phase": "given up"},
+        ]
+    }
     view = read_controller(nodes, {})
     assert [(each.phase, each.tried) for each in view.nodes.values()] == [
         (NodePhase.REPAIRING, ()),
         (NodePhase.UNKNOWN, ()),
+        (NodePhase.NEEDS_ADMIN, ()),
     ]
     assert not view.paused and view.slurm_users == RecoveryView().slurm_users

@@ -1,4 +1,4 @@
-"""A cluster in memory with a healer on real SQLite, and short access to its state."""
+"""A cluster in memory with a recovery loop and a journal on real SQLite, and short access to its state."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Clinic:
         cluster = self.cluster
         context = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), FakeTarget(cluster), self.folder / "evidence")
         self.store = self.store_type(self.folder / "recovery.sqlite")
-        self.healer = RecoveryLoop(self.store, context, self.policy, lambda: self.cluster.now, lambda work: work())
+        self.loop = RecoveryLoop(self.store, context, self.policy, lambda: self.cluster.now, lambda work: work())
 
     def round(self, step_s: float = STEP_S) -> list[Action]:
         self.cluster.now += step_s
-        actions = self.healer.round(self.cluster.facts(frozenset(self.healer.underway)))
-        self.healer.collect()
+        actions = self.loop.round(self.cluster.facts(frozenset(self.loop.underway)))
+        self.loop.collect()
         self.done += actions
         return actions
 
@@ -92,5 +92,5 @@ MakeClinic = Callable[..., Clinic]
 
 
 def deeds(actions: list[Action]) -> list[str]:
-    """Return the actions with an effect, in short."""
+    """Return the kind and node of each action that has an effect."""
     return [f"{action.kind.value} {action.node}" for action in actions if not isinstance(action, (Note, ChangePhase))]

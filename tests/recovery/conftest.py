@@ -1,4 +1,4 @@
-"""Fixtures for clusters in memory with a healer."""
+"""Fixtures for clusters in memory with a recovery loop."""
 
 from __future__ import annotations
 

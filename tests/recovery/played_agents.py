@@ -13,7 +13,7 @@ from typing import TypeVar
 from dalsegno.health.messages import BEAT
 from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
 from dalsegno.recovery.agents.probes import NodeAddress
-from dalsegno.recovery.agents.server import STRANGER_S
+from dalsegno.recovery.agents.server import UNAUTHENTICATED_S
 from dalsegno.recovery.agents.table import AgentTable
 from dalsegno.wire.frames import Message, Reader, pack, parse
 from dalsegno.wire.handshake import BadProof, ClientHandshake, Seal
@@ -29,15 +29,15 @@ def secret_of(node: str) -> bytes | None:
 class Scene:
     """The agents of two nodes, none connected yet."""
 
-    def __init__(self, stranger_s: float = STRANGER_S) -> None:
+    def __init__(self, unauthenticated_s: float = UNAUTHENTICATED_S) -> None:
         self.selector = selectors.DefaultSelector()
         self.log: list[str] = []
         self.changed: list[str] = []
         self.callers: list[Caller] = []
-        self.begin(stranger_s)
+        self.begin(unauthenticated_s)
 
-    def begin(self, stranger_s: float = STRANGER_S, port: int = 0) -> None:
-        self.agents = AgentTable(self.selector, secret_of, self.log.append, self.changed.append, stranger_s)
+    def begin(self, unauthenticated_s: float = UNAUTHENTICATED_S, port: int = 0) -> None:
+        self.agents = AgentTable(self.selector, secret_of, self.log.append, self.changed.append, unauthenticated_s)
         self.port = self.agents.open("127.0.0.1", port)
         self.agents.expect({node: NodeAddress("127.0.0.1") for node in NODES})
 
@@ -134,7 +134,7 @@ class Caller:
         self.hello = NodeHello(node, boot, started)
         secret = secret or secret_of(node) or b"?" * 32
         handshake = ClientHandshake(AGENT, CONTROLLER)
-        self.raw(pack({**self.hello.fields(), **handshake.answer(greeting, secret, *self.hello.names())}))
+        self.raw(pack({**self.hello.fields(), **handshake.answer(greeting, secret, *self.hello.proven_values())}))
         answer = self.next()
         with contextlib.suppress(BadProof):
             self.welcomed = answer is not None and bool(handshake.finish(answer))

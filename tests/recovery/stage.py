@@ -95,7 +95,7 @@ class Stage:
         return self.root / RUNS / f"{folder.name}.json"
 
     def started(self, folder: Path) -> list[Message]:
-        """Return what its coordinators reported, the first one first."""
+        """Return what the run's coordinators reported, in the order of their starts."""
         path = folder / "started"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -30,7 +30,7 @@ from dalsegno.health.messages import (
 from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello
 from dalsegno.recovery.agents.probes import NodeAddress
-from dalsegno.recovery.agents.server import STRANGERS
+from dalsegno.recovery.agents.server import UNAUTHENTICATED
 from dalsegno.recovery.agents.table import (
     MAX_BYTES,
     MAX_ORDERS,
@@ -107,7 +107,7 @@ def honest_hello(greeting: Message) -> Message:
     secret = secret_of("gpu-1")
     assert secret is not None
     hello = NodeHello("gpu-1", "boot-1", 1.0)
-    return {**hello.fields(), **ClientHandshake(AGENT, CONTROLLER).answer(greeting, secret, *hello.names())}
+    return {**hello.fields(), **ClientHandshake(AGENT, CONTROLLER).answer(greeting, secret, *hello.proven_values())}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_each_cause_is_logged_once(scene: Scene):
 
 
 def test_a_silent_or_slow_caller_is_disconnected():
-    scene = Scene(stranger_s=0.2)
+    scene = Scene(unauthenticated_s=0.2)
     mute, slow = scene.call(), scene.call()
     slow.raw(b"\0\0\1\0")
     assert mute.cut_off() and slow.cut_off()
@@ -148,11 +148,11 @@ def test_a_silent_or_slow_caller_is_disconnected():
 
 
 def test_many_strangers_do_not_block_an_agent(scene: Scene):
-    callers = [scene.call() for _ in range(STRANGERS + 20)]
+    callers = [scene.call() for _ in range(UNAUTHENTICATED + 20)]
     assert scene.agent().welcomed
     for caller in callers * 2:  # first the greeting, then the end of the connection
         caller.listen()
-    assert [caller.hung_up for caller in callers] == [True] * 21 + [False] * (STRANGERS - 1), (
+    assert [caller.hung_up for caller in callers] == [True] * 21 + [False] * (UNAUTHENTICATED - 1), (
         "the oldest are disconnected"
     )
     assert scene.log == ["refused: too many peers that have not authenticated: 127.0.0.1"]

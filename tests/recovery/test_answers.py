@@ -90,7 +90,7 @@ def test_the_forecast_of_a_node_uses_the_current_policy_and_partitions(folder: P
 
 def test_events_are_ordered_and_can_be_resumed(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
-    store.record_change(ChangePhase("n1", NodePhase.GIVEN_UP, "nothing helps"), 101.0)
+    store.record_change(ChangePhase("n1", NodePhase.NEEDS_ADMIN, "nothing helps"), 101.0)
     store.record_change(Note("n2", "job 7 is over"), 102.0)
     events = answers.answer(STRANGER, {"events": 0})["events"]
     assert [(event["node"], event["kind"]) for event in events] == [("n1", "drain"), ("n1", "turn"), ("n2", "note")]
@@ -111,7 +111,7 @@ def test_a_node_is_shown_with_its_gpus_and_history(store: Journal, answers: Answ
         answers.answer(STRANGER, {"node": "n9"})
 
 
-def test_web_page_names_the_person_for_whom_it_pauses(answers: Answers):
+def test_pause_from_the_web_page_names_the_person(answers: Answers):
     answers.answer(0, {"automation": "pause", "by": "ada in the web page"})
     assert answers.store.events()[-1].text == "paused by ada in the web page"
     with pytest.raises(DalsegnoError):

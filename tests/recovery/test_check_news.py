@@ -40,12 +40,12 @@ def test_an_alternating_check_is_recorded_at_a_limited_rate():
 
 def test_a_new_controller_knows_the_recorded_results(clinic_of: MakeClinic):
     clinic = clinic_of()
-    clinic.healer.record_findings("n2", (Finding("xid", failed("Xid 48", Remedy.RESET, "48"), 0.0),))
+    clinic.loop.record_findings("n2", (Finding("xid", failed("Xid 48", Remedy.RESET, "48"), 0.0),))
     clinic.store.close()
     clinic.open()
-    clinic.healer.record_findings("n2", (Finding("xid", failed("Xid 48", Remedy.RESET, "48"), 1.0),))
-    clinic.healer.record_findings("n2", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 2.0),))
+    clinic.loop.record_findings("n2", (Finding("xid", failed("Xid 48", Remedy.RESET, "48"), 1.0),))
+    clinic.loop.record_findings("n2", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 2.0),))
     clinic.store.close()
     clinic.open()
-    clinic.healer.record_findings("n2", (Finding("xid", passed("no Xid"), 3.0),))
+    clinic.loop.record_findings("n2", (Finding("xid", passed("no Xid"), 3.0),))
     assert [each.text for each in clinic.store.last_checks("n2", 10)] == ["Xid 48", "Xid 79", "no Xid"]

@@ -1,4 +1,4 @@
-"""Tests of the client of the controller's socket: on a slow machine, and what it tells users."""
+"""Tests of the client of the controller's socket: time limits on a slow machine, and hints for users."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def answer_late(server: socket.socket) -> None:
         send(caller, {"runs": []})
 
 
-def test_only_those_who_may_start_a_daemon_are_told_to(tmp_path: Path):
+def test_hint_to_start_a_daemon_is_shown_only_to_users_who_may(tmp_path: Path):
     owner = os.geteuid()
     assert "`dalsegno status` shows" in start_hint(tmp_path / "socket", 0)
     assert "`dalsegno status` shows" in start_hint(tmp_path / "socket", owner)

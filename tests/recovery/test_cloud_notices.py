@@ -1,4 +1,4 @@
-"""What the controller does with nodes that their cloud takes."""
+"""Tests of what the controller does with nodes that their cloud will take back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.recovery.clinic import Clinic, MakeClinic
 
 
 def announce(clinic: Clinic, node: str, in_s: float = 120.0, kind: NoticeKind = NoticeKind.SPOT) -> CloudNotice:
-    """Let the node's check report a notice. Only another machine is free of it."""
+    """Let the node's check report a notice, which ends only when the node gets another machine."""
     notice = CloudNotice(kind, float(int(clinic.cluster.now + in_s)))
     clinic.cluster.break_gpu(node, Remedy.REPLACE, notice.code, says=Remedy.DRAIN)
     clinic.cluster.nodes[node].machine.check = CHECK
@@ -54,7 +54,7 @@ def test_node_that_the_cloud_never_gives_back_is_reported(clinic_of: MakeClinic)
     clinic.rounds(2)
     take(clinic, "n2")
     clinic.rounds(700)
-    assert clinic.phase("n2") is NodePhase.GIVEN_UP
+    assert clinic.phase("n2") is NodePhase.NEEDS_ADMIN
     assert any("the cloud has not given it back" in text for text in clinic.texts("n2"))
     give_back(clinic, "n2")
     clinic.settle()

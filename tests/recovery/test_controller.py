@@ -129,7 +129,7 @@ def test_a_crash_before_the_pid_is_recorded_starts_no_second_coordinator(stage: 
     assert len(stage.started(run)) == 1
 
 
-def test_a_given_up_run_restarts_only_on_request(stage: Stage):
+def test_an_abandoned_run_restarts_only_on_request(stage: Stage):
     run = stage.run("r1")
     stage.record(run).parent.mkdir(parents=True)
     stage.record(run).write_text(json.dumps({"folder": str(run), "uid": os.geteuid(), "given_up": True}))
@@ -232,7 +232,7 @@ def test_an_oversized_request_is_disconnected(stage: Stage):
     assert controller_answers(stage.socket)
 
 
-def test_hanging_callers_block_nobody(stage: Stage):
+def test_hanging_callers_do_not_block_others(stage: Stage):
     stage.up()
     hanging = [socket.socket(socket.AF_UNIX) for _ in range(200)]
     try:

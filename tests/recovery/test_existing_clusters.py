@@ -14,7 +14,7 @@ from dalsegno.recovery.decisions.facts import gather
 from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.decisions.records import NodeRecords
-from dalsegno.recovery.slurm_witness import CONFIRM_S, MAX_PROBES, SlurmWitness
+from dalsegno.recovery.watcher import CONFIRM_S, MAX_PROBES, SlurmLossDetector
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.wire.liveness import Presence
 from tests.recovery.clinic import MakeClinic
@@ -40,7 +40,7 @@ class Watched:
     records: NodeRecords = field(default_factory=NodeRecords)
 
     def __post_init__(self) -> None:
-        self.witness = SlurmWitness(lambda each: each.name not in self.dead, lambda: self.now)
+        self.detector = SlurmLossDetector(lambda each: each.name not in self.dead, lambda: self.now)
         self.round()
 
     def set(self, name: str, **facts: object) -> None:
@@ -49,8 +49,8 @@ class Watched:
     def round(self, pass_s: float = CONFIRM_S + 1) -> list[Action]:
         """Decide once, and record the actions as if they had succeeded."""
         self.now += pass_s
-        self.witness.see(self.nodes.values())
-        facts = gather(list(self.nodes.values()), self.jobs, self.witness, self.now)
+        self.detector.see(self.nodes.values())
+        facts = gather(list(self.nodes.values()), self.jobs, self.detector, self.now)
         self.records = record_seen(self.records, facts)
         actions = decide(facts, self.records, self.policy, self.now)
         for action in actions:
@@ -107,7 +107,7 @@ def test_lost_node_of_an_armed_partition_is_set_down_and_left_to_an_administrato
     reason = "dalsegno:drain:gone slurmd answers neither Slurm nor a probe"
     cluster.set("n2", state=NodeState.DOWN, reason=reason, reason_user="root")
     (action,) = cluster.round()
-    assert isinstance(action, ChangePhase) and action.to is NodePhase.GIVEN_UP
+    assert isinstance(action, ChangePhase) and action.to is NodePhase.NEEDS_ADMIN
     assert action.why.endswith("an administrator must return it to service")
     assert cluster.round() == []
     cluster.dead.clear()
@@ -145,7 +145,7 @@ def test_powered_down_node_is_not_lost():
     assert [cluster.round() for _ in range(3)] == [[], [], []]
 
 
-def test_nodes_that_all_fall_silent_are_not_blamed():
+def test_nodes_that_all_fall_silent_are_not_declared_lost():
     cluster = Watched()
     for name in cluster.nodes:
         cluster.lose(name)
@@ -182,10 +182,10 @@ def test_node_on_which_jobs_of_several_users_fail_would_be_drained():
 
 def test_few_nodes_are_probed_in_one_round():
     asked: list[str] = []
-    witness = SlurmWitness(lambda each: bool(asked.append(each.name)), lambda: 1.0)
-    witness.see(node(f"n{at}", flags=SILENT) for at in range(100))
+    detector = SlurmLossDetector(lambda each: bool(asked.append(each.name)), lambda: 1.0)
+    detector.see(node(f"n{at}", flags=SILENT) for at in range(100))
     assert len(asked) == MAX_PROBES
-    assert {view.presence for view in witness.views().values()} == {Presence.NEVER}
+    assert {view.presence for view in detector.views().values()} == {Presence.NEVER}
 
 
 @pytest.mark.parametrize(

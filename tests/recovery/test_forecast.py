@@ -1,4 +1,4 @@
-"""Tests that the forecast for a node out of service is what is then done, within the budgets."""
+"""Tests that recovery does what it forecasts for a node out of service, within the budgets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.decisions.actions import ChangePhase, Repair
+from dalsegno.recovery.decisions.forecast import Forecast, forecast
 from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from dalsegno.recovery.decisions.records import BudgetMark, MarkKind
-from dalsegno.recovery.decisions.repair import Forecast, forecast
 from tests.recovery.clinic import Clinic, MakeClinic
 
 
@@ -31,7 +31,7 @@ def done_next(clinic: Clinic) -> Remedy | str:
     for action in clinic.done:
         if isinstance(action, Repair):
             return action.how
-        if isinstance(action, ChangePhase) and action.to is NodePhase.GIVEN_UP:
+        if isinstance(action, ChangePhase) and action.to is NodePhase.NEEDS_ADMIN:
             return action.why
     return ""
 
@@ -98,7 +98,7 @@ def test_a_paused_repair_is_forecast_as_held_back(clinic_of: MakeClinic):
 def test_the_forecast_follows_the_mode_of_the_cluster_file(clinic_of: MakeClinic, mode: str, expected: Forecast):
     clinic = clinic_of()
     drained_with_a_job(clinic)
-    clinic.policy = clinic.healer.policy = type(clinic.policy)(mode=mode)
+    clinic.policy = clinic.loop.policy = type(clinic.policy)(mode=mode)
     assert ahead(clinic) == expected
     assert done_next(clinic) == ""
 

@@ -132,7 +132,7 @@ class World(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 60))
     def the_controller_s_cable_is_out_for_a_while(self, rounds: int) -> None:
-        """Nothing is done during that time, unless too few nodes are left to detect the loss of contact."""
+        """Check that no action is taken meanwhile, unless too few nodes are left to detect the loss of contact."""
         self.cluster.blind = True
         self.clinic.round()
         before = self._deeds()
@@ -208,7 +208,7 @@ class World(RuleBasedStateMachine):
         return known.flags, known.reason, known.user
 
     def _all_comes_to_an_end(self) -> None:
-        """Check that every fault ends with a node back in service, or given up with a reason."""
+        """Check that every fault ends with the node back in service, or abandoned with a reason."""
         self.cluster.slurm_answers = self.cluster.validations = True
         self.cluster.bad_replacements = self.cluster.same_gpus_again = 0
         self.cluster.slow = False
@@ -226,8 +226,8 @@ class World(RuleBasedStateMachine):
 
     def _has_ended(self, name: str) -> None:
         phase, node = self.clinic.phase(name), self.cluster.nodes[name]
-        if phase is NodePhase.GIVEN_UP:
-            assert any(text.startswith("given up: ") and len(text) > 15 for text in self.clinic.texts(name))
+        if phase is NodePhase.NEEDS_ADMIN:
+            assert any(text.startswith("needs admin: ") and len(text) > 15 for text in self.clinic.texts(name))
         elif phase is NodePhase.SUSPECTED:
             out = [own for own in self.clinic.store.records.nodes.values() if own.out and own.node != SPARE]
             assert len(out) >= max(1, int(self.clinic.policy.max_out * (len(NODES) - 1)))

@@ -55,7 +55,7 @@ def test_a_job_that_ends_with_its_node_is_reported(clinic_of: MakeClinic):
     assert text in clinic.texts("n2")
 
 
-def test_a_doomed_job_is_requeued_or_waited_for(clinic_of: MakeClinic):
+def test_job_on_a_broken_node_is_requeued_or_waited_for(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.start(7, "n2")
     clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")

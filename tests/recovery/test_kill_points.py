@@ -98,7 +98,7 @@ ONCE = ("reboot", "replace", "drain", "down", "resume")  # reset and evidence ar
 
 
 def play(story: Callable[[FakeCluster], None], folder: Path, dies_at: tuple[int, str]) -> tuple[Clinic, bool]:
-    """Play the whole scenario with one crash. The next controller continues with the same file."""
+    """Run the whole scenario with one crash. The next controller continues with the same file."""
     MortalStore.commits, MortalStore.dies_at = 0, (0, "")
     spares = frozenset({"n2"}) if story is spare_in_need else frozenset()
     clinic = Clinic(FakeCluster.of(4), Policy(spares=spares, boot_s=4, begin_s=3, validate_s=4), folder, MortalStore)
@@ -157,6 +157,6 @@ def test_after_a_kill_at_any_commit_every_action_is_done_exactly_once(
 
 
 def kill_points(story: str, commits: int) -> list[tuple[int, str]]:
-    """Return all moments for a kill. The short form returns a third of them, the same ones each time."""
+    """Return all moments for a kill. The short form returns the same third of them each time."""
     points = [(at, when) for at in range(1, commits + 1) for when in ("before", "after")]
     return points if LONG else random.Random(story).sample(points, len(points) // 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
+from dalsegno.recovery.fakes import FakeNode
 from tests.recovery.clinic import MakeClinic
 
 
@@ -60,6 +61,21 @@ def test_in_observe_mode_nodes_are_reported_as_would_be_out(clinic_of: MakeClini
         HeldAction.NO,
         *[HeldAction.OBSERVING] * 2,
     ]
+
+
+def test_a_remark_is_not_repeated_if_only_a_number_in_it_changes(clinic_of: MakeClinic):
+    clinic = clinic_of(8, can=frozenset())
+    for name in clinic.cluster.nodes:
+        clinic.cluster.break_gpu(name, Remedy.REBOOT)
+    clinic.settle()
+    (text,) = clinic.texts("n8")
+    assert "no action: 2 of 8 nodes" in text
+    clinic.cluster.nodes["n9"] = FakeNode(clinic.cluster.machine(), ("train",))
+    clinic.rounds(20)
+    assert clinic.texts("n8") == [text]
+    clinic.cluster.break_gpu("n8", Remedy.REBOOT, code="48")
+    clinic.rounds(20)
+    assert len(clinic.texts("n8")) == 2 and "xid[48]" in clinic.texts("n8")[1], "another fault is reported"
 
 
 def test_the_reason_for_holding_back_is_kept_until_it_changes(clinic_of: MakeClinic):

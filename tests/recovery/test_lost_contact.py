@@ -108,7 +108,7 @@ def test_nodes_that_are_late_with_the_first_lost_one_do_not_prove_contact(clinic
 @pytest.mark.parametrize("heard_s, missed", [(-0.1, False), (0.1, True)])
 @pytest.mark.parametrize("by", ["last_seen", "answered"])
 def test_a_node_is_lost_only_if_another_was_heard_later(clinic_of: MakeClinic, by: str, heard_s: float, missed: bool):
-    """The age of the node's own last message does not matter. On a busy machine it may be the only late node."""
+    """The age of the node's own last message does not matter. On a busy machine, that node may be the only late one."""
     clinic = clinic_of()
     clinic.cluster.power_off("n1")
     facts = clinic.cluster.facts()

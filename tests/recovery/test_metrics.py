@@ -60,7 +60,7 @@ def test_every_series_is_present_before_anything_happened(path: Path, journal: J
     assert found['dalsegno_recovery_events_total{kind="replace",stage="failed"}'] == 0
     assert found['dalsegno_recovery_events_total{kind="turn",stage="suspected"}'] == 0
     assert found['dalsegno_recovery_nodes{phase="in_service"}'] == 5
-    assert found['dalsegno_recovery_nodes{phase="given_up"}'] == 0
+    assert found['dalsegno_recovery_nodes{phase="needs_admin"}'] == 0
     assert found['dalsegno_recovery_spares{state="ready"}'] == found['dalsegno_recovery_spares{state="lent"}'] == 0
     assert found['dalsegno_recovery_held_back{reason="hour"}'] == 0
     assert found["dalsegno_recovery_paused"] == found["dalsegno_recovery_replacements_failed_total"] == 0
@@ -120,7 +120,8 @@ def test_a_fault_is_remembered_for_a_day_after_its_repair(path: Path, journal: J
 def test_a_notice_of_the_cloud_is_shown_with_its_deadline_and_without_a_label_for_each_time(
     path: Path, journal: Journal
 ):
-    notice = NodeFault("cloud-notice", Remedy.DRAIN, "the cloud takes this node", "spot:2026-11-18T12:02:00Z")
+    text = "the cloud provider ends this instance"
+    notice = NodeFault("cloud-notice", Remedy.DRAIN, text, "spot:2026-11-18T12:02:00Z")
     carry_out(journal, Drain("a-2", notice), 100.0, 101.0)
     found = samples(metrics(path).collect())
     last = "dalsegno_recovery_last_fault_timestamp_seconds"

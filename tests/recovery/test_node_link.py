@@ -42,7 +42,7 @@ class Linked(Scene):
             (folder / node).write_bytes(secret_of(node) or b"")
         super().__init__()
 
-    def begin(self, stranger_s: float = 3.0, port: int = 0) -> None:
+    def begin(self, unauthenticated_s: float = 3.0, port: int = 0) -> None:
         self.link = NodeLink(
             self.selector, self.folder, self.folder / "none.conf", self.log.append, self.changed.append, roster_s=0.1
         )
@@ -254,7 +254,7 @@ def test_a_listening_partner_is_waited_for_until_the_end():
 
 
 def test_each_side_of_a_validation_waits_longer_than_the_one_it_waits_for():
-    """Measured from the order to validate, with a partner that takes all its time."""
+    """All times start at the order to validate. The partner uses its whole time limit."""
     ends = {
         "the partner opens its port": PORT_S,
         "the node's agent stops": PORT_S + orders.TIMEOUT_S["validate"],

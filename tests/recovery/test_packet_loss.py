@@ -1,4 +1,4 @@
-"""Tests of nodes whose network loses packets. They are suspected while it lasts, and the events name the cause."""
+"""Tests of nodes whose network loses packets. They are suspected during the loss, and the events name the cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_repeated_silence_is_reported_once(clinic_of: MakeClinic):
 
 
 def silences(clinic: Clinic, count: int, well_s: float) -> None:
-    """Make n2 fall silent this many times, with this much healthy time in between."""
+    """Make n2 fall silent this many times, with `well_s` seconds of contact after each silence."""
     for _ in range(count):
         clinic.cluster.nodes["n2"].quiet = True
         clinic.rounds(2)

@@ -1,4 +1,4 @@
-"""Recovery on HyperPod: its agent replaces and reboots nodes for a reason in Slurm, and may return them itself."""
+"""Recovery on HyperPod: its agent replaces or reboots a node whose reason in Slurm asks for that, and may return it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OrderingTarget(FakeTarget):
 
 
 def order(cluster: FakeCluster, node: str, action: InstanceAction) -> None:
-    """Do what slurmctld does with the words of the order."""
+    """Do what slurmctld does with the arguments of the order."""
     *_, state, reason = repair_words(action, node)
     assert state == "State=FAIL"
     known = cluster.nodes[node]
@@ -47,7 +47,7 @@ class HyperPodClinic(Clinic):
         cluster = self.cluster
         target = OrderingTarget(cluster)
         context = ActionContext(FakeSlurm(cluster), FakeAgents(cluster), target, self.folder / "evidence")
-        self.healer = RecoveryLoop(self.store, context, self.policy, lambda: self.cluster.now, lambda work: work())
+        self.loop = RecoveryLoop(self.store, context, self.policy, lambda: self.cluster.now, lambda work: work())
 
     def platform_replaces(self, node: str) -> None:
         self.cluster.nodes[node].machine = self.cluster.machine()
@@ -96,7 +96,7 @@ def test_new_machine_is_validated_before_it_returns_to_service(clinic):
     assert (clinic.cluster.nodes["n2"].flags, clinic.reason("n2")) == (frozenset(), "")
 
 
-def test_node_that_the_platform_returns_first_is_in_service_and_watched_as_before(clinic):
+def test_node_that_the_platform_returns_to_service_is_watched_as_before(clinic):
     wait_for_order(clinic)
     clinic.platform_replaces("n2")
     clinic.platform_returns("n2")

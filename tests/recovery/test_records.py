@@ -46,7 +46,7 @@ def test_records_of_ended_runs_are_kept_up_to_a_limit(tmp_path: Path):
     assert len(left) == MAX_ENDED and left["r1"] == ONE and "old-0" not in left
 
 
-def test_user_with_many_ended_runs_pushes_out_only_their_own(tmp_path: Path):
+def test_records_of_a_user_with_many_ended_runs_displace_only_their_own(tmp_path: Path):
     (tmp_path / "ended").mkdir()
     write_ended(tmp_path, ONE, at=0)
     for number in range(MAX_ENDED_OF_A_USER):

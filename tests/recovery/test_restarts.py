@@ -35,7 +35,7 @@ def test_a_coordinator_with_an_unknown_exit_code_is_restarted():
     assert on_coordinator_end(LIVING, None, lived_s=60.0) == RestartStep(CoordinatorTask.START, GONE)
 
 
-def test_early_ends_lead_to_longer_delays_and_then_to_giving_up():
+def test_early_ends_lead_to_longer_delays_and_then_to_no_restart():
     record, pauses = GONE, []
     while (step := on_coordinator_end(record, 70, lived_s=1.0)).do is CoordinatorTask.START:
         record = step.record
@@ -62,7 +62,7 @@ def test_requesting_a_known_run_changes_nothing():
     assert on_request(ADA, LIVING) == RestartStep(CoordinatorTask.LEAVE, LIVING)
 
 
-def test_requesting_a_given_up_run_restarts_it():
+def test_requesting_an_abandoned_run_restarts_it():
     assert on_request(ADA, with_short_lives(8, given_up=True)) == RestartStep(CoordinatorTask.START, GONE)
 
 

@@ -1,4 +1,4 @@
-"""Tests of what runs tell about nodes: it counts only for that user's own run and its jobs."""
+"""Tests of the reports of runs about nodes: a report counts only for the user's own run and its jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dalsegno.recovery.decisions.judge import current_faults, find_suspicion
 from dalsegno.recovery.decisions.phase import NodePhase
 from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.decisions.records import NodeRecord
-from dalsegno.recovery.runs.run_hints import ACCUSED_S, Accusations, with_hint
+from dalsegno.recovery.runs.run_hints import REPORT_VALID_S, WrongResultReports, with_hint
 from dalsegno.recovery.runs.run_records import RunRecord
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, write_status
@@ -87,7 +87,7 @@ def test_a_manipulated_status_file_is_ignored_and_does_not_block(runs: dict[str,
     assert comment(JOB, {"train-k3f9": RunRecord(runs["train-k3f9"].folder, 4711)}, "n2") == "dalsegno:main"
 
 
-# Nodes that a run accuses of wrong results
+# Nodes that a run reports for wrong results
 
 UID = os.geteuid()
 WRONG = {"run": "train-k3f9", "node": "n2", "text": "wrong gradients in step 48"}
@@ -97,96 +97,96 @@ FACTS = Facts(
 )  # fmt: skip
 
 
-def accusing(now: list[float] | None = None) -> Accusations:
+def reporting(now: list[float] | None = None) -> WrongResultReports:
     clock = now or [0.0]
-    return Accusations(lambda: {"train-k3f9": RunRecord("/runs/train-k3f9", UID)}, lambda: clock[0])
+    return WrongResultReports(lambda: {"train-k3f9": RunRecord("/runs/train-k3f9", UID)}, lambda: clock[0])
 
 
-def accused(facts: Facts) -> dict[str, str]:
-    return {name: node.accused for name, node in (facts.nodes or {}).items() if node.accused}
+def reported(facts: Facts) -> dict[str, str]:
+    return {name: node.wrong_result for name, node in (facts.nodes or {}).items() if node.wrong_result}
 
 
-def test_node_of_the_run_is_accused_for_a_minute():
+def test_node_of_the_run_is_reported_for_a_minute():
     now = [0.0]
-    accusations = accusing(now)
-    accusations.add(UID, WRONG)
-    assert accused(accusations.accuse(FACTS)) == {"n2": "wrong gradients in step 48"}
-    now[0] = ACCUSED_S
-    assert accused(accusations.accuse(FACTS)) == {}
+    wrong_results = reporting(now)
+    wrong_results.add(UID, WRONG)
+    assert reported(wrong_results.add_to(FACTS)) == {"n2": "wrong gradients in step 48"}
+    now[0] = REPORT_VALID_S
+    assert reported(wrong_results.add_to(FACTS)) == {}
 
 
 def test_repeated_report_is_counted_once_and_a_long_name_is_refused():
     """A user must not be able to fill the controller's memory or keep it busy."""
-    accusations = accusing()
-    assert [accusations.add(UID, WRONG) for _ in range(3)] == [True, False, False]
+    wrong_results = reporting()
+    assert [wrong_results.add(UID, WRONG) for _ in range(3)] == [True, False, False]
     with pytest.raises(DalsegnoError, match="not the name of a node"):
-        accusations.add(UID, {**WRONG, "node": "n" * 256})
+        wrong_results.add(UID, {**WRONG, "node": "n" * 256})
 
 
 def test_report_of_a_user_without_a_job_on_the_node_does_not_hide_that_of_another():
     both = {"train-k3f9": RunRecord("/runs/train-k3f9", UID), "other": RunRecord("/runs/other", UID + 1)}
-    accusations = Accusations(lambda: both, lambda: 0.0)
-    accusations.add(UID, WRONG)
-    accusations.add(UID + 1, {**WRONG, "run": "other", "text": "nothing"})
-    assert accused(accusations.accuse(FACTS)) == {"n2": "wrong gradients in step 48"}
+    wrong_results = WrongResultReports(lambda: both, lambda: 0.0)
+    wrong_results.add(UID, WRONG)
+    wrong_results.add(UID + 1, {**WRONG, "run": "other", "text": "nothing"})
+    assert reported(wrong_results.add_to(FACTS)) == {"n2": "wrong gradients in step 48"}
 
 
-def test_node_on_which_the_run_has_no_job_is_not_accused():
-    accusations = accusing()
-    accusations.add(UID, {**WRONG, "node": "n3"})
-    assert accused(accusations.accuse(FACTS)) == {}
-    assert accused(accusations.accuse(replace(FACTS, runs={"train-k3f9": UID + 1}))) == {}
+def test_node_on_which_the_run_has_no_job_is_not_reported():
+    wrong_results = reporting()
+    wrong_results.add(UID, {**WRONG, "node": "n3"})
+    assert reported(wrong_results.add_to(FACTS)) == {}
+    assert reported(wrong_results.add_to(replace(FACTS, runs={"train-k3f9": UID + 1}))) == {}
 
 
 @pytest.mark.parametrize("request_", [None, {}, {**WRONG, "node": 7}, {**WRONG, "run": "another"}])
-def test_accusation_of_another_users_run_or_without_evidence_is_refused(request_: object):
+def test_report_of_another_users_run_or_without_evidence_is_refused(request_: object):
     with pytest.raises(DalsegnoError):
-        accusing().add(UID, request_)
+        reporting().add(UID, request_)
     with pytest.raises(DalsegnoError, match="you have no run"):
-        accusing().add(UID + 1, WRONG)
+        reporting().add(UID + 1, WRONG)
 
 
 def test_runs_of_one_user_can_have_one_node_a_day_drained():
     now = [0.0]
-    accusations = accusing(now)
-    accusations.add(UID, WRONG)
-    accusations.add(UID, WRONG)
+    wrong_results = reporting(now)
+    wrong_results.add(UID, WRONG)
+    wrong_results.add(UID, WRONG)
     with pytest.raises(DalsegnoError, match="1 node a day"):
-        accusations.add(UID, {**WRONG, "node": "n1"})
+        wrong_results.add(UID, {**WRONG, "node": "n1"})
     now[0] = 86400.0
-    accusations.add(UID, {**WRONG, "node": "n1"})
+    wrong_results.add(UID, {**WRONG, "node": "n1"})
 
 
-def test_accused_node_is_drained_and_waits_for_an_administrator(clinic_of: MakeClinic):
-    """A validation does not find what a run found, so it does not return the node to service."""
+def test_reported_node_is_drained_and_waits_for_an_administrator(clinic_of: MakeClinic):
+    """A validation cannot detect what the run found, so passing a validation does not return the node to service."""
     clinic = clinic_of()
     clinic.rounds(3)
     facts = clinic.cluster.facts(frozenset())
     nodes = {**(facts.nodes or {})}
-    nodes["n2"] = replace(nodes["n2"], accused="wrong gradients in step 48", accused_by_owner=True)
+    nodes["n2"] = replace(nodes["n2"], wrong_result="wrong gradients in step 48", reported_by_owner=True)
     clinic.cluster.now += 1
-    clinic.healer.round(replace(facts, nodes=nodes))
+    clinic.loop.round(replace(facts, nodes=nodes))
     assert clinic.reason("n2") == "dalsegno:drain:corruption wrong gradients in step 48"
     clinic.settle()
     clinic.wait(clinic.policy.person_s)
     clinic.rounds(2)
-    assert clinic.effects("n2") == ["drain"] and clinic.phase("n2") is NodePhase.GIVEN_UP
+    assert clinic.effects("n2") == ["drain"] and clinic.phase("n2") is NodePhase.NEEDS_ADMIN
 
 
 def test_run_of_another_user_cannot_cause_a_drain_unless_the_cluster_file_allows_it():
-    node = replace((FACTS.nodes or {})["n2"], accused="wrong gradients")
+    node = replace((FACTS.nodes or {})["n2"], wrong_result="wrong gradients")
     node = replace(node, agent=replace(node.agent, presence=Presence.CONNECTED))
     own, on, off = NodeRecord("n2"), Policy(on=frozenset({CORRUPTION})), Policy(off=frozenset({CORRUPTION}))
     assert current_faults(node, own, Policy()) == []
     suspicion = find_suspicion(node, own, Policy())
     assert suspicion is not None and suspicion.text == "a run reports wrong gradients"
     assert [fault.check for fault in current_faults(node, own, on)] == [CORRUPTION]
-    by_owner = replace(node, accused_by_owner=True)
+    by_owner = replace(node, reported_by_owner=True)
     assert [fault.check for fault in current_faults(by_owner, own, Policy())] == [CORRUPTION]
     assert current_faults(by_owner, own, off) == [] and find_suspicion(by_owner, own, off) is None
 
 
 def test_reports_of_root_and_of_the_owner_count_as_the_owners():
-    accusations = accusing()
-    accusations.add(UID, WRONG)
-    assert (accusations.accuse(FACTS).nodes or {})["n2"].accused_by_owner, "tests run as the owner"
+    wrong_results = reporting()
+    wrong_results.add(UID, WRONG)
+    assert (wrong_results.add_to(FACTS).nodes or {})["n2"].reported_by_owner, "tests run as the owner"

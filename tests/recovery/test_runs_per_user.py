@@ -57,7 +57,7 @@ def test_the_limit_per_user_affects_nobody_else_and_ends_with_a_run(keeper: Coor
     assert refused.what == "you have 64 runs, the limit for one user"
     assert "dalsegno cancel" in refused.hint
     assert "one-more" not in keeper.known and len(keeper.watched) == MAX_RUNS_OF_A_USER
-    keeper.request("/home/r0", NOBODY)  # started already: it does not count again
+    keeper.request("/home/r0", NOBODY)  # a run that has already started does not count again
     keeper.request("/home/another-users", OWN)
     keeper.launcher = ("/bin/true",)
     end([keeper.known["r0"].process])
@@ -80,8 +80,8 @@ def test_id_of_a_run_that_is_over_stays_with_its_user(tmp_path: Path):
         assert keeper.records.read_ended("r1") == ended and keeper.known == {}
 
 
-def test_only_the_last_given_up_runs_of_each_user_are_kept(tmp_path: Path, keeper: CoordinatorKeeper):
-    """Otherwise a user could fill disk and memory with runs that are given up."""
+def test_only_the_last_abandoned_runs_of_each_user_are_kept(tmp_path: Path, keeper: CoordinatorKeeper):
+    """Otherwise a user could fill disk and memory with abandoned runs."""
     keeper.known["before"] = RunRecord("/home/before", ADA, given_up=True)
     for number in range(MAX_GIVEN_UP + 5):
         record = RunRecord(f"/home/r{number}", NOBODY, short_lives=MAX_SHORT_LIVES - 1)

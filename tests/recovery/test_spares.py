@@ -162,7 +162,7 @@ def test_a_failed_release_is_retried_after_a_delay(clinic_of: MakeClinic):
     del clinic.cluster.queue[9]  # Slurm no longer knows the job
     for _ in range(10):
         clinic.cluster.now += 0.1
-        clinic.healer.round(replace(facts, slurm_at=clinic.cluster.now))
+        clinic.loop.round(replace(facts, slurm_at=clinic.cluster.now))
     assert len([text for text in clinic.texts("n4") if "could not release" in text]) == 1
 
 
@@ -272,7 +272,7 @@ def test_a_spare_takes_the_place_of_a_node_whose_machine_a_person_must_replace(c
     clinic.cluster.break_gpu("n2", Remedy.REPLACE)
     clinic.wait(3 * 86400)
     clinic.settle()
-    assert clinic.phase("n2") is NodePhase.GIVEN_UP
+    assert clinic.phase("n2") is NodePhase.NEEDS_ADMIN
     assert any("a person must replace the machine at 10.0.0.2" in text for text in clinic.texts("n2"))
     assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.IN_SERVICE, "")
     assert "in service in place of n2: a person must replace the machine at 10.0.0.2" in clinic.texts("n4")
@@ -286,7 +286,7 @@ def test_a_promoted_spare_is_a_spare_again_when_the_node_is_back(clinic_of: Make
     clinic.cluster.break_gpu("n2", Remedy.REPLACE)
     clinic.wait(3 * 86400)
     clinic.settle()
-    clinic.healer.context.target.replace("n2")  # done by a person
+    clinic.loop.context.target.replace("n2")  # done by a person
     clinic.settle()
     assert clinic.phase("n2") is NodePhase.IN_SERVICE
     assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)

@@ -132,13 +132,13 @@ def test_a_missing_node_is_checked_again_very_soon():
 def test_slurm_is_asked_often_only_during_repairs():
     small, large = FakeCluster.of(4).facts(), FakeCluster.of(256).facts()
     repairing = NodeRecords({"n2": NodeRecord("n2", NodePhase.REPAIRING)})
-    given_up = NodeRecords({"n2": NodeRecord("n2", NodePhase.GIVEN_UP)})
+    waiting = NodeRecords({"n2": NodeRecord("n2", NodePhase.NEEDS_ADMIN)})
     joining = FakeCluster.of(4)
     joining.start_run(8, "n1")
     joining.join(9)
     owed = NodeRecords(marks=(BudgetMark(MarkKind.TAKEN, "n3", 1.0, runs=("1000:train-k3f9",)),))
     assert (pause_s(NodeRecords(), small), pause_s(NodeRecords(), large)) == (CALM_S, LARGE_CALM_S)
     assert (pause_s(repairing, small), pause_s(repairing, large)) == (QUICK_S, LARGE_QUICK_S)
-    assert pause_s(given_up, small) == CALM_S
+    assert pause_s(waiting, small) == CALM_S
     assert (pause_s(owed, joining.facts()), pause_s(NodeRecords(), joining.facts())) == (QUICK_S, CALM_S)
     assert pause_s(NodeRecords(), replace(small, nodes=None)) == CALM_S

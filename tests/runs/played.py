@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE_S
 
 PROGRAMS = Path(__file__).parents[2] / "src" / "dalsegno" / "programs.py"
 
-# Preamble of every script: it prints who it is, and can wait for the test.
+# The start of every script. It prints its PID and node, and defines a function that waits for the test.
 BEGIN = """
 import json, os, signal, socket, sys, time
 rank, generation = int(os.environ["RANK"]), int(os.environ["DALSEGNO_GENERATION"])
@@ -100,7 +100,7 @@ class Played:
             await asyncio.sleep(0.005)
 
     async def until_runs(self, generation: int = 1, ranks: int = 2) -> None:
-        """Wait until every rank of the generation has printed who it is."""
+        """Wait until every rank of the generation has printed its PID and node."""
         await self.until(lambda: all(self.log(rank, generation) for rank in range(ranks)))
 
     async def ends(self) -> int:
@@ -108,7 +108,7 @@ class Played:
         return await asyncio.wait_for(asyncio.shield(self.task), PATIENCE_S)
 
     def log(self, rank: int, generation: int = 1) -> list[str]:
-        """Return its complete lines so far."""
+        """Return the complete lines of the rank's log so far."""
         with contextlib.suppress(FileNotFoundError):
             return self.folder.log(generation, rank).read_text().rpartition("\n")[0].splitlines()
         return []

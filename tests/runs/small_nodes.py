@@ -53,7 +53,7 @@ class Node:
     def held(self) -> list[OnNode]:
         return [OnNode(SlotName("a", *key), record, summed=True) for key, record in sorted(self.memory.items())]
 
-    def told(self) -> list[HeldSnapshot]:
+    def holdings(self) -> list[HeldSnapshot]:
         return [
             HeldSnapshot(each.rank, each.record.step, each.record.generation, each.record.world, each.own, each.shared)
             for each in self.held()
@@ -95,7 +95,7 @@ class Node:
 
 
 class Cluster:
-    """A run on nodes that come and go, one rank on each. `resumed` is what each generation resumed from."""
+    """A run on nodes that come and go, one rank on each. `resumed` has the place from which each generation resumed."""
 
     def __init__(self, size: int, spares: int) -> None:
         self.shape = Shape(size, size, 1)
@@ -133,7 +133,7 @@ class Cluster:
         """Stop all workers. Agents then process all pending messages and report the snapshots they hold."""
         for name in self.ready:
             self.hear(self.nodes[name], len(self.nodes[name].inbox))
-            self.coordinator.update(name, self.nodes[name].told())
+            self.coordinator.update(name, self.nodes[name].holdings())
 
     def restart(self) -> None:
         self.end()
@@ -191,28 +191,28 @@ class Cluster:
     # Messages
 
     def say_hello(self, node: Node) -> None:
-        self.coordinator.update(node.name, node.told(), node.address[:2], node.safe)
+        self.coordinator.update(node.name, node.holdings(), node.address[:2], node.safe)
 
     def start(self, group: Members) -> None:
         for rank, name in enumerate(group.agents):
-            node, told = self.nodes[name], self.coordinator.start(group, name, self.now)
-            resume = told["resume"]
+            node, order = self.nodes[name], self.coordinator.start(group, name, self.now)
+            resume = order["resume"]
             step = resume["step"] if resume else None
-            node.keep = KeepOrder("a", b"", name, group.generation, KeeperAddress(*told["buddy"]), step)
-            node.safe = parse_safe_steps(told["safe"])
+            node.keep = KeepOrder("a", b"", name, group.generation, KeeperAddress(*order["buddy"]), step)
+            node.safe = parse_safe_steps(order["safe"])
             self.safe = node.safe.place
             self.steps[rank] = step or 0
             if resume:
                 self.fetch(node, rank, resume)
         self.resumed.append((resume["generation"], resume["step"]) if resume else None)
 
-    def fetch(self, node: Node, rank: int, told: Message) -> None:
-        """Fetch what the node lacks from where the coordinator said it is."""
-        place = (told["generation"], told["step"])
+    def fetch(self, node: Node, rank: int, order: Message) -> None:
+        """Fetch the parts that the node lacks from the addresses in the order."""
+        place = (order["generation"], order["step"])
         here = [each for each in node.held() if each.place == place]
         has_own = any(each.own and each.rank == rank for each in here)
-        own = None if has_own else self.at(told["own"][str(rank)], place, rank)
-        shared = None if any(each.shared for each in here) else self.at(told["shared"], place)
+        own = None if has_own else self.at(order["own"][str(rank)], place, rank)
+        shared = None if any(each.shared for each in here) else self.at(order["shared"], place)
         node.fetch(own, shared, rank)
 
     def at(self, addresses: list[list[object]], place: tuple[int, int], rank: int | None = None) -> SnapshotRecord:
@@ -230,7 +230,7 @@ class Cluster:
         """Let the keeper update its node, then let the agent report the snapshots that are held."""
         node = self.nodes[name]
         node.look()
-        self.coordinator.update(name, node.told())
+        self.coordinator.update(name, node.holdings())
         self.look()
 
     def look(self, seconds: float = 0.0) -> None:

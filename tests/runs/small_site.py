@@ -37,15 +37,17 @@ class SmallSite:
     spares: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     workers_env: Mapping[str, str] = field(default_factory=dict)
+    folder_is_shared: bool = True  # whether the agents can access the run folder
 
     @property
     def slurm(self) -> SlurmClient:
         return SlurmClient(LocalRunner(), self.environment)
 
     def setup(self) -> Message:
+        folder = self.folder.root if self.folder_is_shared else "/no/such/folder"
         return {
             "python": self.python, "modules": list(self.modules), "script": self.script, "args": list(self.args),
-            "module": False, "is_python": True, "cwd": "/", "folder": str(self.folder.root), "store": False,
+            "module": False, "is_python": True, "cwd": "/", "folder": str(folder), "store": False,
             "env": {RUN: self.folder.run}, "gone_s": self.timing.gone_s, "absence_s": 20.0,
         }  # fmt: skip
 

@@ -22,7 +22,7 @@ from dalsegno.runs.coordinator.coordinator import Coordinator
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
-from dalsegno.runs.coordinator.saved_state import Saved, read_saved, write_saved
+from dalsegno.runs.coordinator.saved_state import SavedRun, read_saved, write_saved
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunPhase
@@ -59,6 +59,22 @@ async def test_killed_worker_starts_a_new_generation_on_all_nodes(tmp_path: Path
         assert (run.status.generation, run.status.restarts, run.status.lost_nodes) == (2, 1, 0)
         assert all(run.who(rank, 2) != run.who(rank) for rank in (0, 1))
         assert children.start_ticks(run.who(0)[0]) is None, "the other worker was ended too"
+
+
+@in_loop
+async def test_all_output_of_nodes_without_the_run_folder_arrives_although_generations_are_short(tmp_path: Path):
+    script = """
+        for number in range(5000):
+            print(generation, rank, number, "x" * 80)
+        if generation == 1:
+            wait() if rank == 0 else os.kill(os.getpid(), 9)
+        """
+    async with played(tmp_path, script, "n1", "n2", folder_is_shared=False) as run:
+        assert await run.ends() == 0
+        for generation, rank in ((1, 1), (2, 0), (2, 1)):
+            lines = [f"{generation} {rank} {number} {'x' * 80}" for number in range(5000)]
+            assert run.log(rank, generation)[1:] == lines
+        assert [agent.wait(60) for agent in run.agents.values()] == [0, 0]
 
 
 @in_loop
@@ -288,7 +304,7 @@ async def test_agent_whose_warm_parent_died_is_reset(tmp_path: Path):
 
 @in_loop
 async def test_hanging_run_saves_all_stacks_and_restarts_at_once(tmp_path: Path):
-    script = "def stands_still():\n    wait()\nstands_still() if generation == 1 else None"
+    script = "def stands_still():\n    time.sleep(600)\nstands_still() if generation == 1 else None"
     async with played(tmp_path, script, "n1", "n2", hang_timeout_s=3.0) as run:
         # all agents answer, so the timeout is not reached
         run.coordinator.hangs = HangWatch(run.coordinator, 3.0, stacks_s=1000)
@@ -315,8 +331,32 @@ async def test_idle_rank_is_reported_when_another_has_returned(tmp_path: Path):
 
 
 @in_loop
+async def test_run_whose_ranks_are_all_idle_is_reported_until_one_works(tmp_path: Path):
+    script = """
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.2)
+    while not os.path.exists(sys.argv[1] + ".end"):
+        pass
+    """
+    async with played(tmp_path, script, "n1", "n2") as run:
+        run.coordinator.hangs = HangWatch(run.coordinator, None, all_idle_s=1.0)
+        await run.until(lambda: "idle" in run.events())
+        entries = list(journal.read(run.folder.journal))
+        (idle,) = [entry for entry in entries if entry["event"] == "idle"]
+        assert (idle["returned"], list(idle["ranks"])) == (0, ["0", "1"])
+        assert "no step and no output, and all 2 ranks have been idle for" in idle["text"]
+        assert "train.py" in Path(idle["stacks"]).read_text()
+        assert "hangs: no step and no output" in explain_run(run.status, entries).sentence
+        run.go.touch()
+        await run.until(lambda: run.events().count("idle") == 2)
+        assert "is training" in explain_run(run.status, list(journal.read(run.folder.journal))).sentence
+        Path(f"{run.go}.end").touch()
+        assert await run.ends() == 0 and run.status.restarts == 0, "it was not ended"
+
+
+@in_loop
 async def test_silent_agent_does_not_delay_the_restart_of_a_hanging_run(tmp_path: Path):
-    async with played(tmp_path, "wait() if generation == 1 else None", "n1", "n2") as run:
+    async with played(tmp_path, "time.sleep(600) if generation == 1 else None", "n1", "n2") as run:
         await run.until_runs()
         run.agents["n1"].send_signal(signal.SIGSTOP)
         run.coordinator.hangs = HangWatch(run.coordinator, 1.0, stacks_s=0.2)
@@ -386,7 +426,7 @@ def test_successor_completes_an_interrupted_shutdown(tmp_path: Path):
     staff = Callers()
     site = SmallSite(RunFolder(tmp_path))
     ended = Run(site.shape, site.max_restarts, phase=GenerationPhase.ENDED, generation=1, exit_code=3, why="as it was")
-    write_saved(site.folder.state, Saved(ended, used=("n1", "n3")))
+    write_saved(site.folder.state, SavedRun(ended, used=("n1", "n3")))
 
     async def serve() -> int:
         return await asyncio.wait_for(Coordinator(site, lambda control: staff).serve(), 60.0)
@@ -430,13 +470,13 @@ def test_commit_is_allowed_only_after_it_is_saved(tmp_path: Path):
     site = SmallSite(RunFolder(tmp_path / "gone"))
     coordinator = Coordinator(site, lambda control: NoNodeSource())
     coordinator.run = Run(Shape(1, 1, 1), generation=3)
-    told: list[Any] = []
-    peer = Peer("n1", AgentHello("n1", 1), "127.0.0.1", b"", told.append, lambda: None)
+    sent: list[Any] = []
+    peer = Peer("n1", AgentHello("n1", 1), "127.0.0.1", b"", sent.append, lambda: None)
     coordinator.agent_message(peer, GrantRequested(7, 3))
-    assert told == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
+    assert sent == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
     site.folder.root.mkdir()
     calls = disk_calls(lambda: coordinator.agent_message(peer, GrantRequested(8, 3)))
     assert calls == ["fsync", "replace", "fsync of a folder"]
-    assert told[1] == {"granted": {"number": 8, "ok": True, "why": ""}}
+    assert sent[1] == {"granted": {"number": 8, "ok": True, "why": ""}}
     saved = read_saved(site.folder.state, Run(Shape(1, 1, 1)))
     assert saved is not None and saved.trust.granted == 3

@@ -11,6 +11,7 @@ from dalsegno.runs.coordinator.agents.messages import (
     EndedWorker,
     GrantRequested,
     LogPiece,
+    NodeActivity,
     NoticeRead,
     ParentDied,
     Ready,
@@ -19,6 +20,7 @@ from dalsegno.runs.coordinator.agents.messages import (
     Stepped,
     StoreOpen,
     UserNote,
+    WorkerActivity,
     WorkerReport,
     WorkersResumed,
     read_hello,
@@ -48,13 +50,18 @@ REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", 
         ({"stacks": 3}, StacksTaken(3)),
         ({"step": 9, "generation": 2, "over": True}, Stepped(2, 9, over=True)),
         ({"step": 9, "generation": 2, "busy": {"4": 0.5}}, Stepped(2, 9, busy_s={4: 0.5})),
+        ({"worked": 3, "ranks": {"4": [1.5, 7]}}, NodeActivity(3, {4: WorkerActivity(1.5, 7)})),
+        ({"worked": 3, "ranks": {"4": [1.5, 7, 99, 0]}}, NodeActivity(3, {4: WorkerActivity(1.5, 7, 99, 0)})),
         ({"signal": "SIGTERM"}, Signalled("SIGTERM")),
         ({"notice": "spot:2026-11-18T12:02:00Z"}, NoticeRead(CloudNotice(NoticeKind.SPOT, 1795003320.0))),
         ({"notice": "of a later version"}, NoticeRead(None)),
         ({"note": "hello"}, UserNote("hello")),
         ({"resumed": 600, "source": "disk", "generation": 2}, WorkersResumed(2, 600, from_memory=False)),
         ({"resumed": 678, "source": "memory", "generation": 2}, WorkersResumed(2, 678, from_memory=True)),
-        ({"log": "logs/g0001/rank0.log", "text": "x"}, LogPiece("logs/g0001/rank0.log", "x")),
+        (
+            {"log": "logs/g1/rank0.log", "text": "x", "at": 7, "stream": "n1"},
+            LogPiece("logs/g1/rank0.log", "x", 7, "n1"),
+        ),
         ({"beat": True}, None),
         ({}, None),
     ],
@@ -63,7 +70,16 @@ def test_every_message_is_parsed(message: Message, word: AgentMessage | None):
     assert read_message(message) == word
 
 
-@pytest.mark.parametrize("message", [{"ended": "yes"}, {"store": 1}, {"ready": 1}, {"step": [], "generation": 1}])
+UNREADABLE_MESSAGES = [
+    {"ended": "yes"},
+    {"store": 1},
+    {"ready": 1},
+    {"step": [], "generation": 1},
+    {"worked": 1, "ranks": {"0": [1]}},
+]
+
+
+@pytest.mark.parametrize("message", UNREADABLE_MESSAGES)
 def test_unreadable_message_is_an_error(message: Message):
     with pytest.raises(UNREADABLE):
         read_message(message)

@@ -37,7 +37,7 @@ class Listener:
 
 @pytest.fixture
 def taken() -> Iterator[None]:
-    """Occupy many ports for UDP that are free for TCP."""
+    """Bind many UDP ports whose TCP ports are free."""
     sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(600)]
     for sock in sockets:
         sock.bind(("", 0))

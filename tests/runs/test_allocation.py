@@ -187,7 +187,7 @@ def test_agent_that_will_not_come_is_started_again(why: str):
     assert of_kind(allocation.nodes_probed(1, ("n1",), result, VIEW), StartAgents) == [StartAgents(1, 1, ("n1",))]
 
 
-REFUSED = "dalsegno: {}: container: image /fsx/a.sqsh: No such file or directory\n"
+REFUSED = "dalsegno: {}: container[125]: image /fsx/a.sqsh: No such file or directory\n"
 
 
 def tried_too_often(allocation: NodeAllocation, *refused: str) -> list[Action]:
@@ -254,7 +254,7 @@ def test_replacement_request_is_cancelled_when_the_node_recovers():
     assert len(allocation.jobs) == 1
 
 
-def test_drained_node_is_left_once_another_is_ready_and_the_controller_is_told():
+def test_drained_node_is_left_once_another_is_ready_and_reported_to_the_controller():
     allocation = holding("n1", "n2", spares=1)
     assert allocation.nodes_seen([DRAINED], seen("n1", "n2"))[0] == ApplyEvent(NodesOutOfService(frozenset({"n1"})))
     assert of_kind(allocation.check_agents(seen("n1")), LeaveNode) == []
@@ -317,6 +317,7 @@ def test_refused_next_job_is_requested_again_and_a_refused_first_job_ends_the_ru
     assert actions[1:] == [WriteNote("Slurm refused: busy; retrying in 5 s"), RequestNext(ASK_AGAIN_S)]
     assert of_kind(allocation.next_due(VIEW), RequestJob) == [RequestJob(3, JobRole.NEXT)]
     assert allocation.next_due(VIEW) == [], "it was requested meanwhile"
+    assert allocation.job_refused(3, "busy", VIEW)[1:] == [RequestNext(ASK_AGAIN_S)], "it was reported before"
     first = NodeAllocation(AllocationTerms(1))
     first.begin()
     assert of_kind(first.job_refused(1, "busy", VIEW), StopRun)
@@ -356,7 +357,7 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
         self.allocation = NodeAllocation(AllocationTerms(size, spares, self.own, gone_s=3.0))
         self.clock = 0.0
         self.present: set[str] = set()
-        self.dismissed: set[str] = set()  # agents that are told to end and have not yet
+        self.dismissed: set[str] = set()  # agents that were ordered to end and still run
         self.leaving = self.ending = False
         self.waiting: dict[int, JobRole] = {}  # requests that Slurm has not answered
         self.held: dict[int, int] = {}  # jobs that Slurm has granted: number -> id
@@ -584,7 +585,7 @@ class AnyOrderOfNodes(RuleBasedStateMachine):
 
     @rule(names=st.permutations(NODES))
     def all_goes_well(self, names: list[str]) -> None:
-        """Let Slurm grant a request, and agents start on all nodes."""
+        """Let Slurm grant a request, and let agents connect from all nodes."""
         if self.waiting:
             self.grant(names, 0)
         self.tick(0.5)

@@ -31,7 +31,7 @@ def test_unsigned_datagram_is_not_a_beat():
 
 
 class Listening:
-    """A socket in place of the coordinator; `beat`, `data` and `address` are the last received."""
+    """A socket in place of the coordinator; `beat`, `data` and `address` are those of the last datagram."""
 
     def __init__(self) -> None:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -49,7 +49,7 @@ class Listening:
         return beat
 
     def hears(self, data: bytes) -> bool:
-        """Return whether the sender accepts the data as an answer, after two more heartbeats."""
+        """Send the data. Return whether the sender has accepted it as an answer two heartbeats later."""
         before = self.heartbeats.last_seen
         self.sock.sendto(data, self.address)
         self.next()
@@ -87,10 +87,10 @@ def test_reflected_beat_is_not_an_answer(listening: Listening):
 
 
 def gone_after(datagrams: Iterable[bytes]) -> tuple[bool, list[bytes]]:
-    """Return whether the coordinator loses an agent that sends these datagrams, one per check, and its answers."""
+    """Return whether an agent that sends these datagrams, one per check, is lost, and the coordinator's answers."""
 
     async def watch() -> tuple[bool, list[bytes]]:
-        pulse = AgentLiveness(Timing(gone_s=0.2, look_s=0.025), lambda agent: None)
+        pulse = AgentLiveness(Timing(gone_s=0.2), lambda agent: None)
         pulse.open(0)
         lost = asyncio.Event()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

@@ -1,4 +1,4 @@
-"""The step reports and busy times of a node's workers, as the agent hands them to the coordinator."""
+"""The step reports and busy times of a node's workers, as the agent sends them to the coordinator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_busy_times_of_all_ranks_are_sent_together_once_a_second():
     [{}, {"rank": 1}, {"rank": [], "busy_s": 1.0}, {"rank": 1, "busy_s": float("nan")}, {"rank": 1, "busy_s": -1.0},
      {"rank": 1, "busy_s": "x"}, {"rank": 1, "busy_s": 10**400}],
 )  # fmt: skip
-def test_what_is_not_a_time_is_ignored(message: dict[str, Any]):
+def test_value_that_is_not_a_time_is_ignored(message: dict[str, Any]):
     times = BusyTimes()
     times.note(message)
     assert times.take(10.0) == {}
@@ -49,7 +49,7 @@ def test_reports_of_all_ranks_are_joined_to_one_message():
     assert later["busy"] == {"0": 0.25, **{str(rank): 0.5 for rank in range(1, 8)}}
 
 
-def test_single_worker_that_reports_twice_a_second_is_always_heard():
+def test_no_report_of_a_worker_that_reports_twice_a_second_is_dropped():
     reports = StepReports()
     assert all(reports.join({"rank": 0}, step, 1, 0.5 * step) for step in range(1, 20))
 

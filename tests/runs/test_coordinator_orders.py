@@ -16,14 +16,14 @@ def test_setup_of_the_site_is_parsed():
 
 
 def test_setup_has_defaults_for_missing_fields():
-    told = {"python": "p", "modules": [], "script": "s", "args": [], "module": False, "is_python": False, "cwd": "/",
+    message = {"python": "p", "modules": [], "script": "s", "args": [], "module": False, "is_python": False, "cwd": "/",
             "folder": "", "store": False, "env": {}}  # fmt: skip
-    assert read_setup(told) == Setup("p", script="s", is_python=False, absence_s=ABSENCE_S)
+    assert read_setup(message) == Setup("p", script="s", is_python=False, absence_s=ABSENCE_S)
 
 
 def test_start_order_names_workers_and_peers():
     plain = {"rank": 2, "env": {"RANK": "2"}}
     own = {"rank": 3, "env": {}, "args": ["x"], "files": {"log": "/l"}}
-    told = {"generation": 5, "workers": [plain, own], "peers": [["10.0.0.1", 9002]]}
+    message = {"generation": 5, "workers": [plain, own], "peers": [["10.0.0.1", 9002]]}
     workers = (WorkerOrder(2, {"RANK": "2"}), WorkerOrder(3, {}, ("x",), {"log": "/l"}))
-    assert read_start(told) == StartOrder(5, workers, (("10.0.0.1", 9002),))
+    assert read_start(message) == StartOrder(5, workers, (("10.0.0.1", 9002),))

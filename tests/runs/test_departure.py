@@ -1,4 +1,4 @@
-"""When a run leaves nodes that its cloud takes, and how."""
+"""Tests of when and how a run leaves nodes that its cloud takes back."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_notice_in_a_drain_reason_makes_the_run_save_before_it_leaves():
     (leave,) = of_kind(allocation.check_agents(view), ApplyEvent)
     why = CloudNotice(NoticeKind.SPOT, NOTICE.deadline).summary
     assert leave == ApplyEvent(NodesTaken({"n2": why}, 100 - LAST_S))
-    assert of_kind(allocation.check_agents(view), ApplyEvent) == [], "it is told once"
+    assert of_kind(allocation.check_agents(view), ApplyEvent) == [], "it is reported once"
     assert of_kind(allocation.nodes_seen([TAKEN], view), WriteJournal) == []
 
 
@@ -103,8 +103,8 @@ def test_run_asks_for_another_node_while_it_still_trains_on_the_taken_one():
 def test_notice_that_an_agent_reads_counts_although_slurm_shows_the_node_in_service():
     allocation = holding("n1", "n2", "n3", spares=1)
     view = seen("n1", "n2", "n3")
-    assert of_kind(allocation.notice_told("n2", NOTICE, view), WriteJournal)
-    assert allocation.notice_told("n2", NOTICE, view) == [], "it is reported once"
+    assert of_kind(allocation.notice_read("n2", NOTICE, view), WriteJournal)
+    assert allocation.notice_read("n2", NOTICE, view) == [], "it is reported once"
     (leave,) = of_kind(allocation.check_agents(view), ApplyEvent)
     assert isinstance(leave, ApplyEvent) and isinstance(leave.event, NodesTaken)
     allocation.leave_for_repair("n2", view)
@@ -117,7 +117,7 @@ def test_notice_that_an_agent_reads_counts_although_slurm_shows_the_node_in_serv
 
 def test_next_job_avoids_a_node_that_slurm_has_in_service_until_it_is_gone():
     allocation = holding("n1", "n2")
-    allocation.notice_told("n2", NOTICE, seen("n1", "n2"))
+    allocation.notice_read("n2", NOTICE, seen("n1", "n2"))
     leaving = replace(VIEW, closing=True)
     asked, saved, widen = allocation.jobs_checked(leaving)
     assert asked == RequestJob(2, JobRole.NEXT, ("n2",)) and widen == WidenNext(100.0)
@@ -130,7 +130,7 @@ def test_next_job_avoids_a_node_that_slurm_has_in_service_until_it_is_gone():
 @pytest.mark.parametrize(("kind", "first_s"), [(NoticeKind.SPOT, SPOT_S), (NoticeKind.CAPACITY_BLOCK, 5000.0)])
 def test_wrong_clock_of_the_head_does_not_give_a_spot_instance_more_time(kind: NoticeKind, first_s: float):
     allocation = holding("n1", "n2")
-    allocation.notice_told("n2", CloudNotice(kind, NOW + 5000), seen("n1", "n2"))
+    allocation.notice_read("n2", CloudNotice(kind, NOW + 5000), seen("n1", "n2"))
     before, after = (seen("n1", "n2", now=NOW + first_s - SAVE_S + extra) for extra in (-1, 0))
     assert of_kind(allocation.check_agents(before), ApplyEvent) == []
     assert of_kind(allocation.check_agents(after), ApplyEvent) != []

@@ -137,8 +137,8 @@ def test_oom_kills_are_counted_by_the_kernel():
 def test_syntax_error_is_found_without_a_traceback(tmp_path: Path):
     log = tmp_path / "rank0.log"
     done = subprocess.run([sys.executable, "-c", "compile('a = 1\\nprint(', 'train.py', 'exec')"], capture_output=True)
-    told = done.stderr.decode()
-    shown = told[told.index('  File "train.py"') :]  # shown as the warm parent prints it, without its own frames
+    printed = done.stderr.decode()
+    shown = printed[printed.index('  File "train.py"') :]  # shown as the warm parent prints it, without its own frames
     log.write_text(f"hello\n{shown}")
     assert gather(str(log), "") == {"traceback": shown.rstrip("\n")}
     assert "line 2" in shown and "SyntaxError: '(' was never closed" in shown

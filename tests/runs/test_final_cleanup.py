@@ -32,7 +32,7 @@ class Nodes(NoNodeSource):
 
 
 class NoAgents:
-    """All agents are gone."""
+    """The connections of a run that has no agents left."""
 
     peers: dict[str, object]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs.agent.evidence import await_dumps, request_dump
-from dalsegno.runs.agent.flight_dump import _is_own_user, own_prefix, serve_dumps
+from dalsegno.runs.agent.flight_dump import _is_own_user, own_prefix, read_torch_version, recorder_settings, serve_dumps
 from dalsegno.runs.flight_recorder import (
     BadDump,
     CollectiveCall,
@@ -40,7 +40,7 @@ def rank(number: int, *calls: CollectiveCall, **more: object) -> FlightDump:
 
 
 def test_dump_of_an_nccl_timeout_names_the_pending_collective_and_its_line():
-    """torch 2.11 wrote it on an H200 when NCCL's watchdog ended the process."""
+    """torch 2.11 wrote the dump on an H200 when NCCL's watchdog ended the process."""
     dump = read_dump((RECORDED / "nccl-timeout/trace_0").read_bytes(), 0)
     (pending,) = dump.pending()
     assert pending.describe() == "all_reduce (1024) at /tmp/w/train.py:21"
@@ -127,7 +127,7 @@ def test_collective_that_all_ranks_called_is_incomplete():
 
 
 def test_rank_that_waits_in_another_group_is_not_the_cause():
-    """Rank 1 is missing in group 0, because it waits for rank 2 in group 7."""
+    """Rank 1 has not arrived in group 0, because it waits for rank 2 in group 7."""
     groups = {"0": (0, 1), "7": (1, 2)}
     stall = find_stall(
         [
@@ -157,6 +157,8 @@ def test_only_the_agents_user_can_ask_for_a_dump():
 
 def test_process_without_torch_answers_with_an_empty_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "as the user set it")
+    for setting in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        monkeypatch.setenv(setting, "1")  # `serve_dumps` would otherwise set some of them in this process
     path, name = str(tmp_path / "g0001-flight-3.json"), f"dalsegno.flight.test.{os.getpid()}"
     serve_dumps(name, path)
     request_dump(name)
@@ -164,6 +166,35 @@ def test_process_without_torch_answers_with_an_empty_dump(tmp_path: Path, monkey
     assert read_dump(Path(path).read_bytes(), 3).state is ProcessState.ANSWERED
     assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == "as the user set it"
     assert own_prefix(path) == str(tmp_path / "g0001-flight-")
+
+
+FR, NCCL = "TORCH_FR_", "TORCH_NCCL_"
+PREFIX, TIMEOUT = "/run/g0001-flight-", {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+NEW = {f"{FR}DUMP_TEMP_FILE": PREFIX, f"{FR}BUFFER_SIZE": "2000"}
+OLD = {f"{NCCL}DEBUG_INFO_TEMP_FILE": PREFIX, f"{NCCL}TRACE_BUFFER_SIZE": "2000"}
+
+
+@pytest.mark.parametrize(
+    ("version", "env", "settings"),
+    [
+        ("2.13.0+cpu", {}, {**NEW, **TIMEOUT}),
+        ("2.9.1", {}, {**NEW, **TIMEOUT}),
+        ("2.8.0+cu128", {}, {**OLD, **TIMEOUT}),
+        ("", {}, {**NEW, **OLD, **TIMEOUT}),
+        ("2.4.0", {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, OLD),
+        ("2.4.0", {f"{FR}BUFFER_SIZE": "0", f"{FR}DUMP_TEMP_FILE": "/x"}, TIMEOUT),
+        ("2.13.0", {f"{NCCL}TRACE_BUFFER_SIZE": "0"}, {f"{FR}DUMP_TEMP_FILE": PREFIX, **TIMEOUT}),
+    ],
+)
+def test_recorder_is_on_in_every_torch_unless_the_user_set_it(
+    version: str, env: dict[str, str], settings: dict[str, str]
+):
+    assert recorder_settings(PREFIX, version, env) == settings
+
+
+def test_version_of_torch_is_read_from_its_folder(tmp_path: Path):
+    (tmp_path / "version.py").write_text("from typing import Optional\n\n__version__ = '2.4.1+cu121'\n")
+    assert (read_torch_version(str(tmp_path)), read_torch_version("/nowhere")) == ("2.4.1+cu121", "")
 
 
 def test_process_that_does_not_answer_is_recorded_with_its_state(tmp_path: Path):

@@ -172,7 +172,7 @@ def test_different_traceback_is_a_different_fault():
     assert orders == [OpenStore("a", 3)]
 
 
-def test_complaints_of_peers_are_not_the_cause():
+def test_errors_about_lost_peers_are_not_the_cause():
     run = running(max_restarts=0)
     real = fault(rank=0, node="a")
     run, _ = play(run, ended(run, fault(NOISE)), ended(run, real))
@@ -218,14 +218,14 @@ def test_run_ends_as_saved_when_one_worker_saved():
     assert play(run, *all_stopped(run))[1] == [Finish(75)]
 
 
-def test_complaints_about_a_lost_node_cost_no_restart():
+def test_errors_about_a_lost_node_cost_no_restart():
     run = running(TWO, "a", "b", "spare", max_restarts=0)
     run, _ = play(run, AgentGone("a"), ended(run, fault(NOISE)))
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts, run.lost_member) == ([OpenStore("spare", 2)], 0, False)
 
 
-def test_complaint_before_the_detected_loss_costs_no_restart():
+def test_error_before_the_detected_loss_costs_no_restart():
     run = running(TWO, "a", "b", "spare", max_restarts=0)
     run, _ = play(run, ended(run, fault(NOISE)), AgentGone("a"))
     run, orders = play(run, *all_stopped(run))
@@ -246,7 +246,7 @@ def test_loss_of_a_spare_excuses_no_failure():
     assert run.restarts == 1
 
 
-def test_complaints_while_a_run_grows_cost_no_restart():
+def test_errors_while_a_run_grows_cost_no_restart():
     run = running(Shape(1, 3, 1), "a", "b", "c", max_restarts=0)
     run, _ = play(run, AgentGone("c"))
     run, _ = play(run, *all_stopped(run))
@@ -328,7 +328,7 @@ def test_agents_that_end_before_their_workers_release_the_nodes_too():
     assert play(run, AgentGone("b"))[1] == [ReleaseNodes()]
 
 
-def test_leaving_without_a_signal_of_slurm_tells_the_workers_to_save():
+def test_leaving_without_a_signal_of_slurm_orders_the_workers_to_save():
     run, orders = play(running(), NodesReclaimed(save_s=20.0))
     assert orders == [SaveGeneration(("a", "b"), 1, 20.0)]
     assert play(run, SaveOverdue(1))[1] == [StopGeneration("a", 1), StopGeneration("b", 1)]
@@ -341,7 +341,7 @@ LEAVE_B = Exclude("b", "the cloud takes it", until_repaired=True)
 def test_workers_save_before_the_run_leaves_a_node_and_the_spare_takes_its_rank():
     run, orders = play(running(TWO, "a", "b", "spare"), TAKEN)
     assert orders == [SaveGeneration(("a", "b"), 1, 20.0)] and run.phase is GenerationPhase.RUNNING
-    assert play(run, TAKEN)[1] == [], "they are told once"
+    assert play(run, TAKEN)[1] == [], "they get the order once"
     run, orders = play(run, WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
     assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
     run, orders = play(run, *all_stopped(run))

@@ -68,8 +68,10 @@ def test_rank_that_has_returned_is_a_fault_of_the_code(tmp_path: Path):
     run.flight_dump(1, 1).unlink()
     run.stacks(1, 1).unlink()
     idle = {"event": RunEvent.IDLE, "generation": 1, "ranks": {"0": "gpu-1"}}
-    suspects = [found.suspect for entries in ([FORMED], [FORMED, idle]) if (found := read_hang(run, 1, entries))]
-    assert suspects == [HangSuspect.NODE, HangSuspect.CODE]
+    again = {"event": RunEvent.IDLE, "generation": 1, "ranks": {}}
+    journals = ([FORMED], [FORMED, idle], [FORMED, idle, again])
+    suspects = [found.suspect for entries in journals if (found := read_hang(run, 1, entries))]
+    assert suspects == [HangSuspect.NODE, HangSuspect.CODE, HangSuspect.NODE], "idle ranks may be at work again"
 
 
 def test_rank_whose_collective_timed_out_is_not_the_one_that_did_not_arrive():
@@ -117,3 +119,16 @@ Thread 7 (idle): "MainThread"
 """
     assert parse_stacks(spied) == RankStack("train.py:20", loads_data=True)
     assert parse_stacks("process 7 writes no stacks") == RankStack("")
+
+
+def test_newest_call_of_a_rank_that_timed_out_counts_as_waiting():
+    """gloo marks a call that failed like one that is done."""
+    timed_out = FlightDump(0, tuple(CollectiveCall("0", number, "all_reduce", done=True) for number in (7, 8)))
+    found = judge_hang(1, [timed_out, elsewhere(1)], {}, {0: "gpu-1", 1: "gpu-2"}, timed_out=[0])
+    assert found is not None and (found.ranks, found.collective) == ((1,), "all_reduce")
+    assert judge_hang(1, [timed_out, elsewhere(1)], {}, {0: "gpu-1", 1: "gpu-2"}) is None
+
+
+def test_rank_of_several_groups_that_timed_out_is_not_said_to_wait_in_one_of_them():
+    calls = (CollectiveCall("0", 7, "all_reduce", done=True), CollectiveCall("1", 8, "all_gather", done=True))
+    assert judge_hang(1, [FlightDump(0, calls)], {}, {0: "gpu-1", 1: "gpu-2"}, timed_out=[0]) is None

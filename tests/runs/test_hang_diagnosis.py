@@ -1,4 +1,4 @@
-"""A hanging run explains itself: real agents, real workers, and the flight recorder of PyTorch over gloo."""
+"""Tests of the diagnosis of a hanging run: real agents, real workers, and PyTorch's flight recorder over gloo."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def hang_of(run: Played) -> Entry:
 
 @in_loop
 async def test_rank_that_left_the_collectives_is_named_with_its_line(tmp_path: Path) -> None:
-    script = TRAINS + "if generation == 1:\n    wait() if rank == 1 else dist.all_reduce(grads)\n"
+    script = TRAINS + "if generation == 1:\n    time.sleep(600) if rank == 1 else dist.all_reduce(grads)\n"
     async with played(tmp_path, script, "n1", "n2", **TORCH) as run:
         hung = await hang_of(run)
         node = run.who(1)[1]
@@ -66,8 +66,8 @@ async def test_stopped_rank_makes_its_node_suspect(tmp_path: Path) -> None:
         assert (hung["ranks"], hung["nodes"], hung["suspect"]) == ([1], [node], "node")
         assert "a signal from outside has stopped the process" in hung["text"]
         assert await run.ends() == 0
-        told = explain_run(run.status, list(journal.read(run.folder.journal)))
-        assert told.sentence.startswith("run train-") and "is done after 2 generations" in told.sentence
+        answer = explain_run(run.status, list(journal.read(run.folder.journal)))
+        assert answer.sentence.startswith("run train-") and "is done after 2 generations" in answer.sentence
 
 
 @pytest.mark.long
@@ -80,5 +80,6 @@ async def test_timeout_of_a_collective_leaves_the_stack_of_the_rank_that_did_not
         await run.until(lambda: "hung" in run.events())
         hung = next(entry for entry in journal.read(run.folder.journal) if entry["event"] == RunEvent.HUNG)
         assert hung["ranks"] == [1] and f"{tmp_path}/train.py:" in hung["text"]
+        assert "in collective 4 of process group 0, all_reduce (8)" in hung["text"], "from the rank that timed out"
         assert run.events().index("failed") < run.events().index("hung")
         assert await run.ends() == 0, "the next generation trains"

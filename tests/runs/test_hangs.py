@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.runs.coordinator.agents.hangs import ENOUGH_STEPS, Activity, HangWatch, StepMarks
+from dalsegno.runs.coordinator.agents.activity import Activity, AskTurns, ask_interval_s, describe_work
+from dalsegno.runs.coordinator.agents.hangs import (
+    ALL_IDLE_S,
+    ENOUGH_STEPS,
+    HangVerdict,
+    HangWatch,
+    Idle,
+    StepMarks,
+    judge_progress,
+)
 from dalsegno.runs.coordinator.agents.messages import WorkerActivity
 from dalsegno.runs.coordinator.generations.causes import read_failure
 from dalsegno.runs.coordinator.generations.events import AgentJoined, Event, StoreOpened, WorkerEnded
@@ -62,17 +71,6 @@ def test_first_rank_to_reach_a_step_counts():
     assert marks.last == 20.0
 
 
-def test_output_counts_as_progress_only_without_steps():
-    marks = StepMarks(30.0, 0.0)
-    marks.record_output(20.0)
-    assert marks.overdue_s(45.0) is None
-    marks.record_output(10.0)
-    assert marks.last == 20.0, "older output changes nothing"
-    stepping(marks, 21.0, 22.0)
-    marks.record_output(50.0)
-    assert marks.overdue_s(53.0) == 31.0, "a growing log is not a step"
-
-
 def test_old_steps_are_forgotten():
     times = [1000.0 * number for number in range(10)] + [9000.0 + number for number in range(1, 300)]
     assert stepping(StepMarks(None, 0.0), *times).limit_s() == 60.0
@@ -86,6 +84,48 @@ def test_after_the_last_step_nothing_is_a_hang() -> None:
         assert marks.overdue_s(1000.0) is not None
         marks.stop_timer()
         assert marks.overdue_s(1000.0) is None
+
+
+# The verdict on a generation, from its steps, its output and its work
+
+
+@pytest.mark.parametrize(
+    ("output_at", "work_at", "verdict"),
+    [
+        (0.0, 0.0, HangVerdict.HANG),
+        (70.0, 0.0, HangVerdict.PROGRESS),
+        (0.0, 70.0, HangVerdict.SILENT_WORK),
+        (69.9, 69.9, HangVerdict.HANG),
+    ],
+)
+def test_script_without_steps_hangs_without_output_and_work(output_at: float, work_at: float, verdict: HangVerdict):
+    assert judge_progress(StepMarks(30.0, 0.0), output_at, work_at, 100.0) is verdict
+    assert judge_progress(StepMarks(30.0, 0.0), output_at, work_at, 30.0) is HangVerdict.PROGRESS, "the limit applies"
+
+
+@pytest.mark.parametrize("timeout_s", [30.0, None])
+def test_script_with_steps_hangs_without_steps_even_at_work(timeout_s: float | None):
+    marks = stepping(StepMarks(timeout_s, 0.0), *range(10))
+    assert judge_progress(marks, 100.0, 100.0, 100.0) is HangVerdict.HANG
+    assert judge_progress(marks, 0.0, 0.0, 30.0) is HangVerdict.PROGRESS
+
+
+@pytest.mark.parametrize("steps", [0, ENOUGH_STEPS - 1])
+def test_without_a_limit_idle_ranks_are_reported_and_not_ended(steps: int):
+    marks, late = stepping(StepMarks(None, 0.0), *range(steps)), ALL_IDLE_S + 10.0
+    assert judge_progress(marks, 0.0, 0.0, late) is HangVerdict.ALL_IDLE
+    assert judge_progress(marks, 20.0, 0.0, late) is HangVerdict.PROGRESS, "it writes"
+    assert judge_progress(marks, 0.0, 20.0, late) is HangVerdict.PROGRESS, "it works"
+    assert judge_progress(StepMarks(0, 0.0), 0.0, 0.0, late) is HangVerdict.PROGRESS, "switched off"
+
+
+def test_ranks_that_are_idle_after_the_last_step_are_reported():
+    marks = stepping(StepMarks(5.0, 0.0), *range(10))
+    marks.stop_timer()
+    assert judge_progress(marks, 0.0, 0.0, 1000.0) is HangVerdict.ALL_IDLE
+
+
+# The activity of ranks
 
 
 def test_idle_time_starts_with_the_last_activity_of_any_rank():
@@ -104,8 +144,88 @@ def test_waiting_threads_are_idle_but_a_slow_upload_is_not():
     assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([1], 95.0) == 0.0
 
 
+def test_small_transfers_over_a_long_time_are_no_work():
+    """A monitoring thread may read a few kilobytes per second."""
+    activity = Activity()
+    for now in range(0, 1000, 5):
+        activity.record(0, WorkerActivity(0.0, now * 4096), now)
+    assert activity.idle_s([0], 1000.0) == 1000.0
+
+
 def test_unknown_rank_is_not_idle():
     assert Activity().idle_s([0], 1e6) == 0.0 and Activity().idle_s([], 1e6) == 0.0
+
+
+def test_last_work_of_any_rank_is_known():
+    activity = Activity()
+    assert activity.newest == 0.0
+    for now in range(10, 100, 5):
+        activity.record(0, WorkerActivity(0.0, 0), now)
+        activity.record(1, WorkerActivity(min(now, 40) * 0.5, 0), now)
+    assert activity.newest == 40 and activity.idle_ranks([0, 1, 2], 30.0) == [0, 2]
+
+
+def last_work(*reports: WorkerActivity) -> float:
+    """Return when a rank with these reports, one every ten seconds from second 0 on, last worked."""
+    activity = Activity()
+    for number, report in enumerate(reports):
+        activity.record(0, report, 10.0 * number)
+    return activity.newest
+
+
+def test_traffic_of_gpu_memory_is_work_without_cpu_time():
+    assert last_work(*[WorkerActivity(1.0, 0, 100, 3)] * 4) == 30.0
+    assert last_work(*[WorkerActivity(1.0, 0, 100, 0)] * 4) == 0.0
+
+
+def test_cpu_time_is_no_work_while_the_gpu_spins():
+    """A collective of NCCL that waits keeps its GPU and a core busy, but does not touch the GPU's memory."""
+    waiting = [WorkerActivity(10.0 * number, 0, 100, 0) for number in range(4)]
+    assert last_work(*waiting) == 0.0
+    assert last_work(*waiting, WorkerActivity(30.1, 0)) == 0.0, "nor is its CPU time work afterwards"
+    assert last_work(*waiting, WorkerActivity(40.0, 0)) == 40.0, "but CPU time without a kernel is"
+    assert last_work(*waiting, WorkerActivity(40.0, 4 << 20, 100, 0)) == 40.0, "and so is I/O"
+
+
+@pytest.mark.parametrize("gpu", [(), (40, 0), (100, 1)], ids=["unknown", "short kernels", "traffic"])
+def test_cpu_time_is_work_unless_the_gpu_spins(gpu: tuple[int, ...]):
+    assert last_work(*(WorkerActivity(10.0 * number, 0, *gpu) for number in range(4))) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "agents", "interval_s"),
+    [(600.0, 2, 30.0), (600.0, 4096, 40.96), (60.0, 2, 5.0), (5.0, 2, 1.25), (30.0, 10_000, 7.5)],
+)
+def test_agents_are_queried_less_often_in_large_runs_but_four_times_within_the_limit(
+    limit_s: float, agents: int, interval_s: float
+):
+    assert ask_interval_s(limit_s, agents) == interval_s
+
+
+def test_queries_are_spread_over_the_interval():
+    agents, turns = [str(number) for number in range(128)], AskTurns(0.0)
+    checks = [turns.due(agents, 16.0, 0.5 * check) for check in range(1, 65)]
+    assert {len(asked) for asked in checks} == {4}, "all at once would keep the coordinator busy"
+    assert [agent for asked in checks for agent in asked] == agents * 2
+    assert sorted(turns.due(agents, 16.0, 1000.0), key=int) == agents, "after a pause, each is asked once"
+
+
+def test_work_and_idle_ranks_are_named():
+    assert describe_work(4, {}) == "all 4 ranks are at work"
+    assert describe_work(3, {2: "n3"}) == "3 of 4 ranks are at work; rank 2 on n3 is idle"
+    many = {rank: f"n{rank}" for rank in range(1, 8)}
+    assert describe_work(1, many) == (
+        "1 of 8 ranks is at work; ranks 1 on n1, 2 on n2, 3 on n3, 4 on n4 and 3 more are idle"
+    )
+
+
+def test_idle_ranks_are_described():
+    everyone = Idle(1, 0, {"0": "n1", "1": "n2"}, 600, "/stacks")
+    assert everyone.sentence() == "no step and no output, and all 2 ranks have been idle for 600 s; see /stacks"
+    others = Idle(1, 1, {"1": "n2"}, 30, "/stacks")
+    assert others.sentence() == (
+        "1 rank has returned, but rank 1 on n2 has not, and has done nothing for 30 s; see /stacks"
+    )
 
 
 # Collectives that time out before the run counts as hung

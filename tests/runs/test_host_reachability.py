@@ -1,6 +1,7 @@
 """Reachability of hosts."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -24,7 +25,7 @@ def refusing() -> Iterator[Address]:
 
 
 @pytest.fixture
-def silent() -> Iterator[Address]:
+def silent_server() -> Iterator[socket.socket]:
     """Listen with a full queue. Linux then drops further packets, like a dead host."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -35,9 +36,14 @@ def silent() -> Iterator[Address]:
             sock.setblocking(False)
             sock.connect_ex(server.getsockname())
             waiting.append(sock)
-        yield server.getsockname()
+        yield server
         for sock in waiting:
             sock.close()
+
+
+@pytest.fixture
+def silent(silent_server: socket.socket) -> Address:
+    return silent_server.getsockname()
 
 
 def test_host_that_accepts_or_refuses_is_reachable(accepting: Address, refusing: Address, silent: Address):
@@ -54,6 +60,13 @@ def test_probing_returns_when_all_have_answered(accepting: Address, refusing: Ad
     began = time.monotonic()
     assert reachable([accepting, refusing, accepting], 600.0) == {accepting, refusing}
     assert time.monotonic() - began < 60.0
+
+
+def test_host_whose_first_packets_were_lost_is_reachable(silent: Address, silent_server: socket.socket):
+    empty_the_queue = threading.Timer(0.1, lambda: silent_server.accept()[0].close())
+    empty_the_queue.start()
+    assert reachable([silent], 0.8) == {silent}, "TCP alone would try again only after a second"
+    empty_the_queue.join()
 
 
 def test_address_without_a_route_is_not_reachable():

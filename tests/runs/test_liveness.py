@@ -13,7 +13,7 @@ import pytest
 
 from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing
 
-TIMING = Timing(gone_s=2.0, stuck_s=30.0, look_s=0.1)
+TIMING = Timing(gone_s=2.0, stuck_s=30.0)
 KEY = b"s" * 32
 Lost = list[tuple[str, str]]
 
@@ -125,6 +125,19 @@ def test_timers_are_per_agent():
 
 
 # With real connections
+
+
+@pytest.mark.parametrize("silent, dials", [(1, 3), (16, 3), (17, 1)])
+def test_silent_host_is_dialled_several_times_at_once_unless_many_are_silent(silent: int, dials: int):
+    async def count() -> list[int]:
+        agents = [f"n{number}" for number in range(silent)]
+        with played(TIMING, *agents) as run:
+            run.pulse._probes = lambda agent: ("127.0.0.1", 9)
+            run.now = 0.8
+            run.pulse.look()
+            return [len(probe.dials) for probe in run.pulse._probing.values()]
+
+    assert asyncio.run(count()) == [dials] * silent
 
 
 async def first_loss(timing: Timing, address: tuple[str, int], most_s: float) -> tuple[float, str] | None:

@@ -16,7 +16,7 @@ members = st.integers(0, SIZE + SPARES - 1)
 
 
 class Faults(RuleBasedStateMachine):
-    """Ranks train, keepers copy, messages are late; workers, agents and nodes are lost one after the other."""
+    """A run in which messages are late, and workers, agents and nodes are lost one after the other."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,10 +20,10 @@ def held(rank: int, step: int, generation: int = 3, shared: bool = True, **more:
 
 def resume(memory: MemoryTable, group: Members = TWO) -> Any:
     """Return the resume orders of all nodes."""
-    told = [memory.start(group, agent, 0.0)["resume"] for agent in group.agents]
-    if told[0] is None:
+    order = [memory.start(group, agent, 0.0)["resume"] for agent in group.agents]
+    if order[0] is None:
         return None
-    return {**told[0], **{part: {r: at for each in told for r, at in each[part].items()} for part in ("own", "of")}}
+    return {**order[0], **{part: {r: at for each in order for r, at in each[part].items()} for part in ("own", "of")}}
 
 
 def safe(memory: MemoryTable, group: Members = TWO) -> SafeSteps:
@@ -49,8 +49,8 @@ def test_rank_without_a_snapshot_learns_its_sources() -> None:
     memory = MemoryTable()
     memory.update("a", [held(0, 10, 2), held(1, 10, 2, shared=False)], A)
     memory.update("b", [])
-    told = resume(memory)
-    assert (told["own"]["1"], told["shared"]) == ([[*A, "a"]], [[*A, "a"]])
+    order = resume(memory)
+    assert (order["own"]["1"], order["shared"]) == ([[*A, "a"]], [[*A, "a"]])
 
 
 def test_unreachable_step_is_not_resumed() -> None:
@@ -119,13 +119,13 @@ def test_growing_run_without_shards_resumes_from_any_rank() -> None:
         memory.update("a", [held(0, 10, 2, sharded=sharded)], A)
         memory.update("b", [held(1, 10, 2, sharded=sharded)], B)
         memory.update("c", [])
-        told = resume(memory, three)
-        assert (told is None) == sharded
+        order = resume(memory, three)
+        assert (order is None) == sharded
     memory = MemoryTable()
     memory.update("a", [held(0, 10, 2, sharded=False)], A)
     memory.update("c", [])
-    told = resume(memory, three)
-    assert (told["of"], told["own"]["2"]) == ({"1": 0, "2": 0}, [[*A, "a"]])
+    order = resume(memory, three)
+    assert (order["of"], order["own"]["2"]) == ({"1": 0, "2": 0}, [[*A, "a"]])
 
 
 def test_node_learns_its_buddy_at_the_start_and_after_changes() -> None:
@@ -176,7 +176,7 @@ def test_single_node_has_no_buddy() -> None:
 
 
 def test_successor_uses_the_highest_safe_step_of_any_agent() -> None:
-    """One of them may have overwritten a skipped step."""
+    """An agent with a higher safe step may already have overwritten snapshots that the others still have."""
     memory = MemoryTable()
     memory.update("a", both(10, 3), A, SafeSteps(3, (3, 8), resumed=(2, 3), floor=12))
     memory.updates(TWO, 0.0)

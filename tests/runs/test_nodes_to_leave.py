@@ -1,4 +1,4 @@
-"""Which nodes a run leaves for repair, and when."""
+"""Tests of which nodes a run leaves for repair, and when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_only_drains_of_the_controller_mean_repair():
         node("n1", "dalsegno:reboot:xid[79] GPU 0 has fallen off the bus", NodeFlag.DRAIN),
         node("n2", "new RAM", NodeFlag.DRAIN),
         node("n3", "dalsegno:spare", NodeFlag.DRAIN),
-        node("n4", "dalsegno:reboot:xid[79] long mended"),
+        node("n4", "dalsegno:reboot:xid[79] repaired since"),
         node("n5"),
     ]
     assert drained_for_repair(nodes) == {"n1": "reboot:xid[79] GPU 0 has fallen off the bus"}

@@ -75,3 +75,12 @@ def test_slurm_is_polled_often_only_for_a_minute_after_a_loss():
     assert ask_again_s([], 1000.0) == ASK_SLURM_S
     assert ask_again_s([900.0, 990.0], 1000.0) == SOON_S
     assert ask_again_s([900.0, 990.0], 1000.0 + LATELY_S) == ASK_SLURM_S
+
+
+def test_node_on_demand_is_used_again_once_slurm_has_powered_it_down():
+    """The next job on the node gets a new machine. A node that is not powered down may still have the old one."""
+    given_up = {"n1": 1000.0, "n2": 1000.0, "n3": 1000.0, "n4": 1000.0}
+    off, going = node("n1", 10, NodeFlag.POWERED_DOWN), node("n2", 10, NodeFlag.POWERING_DOWN)
+    drained = node("n3", 10, NodeFlag.POWERED_DOWN, NodeFlag.DRAIN)
+    down = replace(node("n4", 10, NodeFlag.POWERED_DOWN), state=NodeState.DOWN)
+    assert usable_again(given_up, [off, going, drained, down], now=1010.0) == ["n1"]

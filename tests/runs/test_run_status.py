@@ -74,6 +74,17 @@ def test_gathering_run_shows_what_it_waits_for(folder: RunFolder):
     assert write_and_read(folder, known(begins, waits=True)).message == "waiting for 1 more node from Slurm"
 
 
+def test_status_says_whether_its_message_is_a_note(folder: RunFolder):
+    writer = StatusWriter(SmallSite(folder))
+    writer.note("n1 has threads")
+    writer.status(known(RUNS))
+    noted = read_status(folder.status)
+    assert noted is not None and noted.message == "n1 has threads" and noted.note_at is not None
+    writer.status(known(replace(RUNS, phase=GenerationPhase.GATHERING, ready=("n1",)), waits=True))
+    waits = read_status(folder.status)
+    assert waits is not None and waits.message == "waiting for 1 more node from Slurm" and waits.note_at is None
+
+
 @pytest.mark.parametrize(("node", "was"), [("n1", "member"), ("n3", "spare"), ("n4", "starting")])
 def test_lost_node_is_journaled_with_its_role(folder: RunFolder, node: str, was: str):
     StatusWriter(SmallSite(folder)).lost(RUNS, node, "its agent is gone")

@@ -18,7 +18,7 @@ from dalsegno.runs.coordinator.generations.events import Cancelled, Event, Nodes
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.generations.group import Shape, form_group
 from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
-from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, SavedStep, SavedTrust, read_saved, write_saved
+from dalsegno.runs.coordinator.saved_state import SavedJob, SavedRun, SavedStep, SavedTrust, read_saved, write_saved
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Process
 from tests.runs.small_site import SmallSite
@@ -74,7 +74,7 @@ jobs = st.builds(
     st.lists(steps, max_size=2).map(tuple),
 )
 all_saved = st.builds(
-    Saved,
+    SavedRun,
     runs,
     st.lists(jobs, max_size=2).map(tuple),
     nodes.map(tuple),
@@ -97,29 +97,29 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(saved=all_saved)
-def test_saved_state_survives_the_round_trip(path: Path, saved: Saved):
+def test_saved_state_survives_the_round_trip(path: Path, saved: SavedRun):
     write_saved(path, saved)
     assert read_saved(path, FRESH) == saved
 
 
 def test_shape_and_limits_come_from_the_present_request(tmp_path: Path):
-    write_saved(tmp_path / "state.json", Saved(replace(FRESH, generation=7)))
+    write_saved(tmp_path / "state.json", SavedRun(replace(FRESH, generation=7)))
     today = Run(Shape(2, 8, 8), max_restarts=9)
     saved = read_saved(tmp_path / "state.json", today)
     assert saved is not None and saved.run == replace(today, generation=7)
 
 
 def test_saved_state_is_private(tmp_path: Path):
-    write_saved(tmp_path / "state.json", Saved(FRESH))
+    write_saved(tmp_path / "state.json", SavedRun(FRESH))
     assert (tmp_path / "state.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path):
     path = tmp_path / "state.json"
-    write_saved(path, Saved(FRESH))
+    write_saved(path, SavedRun(FRESH))
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "mood": "good", "run": {**data["run"], "colour": "blue"}}))
-    assert read_saved(path, FRESH) == Saved(FRESH)
+    assert read_saved(path, FRESH) == SavedRun(FRESH)
 
 
 def test_missing_state_is_none(tmp_path: Path):
@@ -129,7 +129,7 @@ def test_missing_state_is_none(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["", '{"run": {"pha', "[]", "{}", '{"run": {}}', "\0\0\0\0"])
 def test_unreadable_state_names_the_command_to_end_its_jobs(tmp_path: Path, text: str):
-    """The file is not synced to disk, so that a power failure may leave an empty one."""
+    """The file is not synced to disk, so a power failure may leave an empty file."""
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(DalsegnoError, match="is damaged") as caught:
         read_saved(tmp_path / "state.json", FRESH)

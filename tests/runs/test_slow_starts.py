@@ -21,9 +21,9 @@ def test_unknown_nodes_may_still_be_starting():
 
 
 def test_slow_start_is_reported_once_per_node():
-    told: set[str] = set()
+    reported: set[str] = set()
     ages = {"n1": LONG_S - 1, "n2": LONG_S, "n3": LONG_S}
-    said = describe_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log")
+    said = describe_slow(ages, ["n1", "n2", "n3"], reported, "/r/agents.log")
     assert said == "agents are slow to start on n[2-3] (image import or prolog); see /r/agents.log"
-    assert describe_slow(ages, ["n1", "n2", "n3"], told, "/r/agents.log") == ""
-    assert describe_slow({"n1": LONG_S}, [], told, "/r/agents.log") == ""
+    assert describe_slow(ages, ["n1", "n2", "n3"], reported, "/r/agents.log") == ""
+    assert describe_slow({"n1": LONG_S}, [], reported, "/r/agents.log") == ""

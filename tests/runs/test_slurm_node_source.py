@@ -1,4 +1,4 @@
-"""Which nodes a run uses again, based on what Slurm reports over time."""
+"""Tests of which nodes a run uses again, based on what Slurm reports over time."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ signal.pause()
 
 
 def test_many_processes_are_captured_at_once(tmp_path: Path):
-    """The processes handle the signal, but write to other files."""
+    """The processes handle the signal but do not write to the requested files, so every capture times out."""
     processes = [subprocess.Popen([sys.executable, "-c", SILENT], stdout=subprocess.PIPE) for _ in range(10)]
     files = {process.pid: tmp_path / f"{process.pid}.txt" for process in processes}
     try:

@@ -23,7 +23,7 @@ def test_interrupted_release_of_nodes_is_repeated():
     assert unfinished(Run(SHAPE, leaving=True)) == [ReleaseNodes()]
 
 
-def test_workers_that_may_not_have_been_told_to_save_are_told_again():
+def test_save_order_that_may_not_have_arrived_is_sent_again():
     group = form_group(3, SHAPE, ["n1", "n2"])
     run = Run(SHAPE, phase=GenerationPhase.RUNNING, generation=3, group=group, taken={"n2": "the cloud takes it"})
     assert unfinished(run) == [SaveGeneration(("n1", "n2"), 3, SAVE_S)]

@@ -1,4 +1,4 @@
-"""Tests of which saved states may be committed and loaded, before and after a node was convicted of wrong gradients."""
+"""Tests of which saved states may be committed and loaded, before and after a node computed wrong gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dalsegno.runs.coordinator.generations.generations import Run, advance
 from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.generations.memory import MemoryTable
 from dalsegno.runs.coordinator.nodes.node_source import NoNodeSource
-from dalsegno.runs.coordinator.saved_state import Saved, SavedTrust, read_saved, write_saved
+from dalsegno.runs.coordinator.saved_state import SavedRun, SavedTrust, read_saved, write_saved
 from dalsegno.runs.coordinator.trust import StateTrust
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
@@ -60,7 +60,7 @@ def trust_of(run: PlayedRun, socket: str = "") -> StateTrust:
     return StateTrust(run, MemoryTable(), socket)  # type: ignore[arg-type]
 
 
-def test_convicted_node_leaves_and_later_states_are_distrusted() -> None:
+def test_node_with_wrong_gradients_leaves_and_later_states_are_distrusted() -> None:
     run, source = PlayedRun(), NoNodeSource()
     trust = trust_of(run)
     trust.record_verified(StepVerified(1, 40))
@@ -99,9 +99,9 @@ def test_commit_is_refused_if_the_state_cannot_be_written() -> None:
     assert not answer["granted"]["ok"] and trust.state.granted == 0
 
 
-def test_successor_knows_what_is_distrusted(tmp_path: Path) -> None:
+def test_successor_knows_which_states_are_distrusted(tmp_path: Path) -> None:
     run, trust = Run(Shape(1, 1, 1)), SavedTrust(2, 40, (1, 40))
-    write_saved(tmp_path / "state", Saved(run, trust=trust))
+    write_saved(tmp_path / "state", SavedRun(run, trust=trust))
     saved = read_saved(tmp_path / "state", run)
     assert saved is not None and saved.trust == trust
     memory = MemoryTable()

@@ -10,7 +10,7 @@ import pytest
 
 from dalsegno.system.children import start_ticks
 from dalsegno.wire.frames import send
-from tests.runs.warm_agent import Agent, script
+from tests.runs.warm_agent import SOURCE, Agent, script
 from tests.waiting import eventually
 
 
@@ -106,6 +106,21 @@ def test_failed_import_is_reported(tmp_path: Path):
     agent = Agent(tmp_path, "json", "no_such_module_here")
     warm = agent.hear("warm")["warm"]
     assert not warm["ok"] and "import no_such_module_here: ModuleNotFoundError" in warm["why"]
+    agent.close()
+
+
+def test_packages_installed_beside_ours_can_be_preloaded_and_imported(tmp_path: Path):
+    """As in a virtual environment after `pip install dalsegno`, whose site-packages also has torch."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "dalsegno").symlink_to(Path(SOURCE) / "dalsegno")
+    (site / "preloaded.py").touch()
+    (site / "imported.py").write_text("print('found')")
+    agent = Agent(tmp_path, "preloaded", env={**os.environ, "PYTHONPATH": str(site)}, packages=str(site))
+    warm = agent.hear("warm")["warm"]
+    assert warm["ok"], warm
+    code = agent.run(script(tmp_path, "import sys, preloaded, imported; print(sys.path.count(sys.argv[1]))"), str(site))
+    assert (code, (tmp_path / "out").read_text()) == (0, "found\n1\n"), (tmp_path / "err").read_text()
     agent.close()
 
 

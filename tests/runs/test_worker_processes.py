@@ -97,3 +97,17 @@ def test_worker_that_is_a_program_of_its_own_has_torchs_dumps_in_the_run_folder(
     assert prefix(WorkerOrder(5, {**env, "TORCH_FR_DUMP_TEMP_FILE": "/mine"})) == "/mine"
     assert prefix(WorkerOrder(5, {"DALSEGNO_GENERATION": "3"})) is None, "not a torch worker"
     assert prefix(WorkerOrder(5, env), warm=True) is None, "a forked worker sets it itself"
+
+
+def test_program_with_an_older_torch_gets_the_recorders_old_settings(tmp_path: Path, monkeypatch):
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    packages = tmp_path / "env/lib/python3.9/site-packages/torch"
+    packages.mkdir(parents=True)
+    (packages / "version.py").write_text("__version__ = '2.4.1'\n")
+    setup = Setup(python=str(tmp_path / "env/bin/python"), script="train.py", folder=str(tmp_path))
+    worker = GenerationWorkers(3).add(5, **files(tmp_path, 5))
+    order = WorkerOrder(5, {"TORCHELASTIC_RUN_ID": "r", "DALSEGNO_GENERATION": "3"})
+    found = worker_task(setup, False, worker, order, "sock")["env"]
+    assert (found["TORCH_NCCL_TRACE_BUFFER_SIZE"], found["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("2000", "1")
+    assert "TORCH_FR_BUFFER_SIZE" not in found

@@ -13,7 +13,7 @@ from dalsegno.wire.frames import Message, Reader, send
 
 
 class Room:
-    """A socket and its event loop; `heard` are the received messages."""
+    """A socket and its event loop; `heard` contains the received messages."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Message, Callable[[Message], None]]] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.runs.agent.orders import StartOrder, WorkerOrder, read_setup
+from dalsegno.runs.agent.orders import StandbyOrder, StartOrder, WorkerOrder, read_setup
 from dalsegno.runs.agent.warm import adopt_orphans
 from dalsegno.runs.agent.workers import Workers
 from dalsegno.runs.folder import RunFolder
@@ -26,8 +26,8 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = RunFolder(folder)
         self.selector = selectors.DefaultSelector()
-        self.told: list[Message] = []
-        self.workers = Workers("n1", "door", self.selector, self.told.append)
+        self.messages: list[Message] = []
+        self.workers = Workers("n1", "door", self.selector, self.messages.append)
         self.script = folder / "train.py"
 
     def set_up(self, script: str, **more: object) -> None:
@@ -41,14 +41,14 @@ class Node:
     def until(self, true: Callable[[], object]) -> None:
         end = time.monotonic() + 60
         while not true():
-            assert time.monotonic() < end, self.told
+            assert time.monotonic() < end, self.messages
             for key, _ in self.selector.select(0.05):
                 key.data()
 
     def hear(self, word: str) -> Message:
-        self.until(lambda: any(word in message for message in self.told))
-        message = next(message for message in self.told if word in message)
-        self.told.remove(message)
+        self.until(lambda: any(word in message for message in self.messages))
+        message = next(message for message in self.messages if word in message)
+        self.messages.remove(message)
         return message
 
     def pids(self) -> list[int]:
@@ -111,6 +111,21 @@ def test_missing_folder_makes_the_node_unusable(node: Node):
     assert "folder /no/such/folder does not exist on this node" in node.hear("broken")["broken"]
 
 
+def test_activity_of_workers_includes_their_children(node: Node):
+    child = "open('/dev/zero', 'rb').read(4 << 20); print('read', flush=True); import time; time.sleep(60)"
+    node.set_up(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
+    node.hear("ready")
+    node.start(1)
+    node.until(lambda: node.folder.log(1, 0).exists() and node.folder.log(1, 0).read_text())
+    node.pids()
+    node.workers.report_work(2)
+    assert not any("worked" in message for message in node.messages), "another generation"
+    node.workers.report_work(1)
+    report = node.hear("worked")
+    (cpu_s, moved) = report["ranks"]["0"]
+    assert report["worked"] == 1 and cpu_s >= 0 and moved >= 4 << 20
+
+
 def test_only_workers_with_a_handler_are_signalled(node: Node):
     """`python` has no handler for SIGTERM, so the signal would kill it."""
     node.set_up(
@@ -129,7 +144,7 @@ def test_only_workers_with_a_handler_are_signalled(node: Node):
     assert (report["rank"], report["code"]) == (1, 75) and children.start_ticks(waiting) is not None
 
 
-def test_workers_of_the_current_generation_are_told_to_save(node: Node):
+def test_workers_of_the_current_generation_get_the_order_to_save(node: Node):
     node.set_up(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))\n"
@@ -146,7 +161,22 @@ def test_workers_of_the_current_generation_are_told_to_save(node: Node):
     assert node.hear("ended")["ended"]["code"] == 75
 
 
-# Tests that kill run in a separate process, because an agent kills all its descendants.
+def test_killed_standby_is_reported_and_a_forked_worker_runs_the_script(node: Node):
+    node.set_up("print('ran')")
+    node.hear("ready")
+    node.workers.prepare_standbys(StandbyOrder(({},), gpu=False))
+    node.hear("standby")
+    node.until(lambda: node.workers.standbys.pids)
+    (pid,) = node.workers.standbys.pids
+    os.kill(pid, signal.SIGKILL)
+    text = node.hear("standby")["standby"]["lost"]
+    assert text == "standby worker 0 was killed by SIGKILL; the next worker is forked without it"
+    node.start(1)
+    assert node.pids() != [pid] and node.hear("ended")["ended"]["code"] == 0
+    assert node.folder.log(1, 0).read_text() == "ran\n"
+
+
+# These tests run their agent in a separate process, because it kills all its descendants.
 
 
 def alone(work: Callable[[], object]) -> object:
@@ -161,8 +191,8 @@ def alone(work: Callable[[], object]) -> object:
         finally:
             os._exit(0)
     os.close(write)
-    with os.fdopen(read) as told:
-        text = told.read()
+    with os.fdopen(read) as outcome:
+        text = outcome.read()
     os.waitpid(pid, 0)
     return json.loads(text)
 
@@ -183,9 +213,9 @@ def test_stopped_generation_does_not_start_again(tmp_path: Path, wait: bool):
         node.workers.stop(1)
         left = len(below())
         node.start(1, ranks=2)
-        told = node.hear("stopped"), left, len(node.workers.current.workers)
+        outcome = node.hear("stopped"), left, len(node.workers.current.workers)
         node.workers.end_everything()
-        return [*told, below()]
+        return [*outcome, below()]
 
     assert alone(stop) == [{"stopped": 1, "reports": [], "held": []}, 1, 0, []], (
         "only the parent is left, until the end"

@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -106,7 +107,7 @@ def test_root_creates_no_mount_point_in_a_mounted_folder(
     eve: Contained, work: Path, roots: Path, image: str, options: str
 ):
     """Root creates mount points only in the container's own layer; in a mounted folder the user creates them."""
-    of = eve.image if image == "file" else eve.image.with_name("tree")
+    source_image = eve.image if image == "file" else eve.image.with_name("tree")
     eve.lines(f"cd {work}; touch file; mkdir -p folder; ln -sfn /mnt/below link")
     for source, place in (
         ("file", "/mnt/planted"),
@@ -117,13 +118,13 @@ def test_root_creates_no_mount_point_in_a_mounted_folder(
         ("file", "/work/../mnt/planted"),
     ):
         mounts = f"{roots}:/mnt,{work}:/work,{work}/{source}:{place}"
-        answer = eve.sh(f"srun --container-image={of} --container-mounts={mounts} {options} true")
+        answer = eve.sh(f"srun --container-image={source_image} --container-mounts={mounts} {options} true")
         assert sorted(path.name for path in roots.rglob("*")) == ["below"]
         assert answer.code == NO_CONTAINER and f"at {place} in the container: Permission denied" in answer.err, answer
 
 
 def test_mount_points_are_created_where_the_user_may_write(eve: Contained, work: Path):
-    """They are created with the user's rights in the user's folder, and in the container's layer over a root folder."""
+    """In a folder of the user they are created with the user's rights, in a folder of root in the container's layer."""
     eve.lines(f"cd {work}; mkdir shown; touch shown/it")
     mounts = f"{work}:/mnt,{work}/shown:/mnt/new/here,{work}/shown:/etc/new/here"
     shown = eve.lines(
@@ -185,7 +186,7 @@ def test_folder_of_another_user_is_not_used_to_store_containers(eve: Contained):
 
 
 def test_users_list_and_remove_only_their_own_containers(eve: Contained, roots: Path, closed: Path):
-    """Links in them are not followed, and deep folders are removed too."""
+    """Links in containers are not followed, and deep folders are removed too."""
     ada = Contained(eve.cli, eve.image, "ada")
     ada.lines("srun --container-name=adas $I touch /hers")
     deep = "i=0; while test $i -lt 1500; do mkdir d && cd d || exit; i=$((i+1)); done"
@@ -237,7 +238,7 @@ def test_folder_image_needs_read_and_search_permission(eve: Contained, closed: P
 
 
 def test_folder_image_closed_later_is_hidden_from_new_containers(eve: Contained, work: Path, closed: Path):
-    """By design, the overlay caches permissions only while it is mounted."""
+    """A container that still runs may show the folder, because its overlay caches permissions."""
     closed.chmod(0o755)
     (closed / "inner").mkdir()
     shutil.copy(closed / "notes", closed / "inner/notes")
@@ -416,34 +417,47 @@ def test_named_container_is_usable_while_its_last_step_ends(eve: Contained):
         ending.join()
 
 
+# Stops all processes of its user that save into a file. Saving takes a fraction of a second, so this does not pause.
+STOP_SAVING = """
+import os, signal, sys
+program, file = (word.encode() for word in sys.argv[1:])
+stopped = 0
+while not stopped:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                with open(f"/proc/{pid}/cmdline", "rb") as words:
+                    first, _, others = words.read().partition(b"\\0")
+                if program in first and file in others:
+                    os.kill(int(pid), signal.SIGSTOP)
+                    stopped += 1
+        except OSError:
+            pass  # the process has ended
+"""
+
+
 @pytest.mark.parametrize("which", [pytest.param("dalsegno-container", marks=pytest.mark.long), "mksquashfs"])
 def test_user_who_stops_saving_does_not_block_the_node(eve: Contained, work: Path, which: str):
     """The saving process has eve's rights, so she can stop it. Cancelling the job must still end it."""
     eve.lines(f"head -c 300000000 /dev/urandom >{work}/ballast")
     mounts = f"--container-mounts={work}:/x"
     line = f"srun -J saving $I {mounts} --container-save={work}/saved.sqsh sh -c 'cat /x/ballast >/ballast'"
-
-    def saving() -> list[int]:
-        found = find(lambda pid: which in "".join(arguments(pid)[:1]) and f"{work}/saved" in " ".join(arguments(pid)))
-        return [process.pid for process in found]
-
-    def stop_saving() -> bool:
-        """Stop all processes that save. A process may have called exec or ended in the meantime."""
-        pids = list(map(str, saving()))
-        return bool(pids) and subprocess.run(["kill", "-STOP", *pids], user=int(eve.uid)).returncode == 0
-
+    watch = ["python3", "-ISc", STOP_SAVING, which, f"{work}/saved"]
+    watcher = subprocess.Popen(watch, user=int(eve.uid), cwd="/")
     with ThreadPoolExecutor(1) as aside:
         ended = aside.submit(eve.sh, line)
         try:
-            # Polls without a pause, because saving takes a fraction of a second.
-            while not ended.done() and not stop_saving():
-                pass
+            while watcher.poll() is None and not ended.done():
+                time.sleep(0.01)
             assert not ended.done(), ended.result()
+            assert watcher.wait() == 0
         finally:
+            watcher.kill()
+            watcher.wait()
             eve.lines("scancel --name=saving")
         ended.result()
     eventually(lambda: eve.lines("squeue -h; sinfo -h -o '%D %T'") == ["1 idle"])
-    assert saving() == []
+    assert not find(lambda pid: which in "".join(arguments(pid)[:1]) and f"{work}/saved" in " ".join(arguments(pid)))
 
 
 # Steps that do not end

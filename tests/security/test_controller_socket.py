@@ -76,7 +76,7 @@ def open_up(path: Path) -> None:
 
 @as_root
 def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Path):
-    """Before requests were answered in turn, one write of 6 KB blocked everyone for seconds."""
+    """An earlier version did not answer callers in turn: one write of 6 KB blocked everyone for seconds."""
     open_up(tmp_path)
     stage = Stage(tmp_path)
     (tmp_path / JOURNAL).parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Pa
 
 @as_root
 def test_coordinator_inherits_no_descriptor_of_the_controller(tmp_path: Path):
-    """Its user controls it, and could forge or truncate the controller's log."""
+    """The user of the run controls the coordinator, and could forge or truncate the controller's log."""
     open_up(tmp_path)
     stage = Stage(tmp_path)
     stage.up()
@@ -122,7 +122,7 @@ def test_coordinator_inherits_no_descriptor_of_the_controller(tmp_path: Path):
         stage.close()
 
 
-# The same turn by turn, independent of the clock
+# The same in single turns of the loop, independent of the clock
 
 
 def request_server(path: Path, selector: selectors.BaseSelector, answer: Answer) -> RequestServer:

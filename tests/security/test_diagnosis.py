@@ -109,8 +109,8 @@ def test_journal_with_an_invalid_generation_is_explained():
 
 def test_next_command_quotes_the_node_that_a_journal_names():
     hang = HangReport(1, "rank 1 did not arrive", HangSuspect.NODE, "why", (1,), ("n;reboot",))
-    told = explain_run(running(1), [], hang)
-    assert told.next == "dalsegno why 'n;reboot'"
+    answer = explain_run(running(1), [], hang)
+    assert answer.next == "dalsegno why 'n;reboot'"
 
 
 @pytest.mark.parametrize("name, value", [("python", "a\0b"), ("python", "x\nfix: `reboot`")])

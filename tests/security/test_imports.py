@@ -116,7 +116,7 @@ def test_link_in_place_of_a_download_is_not_followed(place: Path):
 def test_link_in_place_of_a_folder_does_not_make_root_remove_files(place: Path):
     as_mallory(f"ln -s {place}/victim files; ln -s {place}/victim tags", place / "fsx")
     with pytest.raises(DalsegnoError, match=r"symbolic link|belongs to another|no permission"):
-        ImageStore(place / "fsx").sweep()  # with fs.protected_symlinks=1 the kernel refuses it first
+        ImageStore(place / "fsx").sweep()  # with fs.protected_symlinks=1, the kernel refuses the link first
     assert (place / "victim/file").exists()
 
 

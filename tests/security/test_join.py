@@ -60,8 +60,7 @@ def test_spare_goes_to_the_run_that_lost_a_node_and_not_to_a_forged_request(clus
         words = [f"--job-name={name}", "--comment=dalsegno:join", "--exclusive", "--output=/dev/null", *more]
         return bob.submit("#!/bin/sh\nsleep 1000\n", words)
 
-    # Forged requests under another name, under the name of her run, and as an array. They are in the queue before her
-    # own request.
+    # Forge three requests before the user's own: under another name, under the name of her run, and as an array.
     false = [claims("mine"), claims(run.id), claims(run.id, "--array=1-3")]
     lost = run.status.nodes[1].name
 

@@ -80,7 +80,7 @@ def test_useradd_on_the_machine_does_not_change_the_clusters_users(cluster: OwnE
 def test_status_and_up_notice_a_host_that_lost_its_users(cluster: OwnEtc) -> None:
     host = host_process(cluster.home / "clusters/one/hosts/train-1")
     assert host is not None
-    os.kill(host.pid, signal.SIGSTOP)  # stopped, because otherwise it would repair this itself
+    os.kill(host.pid, signal.SIGSTOP)  # stopped, because the host would mount the files again
     try:
         cluster.ok("shell", "-w", "train-1", "--", "umount", "/etc/passwd")
         problems = str(cluster.status("one")["problems"])

@@ -226,5 +226,5 @@ def test_key_for_repairs_opens_no_shell_on_a_node():
 
 
 def harmless(text: str) -> str:
-    """Return the program with harmless orders, in case one is accepted."""
+    """Return the program with its reboot and reset commands replaced by harmless ones, in case it accepts an order."""
     return text.replace("sleep 1; reboot; sleep 120; reboot -f", "true").replace("nvidia-smi --gpu-reset", "echo reset")

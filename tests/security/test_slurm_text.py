@@ -102,7 +102,7 @@ def check_owner(job: JobInfo) -> None:
 
 
 def is_empty_value(text: str) -> bool:
-    """Whether Slurm writes this text for an empty field, so that it cannot be distinguished."""
+    """Return whether Slurm also writes this text for an empty field."""
     return as_read_back(text).lower() in ("", "(null)", "null", "n/a", "none", "unknown", "n/s", "invalid", "not_set")
 
 
@@ -148,7 +148,7 @@ def unsafe(text: str) -> list[str]:
 
 
 def check_node_recovers(cli: Cli, node: str) -> None:
-    """Check that a node without power is replaced and returned: the controller can read the queue."""
+    """Check that a node without power is replaced and returned, which needs a controller that can read the queue."""
     socket = cli.home / "clusters/shared/run/controller.sock"
 
     def returned() -> list[int]:

@@ -41,7 +41,6 @@ from dalsegno.train.memory.files import (
     alive_name,
     find_folder,
     hold,
-    list_run_files,
     open_own,
     own_folder,
     sweep,
@@ -57,6 +56,7 @@ from tests.security.other_user import as_user
 from tests.security.poison import Poison
 from tests.submit.torchrun.launcher import Launcher
 from tests.train.keeper.nodes import Node
+from tests.train.memory.run_files import list_run_files
 from tests.train.memory.states import filled
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
@@ -283,7 +283,7 @@ def test_locks_of_other_users_do_not_affect_sweeping(run: str) -> None:
     def train() -> None:
         folder = own_folder()
         os.close(hold(run, 0, folder))
-        assert list_run_files(run) == [alive_name(run, 0)]
+        assert list_run_files(run, folder) == [alive_name(run, 0)]
 
     as_user(VICTIM, train)
     assert as_user(ATTACKER, sweep_abandoned) == []
@@ -389,7 +389,7 @@ def test_a_redirected_connection_reaches_no_other_node_of_the_run(tmp_path: Path
 
 
 def test_connections_before_the_first_order_do_not_exhaust_a_keeper(tmp_path: Path) -> None:
-    """Each would take a thread and a descriptor until the first order, and without descriptors the keeper would end."""
+    """If each took a thread and a descriptor, the keeper would run out of descriptors and end."""
     (tmp_path / "shm").mkdir(mode=0o700)
     node = Node(tmp_path / "shm")
     node.start()
@@ -397,7 +397,7 @@ def test_connections_before_the_first_order_do_not_exhaust_a_keeper(tmp_path: Pa
     try:
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (100, 100))
         callers = [node.call() for _ in range(200)]
-        node.listen(1.0)  # time for the keeper to accept them, if it would
+        node.listen(1.0)  # enough time for the keeper to accept them
         held = len(os.listdir(f"/proc/{node.pid}/fd"))
         threads = len(os.listdir(f"/proc/{node.pid}/task"))
         assert held < 50 and threads < 50, (held, threads)

@@ -246,7 +246,11 @@ class Reflect:
         return [self._said[1]] if number == 2 else [frame]
 
 
-@pytest.mark.parametrize("attack", [replay, change, leave_out, inject, Swap(), Reflect()], ids=str)
+@pytest.mark.parametrize(
+    "attack",
+    [replay, change, leave_out, inject, Swap(), Reflect()],
+    ids=["replay", "change", "leave-out", "inject", "swap", "reflect"],
+)
 def test_agent_rejects_tampered_coordinator_messages(coordinator: Coordinator, attack: Any):
     middle = InTheMiddle(coordinator.port, attack)
     link = coordinator.link(port=middle.port)
@@ -260,7 +264,7 @@ def test_agent_rejects_tampered_coordinator_messages(coordinator: Coordinator, a
     middle.close()
 
 
-@pytest.mark.parametrize("attack", [replay, change, inject], ids=str)
+@pytest.mark.parametrize("attack", [replay, change, inject], ids=["replay", "change", "inject"])
 def test_coordinator_rejects_tampered_agent_messages(coordinator: Coordinator, attack: Any):
     middle = InTheMiddle(
         coordinator.port,
@@ -457,7 +461,7 @@ def test_agents_join_and_stay_while_strangers_flood_the_coordinator():
 
 def test_unauthenticated_connections_are_limited(coordinator: Coordinator):
     strangers = [socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) for _ in range(600)]
-    eventually(lambda: sum(is_cut_off(sock) for sock in strangers) >= 600 - LIMITS.strangers)
+    eventually(lambda: sum(is_cut_off(sock) for sock in strangers) >= 600 - LIMITS.unauthenticated)
     link = coordinator.link()
     assert link.connect(HELLO)
     for sock in strangers:
@@ -499,7 +503,7 @@ def test_silent_stranger_is_disconnected_in_time(coordinator: Coordinator):
     with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
         while sock.recv(4096):
             pass
-    assert time.monotonic() - began < PATIENCE_S / 2 and len(coordinator.agents._server._server.strangers) == 0
+    assert time.monotonic() - began < PATIENCE_S / 2 and len(coordinator.agents._server._server.unauthenticated) == 0
 
 
 # Hostile servers
@@ -650,7 +654,7 @@ def test_heartbeat_signature_is_valid_only_for_heartbeats():
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_user_who_floods_every_port_and_socket_disturbs_neither_runs_nor_nodes(shared: Cli):
-    """From a login node, bob attacks ada's coordinator, the controller's server for agents, and its socket."""
+    """From a login node, bob attacks ada's coordinator, and the controller's user socket and server for agents."""
     ada = Person(shared.home, shared.uid)
     (shared.home / "runs").mkdir(exist_ok=True)
     (shared.home / "runs").chmod(0o1777)
@@ -708,7 +712,7 @@ def test_user_text_is_split_into_messages_that_the_controller_accepts(letter: st
 @pytest.mark.skipif(os.getuid() != 0, reason="the victim is root")
 @pytest.mark.parametrize("words", [["cancel"], ["logs", "--follow"]], ids=str)
 def test_root_does_not_run_programs_from_the_path_of_a_users_run(tmp_path: Path, words: list[str]):
-    """For example `sudo dalsegno cancel RUN` in a folder with runs of several users."""
+    """An example is `sudo dalsegno cancel RUN` in a folder with runs of several users."""
     tmp_path.chmod(0o755)
     trap, sprung = tmp_path / "bin", tmp_path / "sprung"
     trap.mkdir()

@@ -28,7 +28,7 @@ from dalsegno.setup.delivery import (
     remove_request,
 )
 from dalsegno.setup.machine_record import Record, Refused
-from dalsegno.setup.machine_services import unit_text
+from dalsegno.setup.machine_services import MachineServices, Systemd, step_scopes, unit_text
 from dalsegno.setup.node_plan import (
     NodePlan,
     PlannedCommand,
@@ -37,9 +37,9 @@ from dalsegno.setup.node_plan import (
     PlannedLink,
     PlannedService,
     outline,
-    plan_from_json,
     plan_to_json,
 )
+from dalsegno.spec.facts import facts_from_json
 
 PLAN = NodePlan(
     "demo",
@@ -91,7 +91,7 @@ def test_plan_survives_json():
     command = PlannedCommand("x", ("a", "b"), unless=("c",), after="d")
     service = PlannedService("munge", ("/usr/sbin/munged",), "/l", {"A": "b"}, "1", "munge.service", ("true",))
     plan = replace(PLAN, commands=(command,), services=(service,), packages=("munge",))
-    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+    assert facts_from_json(NodePlan, json.loads(json.dumps(plan_to_json(plan)))) == plan
 
 
 def test_comparing_sends_no_contents():
@@ -312,3 +312,51 @@ def test_systemd_understands_the_unit_of_a_service(tmp_path):
     unit.write_text(unit_text(plan_to_json(replace(PLAN, services=(service,)))["services"][0], "demo"))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_scopes_of_slurmd_end_with_it():
+    """`tests/ssh/test_virtual_machines.py` shows on real machines that no process is left."""
+    assert step_scopes("slurmd.service", "n1") == ["n1_slurmstepd.scope", "slurmstepd.scope"]
+    assert step_scopes("slurmctld.service", "n1") == []
+
+
+class OnePort:
+    """systemctl on a machine whose units all listen on the same port."""
+
+    def __init__(self, *running: str) -> None:
+        self.active, self.enabled, self.failed = set(running), set(running), set[str]()
+
+    def __call__(self, argv: list[str], timeout_s: float = 120.0) -> tuple[int, str]:
+        verb, unit = argv[1], argv[-1]
+        if verb == "restart":
+            self.active.discard(unit)
+            (self.failed if self.active else self.active).add(unit)
+        elif verb in ("enable", "disable"):
+            (self.enabled.add if verb == "enable" else self.enabled.discard)(unit)
+            if "--now" in argv:
+                self.active.discard(unit)
+        elif verb == "reset-failed":
+            self.failed.discard(unit)
+        asked = {"is-active": self.active, "is-failed": self.failed, "is-enabled": self.enabled}
+        return int(verb in asked and unit not in asked[verb]), ""
+
+
+@pytest.mark.parametrize("enabled", [(), ("dalsegno-node-exporter.service",)])
+def test_service_that_gets_another_unit_stops_the_recorded_one(tmp_path: Path, enabled: tuple[str, ...]):
+    """The second case is a machine on which the new unit could not take the port of the recorded one."""
+    old, new = "prometheus-node-exporter.service", "dalsegno-node-exporter.service"
+    service = PlannedService("node-exporter", ("/bin/true",), "/var/log/a.log", {}, "2", ready=("/bin/true",))
+    record = Record(str(tmp_path))
+    record.part("services")["node-exporter"] = {
+        "unit": old, "own": False, "revision": "1", "was_enabled": False, "was_active": False,
+    }  # fmt: skip
+    services = MachineServices(plan_to_json(replace(PLAN, services=(service,))), record, "")
+    systemctl = OnePort(old)
+    systemctl.enabled |= {*enabled}
+    services.supervisor = Systemd(services, systemctl, str(tmp_path))
+    services.apply(lambda name: None)
+    assert (systemctl.active, systemctl.enabled, systemctl.failed) == ({new}, {new}, set())
+    kept = Record(str(tmp_path)).part("services")["node-exporter"]
+    assert (kept["unit"], kept["own"], kept["revision"]) == (new, True, "2")
+    assert (kept["was_enabled"], kept["was_active"]) == (False, False), "a removal must not start our own unit"
+    assert services.changes() == []

@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -133,8 +134,8 @@ def test_any_answer_gives_facts_of_the_declared_types(values):
         assert isinstance(getattr(facts, field.name), kind), field.name
 
 
-def inspect_this_machine(env: Mapping[str, str] = os.environ) -> HostFacts:
-    argv = [sys.executable, "-", "bash"]
+def inspect_this_machine(env: Mapping[str, str] = os.environ, *packages: str) -> HostFacts:
+    argv = [sys.executable, "-", *(packages or ["bash"])]
     done = subprocess.run(argv, input=program(), capture_output=True, timeout=100, check=True, cwd="/", env=env)
     return parse_inspection("here", answered(done.stdout.decode()), 0)
 
@@ -145,6 +146,75 @@ def test_program_finds_all_facts_of_this_machine():
     assert facts.python == sys.version_info[:3]
     assert any(user.name == "root" and user.uid == 0 for user in facts.users)
     assert facts.disks
+
+
+@pytest.fixture
+def package() -> Iterator[Path]:
+    """A package file in a folder that only root can change. /tmp is open to all users."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to own files of root")
+    with tempfile.TemporaryDirectory(dir="/root") as folder:
+        control = Path(folder) / "made-up/DEBIAN/control"
+        control.parent.mkdir(parents=True)
+        control.write_text(CONTROL)
+        file = Path(folder) / "made-up.deb"
+        subprocess.run(["dpkg-deb", "--build", control.parents[1], file], check=True, timeout=60)
+        yield file
+
+
+def test_program_reads_the_version_of_package_files(package: Path):
+    other = f"{package.parent}/none.deb"
+    facts = inspect_this_machine(os.environ, str(package), other, "bash=0")
+    assert facts.available == ((str(package), "1:25.05.3-1"),) and facts.untrusted == ()
+    assert facts.version_of("bash") and facts.problems == ()
+
+
+def test_program_does_not_read_package_files_that_users_can_change(package: Path, tmp_path: Path):
+    """Root would parse them with dpkg-deb."""
+    link = tmp_path / "link.deb"
+    link.symlink_to(package)
+    theirs = package.with_name("theirs.deb")
+    theirs.write_bytes(package.read_bytes())
+    os.chown(theirs, 65534, 65534)
+    through = package.with_name("through.deb")
+    through.symlink_to(theirs)
+    facts = inspect_this_machine(os.environ, str(package), str(link), str(theirs), str(through))
+    assert facts.available == ((str(package), "1:25.05.3-1"),) and facts.problems == ()
+    assert facts.untrusted == (str(link), str(theirs), str(through))
+
+
+CONTROL = """\
+Package: made-up
+Version: 1:25.05.3-1
+Architecture: all
+Maintainer: Nobody <nobody@example.org>
+Description: made up
+"""
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ("required /usr/lib/slurm/spank_pyxis.so runtime_path=/run/pyxis\n", "/usr/lib/slurm/spank_pyxis.so"),
+        ("optional other.so\ninclude plugstack.conf.d/*\n", "spank_pyxis.so"),
+        ("# required spank_pyxis.so\noptional other.so # not spank_pyxis.so\n", ""),
+        ("include plugstack.conf\n", ""),
+        (None, ""),
+    ],
+)
+def test_pyxis_is_found_in_plugstack_conf_and_the_files_that_it_includes(tmp_path, conf, expected):
+    (tmp_path / "plugstack.conf.d").mkdir()
+    (tmp_path / "plugstack.conf.d/pyxis.conf").write_text("required spank_pyxis.so\n")
+    if conf is not None:
+        (tmp_path / "plugstack.conf").write_text(conf)
+    source = program().replace(b'"/etc/slurm/plugstack.conf"', f'"{tmp_path}/plugstack.conf"'.encode())
+    enroot = tmp_path / "bin/enroot"
+    enroot.parent.mkdir()
+    enroot.touch(mode=0o755)
+    env = {**os.environ, "PATH": f"{enroot.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-"], input=source, capture_output=True, timeout=100, check=True, env=env)
+    facts = parse_inspection("here", answered(done.stdout.decode()), 0)
+    assert (facts.pyxis, facts.enroot, facts.problems) == (expected, True, ())
 
 
 def test_hosts_are_inspected_as_root_and_a_failed_one_keeps_its_error():

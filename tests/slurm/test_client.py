@@ -25,7 +25,7 @@ def recorded(name: str) -> str:
 
 @dataclass
 class Slurm:
-    """A Slurm that answers each command from a table, by words in its command line."""
+    """A Slurm that answers each command from a table, by arguments in its command line."""
 
     answers: Mapping[str, str | Completed]
     calls: list[tuple[tuple[str, ...], str | None, Mapping[str, str] | None, float | None]] = field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState, parse_job_state, parse_node_state
 from dalsegno.slurm.parse.controller import ControllerPing, parse_accounts, parse_config, parse_diag, parse_ping
 from dalsegno.slurm.parse.jobs import jobs_env, parse_excluded, parse_history, parse_jobs
-from dalsegno.slurm.parse.nodes import NodeEvent, parse_events, parse_nodes, parse_partitions
+from dalsegno.slurm.parse.nodes import NodeEvent, NodeParser, parse_events, parse_nodes, parse_partitions
 from dalsegno.slurm.parse.text import (
     PLAIN,
     ParseError,
@@ -425,6 +426,27 @@ def test_gpus_and_memory_in_tres() -> None:
 
 def test_first_value_of_a_key_counts() -> None:
     assert pairs("A=1 B=x y C= A=2") == {"A": "1", "B": "x y", "C": ""}
+
+
+def test_node_parser_returns_what_the_last_output_says(slurm: Recording) -> None:
+    parser, text = NodeParser(), slurm.text("nodes")
+    first = parser.parse(text)
+    assert first == parse_nodes(text)
+    records = text.splitlines(keepends=True)
+    assert list(map(id, parser.parse(text))) == list(map(id, first)), "unchanged records are not parsed again"
+    assert parser.parse("".join(records[1:])) == parse_nodes("".join(records[1:])), "a removed node is gone"
+    changed = text.replace("State=IDLE", "State=DOWN")
+    assert parser.parse(changed) == parse_nodes(changed)
+
+
+def test_node_parser_ignores_changed_measurements_but_not_such_words_in_a_reason(slurm: Recording) -> None:
+    parser, text = NodeParser(), slurm.text("nodes")
+    node, *_ = text.splitlines(keepends=True)
+    before = parser.parse(node)
+    assert parser.parse(re.sub(r" FreeMem=\S+", " FreeMem=1", node))[0] is before[0]
+    given = node.rstrip("\n").partition(" Reason=")[0]
+    first, second = f"{given} Reason=test FreeMem=1 [root@now]\n", f"{given} Reason=test FreeMem=2 [root@now]\n"
+    assert [parser.parse(each)[0].reason for each in (first, second)] == ["test FreeMem=1", "test FreeMem=2"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Tests of parsing what salloc and srun print."""
 
+import pytest
+
+from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.slurm.parse.srun import (
     SallocAnswer,
     ended_on,
@@ -69,7 +72,7 @@ def test_agents_outside_their_container_are_detected():
 
 
 REFUSED = """srun: cluster configuration lacks support for cpu binding
-dalsegno: train-1: container: image /fsx/a.sqsh: No such file or directory
+dalsegno: train-1: container[125]: image /fsx/a.sqsh: No such file or directory
 srun: error: train-1: task 0: Exited with exit code 1
 slurmstepd-train-2: error: execve(): python3: No such file or directory
 srun: error: train-2: task 1: Exited with exit code 2
@@ -79,6 +82,16 @@ srun: error: train-2: task 1: Exited with exit code 2
 def test_refused_containers_have_the_last_reason_per_node():
     later = REFUSED.replace("No such file or directory", "Permission denied", 1)
     assert refused_containers(REFUSED + later) == {"train-1": "image /fsx/a.sqsh: Permission denied"}
+
+
+@pytest.mark.parametrize("code", ["", f"[{NO_CONTAINER}]"])
+def test_plugin_messages_with_and_without_code_are_parsed(code: str):
+    said = f"dalsegno: n1: container{code}: /x: No such file or directory\n"
+    assert refused_containers(said) == {"n1": "/x: No such file or directory"}
+
+
+def test_plugin_message_with_another_code_is_not_a_refusal():
+    assert refused_containers("dalsegno: n1: container[1]: saved as /x.sqsh\n") == {}
 
 
 def test_start_failure_is_reported_per_node():

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("scontrol") is None, reason="no Slu
 
 def read_by_scontrol(cluster: Cluster, layout: Layout, folder: Path) -> Completed:
     """Run `scontrol show hostnames`, which reads the whole slurm.conf first and contacts no daemon."""
-    env = {"PATH": PATH}  # only Slurm's daemons print their version without a slurm.conf
+    env = {"PATH": PATH}  # Slurm's commands print no version without a slurm.conf
     here = Version.parse(LocalRunner().run(["slurmd", "-V"], env=env).stdout)
     conf = folder / "slurm.conf"
     conf.write_text(render_slurm_conf(cluster, layout, here))
@@ -31,7 +31,7 @@ def read_by_scontrol(cluster: Cluster, layout: Layout, folder: Path) -> Complete
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_slurm_reads_our_files(name: str, tmp_path: Path) -> None:
     cluster, layout = CLUSTERS[name]
-    here = replace(layout, slurm_user="root", slurmd_user="root")  # scontrol resolves them
+    here = replace(layout, slurm_user="root", slurmd_user="root")  # scontrol needs users that exist
     done = read_by_scontrol(cluster, here, tmp_path)
     assert (done.exit_code, done.stderr) == (0, "")
 

@@ -70,6 +70,44 @@ def test_starter_has_the_requested_settings():
     assert spec.containers.enabled is True
 
 
+def test_hyperpod_starter_always_enables_containers():
+    for wanted in (False, True):
+        needs = Needs(TrainingPlace.AWS, purpose=TrainingPurpose.PRETRAINING, containers=wanted)
+        found = recommend(needs)
+        assert (found.target, found.cautions) == ("hyperpod", ())
+        spec = parse_spec(fit_starter(starter("hyperpod"), needs, "hyperpod"), "cluster.yaml")
+        assert spec.containers.enabled is True
+
+
+def test_init_ask_asks_each_question_and_writes_the_chosen_file(tmp_path):
+    from click.testing import CliRunner
+
+    from dalsegno.cli.cluster.cluster_file import init
+
+    file = tmp_path / "cluster.yaml"
+    answers = ["mars", "aws", "pretraining", "weeks", "y", "n", "n", "n"]
+    done = CliRunner().invoke(init, ["--ask", str(file)], input="".join(f"{each}\n" for each in answers))
+    assert done.exit_code == 0, done.output
+    assert "target: hyperpod" in file.read_text() and "mars" not in file.read_text()
+    questions = ("How long does one training run?", "Should the provider repair broken machines?", "spot instances?")
+    assert all(question in done.output for question in questions)
+    assert "hyperpod: AWS replaces broken GPU machines by itself" in done.output
+
+
+def test_init_ask_skips_what_a_flag_answers(tmp_path):
+    from click.testing import CliRunner
+
+    from dalsegno.cli.cluster.cluster_file import init
+
+    file = tmp_path / "cluster.yaml"
+    answers = ["pretraining", "days", "n", "n", "n"]
+    words = ["--ask", "--on", "oci", str(file)]
+    done = CliRunner().invoke(init, words, input="".join(f"{each}\n" for each in answers))
+    assert done.exit_code == 0, done.output
+    assert "Where" not in done.output and "provider repair" not in done.output
+    assert "target: oci" in file.read_text()
+
+
 def test_init_writes_the_file_of_the_chosen_target_and_says_why(command, tmp_path):
     file = tmp_path / "cluster.yaml"
     done = command("init", file, "--on", "aws", "--for", "pretraining")
@@ -85,6 +123,13 @@ def test_compare_prints_a_table_and_json(command):
     text = command("compare", "hyperpod", "eks").stdout
     assert re.search(r"recovery with us +runs continue at once", text)
     assert "Dal Segno does not create it" in text
+    head, *rows = command("compare").stdout.splitlines()
+    assert head.split() == ["local", "ssh", "parallelcluster"], "the traits are rows, and the places are columns"
+    assert max(map(len, [head, *rows])) <= 120
+    assert [line.split() for line in rows if line.startswith(" ") and "hyperpod" in line.split()] == [
+        ["hyperpod", "oci", "existing"]
+    ]
+    assert len([line for line in rows if line.startswith("spot ")]) == 4, "one row of each table"
     found = json.loads(command("compare", "--json").stdout)
     assert {each["name"] for each in found} >= {"hyperpod", "eks", "slurm-on-kubernetes"}
     wrong = command("compare", "hyperpd")

@@ -1,4 +1,4 @@
-"""Files that ParallelCluster or AWS would refuse late or in unclear words, and that are refused here first."""
+"""Files that ParallelCluster or AWS would refuse late or with an unclear message, and that are refused here first."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ CASES = {
     "accounting without a database": (
         BASE + "slurm: {accounting: true}\n", 5, "needs a MySQL server of your own", "add `database:`",
     ),
-    "accounts without a database": (BASE + "accounts: [{name: ml}]\n", 5, "`accounts` need accounting", "`database:`"),
-    "qos without a database": (BASE + "slurm: {qos: [{name: high}]}\n", 5, "`qos` needs accounting", "`database:`"),
+    "accounts without a database": (BASE + "accounts: [{name: ml}]\n", 5, "`accounts` needs", "`database:`"),
+    "qos without a database": (BASE + "slurm: {qos: [{name: high}]}\n", 5, "`slurm.qos` needs", "`database:`"),
     "users beside a directory": (
         own(f"directory_service: {{domain: a.org, address: 'ldaps://a', password_secret: '{SECRET}', reader: r}}")
         + "users: [{name: ada}]\n",
@@ -100,6 +100,22 @@ CASES = {
         own(f"capacity_type: CAPACITY_BLOCK, {RESERVED}, placement_group: true"),
         4, "a capacity block, which cannot be in a placement group", "remove `placement_group`",
     ),
+    "block in a named placement group": (
+        own(f"capacity_type: CAPACITY_BLOCK, {RESERVED}, placement_group_name: g"),
+        4, "a capacity block, which cannot be in placement group `g`", "for other partitions only",
+    ),
+    "name of no placement group": (
+        own("placement_group: false, placement_group_name: g"), 4, "has no effect with `placement_group: false`",
+        "remove one",
+    ),
+    "name of no placement group of a queue": (
+        queue("placement_group: false, placement_group_name: g"), 4, "names a placement group and turns", "remove one",
+    ),
+    "placement group in two zones": (
+        own(f"{SUBNETS}, placement_group_name: g").replace("p5.48xlarge", "m5.xlarge"),
+        4, "2 subnets, but a placement group works in one", "one subnet",
+    ),
+    "malformed placement group": (own("placement_group_name: 'a b'"), 4, "cannot be `a b`", "`my-group`"),
     "block with nodes on demand": (
         queue("max_count: 8", f"capacity_type: CAPACITY_BLOCK, {RESERVED}, "),
         4, "a capacity block, whose nodes all run from its start", "remove `max_count`",

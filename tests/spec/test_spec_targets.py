@@ -159,6 +159,11 @@ CASES = [
         "add `vcn:`, or leave the subnets out",
     ),
     (
+        OCI + "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-2]'}]}}\n",
+        (5, "`switches` name nodes, but on oci the nodes have names only when they run"),
+        "write `topology: {nodes_per_switch: 1}`: the HPC stack finds the racks itself",
+    ),
+    (
         SSH.replace("nodes: 2", "nodes: 4"),
         (4, "no host is given for `train-3`, `train-4`"),
         "add `train-3: ADDRESS` and so on under `ssh: hosts:`",
@@ -213,7 +218,7 @@ CASES = [
     (
         SSH.replace("ssh: {", "ssh: {packages: ['htop; reboot'], "),
         (4, "`ssh.packages` cannot be `htop; reboot`"),
-        "write a package's name: `htop`",
+        "write a package's name: `htop`, or the path of a file on the hosts: `/srv/htop.deb`",
     ),
     (
         "name: a\ntarget: ssh\nhead: {name: mgmt1}\npartitions: [{name: gpu, nodes: 'gpu[1-2]'}]\n"
@@ -239,7 +244,7 @@ def test_hosts_with_real_names_need_no_addresses(faults):
     assert faults("name: a\ntarget: ssh\nhead: {name: mgmt1}\npartitions: [{name: gpu, nodes: 'gpu[001-064]'}]\n") == []
 
 
-def test_power_command_of_each_host_has_its_own_values_in_its_own_words():
+def test_power_command_of_each_host_has_its_own_values_as_separate_arguments():
     ssh = Ssh.model_validate({
         "power_cycle": "ipmitool -H {bmc} -f '/root/bmc {node}' chassis power cycle",
         "hosts": {

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.machines.rack import MachineRack
 from tests.ssh.hosts import HostRack
 
 SHELL = ("SLURM_CONF", "DALSEGNO_CLUSTER", "DALSEGNO_CONTROLLER")  # variables that a shell of another cluster sets
@@ -26,8 +27,10 @@ class Operator:
     """Runs `dalsegno` for one cluster file."""
 
     folder: Path
-    rack: HostRack
+    rack: HostRack | MachineRack
     source: Path = SOURCE  # the code of `dalsegno`
+    enter: tuple[str, ...] = ()  # the command prefix that enters the network of the hosts
+    timeout_s: float = 300.0
 
     @property
     def file(self) -> Path:
@@ -43,7 +46,7 @@ class Operator:
             host.run("rm", "-rf", "/var/lib/dalsegno")
 
     def write(self, nodes: str = "n[1-2]", more: str = "slurm: {accounting: false}\n", user: str = "root") -> None:
-        """Write the cluster file. The first host is the head; the others are those that `nodes` names."""
+        """Write the cluster file, with the hosts `head` and `login` and those that `nodes` names."""
         hosts = ", ".join(f"{host.name}: {host.address}" for host in self.rack.hosts if _is_in(host.name, nodes))
         self.file.write_text(
             f"name: lab\ntarget: ssh\npartitions: [{{name: train, nodes: '{nodes}'}}]\n{more}"
@@ -53,8 +56,8 @@ class Operator:
 
     def dalsegno(self, *words: str, code: int | None = 0, stdin: str = "") -> Done:
         done = subprocess.run(
-            [sys.executable, "-m", "dalsegno", *words], cwd=self.folder, env=self._env(), input=stdin,
-            capture_output=True, text=True, timeout=300,
+            [*self.enter, sys.executable, "-m", "dalsegno", *words], cwd=self.folder, env=self._env(), input=stdin,
+            capture_output=True, text=True, timeout=self.timeout_s,
         )  # fmt: skip
         assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return Done(done.returncode, done.stdout, done.stderr)
@@ -68,7 +71,7 @@ class Operator:
 
     def start_up(self) -> subprocess.Popen[str]:
         """Start `up`, whose messages can be read while it runs."""
-        argv = [sys.executable, "-m", "dalsegno", "up", str(self.file)]
+        argv = [*self.enter, sys.executable, "-m", "dalsegno", "up", str(self.file)]
         return subprocess.Popen(argv, cwd=self.folder, env=self._env(), stderr=subprocess.PIPE, text=True)
 
     def on_head(self, *argv: str, stdin: str = "") -> str:
@@ -78,4 +81,4 @@ class Operator:
 def _is_in(name: str, nodes: str) -> bool:
     from dalsegno.hostlist import expand
 
-    return name == "head" or name in expand(nodes)
+    return name in ("head", "login") or name in expand(nodes)

@@ -102,8 +102,8 @@ class HostRack:
         host = self[name]
         host.run("sh", "-c", "kill -9 $(pidof sshd) 2>/dev/null; true")
 
-    def start_sshd(self, name: str) -> None:
-        self[name].run("/usr/sbin/sshd")
+    def start_sshd(self, name: str, *options: str) -> None:
+        self[name].run("/usr/sbin/sshd", *options)
         _wait_for_sshd(self[name].address)
 
     def power_off(self, name: str) -> None:

@@ -52,7 +52,7 @@ def fault_of(connections: SshConnections, host: str = "host-1", *, root: bool = 
 # Commands
 
 
-def test_command_runs_with_its_words_unchanged_and_its_exit_code_is_kept(rack):
+def test_command_runs_with_its_arguments_unchanged_and_its_exit_code_is_kept(rack):
     words = ["a b", "'", '"', "$HOME", "\\", "line\nbreak", "*", "-n", "ü"]
     with connect(rack) as ssh:
         assert ssh.run("host-1", ["printf", "%s|", *words]).stdout == "".join(f"{word}|" for word in words)
@@ -70,6 +70,18 @@ def test_all_commands_of_a_host_share_one_connection(rack):
         with ThreadPoolExecutor(20) as pool:  # more than the sessions that sshd permits on a connection
             others = list(pool.map(lambda _: ssh.run("host-1", show).stdout, range(20)))
         assert {first, *others} == {first}
+
+
+def test_commands_wait_for_a_session_on_a_host_that_permits_one(rack):
+    rack.kill_sshd("host-8")
+    rack.start_sshd("host-8", "-o", "MaxSessions=1")
+    try:
+        with connect(rack) as ssh, ThreadPoolExecutor(8) as pool:
+            done = list(pool.map(lambda number: ssh.run("host-8", ["echo", str(number)]).stdout, range(16)))
+    finally:
+        rack.kill_sshd("host-8")
+        rack.start_sshd("host-8")
+    assert done == [f"{number}\n" for number in range(16)]
 
 
 def test_64_mb_of_input_arrive_complete(rack):
@@ -319,7 +331,7 @@ def test_faults_behind_a_jump_host_and_at_it_are_distinguished(rack, tmp_path):
 
 
 def test_name_that_leads_to_another_host_that_is_known_by_its_address_is_refused(rack, tmp_path, own_settings):
-    """Otherwise, somebody who forges DNS answers could present any other known host under the requested name."""
+    """Otherwise, an attacker who forges DNS answers could present any other known host under the requested name."""
     other = rack["host-2"].address
     (own_settings / "config").write_text(f"Host head\n  HostName {other}\n  HostKeyAlias head\n")
     keys = dict(line.split(" ", 1) for line in rack.known_hosts.read_text().splitlines())

@@ -1,7 +1,7 @@
 """A cluster on virtual hosts with Debian 13, whose Slurm is 24.11 and whose Python is 3.13.
 
-The root of the hosts is made by debootstrap below $DALSEGNO_MACHINES, once. Then the hosts have no network but their
-own, as all virtual hosts.
+debootstrap makes the root of the hosts once, below $DALSEGNO_MACHINES. The hosts have only their own network, like all
+virtual hosts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Accounts in LDAP on virtual hosts that are reached over ssh: slapd is on the head, and every host asks it.
 
-The tests share two hosts and run in order. The last one removes the cluster.
+The tests share a head, a login host and a node, and run in order. The last one removes the cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from dalsegno.setup.inspect import program
 from tests.ssh.cluster_operator import Operator
 from tests.ssh.hosts import make_key, reason_to_skip, running_hosts
-from tests.ssh.test_ssh_cluster import ssh_as
+from tests.ssh.test_ssh_cluster import ranks_of_a_run, ssh_as
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -26,6 +26,7 @@ directory: {kind: ldap, base: "dc=example,dc=org"}
 slurm: {accounting: false}
 monitoring: {enabled: false}
 health: {mode: off}
+login: {names: [login]}
 """
 FOLDER = "/var/lib/dalsegno/clusters/lab"
 
@@ -40,7 +41,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     shared = folder / "shared"
     shared.mkdir()
     shared.chmod(0o755)
-    with running_hosts(2, folder / "hosts", names=["head", "n1"], shared=shared) as rack:
+    with running_hosts(3, folder / "hosts", names=["head", "login", "n1"], shared=shared) as rack:
         operator = Operator(folder, rack)
         operator.clear_hosts()
         operator.write(nodes="n1", more=MORE)
@@ -63,18 +64,32 @@ def test_user_added_by_command_logs_in_and_runs_jobs(lab):
     key = lab.folder / "bea-key"
     make_key(key, comment="bea@desk")
     lab.dalsegno("group", "add", "vision")
-    lab.dalsegno("user", "add", "bea", "--group", "vision", "--ssh-key", f"{key}.pub")
+    public = Path(f"{key}.pub").read_text()
+    lab.dalsegno("user", "add", "bea", "--group", "vision", "--ssh-key", "-", stdin=public)
     assert everywhere(lab, "id", "bea") == {"uid=20002(bea) gid=20002(bea) groups=20002(bea),1020001(vision)\n"}
     assert ssh_as(lab, "bea", key, "ssh", "-o", "BatchMode=yes", "n1", "hostname; pwd").out == "n1\n/shared/bea\n"
     assert ssh_as(lab, "bea", key, "srun", "id", "-Gn").out == "bea vision\n"
+    assert ranks_of_a_run(lab, "bea", key, 1) == ["rank 0 of 1"]
     assert "nothing to do" in lab.up().err
+
+
+def test_user_works_on_the_login_host_and_reaches_nodes_from_there(lab):
+    key = lab.folder / "bea-key"
+    assert ssh_as(lab, "bea", key, "hostname", host="login").out == "login\n"
+    there = ssh_as(lab, "bea", key, "ssh", "-o", "BatchMode=yes", "n1", "hostname; pwd", host="login")
+    assert there.out == "n1\n/shared/bea\n", there.err
+    assert ssh_as(lab, "bea", key, "srun", "hostname", host="login").out == "n1\n"
+    assert ranks_of_a_run(lab, "bea", key, 1, host="login") == ["rank 0 of 1"]
+    assert lab.rack["login"].run("sh", "-c", "pidof slurmd slurmctld slapd || true") == ""
 
 
 def test_secrets_of_the_directory_are_for_root_and_slapd_only(lab):
     password = lab.on_head("cat", f"{FOLDER}/secret/ldap-password").strip()
     assert password and password not in lab.on_head("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-    found = lab.on_head("sh", "-c", f"cd {FOLDER}; stat -c '%a %U %G' ldap secret/ldap-password ldap/tls/server.key")
-    assert found == "750 root openldap\n600 root root\n640 root openldap\n"
+    files = "ldap secret/ldap-password ldap/tls/server.key ldap/rootpw.conf ldap/slapd.conf"
+    found = lab.on_head("sh", "-c", f"cd {FOLDER}; stat -c '%a %U %G' {files}")
+    slapd = "600 openldap openldap"
+    assert found.splitlines() == ["750 root openldap", "600 root root", slapd, slapd, "640 root openldap"]
     ask = f"ldapsearch -x -LLL -H ldap://{lab.rack['head'].address} -b dc=example,dc=org"
     assert "uid: ada" in lab.rack["n1"].run("sh", "-c", f"{ask} uid=ada uid")
     refused = lab.rack["n1"].run("sh", "-c", f"{ask} -D cn=admin,dc=example,dc=org -w wrong 2>&1 || true")

@@ -1,5 +1,6 @@
 """Tests of the check of storage from every node. Each "node" is a mount namespace of its own, with real mounts."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from dalsegno.inject import hanging_fs
 from dalsegno.programs import launcher
 from dalsegno.spec.facts import Storage
 from dalsegno.storage.check import check_storage
-from dalsegno.storage.probe import ProbeAnswer, ProbeOrder, ProbeRole, find_mount, lists_export
+from dalsegno.storage.probe import ProbeAnswer, ProbeOrder, ProbeRole, find_mount, is_stale, lists_export
 from dalsegno.storage.verdict import StorageFault, StorageReport, judge_storage
 from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
 from tests.storage import slow_fs
@@ -215,7 +216,7 @@ def test_other_inode_is_another_file_system_even_with_the_same_content():
     assert faults(report) == {StorageFault.OTHER_FILES: ("c",)}
 
 
-def test_each_node_has_one_fault_only():
+def test_each_node_is_reported_with_one_fault():
     answers = {"a": FINE, "b": None, "c": replace(FINE, read_only=True, error="Read-only file system", token=False)}
     report = judge_storage(FSX, answers, "ann")
     assert faults(report) == {StorageFault.SILENT: ("b",), StorageFault.READ_ONLY: ("c",)}
@@ -235,12 +236,29 @@ def test_folder_that_the_server_does_not_export_is_named():
     assert report.findings[0].text == "nothing is mounted at /fsx: server filer does not export /x"
 
 
+def test_stale_mount_of_existing_storage_names_its_server():
+    lost = ProbeAnswer("nfs4", "nas:/export/team", "/team", mounted=True, not_exported=True, error="Stale file handle")
+    report = judge_storage(Storage("team", "/team", type="existing"), {"a": FINE, "b": lost}, "ann")
+    assert faults(report) == {StorageFault.NOT_EXPORTED: ("b",)}
+    assert report.findings[0].text == "the mount at /team is stale: server nas no longer exports /export/team"
+    assert "add /export/team to /etc/exports of nas" in report.findings[0].hint
+    listed = judge_storage(Storage("team", "/team", type="existing"), {"b": replace(lost, not_exported=False)}, "ann")
+    assert faults(listed)[StorageFault.NOT_WRITABLE] == ("b",)
+
+
+def test_server_is_asked_about_a_mounted_folder_only_if_its_handle_is_stale():
+    assert is_stale("nfs4", OSError(errno.ESTALE, "")) and is_stale("nfs", OSError(errno.ESTALE, ""))
+    assert not is_stale("nfs4", OSError(errno.EACCES, "")) and not is_stale("ext4", OSError(errno.ESTALE, ""))
+
+
 def test_nearly_full_storage_is_a_warning():
     report = judge_storage(FSX, {"a": replace(FINE, free_bytes=10 << 20)}, "ann")
     assert report.ok and [each.fault for each in report.findings] == [StorageFault.FULL]
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", '{"inode": "x"}', '{"inode": Infinity}', "Traceback"])
-def test_answers_that_are_none_are_refused(text: str):
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", '{"inode": "x"}', '{"inode": Infinity}', "Traceback", "[" * 100_000]
+)
+def test_malformed_answers_are_refused(text: str):
     with pytest.raises(ValueError):
         ProbeAnswer.from_json(text)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from dalsegno.programs import launcher
 from dalsegno.slurm.layout import Programs
 from dalsegno.spec.facts import Cluster, Node, Slurm, Storage
-from dalsegno.storage.scratch import EPILOG, PROLOG, TASK_PROLOG, scratch_scripts, without_programs
+from dalsegno.storage.scratch import EPILOG, PROLOG, TASK_PROLOG, job_scripts, without_programs
 from dalsegno.system.job_scratch import ScratchJob, _within, create, empty_trash, job_here, retire
 from tests.waiting import eventually
 
@@ -70,7 +71,7 @@ def test_finished_job_leaves_nothing(base: Path):
     assert trash(base) == []
 
 
-def test_removing_what_is_gone_is_no_error(base: Path):
+def test_removing_a_missing_folder_is_no_error(base: Path):
     retire(base, JOB)
     retire(base, JOB)
 
@@ -209,7 +210,7 @@ def run(script: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_prolog_and_epilog_create_and_remove_the_folder(base: Path):
-    scripts = scratch_scripts(lab(base), launcher())
+    scripts = job_scripts(lab(base), launcher())
     assert run(scripts[PROLOG]).returncode == 0
     assert (base / "job-17").stat().st_uid == 20001
     (base / "job-17/file").touch()
@@ -220,7 +221,7 @@ def test_prolog_and_epilog_create_and_remove_the_folder(base: Path):
 
 @pytest.mark.parametrize("required", [False, True])
 def test_missing_base_fails_the_prolog_only_if_scratch_is_required(required: bool):
-    scripts = scratch_scripts(lab("/nowhere/scratch", required=required), launcher())
+    scripts = job_scripts(lab("/nowhere/scratch", required=required), launcher())
     done = run(scripts[PROLOG])
     assert done.returncode == (1 if required else 0)
     assert "/nowhere" in done.stderr
@@ -228,7 +229,7 @@ def test_missing_base_fails_the_prolog_only_if_scratch_is_required(required: boo
 
 
 def test_broken_python_does_not_drain_the_node():
-    scripts = scratch_scripts(lab("/scratch"), ("/nowhere/python", "programs.py"))
+    scripts = job_scripts(lab("/scratch"), ("/nowhere/python", "programs.py"))
     assert (run(scripts[PROLOG]).returncode, run(scripts[EPILOG]).returncode) == (0, 0)
 
 
@@ -239,15 +240,30 @@ def test_programs_of_the_cluster_file_are_called_and_keep_their_exit_codes(base:
         names[name].write_text(f"#!/bin/sh\necho export {name}=1\nexit {code}\n")
         names[name].chmod(0o755)
     cluster = lab(base, **{name: str(path) for name, path in names.items()}, MaxArraySize="5")
-    scripts = scratch_scripts(cluster, launcher())
+    scripts = job_scripts(cluster, launcher())
     assert [run(scripts[name]).returncode for name in (PROLOG, EPILOG, TASK_PROLOG)] == [7, 8, 0]
     assert run(scripts[TASK_PROLOG]).stdout == "export TaskProlog=1\n"
     assert not (base / "job-17").exists(), "a job that does not start needs no folder"
     assert without_programs(cluster.slurm.extra) == {"MaxArraySize": "5"}
 
 
+def test_pattern_of_the_cluster_file_calls_all_programs_that_match(tmp_path: Path):
+    folder = tmp_path / "prolog d"
+    folder.mkdir()
+    for name, code in (("a", 0), ("b", 9), ("c", 0)):
+        (folder / name).write_text(f"#!/bin/sh\necho {name}\nexit {code}\n")
+        (folder / name).chmod(0o755)
+    (folder / "README").touch()
+    cluster = replace(lab("/scratch"), storage=())
+    cluster = replace(cluster, slurm=replace(cluster.slurm, extra={"Prolog": f"{folder}/*"}))
+    script = job_scripts(cluster, launcher(), check="echo checked\n")[PROLOG]
+    assert (run(script).stdout, run(script).returncode) == ("a\nb\n", 9), "a failure ends the prolog"
+    (folder / "b").unlink()
+    assert (run(script).stdout, run(script).returncode) == ("a\nc\nchecked\n", 0)
+
+
 def test_cluster_without_scratch_has_no_scripts():
-    assert scratch_scripts(Cluster("lab", "local", (), ()), launcher()) == {}
+    assert job_scripts(Cluster("lab", "local", (), ()), launcher()) == {}
     assert Programs().task_prolog == ""
 
 
@@ -257,7 +273,7 @@ def test_cluster_without_scratch_has_no_scripts():
 )
 def test_task_prolog_sets_tmpdir_unless_the_user_chose_one(base: Path, given: str, then: bool):
     create(base, ScratchJob(17, os.geteuid(), 0), "boot")
-    script = scratch_scripts(lab(base), launcher())[TASK_PROLOG]
+    script = job_scripts(lab(base), launcher())[TASK_PROLOG]
     lines = run(script, **({"TMPDIR": given.replace("BASE", str(base))} if given else {})).stdout.splitlines()
     folder = base / "job-17"
     assert lines[:2] == [f"export DALSEGNO_SCRATCH={folder}", f"export SLURM_TMPDIR={folder}"]
@@ -265,7 +281,7 @@ def test_task_prolog_sets_tmpdir_unless_the_user_chose_one(base: Path, given: st
 
 
 def test_task_prolog_is_silent_without_a_folder_of_the_user(base: Path):
-    script = scratch_scripts(lab(base), launcher())[TASK_PROLOG]
+    script = job_scripts(lab(base), launcher())[TASK_PROLOG]
     assert run(script).stdout == ""
     create(base, JOB, "boot")  # this job belongs to another user
     assert run(script).stdout == ""

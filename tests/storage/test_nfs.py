@@ -1,6 +1,6 @@
 """NFS as `target: ssh` sets it up, with the kernel's server and client on one machine.
 
-It needs root, systemd and a kernel with both modules, as that of the virtual machine of `./test --long`.
+It needs root, systemd and a kernel with both modules, like that of the virtual machine of `./test --long`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLUSTER_ID = "c0ffee"
 
 def parts(host: str, storage: Storage) -> HostParts:
     cluster = Cluster("lab", "ssh", (), (), head="head", storage=(storage,))
-    return storage_parts(cluster, host, ADDRESSES, debian=True, etc="/etc/slurm", launcher=["/bin/true"])
+    return storage_parts(cluster, host, ADDRESSES, debian=True)
 
 
 SERVER = parts("head", Storage("data", SERVED, source=SERVED))

@@ -31,6 +31,6 @@ def planned(cluster: ClusterFacts = FOREIGN, **more: Any) -> RunPlan:
 
 
 def options(argv: list[str]) -> dict[str, str]:
-    """Return `--name=value` words as a mapping; flags have the value ""."""
+    """Return `--name=value` arguments as a mapping; flags have the value ""."""
     words = (word for word in argv if word.startswith("--"))
     return {name: value for name, _, value in (word.partition("=") for word in words)}

@@ -52,7 +52,7 @@ def test_relative_image_path_is_made_absolute():
 
 
 def test_our_programs_use_the_python_of_the_image():
-    """Programs check a path that exists only in the container: srun may start them on a bare node without an error."""
+    """The path exists only in the container, so a program fails if srun starts it on the bare node without an error."""
     assert launcher_inside(request(), LAUNCHER) == ("python3", "-I", "/.dalsegno/dalsegno/programs.py")
     assert launcher_inside(request(container_image=""), LAUNCHER) == LAUNCHER
 

@@ -62,9 +62,9 @@ def test_torch_uses_as_many_threads_as_a_process_has_cpus(
     assert torch_env(world, 0, found).common["OMP_NUM_THREADS"] == threads
 
 
-@pytest.mark.parametrize(("told", "nproc", "cpus"), [("8", 1, 8), ("8", 4, 2), ("2", 4, 1), ("", 1, 0), ("x", 1, 0)])
-def test_torchrun_uses_the_cpus_of_its_srun_task(told: str, nproc: int, cpus: int) -> None:
-    assert cpus_per_process({"SLURM_CPUS_PER_TASK": told}, nproc) == cpus
+@pytest.mark.parametrize(("task", "nproc", "cpus"), [("8", 1, 8), ("8", 4, 2), ("2", 4, 1), ("", 1, 0), ("x", 1, 0)])
+def test_torchrun_uses_the_cpus_of_its_srun_task(task: str, nproc: int, cpus: int) -> None:
+    assert cpus_per_process({"SLURM_CPUS_PER_TASK": task}, nproc) == cpus
 
 
 def test_virtual_local_rank_shows_each_process_one_gpu() -> None:

@@ -1,4 +1,4 @@
-"""What a run requests from Slurm: the allocation, the one-node job that joins, the next job."""
+"""The requests of a run to Slurm: the allocation, the one-node job that joins, the next job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A valid request is safe. No word of it can become an option, a second word or a second line."""
+"""A valid request is safe. No argument of it can become an option, a second argument or a second line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch script, compared with golden files; no word of a user ever becomes two."""
+"""The batch script, compared with golden files; no argument of a user ever becomes two."""
 
 from __future__ import annotations
 

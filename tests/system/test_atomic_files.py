@@ -1,4 +1,4 @@
-"""Tests of files that are named when complete, and of locks that are awaited."""
+"""Tests of files that get their name only when they are complete, and of waiting for locks."""
 
 import errno
 import os

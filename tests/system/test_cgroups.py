@@ -82,7 +82,7 @@ def test_container_root_with_processes_offers_only_enabled_controllers(
 def test_no_controller_is_enabled_in_a_container_root_with_processes(
     tmp_path: Path, kind: str | None, processes: str, expected: str
 ):
-    """Threaded controllers would be accepted there, and no process could enter a child any more."""
+    """The kernel would enable threaded controllers there, and then no process could enter a child cgroup."""
     (tmp_path / "cgroup.controllers").write_text("pids\n")
     (tmp_path / "cgroup.procs").write_text(processes)
     (tmp_path / "cgroup.subtree_control").write_text("")

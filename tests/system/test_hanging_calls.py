@@ -7,12 +7,21 @@ import time
 
 import pytest
 
-from dalsegno.system.hanging_calls import AbandonableCall, NoAnswer, TooLate, ask, slowness_at
+from dalsegno.system.hanging_calls import AbandonableCall, NoAnswer, TooLate, TooMuch, ask, slowness_at
 
 
 def test_ask_returns_the_output() -> None:
     done = ask(["sh", "-c", "cat; echo oh >&2; exit 3"], stdin="hello")
     assert (done.stdout, done.stderr, done.exit_code) == ("hello", "oh\n", 3)
+
+
+def test_output_of_a_command_is_limited() -> None:
+    done = ask(("sh", "-c", "echo out; echo err >&2; exit 3"), most_bytes=8)
+    assert (done.stdout, done.stderr, done.exit_code) == ("out\n", "err\n", 3)
+    with pytest.raises(TooMuch):
+        ask(("yes",), most_bytes=1 << 20)
+    with pytest.raises(TooLate):
+        ask(("sleep", "60"), timeout_s=0.1, most_bytes=8)
 
 
 def test_missing_command_raises_no_answer() -> None:

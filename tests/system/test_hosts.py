@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
+from dalsegno.log import rotate
 from dalsegno.system.children import MARK, Process, descendants, end, marked, send, start_ticks
-from dalsegno.system.guest.host import rotate
 from dalsegno.system.guest.kernel import LINK_WAIT_S
 from dalsegno.system.hanging_calls import MAX_SLOWNESS
 from dalsegno.system.hosts import (

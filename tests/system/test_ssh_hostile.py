@@ -80,10 +80,16 @@ def test_endless_greeting_is_left(tmp_path):
 
 
 class Impostor(asyncssh.SSHServer):
-    """A server that lets everybody in, or ends the connection with a message that draws on the terminal."""
+    """A server that lets everybody in, or ends the connection with a message that draws on the terminal.
 
-    def __init__(self, polite: bool) -> None:
-        self.polite = polite
+    It answers nothing for some time after a login, as sshd does while PAM opens the session.
+    """
+
+    def __init__(self, polite: bool, silent_s: float = 0.0) -> None:
+        self.polite, self.silent_s = polite, silent_s
+
+    def auth_completed(self) -> None:
+        time.sleep(self.silent_s)
 
     def begin_auth(self, username: str) -> bool:
         if not self.polite:
@@ -92,14 +98,16 @@ class Impostor(asyncssh.SSHServer):
 
 
 @contextmanager
-def impostor(polite: bool, answer: Callable[[asyncssh.SSHServerProcess], None], known: Path) -> Iterator[int]:
+def impostor(
+    polite: bool, answer: Callable[[asyncssh.SSHServerProcess], None], known: Path, silent_s: float = 0.0
+) -> Iterator[int]:
     loop, key = asyncio.new_event_loop(), asyncssh.generate_private_key("ssh-ed25519")
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
     async def listen() -> asyncssh.SSHAcceptor:
         return await asyncssh.listen(
-            "127.0.0.1", 0, server_host_keys=[key], server_factory=lambda: Impostor(polite), process_factory=answer,
-            encoding=None,
+            "127.0.0.1", 0, server_host_keys=[key], server_factory=lambda: Impostor(polite, silent_s),
+            process_factory=answer, encoding=None,
         )  # fmt: skip
 
     acceptor = asyncio.run_coroutine_threadsafe(listen(), loop).result(30)
@@ -112,7 +120,7 @@ def impostor(polite: bool, answer: Callable[[asyncssh.SSHServerProcess], None], 
         loop.call_soon_threadsafe(loop.stop)
 
 
-def test_last_words_of_a_server_are_bounded_and_safe_to_print(tmp_path):
+def test_last_lines_of_a_server_are_bounded_and_safe_to_print(tmp_path):
     with impostor(False, lambda process: process.exit(0), tmp_path / "known_hosts") as port:
         error = fault_at(port, tmp_path)
     assert "root password:\\u202e" in error.what and error.fault is SshFault.PROTOCOL
@@ -121,3 +129,36 @@ def test_last_words_of_a_server_are_bounded_and_safe_to_print(tmp_path):
 def test_session_that_ends_without_exit_code_counts_as_cut_off(tmp_path):
     with impostor(True, lambda process: process.close(), tmp_path / "known_hosts") as port:
         assert fault_at(port, tmp_path).fault is SshFault.CUT
+
+
+@pytest.mark.parametrize(("silent_s", "opens"), [(1.5, True), (8.0, False)])
+def test_host_may_be_silent_for_longer_while_it_opens_the_first_session(tmp_path: Path, silent_s: float, opens: bool):
+    known = tmp_path / "known_hosts"
+    with impostor(True, lambda process: process.exit(0), known, silent_s) as port:
+        address = SshAddress("gpu-1", "127.0.0.1", "root", port)
+        with SshConnections([address], known_hosts=known, keepalive_s=0.2) as ssh:
+            if opens:
+                assert ssh.run("gpu-1", ["true"]).exit_code == 0
+            else:
+                with pytest.raises(SshError) as raised:
+                    ssh.run("gpu-1", ["true"])
+                assert raised.value.fault is SshFault.CUT
+
+
+def test_host_that_falls_silent_after_its_first_session_is_cut_off(tmp_path: Path):
+    sessions = []
+
+    def answer(process: asyncssh.SSHServerProcess) -> None:
+        sessions.append(process)
+        if len(sessions) > 1:
+            time.sleep(2.0)  # longer than SILENT_INTERVALS, and shorter than FIRST_SILENT_INTERVALS
+        process.exit(0)
+
+    known = tmp_path / "known_hosts"
+    with impostor(True, answer, known) as port:
+        address = SshAddress("gpu-1", "127.0.0.1", "root", port)
+        with SshConnections([address], known_hosts=known, keepalive_s=0.2) as ssh:
+            assert ssh.run("gpu-1", ["true"]).exit_code == 0
+            with pytest.raises(SshError) as raised:
+                ssh.run("gpu-1", ["true"])
+            assert raised.value.fault is SshFault.CUT

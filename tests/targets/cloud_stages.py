@@ -21,11 +21,13 @@ from dalsegno.targets.base import CanReboot, CanReplace, CanResize, Target
 from dalsegno.targets.cloud.credentials import CloudRefusal
 from dalsegno.targets.folder import ClusterFolder, ClusterRole
 from dalsegno.targets.hyperpod.target import HyperPodTarget
+from dalsegno.targets.machines import CanManageMachines, InstanceAction
 from dalsegno.targets.oci.resource_manager import FakeResourceManager, ResourceManager, StackJobState
 from dalsegno.targets.oci.target import OciTarget
 from dalsegno.targets.parallelcluster.folder import read_state, write_state
 from dalsegno.targets.parallelcluster.head import PclusterHead
 from dalsegno.targets.parallelcluster.target import PclusterTarget
+from tests.targets.cloud_tools import need_oci_sdk
 from tests.targets.hyperpod import conftest as hyperpod_files
 from tests.targets.hyperpod.emulator import Emulator
 from tests.targets.oci import conftest as oci_files
@@ -53,7 +55,7 @@ class CloudStage(TargetStage):
         self.pauses = 0
 
     def pause(self, seconds: float) -> None:
-        """Wait for nothing. A target that never stops to wait fails."""
+        """Count a pause instead of waiting. Fail if the target waits again and again."""
         self.pauses += 1
         assert self.pauses < 200
 
@@ -130,7 +132,8 @@ class PclusterStage(CloudStage):
 
     def exists(self) -> bool:
         clusters = self.home / "fake" / "clusters.json"
-        return bool(self.account.stacks) or (clusters.exists() and json.loads(clusters.read_text()) != {})
+        own = bool(self.account.stacks or self.account.file_systems)
+        return own or (clusters.exists() and json.loads(clusters.read_text()) != {})
 
     def replaced(self) -> list[str]:
         return [words.split()[0].partition("=")[2] for words in self.slurm.updates() if "State=DOWN" in words]
@@ -203,6 +206,15 @@ class HyperPodStage(CloudStage):
         return [words.split()[0].partition("=")[2] for words in self.slurm.updates() if "Action:Replace" in words]
 
 
+class SlurmAndStack(SlurmOnHead):
+    """A controller of OCI: Slurm, and the stack's program `mgmt` of release 3."""
+
+    def _answer(self, text: str) -> str:
+        if "mgmt nodes get names" in text:
+            return json.dumps([{"status": "running", "cluster_name": "demo-train"}])
+        return super()._answer(text)
+
+
 class OciStage(CloudStage):
     """OCI with Resource Manager in memory."""
 
@@ -210,7 +222,6 @@ class OciStage(CloudStage):
     abilities = frozenset()
     nodes = ("compute-1", "compute-2", "compute-3")
     lacks: ClassVar[Mapping[Case, str]] = {
-        Case.REPLACE: "the HPC stack may give a new machine another name, so only people replace nodes",
         Case.THROTTLED: "the client of the SDK repeats requests, which the stage oci-sdk runs",
     }
     credentials_fix = "~/.oci/config"
@@ -220,6 +231,7 @@ class OciStage(CloudStage):
         (home / "key.pub").write_text("ssh-ed25519 AAAA me\n")
         (home / "stack.zip").write_bytes(b"PK\3\4 the stack")
         self.memory = FakeResourceManager()
+        self.slurm = SlurmAndStack()
 
     def connect(self) -> ResourceManager:
         return self.memory
@@ -257,12 +269,27 @@ class OciStage(CloudStage):
     def exists(self) -> bool:
         return bool(self.memory.stacks)
 
+    def replace(self, node: str) -> None:
+        """Replace a node as `dalsegno nodes replace` does.
+
+        The new machine may have another name, so the controller, which repairs nodes by name, leaves this to people.
+        """
+        target = self.target()
+        assert isinstance(target, CanManageMachines) and not isinstance(self.target(), CanReplace)
+        target.act_on_machines(InstanceAction.REPLACE, [node], through_api=False)
+
+    def replaced(self) -> list[str]:
+        ended = [text.rpartition(" ")[2] for text in self.slurm.commands if "mgmt nodes tag-and-terminate" in text]
+        begun = sum("mgmt clusters add node --count 1 --cluster demo-train" in text for text in self.slurm.commands)
+        assert begun == len(ended), "each terminated machine gets a successor in its cluster"
+        return ended
+
 
 class OciSdkStage(OciStage):
     """OCI with the real SDK against Resource Manager on loopback."""
 
     name = "oci-sdk"
-    lacks: ClassVar[Mapping[Case, str]] = {Case.REPLACE: OciStage.lacks[Case.REPLACE]}
+    lacks: ClassVar[Mapping[Case, str]] = {}
 
     def __init__(self, home: Path, server: oci_emulator.OciServer) -> None:
         super().__init__(home)
@@ -274,13 +301,13 @@ class OciSdkStage(OciStage):
 
 @contextmanager
 def cloud_stage(name: str, home: Path, request: pytest.FixtureRequest) -> Iterator[TargetStage]:
-    """Give a stage whose platform is empty."""
+    """Yield a stage whose platform is empty."""
     if name == PclusterStage.name:
         yield PclusterStage(home)
     elif name == OciStage.name:
         yield OciStage(home)
     elif name == OciSdkStage.name:
-        pytest.importorskip("oci")
+        need_oci_sdk()
         with oci_emulator.serving(home) as server:
             yield OciSdkStage(home, server)
     else:

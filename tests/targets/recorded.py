@@ -51,7 +51,7 @@ class RecordedPlan:
 
 @dataclass
 class RecordedTarget:
-    """It can reboot nodes, see their power and resize partitions, and nothing else."""
+    """A target that can reboot nodes, see their power and resize partitions, and nothing else."""
 
     root: Path
     done: list[tuple[str, str]] = field(default_factory=list)

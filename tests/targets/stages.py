@@ -35,6 +35,7 @@ from dalsegno.targets.base import (
     CanSeePower,
     Plan,
     Target,
+    require,
 )
 from dalsegno.targets.registry import open_existing, open_target
 from dalsegno.targets.ssh.target import SshTarget
@@ -59,7 +60,7 @@ class Case(Enum):
 
 
 class PlatformFault(Enum):
-    """What an emulator can be told to do wrong."""
+    """The faults that an emulator can simulate."""
 
     CREATION = "a machine fails while it is set up"
     CAPACITY = "there is no machine of the wanted kind"
@@ -121,15 +122,19 @@ class TargetStage:
         raise NotImplementedError
 
     def size(self) -> int:
-        """Return how many compute nodes the platform was told to have."""
+        """Return how many compute nodes were requested from the platform."""
         raise NotImplementedError
 
     def exists(self) -> bool:
         """Return whether the platform holds anything of the cluster."""
         raise NotImplementedError
 
+    def replace(self, node: str) -> None:
+        """Replace a node, as the side that repairs nodes does."""
+        require(self.head(), CanReplace).replace(node)
+
     def replaced(self) -> list[str]:
-        """Return the nodes that the platform was told to replace."""
+        """Return the nodes that the platform was asked to replace."""
         raise NotImplementedError
 
 
@@ -206,7 +211,7 @@ def local_cluster(hosts: str, nodes: int) -> Cluster:
 
 
 class SshStage(TargetStage):
-    """The ssh target with hosts that answer nothing but a refusal. Its other cases need hosts with sshd."""
+    """The ssh target with hosts that refuse every login. Its other cases need hosts with a real sshd."""
 
     name = "ssh"
     used_here = False
@@ -248,7 +253,7 @@ class SshStage(TargetStage):
 
 @contextmanager
 def local_stage(kind: type[TargetStage]) -> Iterator[TargetStage]:
-    """Give a stage on this machine, and check that nothing of it stays."""
+    """Yield a stage on this machine; afterwards, remove its cluster and check that nothing is left."""
     if kind is VirtualStage and os.geteuid() != 0:
         pytest.skip("virtual hosts need root")
     home = make_home("ds-")
@@ -301,5 +306,5 @@ class SlurmOnHead:
         return ""
 
     def updates(self) -> list[str]:
-        """Return the words after `scontrol update`."""
+        """Return the arguments after `scontrol update`."""
         return [text.partition("scontrol update ")[2] for text in self.commands if "scontrol update " in text]

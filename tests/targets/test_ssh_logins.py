@@ -100,7 +100,7 @@ def test_secrets_of_the_directory_stay_on_the_head():
     held = {"password\n", HELD.rootpw, HELD.key}
     assert not any(file.content in held for file in node.files)
     found = [file for file in head.files if file.content in held]
-    assert len(found) == 3 and all(file.secret and not file.mode & 0o007 for file in found)
+    assert len(found) == 3 and all(file.secret and file.mode == 0o600 for file in found)
 
 
 def test_changed_accounts_are_written_again():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.main import cluster_named
+from dalsegno.cli.forwarding import cluster_named
 from dalsegno.errors import CommandFailed, NotThere, TargetError
 from dalsegno.spec.facts import Cluster, Node, Partition, SshAccess, SshHost, facts_to_json
 from dalsegno.system.processes import Completed, FakeRunner
@@ -45,6 +45,13 @@ def test_operator_forwards_commands_to_the_head(tmp_path):
     assert "UserKnownHostsFile=/keys/known_hosts" in argv
     assert argv[-2:] == ["192.0.2.10", "/usr/local/bin/dalsegno run -N 2 train.py 'a b'"]
     assert is_elsewhere(target.folder.root)
+
+
+def test_login_user_is_asked_on_the_head_of_any_name(tmp_path):
+    named = replace(SSH, hosts=(replace(HOSTS[0], name="gpu01"), HOSTS[1]))
+    target = open_existing(make(tmp_path, replace(STATE, head="gpu01", ssh=named)))
+    assert isinstance(target, CanForward)
+    assert target.on_head(["id", "-un"]).argv[-2:] == ["192.0.2.10", "id -un"]
 
 
 def test_shell_of_the_operator_reaches_each_host_with_its_settings(tmp_path):

@@ -35,7 +35,7 @@ def test_digest_changes_with_every_single_bit(dtype: torch.dtype) -> None:
     assert len(digests) == 1 + 3 * (8 * flat.element_size() - 1)
 
 
-def test_digest_tells_shapes_orders_and_missing_gradients_apart() -> None:
+def test_digest_distinguishes_shapes_orders_and_missing_gradients() -> None:
     a, b = torch.arange(6.0), torch.arange(6.0).flip(0)
     kinds = [[a, b], [b, a], [a.view(2, 3), b], [a, None], [a], [a.to(torch.float64), b], [torch.cat([a, b])]]
     assert len({digest_tensors(each) for each in kinds}) == len(kinds)
@@ -52,7 +52,7 @@ def test_witnesses_are_on_the_next_nodes(world: int, local: int, shifts: tuple[i
 NODES = ["a", "b", "c"]
 
 
-def test_rank_that_two_others_contradict_is_convicted() -> None:
+def test_rank_that_two_others_contradict_is_blamed() -> None:
     """Rank 1 is wrong as the owner of its step, and as the witness of rank 0."""
     own = ["zero", "bad1", "two"]
     verdict = judge_gradients(48, NODES, own, {1: ["bad0", "one", "two"], 2: ["zero", "one", "bad2"]})
@@ -60,17 +60,17 @@ def test_rank_that_two_others_contradict_is_convicted() -> None:
     assert verdict.text == "wrong gradients in step 48: rank 1 got bad0, ranks 0 on a and 2 on c got zero"
 
 
-def test_nobody_is_convicted_if_the_step_is_not_repeatable() -> None:
+def test_no_rank_is_blamed_if_the_step_is_not_repeatable() -> None:
     verdict = judge_gradients(8, NODES, ["1", "2", "3"], {1: ["4", "5", "6"], 2: ["7", "8", "9"]})
     assert verdict.wrong == () and "is the step repeatable" in verdict.text
 
 
-def test_nobody_is_convicted_if_ranks_on_two_nodes_are_in_the_minority() -> None:
+def test_no_rank_is_blamed_if_ranks_on_two_nodes_are_in_the_minority() -> None:
     verdict = judge_gradients(8, NODES, ["bad", "1", "bad"], {1: ["0", "1", "2"], 2: ["0", "1", "2"]})
     assert verdict.wrong == () and verdict.differing == (0, 2)
 
 
-def test_two_ranks_detect_a_difference_but_convict_nobody() -> None:
+def test_two_ranks_detect_a_difference_but_blame_no_rank() -> None:
     verdict = judge_gradients(8, ["a", "b"], ["0", "1"], {1: ["0", "bad"]})
     assert verdict.wrong == () and "three ranks are needed" in verdict.text
 

@@ -1,4 +1,4 @@
-"""Tensors that differ between ranks: statistics are taken from the first rank, all others are warned of."""
+"""Tensors that differ between ranks: running statistics are taken from rank 0; any other tensor causes a warning."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.progress import ProgressReporter, SaveCounts
+from dalsegno.train.progress import ProgressReporter, SaveCounts, WaitClock
 from dalsegno.train.schedule import StepClock
 
 
@@ -89,6 +89,33 @@ def test_time_that_a_rank_waits_for_others_is_not_its_own(
     reporter = ProgressReporter(agent, 1, 3, objects)  # type: ignore[arg-type]
     reporter.report(1, StepClock(0.0, mean_s=0.5), None, figures, SaveCounts())
     assert agent.received[0]["busy_s"] == pytest.approx(busy_s)
+
+
+def test_model_that_a_framework_wrapped_later_is_measured_once() -> None:
+    agent, model = Agent(), Ddp(200_000_000)
+    reporter = ProgressReporter(agent, 1, 3)  # type: ignore[arg-type]
+    for wrapped in (object(), model, Compiled(model)):
+        reporter.watch(wrapped)
+    reporter.report(1, StepClock(0.0, mean_s=0.5), None, {}, SaveCounts())
+    assert agent.received[0]["busy_s"] == pytest.approx(0.3)
+
+
+def test_time_in_a_frameworks_own_collective_is_waiting_time() -> None:
+    times = iter([0.0, 0.3, 1.0, 1.1])
+    clock, agent, training = WaitClock(lambda: next(times)), Agent(), [True]
+    gather = clock.wrap(lambda value: value + 1, lambda: training[0])
+    reporter = ProgressReporter(agent, 1, 3)  # type: ignore[arg-type]
+    reporter.watch(clock)
+    assert gather(1) == 2
+    reporter.report(1, StepClock(0.0, mean_s=0.5), None, {}, SaveCounts())
+    assert agent.received[-1]["busy_s"] == pytest.approx(0.2)
+    gather(1)
+    training[0] = False
+    gather(1)  # an evaluation
+    for step in (2, 3):
+        reporter.report(step, StepClock(0.0, mean_s=0.5), None, {}, SaveCounts())
+    reporter.report_end(3)
+    assert agent.received[-1]["busy_s"] == pytest.approx(0.45), "0.1 s in two steps"
 
 
 def test_tokens_and_samples_become_rates() -> None:

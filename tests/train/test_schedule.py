@@ -36,7 +36,7 @@ def test_rank_past_the_stop_step_still_stops() -> None:
     assert due(9, Never(), Never(), {"stop": 7}).stop
 
 
-def test_soon_is_after_every_rank_has_read_the_store() -> None:
+def test_next_common_step_is_after_every_rank_has_read_the_store() -> None:
     assert next_common_step(100, step_s=0.05) == 111
     assert next_common_step(100, step_s=10.0) == 102
     assert next_common_step(100, step_s=10.0, world=1) == 100, "a single rank stops at once"

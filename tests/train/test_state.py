@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import pickle
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.nested import empty_out
+from dalsegno.train.nested import empty_out, fill_in
 from dalsegno.train.state import rebuild_state, take
 
 
@@ -51,6 +52,12 @@ def test_int_keys_empty_dicts_tuples_and_ordered_dicts_are_restored() -> None:
     assert same(again(nested), nested)
 
 
+def test_shells_name_the_placeholder_as_in_checkpoints_of_all_versions() -> None:
+    written = pickle.dumps(empty_out({"w": torch.zeros(1)})[0], protocol=2)
+    assert b"cdalsegno.train.nested\nHole\n" in written
+    assert fill_in(pickle.loads(written), {"w": torch.ones(1)}) == {"w": torch.ones(1)}
+
+
 def test_names_are_those_of_torchs_distributed_checkpoint() -> None:
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
@@ -67,7 +74,7 @@ def test_two_entries_with_the_same_name_are_refused() -> None:
         empty_out({"a": {"b": 1}, "a.b": 2})
 
 
-def test_take_copies_nothing() -> None:
+def test_state_is_taken_without_a_copy() -> None:
     weight = torch.ones(4)
     (piece,) = take({"w": weight}, own=None, step=3, rank=0, world=1).pieces
     assert piece.tensor.data_ptr() == weight.data_ptr()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from dalsegno.errors import TargetError
 from dalsegno.system.machine import program
 from dalsegno.users.accounts import AccountPlan, AccountSet, PosixGroup, PosixUser, UserEdit, plan_accounts
 from dalsegno.users.ldap_directory import LdapDirectory, LdapError
-from dalsegno.users.ldap_entries import escape_filter, user_dn
+from dalsegno.users.ldap_entries import user_dn
 from tests.conftest import LONG
 from tests.users.conftest import Slapd, make_ca, write_private
 
@@ -189,20 +191,51 @@ TEXT = st.lists(st.one_of(SPECIAL, st.characters(min_codepoint=1, exclude_catego
 NAMES = TEXT.filter(lambda text: text.strip())
 
 
+# The schema allows only ASCII in homes, shells and members of groups. Members compare without extra blanks.
+ASCII_TEXT = st.lists(st.one_of(SPECIAL.filter(str.isascii), st.characters(min_codepoint=1, max_codepoint=127))).map(
+    "".join
+)
+ASCII_NAMES = ASCII_TEXT.filter(lambda text: text.strip())
+MEMBERS = st.lists(ASCII_NAMES, max_size=3, unique_by=lambda name: " ".join(name.split()))
+
+
 @settings(max_examples=500 if LONG else 25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(full_name=TEXT, keys=st.lists(NAMES, max_size=3, unique=True))
-def test_special_characters_in_every_field_are_stored_as_they_are(slapd: Slapd, full_name: str, keys: list[str]):
-    user = replace(BEA, full_name=full_name, ssh_keys=tuple(keys))
-    slapd.directory.apply(AccountPlan(add_users=(user,)))
-    found = slapd.directory.read().users["bea"]
+@given(
+    full_name=TEXT, keys=st.lists(NAMES, max_size=3, unique=True), home=ASCII_NAMES, shell=ASCII_NAMES, members=MEMBERS
+)
+def test_special_characters_in_every_field_are_stored_as_they_are(
+    slapd: Slapd, full_name: str, keys: list[str], home: str, shell: str, members: list[str]
+):
+    user = replace(BEA, full_name=full_name, ssh_keys=tuple(keys), home=home, shell=shell)
+    slapd.directory.apply(AccountPlan(add_users=(user,), add_groups=(replace(LAB, members=tuple(members)),)))
+    read = slapd.directory.read()
+    assert list(read.users) == ["bea"] and list(read.groups) == ["lab"]
+    found, group = read.users["bea"], read.groups["lab"]
     assert found.full_name == full_name and sorted(found.ssh_keys) == sorted(keys)
-    slapd.directory.apply(AccountPlan(remove_users=(user,)))
+    assert (found.home, found.shell) == (home, shell)
+    assert sorted(group.members) == sorted(members)
+    slapd.directory.apply(AccountPlan(edit_users=(UserEdit(found, replace(found, home="/h", shell="/bin/sh")),)))
+    assert slapd.directory.read().users["bea"].home == "/h"
+    slapd.directory.apply(AccountPlan(remove_users=(user,), remove_groups=(group,)))
+    assert slapd.directory.read() == AccountSet()
+
+
+@pytest.mark.parametrize("change", [{"home": "/h\u00e9"}, {"shell": "/bin/\u4e16"}])
+def test_value_that_the_schema_does_not_allow_is_refused_and_leaves_nothing(slapd: Slapd, change: dict[str, str]):
+    with pytest.raises(LdapError, match="bea"):
+        slapd.directory.apply(AccountPlan(add_users=(replace(BEA, **change),)))
+    assert slapd.directory.read() == AccountSet()
+
+
+def escape_filter(value: str) -> str:
+    """Return a value escaped for a search filter (RFC 4515), byte by byte."""
+    return "".join(f"\\{byte:02x}" for byte in value.encode())
 
 
 @settings(max_examples=500 if LONG else 15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=NAMES)
 def test_special_characters_in_a_name_never_reach_another_entry(slapd: Slapd, name: str):
-    """Such names are refused earlier. Even if one were accepted, it would only be a name."""
+    """Names with special characters are refused earlier. Even if one were accepted, it would only be a name."""
     slapd.directory.apply(AccountPlan(add_users=(CEM,)))
     odd = PosixUser(name, 20009, 20009, home="/h")
     slapd.directory.apply(AccountPlan(add_users=(odd,), add_groups=(PosixGroup(name, 20009),)))
@@ -239,6 +272,19 @@ def test_users_change_only_their_own_password_and_keys(slapd: Slapd, tmp_path: P
         assert modify(dn, attribute, value, "second") == 50, f"{attribute} of {dn} was changed"
     found = slapd.directory.read()
     assert found == accounts(replace(BEA, ssh_keys=("ssh-ed25519 DDDD mine",)), CEM)
+
+
+def test_password_that_a_user_sets_is_stored_as_a_hash(slapd: Slapd, tmp_path: Path):
+    slapd.directory.apply(AccountPlan(add_users=(BEA,)))
+    slapd.directory.set_password("bea", "first")
+    bea, secret = user_dn("bea", "dc=local"), str(write_private(tmp_path / "secret", "first"))
+    change = f"dn: {bea}\nchangetype: modify\nreplace: userPassword\nuserPassword: clear-text\n"
+    assert ldap(slapd, "ldapmodify", "-D", bea, "-y", secret, text=change).returncode == 0
+    admin = ("-D", "cn=admin,dc=local", "-y", str(slapd.folder / "password"))
+    shown = ldap(slapd, "ldapsearch", "-LLL", *admin, "-b", bea, "userPassword").stdout
+    (stored,) = re.findall(r"userPassword:: (\S+)", shown)
+    assert b64decode(stored).startswith(b"{SSHA}") and b"clear-text" not in b64decode(stored)
+    assert ldap(slapd, "ldapwhoami", "-D", bea, "-w", "clear-text").returncode == 0
 
 
 def test_anonymous_readers_see_only_what_passwd_shows(slapd: Slapd):

@@ -170,7 +170,7 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start a browser and end it with everything that it has written."""
+    """Yield a running browser; afterwards, end it and remove its profile."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         raise BrowserFailed("no chromium; `./dalsegno setup --dev` installs it")

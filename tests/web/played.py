@@ -28,7 +28,7 @@ from dalsegno.web.snapshot import (
     Automation,
     ClusterPicture,
     ControllerPart,
-    NodeCare,
+    NodeRecoveryDetail,
     RunPicture,
     SlurmPart,
 )
@@ -117,12 +117,14 @@ def small_cluster() -> PlayedSources:
             submitted_at=int(NOW - 300), priority=4200, time_limit_s=7200),
         job(105, "eval", "ada", 1001, state=JobState.PENDING, reason="Priority", gpus=8, submitted_at=int(NOW - 120)),
     )  # fmt: skip
-    care = {
-        "gpu-7": NodeCare("gpu-7", NodePhase.SUSPECTED, NOW - 30, note="gpu-heating: GPU 5 reaches 90 °C in 12 min"),
-        "gpu-8": NodeCare(
+    records = {
+        "gpu-7": NodeRecoveryDetail(
+            "gpu-7", NodePhase.SUSPECTED, NOW - 30, note="gpu-heating: GPU 5 reaches 90 °C in 12 min"
+        ),
+        "gpu-8": NodeRecoveryDetail(
             "gpu-8", NodePhase.REPAIRING, NOW - 8, "dalsegno:replace:gone no answer from host and slurmd"
         ),
-        "gpu-10": NodeCare("gpu-10", NodePhase.SPARE, NOW - 9000, validated_at=NOW - 9000),
+        "gpu-10": NodeRecoveryDetail("gpu-10", NodePhase.SPARE, NOW - 9000, validated_at=NOW - 9000),
     }
     agents = {
         name: AgentReport(name, Presence.CONNECTED, NOW, 28, (), readings(at, info.gpus_used))
@@ -150,7 +152,7 @@ def small_cluster() -> PlayedSources:
         run("old-aaaaa", "ada", 1001, (), RunPhase.ENDED, ended=NOW - 90_000, exit_code=0, created=NOW - 100_000),
     )
     automation = Automation(False, "auto", 4, {"train": 1})
-    controller = ControllerPart(care, agents, automation, events)
+    controller = ControllerPart(records, agents, automation, events)
     return PlayedSources(SlurmPart(tuple(infos), jobs), controller, runs)
 
 
@@ -170,8 +172,10 @@ def large_cluster(nodes: int = 1000) -> PlayedSources:
         info.name: AgentReport(info.name, Presence.CONNECTED, NOW, 28, (), readings(at, info.gpus_used))
         for at, info in enumerate(infos)
     }
-    care = {name: NodeCare(name, NodePhase.REPAIRING, NOW - 5, "dalsegno:replace:xid[79]") for name in names[::97]}
-    return PlayedSources(SlurmPart(tuple(infos), tuple(jobs)), ControllerPart(care, agents))
+    records = {
+        name: NodeRecoveryDetail(name, NodePhase.REPAIRING, NOW - 5, "dalsegno:replace:xid[79]") for name in names[::97]
+    }
+    return PlayedSources(SlurmPart(tuple(infos), tuple(jobs)), ControllerPart(records, agents))
 
 
 class PlayedData:
@@ -266,8 +270,9 @@ class PlayedSite:
         self.sessions = Sessions(self.folder / "sessions.json")
         self.actions, self.data = RecordedActions(), data or PlayedData()
         site = WebSite(
-            name, "dalsegno-1", frozenset({"127.0.0.1", "head"}), self.folder / "drills", self.folder / "evidence"
-        )
+            name, "dalsegno-1", frozenset({"127.0.0.1", "head"}), self.folder / "drills", self.folder / "evidence",
+            f"dalsegno web --cluster {name}",
+        )  # fmt: skip
         self.app = WebApp(site, self.live, self.sessions, self.data, self.actions)
 
     def close(self) -> None:

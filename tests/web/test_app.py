@@ -191,7 +191,7 @@ def test_user_cannot_fill_the_journal_with_actions():
         site.close()
 
 
-def test_display_does_nothing(site: PlayedSite, root: str, display: str):
+def test_read_only_session_can_do_nothing(site: PlayedSite, root: str, display: str):
     asked = ("do=cancel&run=llama-k3f9x", "do=cancel&job=105", "do=drain&node=gpu-3", "do=pause")
     assert [site.post("/do", display, form(display, fields)).status for fields in asked] == [403] * 4
     assert site.get("/confirm", display, {"do": "drain", "node": "gpu-3"}).status == 403

@@ -1,4 +1,4 @@
-"""The verdict of the web page, and how it words faults of nodes and GPUs."""
+"""The verdict of the web page, and its text for faults of nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from dalsegno.web.snapshot import (
     ClusterPicture,
     ControllerPart,
     HostPart,
-    NodeCare,
+    NodeRecoveryDetail,
     SlurmPart,
+    SourceTrouble,
     gpu_views,
     node_view,
 )
@@ -45,13 +46,15 @@ REASON = "dalsegno:reboot:xid[79] Xid 79 on GPU 3: it fell off the bus"
             VerdictLevel.BAD,
         ),
         (
-            ControllerPart({"n1": NodeCare("n1", NodePhase.SUSPECTED, NOW, REASON, held_back=HeldAction.PAUSED)}),
+            ControllerPart(
+                {"n1": NodeRecoveryDetail("n1", NodePhase.SUSPECTED, NOW, REASON, held_back=HeldAction.PAUSED)}
+            ),
             (),
             "1 of 2 nodes has a fault and is not repaired",
             VerdictLevel.BAD,
         ),
         (
-            ControllerPart({"n1": NodeCare("n1", NodePhase.REPAIRING, NOW, REASON)}),
+            ControllerPart({"n1": NodeRecoveryDetail("n1", NodePhase.REPAIRING, NOW, REASON)}),
             (),
             "1 of 2 nodes is being repaired",
             VerdictLevel.WARN,
@@ -101,34 +104,44 @@ def test_daemons_of_a_node_that_is_off_are_not_counted():
 
 
 def test_verdict_says_how_training_is_affected():
-    care = {"n1": NodeCare("n1", NodePhase.REPAIRING, NOW, REASON)}
+    records = {"n1": NodeRecoveryDetail("n1", NodePhase.REPAIRING, NOW, REASON)}
     trains = run("llama-k3f9x", "ada", 1001, ("n2",))
-    assert describe(assess_picture(NODES, ControllerPart(care), HostPart(), [trains], (), NOW)).endswith(
+    assert describe(assess_picture(NODES, ControllerPart(records), HostPart(), [trains], (), NOW)).endswith(
         "training is not affected"
     )
     restarts = replace(trains, status=replace(trains.status, phase=RunPhase.RESTARTING))
-    text = describe(assess_picture(NODES, ControllerPart(care), HostPart(), [restarts], (), NOW))
+    text = describe(assess_picture(NODES, ControllerPart(records), HostPart(), [restarts], (), NOW))
     assert text.endswith("run llama-k3f9x is restarting")
 
 
 def test_other_troubles_follow_the_verdict():
     assert "waiting for the first report" in verdict_line(ClusterPicture())
-    picture = ClusterPicture(troubles=("the files of runs cannot be read",))
+    picture = ClusterPicture(troubles=(SourceTrouble("runs", "the files of runs cannot be read"),))
     assert "healthy; the files of runs cannot be read" in verdict_line(picture)
 
 
-def test_reasons_of_the_controller_are_shown_in_words():
+def test_a_silent_source_is_named_once_and_any_other_trouble_in_addition():
+    silent = SourceTrouble("slurm", "slurmctld does not answer", silent=True)
+    hosts = HostPart((DaemonStatus("head", "slurmctld", False),))
+    verdict = assess_picture(NODES, ControllerPart(), hosts, (), {"slurm"}, NOW)
+    line = verdict_line(ClusterPicture(troubles=(silent,), verdict=verdict))
+    assert "slurmctld is not running" in line and "does not answer" not in line
+    refused = SourceTrouble("slurm", "squeue: error: Access denied")
+    assert "squeue: error: Access denied" in verdict_line(ClusterPicture(troubles=(refused,), verdict=verdict))
+
+
+def test_reasons_of_the_controller_are_shown_as_text():
     assert describe_reason(REASON) == "Xid 79 on GPU 3: it fell off the bus (remedy: reboot)"
     assert describe_reason("dalsegno:replace:gone") == "gone (remedy: replace)"
     assert describe_reason(SPARE_REASON) == "kept as a spare"
     assert describe_reason("fan is loud (by ada)") == "fan is loud (by ada)"
     info = node("n1", NodeState.IDLE, NodeFlag.DRAIN, reason=REASON)
-    assert "dalsegno:" not in node_view(info, NodeCare("n1"), AgentReport("n1"), ()).reason
+    assert "dalsegno:" not in node_view(info, NodeRecoveryDetail("n1"), AgentReport("n1"), ()).reason
 
 
 def test_held_back_node_says_that_it_is_not_repaired():
-    care = NodeCare("n1", NodePhase.SUSPECTED, NOW, REASON, held_back=HeldAction.PAUSED)
-    assert node_view(node("n1"), care, AgentReport("n1", Presence.CONNECTED), ()).label == "not repaired"
+    record = NodeRecoveryDetail("n1", NodePhase.SUSPECTED, NOW, REASON, held_back=HeldAction.PAUSED)
+    assert node_view(node("n1"), record, AgentReport("n1", Presence.CONNECTED), ()).label == "not repaired"
 
 
 def test_gpu_that_the_agent_no_longer_reports_is_lost():

@@ -99,8 +99,8 @@ def test_users_cannot_take_the_streams_of_others():
     slots = StreamSlots()
     assert sum(slots.take(ADA) for _ in range(MAX_STREAMS)) == MAX_PER_VISITOR
     assert slots.take(BEN)
-    crowd = [Visitor(WebRole.USER, 2000 + number, "") for number in range(MAX_STREAMS)]
-    for visitor in crowd:
+    visitors = [Visitor(WebRole.USER, 2000 + number, "") for number in range(MAX_STREAMS)]
+    for visitor in visitors:
         slots.take(visitor)
     assert not slots.take(Visitor(WebRole.VIEWER, 0, "root"))
     assert sum(slots.take(ROOT) for _ in range(MAX_STREAMS)) == FOR_OPERATORS

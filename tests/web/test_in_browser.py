@@ -137,7 +137,7 @@ def test_pages_read_and_actions_work_without_javascript(browser: Browser):
 
 
 class HostileData(PlayedData):
-    """Details in which every text of other people is HTML."""
+    """Node details in which every text that other people can write is HTML."""
 
     def node_details(self, node: str) -> NodeDetails:
         return replace(
@@ -164,9 +164,9 @@ def hostile_cluster() -> PlayedSources:
     assert isinstance(sources.slurm_part, SlurmPart) and isinstance(sources.controller_part, ControllerPart)
     infos = [replace(each, reason=EVIL, partitions=(EVIL,)) for each in sources.slurm_part.nodes]
     jobs = [job(7, EVIL, EVIL, nodes=("gpu-1",), reason=EVIL, partition=EVIL, account=EVIL)]
-    care = {name: replace(each, note=EVIL, reason=EVIL) for name, each in sources.controller_part.care.items()}
+    records = {name: replace(each, note=EVIL, reason=EVIL) for name, each in sources.controller_part.nodes.items()}
     events = (event(1, EVIL, "gpu-1", EventKind.REQUEST), event(2, EVIL, EVIL))
-    controller = replace(sources.controller_part, care=care, events=events)
+    controller = replace(sources.controller_part, nodes=records, events=events)
     made = (run("llama-k3f9x", EVIL, 1001, ("gpu-1", EVIL)), run("old-aaaaa", EVIL, 1001, (), RunPhase.ENDED))
     runs = tuple(replace(each, status=replace(each.status, name=EVIL)) for each in made)
     return PlayedSources(SlurmPart(tuple(infos), tuple(jobs)), controller, runs)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.errors import DalsegnoError
 from dalsegno.health.messages import BadReport, GpuReading, GpuReadings, parse_agent_message, readings_message
 from dalsegno.recovery.decisions.phase import NodePhase
 from dalsegno.recovery.runs.run_records import RunRecord
@@ -24,14 +23,15 @@ from dalsegno.web.snapshot import (
     AgentReport,
     ClusterPicture,
     ControllerPart,
-    NodeCare,
+    NodeRecoveryDetail,
     NodeTone,
     SlurmPart,
+    SourceTrouble,
     gpu_views,
     node_views,
     tone_of,
 )
-from dalsegno.web.sources import PlayedSources, parse_agent
+from dalsegno.web.sources import PlayedSources, SourceSilent, parse_agent
 from dalsegno.web.stream import follow
 from dalsegno.web.view import PagePart, changes
 from dalsegno.wire.liveness import Presence
@@ -87,12 +87,12 @@ def test_change_wakes_the_watchers(live: LivePicture, sources: PlayedSources):
 def test_silent_source_keeps_its_last_part_and_is_named(live: LivePicture, sources: PlayedSources):
     with live.watching():
         first = live.fresh()
-        sources.slurm_part = DalsegnoError("slurmctld does not answer")
+        sources.slurm_part = SourceSilent("slurmctld does not answer")
         live.ask_soon()
         after = first
         while not after.troubles:
             after = live.wait(after.number, 30)
-    assert after.troubles == ("slurmctld does not answer",)
+    assert after.troubles == (SourceTrouble("slurm", "slurmctld does not answer", silent=True),)
     assert set(after.nodes) == set(first.nodes)
 
 
@@ -102,7 +102,7 @@ def test_stream_sends_only_what_has_changed(live: LivePicture, sources: PlayedSo
     after = [replace(each, state=states.get(each.name, each.state)) for each in sources.slurm_part.nodes]
 
     def render(picture: ClusterPicture) -> list[PagePart]:
-        """Render the picture. Once the first one is rendered, a node goes down."""
+        """Render the picture, and take a node down for the next one."""
         sources.slurm_part = SlurmPart(tuple(after), picture.jobs)
         live.ask_soon()
         items = tuple((f"node-{name}", f"<i id=node-{name}>{each.label}</i>") for name, each in picture.nodes.items())
@@ -144,11 +144,11 @@ def test_page_with_other_parts_is_loaded_again():
     ],
 )
 def test_node_has_the_tone_of_its_condition(info, phase, presence, tone):
-    assert tone_of(info, NodeCare("n", phase), AgentReport("n", presence)) is tone
+    assert tone_of(info, NodeRecoveryDetail("n", phase), AgentReport("n", presence)) is tone
 
 
 def test_node_that_slurm_does_not_know_is_still_shown():
-    views = node_views(SlurmPart(), ControllerPart(care={"n": NodeCare("n", NodePhase.DOWN)}))
+    views = node_views(SlurmPart(), ControllerPart(nodes={"n": NodeRecoveryDetail("n", NodePhase.DOWN)}))
     assert views["n"].tone is NodeTone.DOWN
 
 

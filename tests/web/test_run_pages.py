@@ -1,4 +1,4 @@
-"""What the pages show about runs: GPUs, rates and journal entries."""
+"""Tests of the pages about runs: GPUs, rates and journal entries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from dalsegno.targets.base import Target
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.charts import run_chart
 from dalsegno.web.data import ClusterData, most_nodes, price_of
-from dalsegno.web.pages.journal import entry_text
-from dalsegno.web.pages.runs import reported
+from dalsegno.web.pages.runs import entry_text, reported
 from dalsegno.web.snapshot import RunPicture
 from dalsegno.web.view import GpuPrice
 from tests.web.played import run

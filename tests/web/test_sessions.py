@@ -7,7 +7,7 @@ import pytest
 
 from dalsegno.cli.cluster.web import open_page
 from dalsegno.web import sessions as module
-from dalsegno.web.login import LoginAddress, LoginServer, role_of
+from dalsegno.web.login import LoginAddress, LoginServer, role_on_cluster
 from dalsegno.web.sessions import Sessions, Visitor, WebRole, csrf_of
 
 
@@ -54,7 +54,7 @@ def test_session_ends_after_twelve_hours(made: Sessions, clock: Clock):
 def test_unknown_cookies_and_tokens_are_refused(made: Sessions):
     token = made.issue(WebRole.USER, 1001, "ada")
     assert made.visitor("") is None
-    assert made.visitor(token) is None, "a token is no cookie"
+    assert made.visitor(token) is None, "a token is not a cookie"
     assert made.exchange("") is None
     assert made.exchange(token[:-1]) is None
 
@@ -100,7 +100,7 @@ def test_users_revoke_only_their_own_sessions(made: Sessions):
     assert made.visitor(bob) is None
 
 
-def test_one_user_cannot_push_out_the_sessions_of_others(made: Sessions):
+def test_one_user_cannot_displace_the_sessions_of_others(made: Sessions):
     root = made.exchange(made.issue(WebRole.OPERATOR, 0, "root")) or ""
     cookies = [made.exchange(made.issue(WebRole.USER, 1001, "ada")) or "" for _ in range(100)]
     assert made.visitor(root)
@@ -128,8 +128,8 @@ def test_viewer_and_strangers_cancel_nothing():
 
 
 def test_only_root_and_owners_are_operators():
-    assert role_of(0, {1000}) is role_of(1000, {1000}) is WebRole.OPERATOR
-    assert role_of(1001, {1000}) is WebRole.USER
+    assert role_on_cluster(0, 1000) is role_on_cluster(1000, 1000) is WebRole.OPERATOR
+    assert role_on_cluster(1001, 1000) is WebRole.USER
 
 
 # The socket
@@ -142,14 +142,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, made: Sessions):
 
     folder = Path(tempfile.mkdtemp(prefix="ds-", dir="/tmp"))  # short enough for a socket
     (folder / "run").mkdir()
-    made_server = LoginServer(folder, made, "127.0.0.1:6820", lambda: 1000)
+    made_server = LoginServer(folder, made, "127.0.0.1:6820", lambda uid: role_on_cluster(uid, 1000))
     yield made_server
     made_server.close()
     made_server.serve()
     shutil.rmtree(folder)
 
 
-def test_answers_follow_from_the_uid(server: LoginServer, made: Sessions):
+def test_role_follows_from_the_uid(server: LoginServer, made: Sessions):
     root, owner, user = (server.answer(uid, {"login": True}) for uid in (0, 1000, 1001))
     assert [answer["role"] for answer in (root, owner, user)] == ["operator", "operator", "user"]
     assert made.visitor(made.exchange(user["token"]) or "")

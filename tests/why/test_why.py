@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.health import Remedy
+from dalsegno.recovery.decisions.forecast import Forecast
 from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from dalsegno.recovery.decisions.reason import Topic
-from dalsegno.recovery.decisions.repair import Forecast
 from dalsegno.runs.hang import HangReport, HangSuspect
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.status import RunCause, RunPhase, RunStatus
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus, SlowRank
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.parse.messages import PendingReason
 from dalsegno.slurm.parse.nodes import NodeEvent
@@ -130,13 +130,22 @@ def test_node_events_after_the_end_count_only_for_failures():
 
 
 def test_node_that_the_cloud_takes_is_not_expected_to_be_repaired():
-    reason = "dalsegno:drain:cloud-notice[spot:2026-11-18T12:02:00Z] the cloud takes this node (spot: terminate)"
+    notice = "the cloud provider ends this instance (spot: terminate)"
+    reason = f"dalsegno:drain:cloud-notice[spot:2026-11-18T12:02:00Z] {notice}"
     drained = node(NodeFlag.DRAIN, reason=reason)
     found = explain_node(drained, ControllerView(NodePhase.DRAINED))
     assert found.sentence.endswith(
-        "the cloud takes this node (spot: terminate); "
+        "the cloud provider ends this instance (spot: terminate); "
         "it is not repaired, and returns to service when the cloud has given it another machine"
     )
+
+
+def test_node_whose_file_server_is_away_is_not_expected_to_be_repaired():
+    text = "/home does not answer within 1.25 s: NFS server 10.0.0.1 does not answer"
+    drained = node(NodeFlag.DRAIN, reason=f"dalsegno:drain:file-systems[server] {text}")
+    found = explain_node(drained, ControllerView(NodePhase.DRAINED, ahead=Forecast(None, "its file server is away")))
+    expected = f"{text}; it is not repaired, and returns to service when the server answers"
+    assert found.sentence == f"gpu-3 was drained by the controller: {expected}"
 
 
 def test_node_drained_by_the_controller_names_the_fault_and_the_repair():
@@ -212,10 +221,11 @@ def test_suspected_and_abandoned_nodes_are_explained():
     )
     blind = ControllerView(NodePhase.SUSPECTED, "its agent is dead: its health is not known", about=Topic.AGENT_DEAD)
     assert explain_node(node(), blind).next == "dalsegno up", "it restarts the agent, which cannot be asked"
-    given_up = explain_node(
-        node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), ControllerView(NodePhase.GIVEN_UP, "3 times")
+    unrepaired = explain_node(
+        node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), ControllerView(NodePhase.NEEDS_ADMIN, "3 times")
     )
-    assert given_up == Conclusion("gpu-3 is not repaired automatically any more: 3 times", "dalsegno nodes show gpu-3")
+    says = "gpu-3 is not repaired automatically any more: 3 times"
+    assert unrepaired == Conclusion(says, "dalsegno nodes show gpu-3")
 
 
 def test_node_drained_by_a_user_is_not_touched():
@@ -240,10 +250,10 @@ def test_resume_is_not_suggested_while_checks_fail():
 
 def test_slurm_events_stay_in_the_timeline_of_a_returned_node():
     drained = NodeEvent("gpu-3", 100, "DRAIN", "bob", "new RAM")
-    told = Moment(100, "slurm", "drain: new RAM (bob)")
-    assert list(moments_of_node(node(), [drained])) == [told]
+    result = Moment(100, "slurm", "drain: new RAM (bob)")
+    assert list(moments_of_node(node(), [drained])) == [result]
     again = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob", reason_at=101)
-    assert list(moments_of_node(again, [drained])) == [told], "the same"
+    assert list(moments_of_node(again, [drained])) == [result], "the same"
     later = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob", reason_at=500)
     assert [moment.at for moment in moments_of_node(later, [drained])] == [100, 500], "not in the database yet"
 
@@ -279,6 +289,24 @@ def failed(generation: int, rank: int, what: str, noise: bool = False) -> dict[s
 def test_running_run_names_its_last_fault():
     found = explain_run(run(RunPhase.RUNNING, generation=2), [LOST])
     assert found.sentence == ("run train-x is training, in generation 2; last fault: gpu-2 was lost (silent for 1.2 s)")
+
+
+def test_running_run_names_the_rank_that_it_waits_for_and_asks_about_its_node():
+    slow = SlowRank(3, "gpu-2", 1.8)
+    evidence = f"{slow.sentence()}; GPU 1: clock 700 MHz (others 1900 MHz)"
+    waiting = run(RunPhase.RUNNING, generation=2, slow_rank=slow)
+    assert explain_run(waiting, [LOST], slow_rank=evidence) == Conclusion(
+        "run train-x is training, in generation 2; last fault: gpu-2 was lost (silent for 1.2 s);"
+        " rank 3 on gpu-2 takes 1.8 times as long for a step as the median of all ranks, which wait for it;"
+        " GPU 1: clock 700 MHz (others 1900 MHz)",
+        "dalsegno why gpu-2",
+    )
+    nowhere = run(RunPhase.RUNNING, generation=2, slow_rank=replace(slow, node=""))
+    assert explain_run(nowhere, [], slow_rank="rank 3 is slow") == Conclusion(
+        "run train-x is training, in generation 2; rank 3 is slow", "dalsegno logs -f train-x"
+    )
+    ended = run(RunPhase.ENDED, exit_code=0, slow_rank=slow)
+    assert "rank 3" not in explain_run(ended, [], slow_rank=evidence).sentence
 
 
 def test_node_that_a_run_left_counts_as_its_last_fault():
@@ -359,16 +387,16 @@ def test_sources_are_merged_into_one_timeline():
 
 
 def test_timeline_of_a_node_has_checks_and_actions():
-    told = {
+    result = {
         "node": {"phase": "drained", "note": "4 errors"},
         "events": [{"at": 3.0, "text": "drained: gpu-ecc 4 errors"}],
         "checks": [{"at": 2.0, "check": "gpu-ecc", "verdict": "failed", "text": "4 errors"}],
     }
-    assert merge_timelines(read_controller_view(told).moments) == (
+    assert merge_timelines(read_controller_view(result).moments) == (
         Moment(2.0, "check", "gpu-ecc failed: 4 errors"),
         Moment(3.0, "controller", "drained: gpu-ecc 4 errors"),
     )
-    assert (read_controller_view(told).phase, read_controller_view(told).note) == (NodePhase.DRAINED, "4 errors")
+    assert (read_controller_view(result).phase, read_controller_view(result).note) == (NodePhase.DRAINED, "4 errors")
     assert read_controller_view({}) == ControllerView()
     newer = {"node": {"phase": "of another version"}}
     assert read_controller_view(newer) == ControllerView(NodePhase.UNKNOWN)
@@ -386,8 +414,8 @@ def test_node_drained_by_slurm_is_distinguished_from_one_drained_by_a_user():
 def test_slurm_drain_under_the_owners_name_is_recognized():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="ada")
     assert "was drained by ada" in explain_node(drained).sentence
-    told = explain_node(drained, read_controller_view({"slurm_users": ["ada", "root"]}))
-    assert "was drained by Slurm itself: Prolog error" in told.sentence
+    result = explain_node(drained, read_controller_view({"slurm_users": ["ada", "root"]}))
+    assert "was drained by Slurm itself: Prolog error" in result.sentence
 
 
 def test_slurm_drain_that_is_not_repaired_names_the_reason():

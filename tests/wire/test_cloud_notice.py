@@ -1,4 +1,4 @@
-"""Notices of a cloud: how they travel, and the answers of EC2's metadata service in the forms that EC2 documents."""
+"""Notices of a cloud: their codes, and the answers of EC2's metadata service in the forms that EC2 documents."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_notice_survives_the_way_through_a_drain_reason():
     assert SPOT.code == "spot:2026-11-18T12:02:00Z"
     found = find_notice(f"dalsegno:drain:cloud-notice[{SPOT.code}] {SPOT.summary}")
     assert found == CloudNotice(NoticeKind.SPOT, AT)
-    assert SPOT.summary == "the cloud takes this node at 2026-11-18T12:02:00Z (spot: terminate)"
+    assert SPOT.summary == "the cloud provider ends this instance at 2026-11-18T12:02:00Z (spot: terminate)"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_spot_interruption_is_read():
 
 
 def test_deadline_of_a_spot_interruption_does_not_depend_on_this_machines_clock():
-    """The time is EC2's. A node whose clock is wrong tells the controller the same time."""
+    """The time is EC2's. A node whose clock is wrong reports the same time to the controller."""
     assert parse_spot('{"action": "terminate", "time": "1999-01-01T00:00:00Z"}').deadline == 915148800.0
 
 

@@ -18,17 +18,17 @@ SECRET = b"s" * 32
 HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}
 
 
-class House:
+class RunningServer:
     """A coordinator's agent server in its own event loop, with a log of its callbacks."""
 
     def __init__(self, secret: bytes = SECRET) -> None:
         self.log: list[tuple[object, ...]] = []
         self.peers: dict[str, Peer] = {}
-        self.door = AgentServer("train-k3f9x", secret, self._came, self._said, self._gone, self._too_long)
+        self._server = AgentServer("train-k3f9x", secret, self._came, self._said, self._gone, self._too_long)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.port = asyncio.run_coroutine_threadsafe(self.door.open(0), self.loop).result(60)
+        self.port = asyncio.run_coroutine_threadsafe(self._server.open(0), self.loop).result(60)
 
     def _came(self, peer: Peer) -> None:
         self.peers[peer.name] = peer
@@ -58,7 +58,7 @@ class House:
     def close(self) -> None:
         for peer in self.peers.values():
             self.loop.call_soon_threadsafe(peer.close)
-        self.loop.call_soon_threadsafe(self.door.close)
+        self.loop.call_soon_threadsafe(self._server.close)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(60)
@@ -66,10 +66,10 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    house = House()
-    yield house
-    house.close()
+def server() -> Iterator[RunningServer]:
+    server = RunningServer()
+    yield server
+    server.close()
 
 
 def is_cut_off(sock: socket.socket) -> bool:
@@ -81,28 +81,28 @@ def is_cut_off(sock: socket.socket) -> bool:
     return True
 
 
-def test_agent_with_the_secret_connects_and_both_sides_send(house: House):
-    link = house.link()
-    assert link.connect(HELLO) and house.heard(("came", "n1"))
+def test_agent_with_the_secret_connects_and_both_sides_send(server: RunningServer):
+    link = server.link()
+    assert link.connect(HELLO) and server.heard(("came", "n1"))
     link.send({"ready": 1})
-    assert house.heard(("said", "n1", {"ready": 1}))
-    house.tell("n1", {"setup": 2})
+    assert server.heard(("said", "n1", {"ready": 1}))
+    server.tell("n1", {"setup": 2})
     messages: list[Message] = []
     while not messages:
         messages = link.receive()
     assert messages == [{"setup": 2}]
     link.close()
-    assert house.heard(("gone", "n1"))
+    assert server.heard(("gone", "n1"))
 
 
-def test_agent_with_another_secret_is_refused(house: House):
-    assert not house.link(secret=b"x" * 32).connect(HELLO)
-    assert house.log == []
+def test_agent_with_another_secret_is_refused(server: RunningServer):
+    assert not server.link(secret=b"x" * 32).connect(HELLO)
+    assert server.log == []
 
 
-def test_agent_of_another_run_is_refused(house: House):
-    assert not house.link().connect({**HELLO, "run": "train-other"})
-    assert house.log == []
+def test_agent_of_another_run_is_refused(server: RunningServer):
+    assert not server.link().connect({**HELLO, "run": "train-other"})
+    assert server.log == []
 
 
 def test_agent_rejects_a_coordinator_without_the_secret():
@@ -136,16 +136,16 @@ def test_proof_is_bound_to_side_name_and_nonce():
         assert not holds(proof, SECRET, side, *said)
 
 
-def test_recorded_proof_cannot_be_replayed(house: House):
-    link = house.link()
+def test_recorded_proof_cannot_be_replayed(server: RunningServer):
+    link = server.link()
     assert link.connect(HELLO)
-    overheard = shake(house.stranger())
-    assert house.heard(("came", "n7"))
-    again = house.stranger()
+    overheard = shake(server.stranger())
+    assert server.heard(("came", "n7"))
+    again = server.stranger()
     read_nonce(again)
     again.sendall(overheard)
     assert is_cut_off(again)
-    assert [entry for entry in house.log if entry[0] == "came"] == [("came", "n1"), ("came", "n7")]
+    assert [entry for entry in server.log if entry[0] == "came"] == [("came", "n1"), ("came", "n7")]
     link.close()
 
 
@@ -180,30 +180,30 @@ def shake(sock: socket.socket) -> bytes:
         b"",
     ],
 )
-def test_stranger_is_disconnected_and_others_are_served(house: House, data: bytes):
-    stranger = house.stranger()
+def test_stranger_is_disconnected_and_others_are_served(server: RunningServer, data: bytes):
+    stranger = server.stranger()
     stranger.sendall(data)
     if not data:
         stranger.close()
-    link = house.link()
+    link = server.link()
     assert link.connect(HELLO), "while the stranger is still connected"
     assert not data or is_cut_off(stranger)
     stranger.close()
     link.send({"ready": 1})
-    assert house.heard(("said", "n1", {"ready": 1}))
+    assert server.heard(("said", "n1", {"ready": 1}))
     link.close()
 
 
-def test_agent_that_breaks_the_protocol_is_disconnected(house: House):
-    link = house.link()
+def test_agent_that_breaks_the_protocol_is_disconnected(server: RunningServer):
+    link = server.link()
     assert link.connect(HELLO) and link.sock is not None
     link.sock.sendall(b"\xff\xff\xff\xff")
-    assert house.heard(("gone", "n1")) and is_cut_off(link.sock)
+    assert server.heard(("gone", "n1")) and is_cut_off(link.sock)
     link.close()
 
 
-def test_next_address_is_tried_if_one_does_not_answer(house: House):
-    link = CoordinatorLink(SECRET, ["127.0.0.99", "127.0.0.1"], house.port, "n1")
+def test_next_address_is_tried_if_one_does_not_answer(server: RunningServer):
+    link = CoordinatorLink(SECRET, ["127.0.0.99", "127.0.0.1"], server.port, "n1")
     taken = socket.socket()
     taken.bind(("127.0.0.98", 0))
     assert link.connect(HELLO)

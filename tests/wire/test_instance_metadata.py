@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,8 +11,9 @@ from threading import Thread
 import pytest
 
 from dalsegno.health.telemetry import Telemetry, write_telemetry
+from dalsegno.observe.http_server import MAX_PER_ADDRESS, HttpServer
 from dalsegno.runs.agent.notice_watch import NoticeWatch
-from dalsegno.targets.local.metadata_service import serve
+from dalsegno.targets.local.metadata_service import InstanceMetadataService
 from dalsegno.wire.instance_metadata import MAX_BYTES, SCHEDULED, SPOT, InstanceMetadata, NoMetadata, is_ec2
 
 HEALTHY = Telemetry("train-1")
@@ -30,6 +31,19 @@ def served(server: ThreadingHTTPServer) -> Iterator[InstanceMetadata]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def simulated(telemetry: Path | InstanceMetadataService) -> Iterator[InstanceMetadata]:
+    """Run the service of virtual hosts."""
+    service = InstanceMetadataService(telemetry) if isinstance(telemetry, Path) else telemetry
+    listener = socket.create_server(LOOPBACK)
+    server = HttpServer(listener, service.answer)
+    server.start()
+    try:
+        yield InstanceMetadata(("127.0.0.1", listener.getsockname()[1]))
+    finally:
+        server.close()
 
 
 def answering(status: int, body: bytes = b"token", location: str = "") -> ThreadingHTTPServer:
@@ -62,17 +76,24 @@ def telemetry(tmp_path: Path) -> Path:
 
 
 def test_missing_item_is_no_notice_and_a_later_notice_is_read(telemetry: Path):
-    with served(serve(telemetry, LOOPBACK)) as metadata:
+    with simulated(telemetry) as metadata:
         assert metadata.get(SPOT) is None and metadata.get(SCHEDULED) == "[]"
         write_telemetry(telemetry, ANNOUNCED)
         assert metadata.get(SPOT) == '{"action": "terminate", "time": "2026-11-18T12:02:00Z"}'
 
 
 def test_expired_token_is_renewed(telemetry: Path):
-    server = serve(telemetry, LOOPBACK)
-    with served(server) as metadata:
+    service = InstanceMetadataService(telemetry)
+    with simulated(service) as metadata:
         assert metadata.get(SCHEDULED) == "[]"
-        server.RequestHandlerClass.token = "another"  # type: ignore[attr-defined]
+        service.token = "another"
+        assert metadata.get(SCHEDULED) == "[]"
+
+
+def test_processes_that_keep_connections_open_do_not_block_the_reader_of_notices(telemetry: Path):
+    with simulated(telemetry) as metadata, ExitStack() as stack:
+        for _ in range(MAX_PER_ADDRESS + 20):
+            stack.enter_context(socket.create_connection(metadata.address))
         assert metadata.get(SCHEDULED) == "[]"
 
 
@@ -83,9 +104,9 @@ def test_refusal_is_not_taken_for_an_answer(status: int):
 
 
 def test_redirects_are_not_followed(telemetry: Path):
-    elsewhere = serve(telemetry, LOOPBACK)
-    with served(elsewhere):
-        target = f"http://127.0.0.1:{elsewhere.server_address[1]}/latest/meta-data/{SCHEDULED}"
+    with simulated(telemetry) as elsewhere:
+        assert elsewhere.get(SCHEDULED) == "[]"
+        target = f"http://127.0.0.1:{elsewhere.address[1]}/latest/meta-data/{SCHEDULED}"
         with served(answering(302, location=target)) as metadata, pytest.raises(NoMetadata, match="302"):
             metadata.get(SCHEDULED)
 
@@ -98,7 +119,7 @@ def test_answer_that_is_too_long_is_refused():
 def test_proxies_of_the_environment_are_not_used(telemetry: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with served(serve(telemetry, LOOPBACK)) as metadata:
+    with simulated(telemetry) as metadata:
         assert metadata.get(SCHEDULED) == "[]"
 
 
@@ -121,8 +142,8 @@ def test_only_firmware_of_ec2_makes_a_machine_an_instance(tmp_path: Path):
 # The run agent's watch
 
 
-def test_run_agent_tells_a_notice_once_and_again_to_a_new_coordinator(telemetry: Path):
-    with served(serve(telemetry, LOOPBACK)) as metadata:
+def test_run_agent_reports_a_notice_once_and_again_to_a_new_coordinator(telemetry: Path):
+    with simulated(telemetry) as metadata:
         watch = NoticeWatch(metadata)
         watch.look()
         assert watch.take() == ""

@@ -309,7 +309,7 @@ def test_a_host_that_answers_late_is_not_lost_sooner():
 
 
 class AnyEvents(RuleBasedStateMachine):
-    """`steady` answers every probe, whatever its agent does. `frail` loses power and gets it back."""
+    """Two hosts: `steady` answers every probe, whatever its agent does; `frail` loses power and gets it back."""
 
     limits: LivenessLimits
 
@@ -319,9 +319,9 @@ class AnyEvents(RuleBasedStateMachine):
         self.powered, self.beating = {"steady", "frail"}, set[str]()
         self.heard: dict[str, float] = {}
         self.broken: set[str] = set()
-        self.probes: dict[str, tuple[float, float]] = {}  # when it began, and when the host would answer
+        self.probes: dict[str, tuple[float, float]] = {}  # peer -> when its probe began, and when the host would answer
         self.late_at = self.began = self.asked_at = self.now
-        # Since when `frail` has no power, and when it must be declared gone.
+        # The time at which `frail` lost power, and the time by which it must be declared gone.
         self.dark: tuple[float, float] = (0.0, 0.0)
         self.liveness.look(self.now)
         for peer in ("steady", "frail"):
@@ -363,7 +363,7 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(looks=st.integers(1, 100), answer=st.floats(0.0, 0.9))
     def go_on(self, looks: int, answer: float) -> None:
-        """Continue for a while. `answer` is the part of a probe after which a host answers it."""
+        """Continue for this many checks. A host answers a probe after the share `answer` of the probe's time limit."""
         for _ in range(looks):
             self.now += self.limits.look_s
             self.look(answer)

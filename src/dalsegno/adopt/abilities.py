@@ -1,4 +1,4 @@
-"""What Dal Segno can do on a cluster that it did not create, and who can use it. Pure."""
+"""Find out which commands work on a cluster that Dal Segno did not create, and who can use them. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dalsegno.adopt.found import FoundCluster, PlatformKind
 
 
 class Reach(Enum):
-    """Who can use a command on a cluster that Dal Segno did not create."""
+    """The users who can use a command on a cluster that Dal Segno did not create."""
 
     USER = "works"  # any user who may submit jobs can use the command
     ADMINISTRATOR = "needs an administrator"
@@ -25,8 +25,12 @@ class Ability:
     text: str
 
 
+_WEB = "a page with nodes, queue and your runs, for you alone; the command serves it"
+
+
 def find_abilities(found: FoundCluster) -> list[Ability]:
-    """Return what works on a cluster, in the order in which people need it."""
+    """Return which commands work on the cluster: first those for users, then those for administrators, then the
+    others."""
     return [*_for_users(found), *_for_administrators(found), *_for_nobody()]
 
 
@@ -39,6 +43,7 @@ def _for_users(found: FoundCluster) -> list[Ability]:
             Ability("doctor", Reach.USER, "finds what is wrong with a script or a log, and prints the fix"),
             Ability("status", Reach.USER, "nodes and queue, as Slurm reports them; `top` shows them live"),
             Ability("exporter", Reach.USER, _exporter(found)),
+            Ability("web", Reach.USER, _WEB),
         ]
     return [
         Ability("run", Reach.USER, f"training that survives lost nodes, as an ordinary batch job{where}"),
@@ -50,6 +55,7 @@ def _for_users(found: FoundCluster) -> list[Ability]:
         Ability("bench", Reach.USER, "benchmarks in a job of your own"),
         Ability("status", Reach.USER, "nodes and queue, as Slurm reports them; `top` shows them live"),
         Ability("exporter", Reach.USER, _exporter(found)),
+        Ability("web", Reach.USER, _WEB),
         Ability("health", Reach.USER, "checks one node from inside a job: `srun dalsegno health`"),
         Ability("inject", Reach.USER, "three faults, into your own runs only: `--allow-real-nodes`"),
         *_containers(found),
@@ -102,4 +108,4 @@ def _health_program(found: FoundCluster) -> str:
 
 def _for_nobody() -> list[Ability]:
     why = "needs the node agents and services of a cluster that `dalsegno up` created"
-    return [Ability(command, Reach.NOBODY, why) for command in ("web", "monitor", "drill")]
+    return [Ability(command, Reach.NOBODY, why) for command in ("monitor", "drill")]

@@ -1,4 +1,5 @@
-"""Turn a discovered cluster into the content of a cluster file. Add a remark for what the file cannot express. Pure."""
+"""Turn a discovered cluster into the content of a cluster file, with a remark for each part that the file cannot
+express. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.parse.load import ReservationInfo
 from dalsegno.slurm.parse.partitions import PartitionSettings
 from dalsegno.slurm.parse.text import duration_s, integer, known, optional_integer, parse_tres
+from dalsegno.spec.facts import FOREIGN_TARGET
 from dalsegno.spec.values import is_node_name
 
 Content = dict[str, Any]
 _SHOWN = 8  # a remark lists at most this many names
-# Settings of slurm.conf that matter to training, health or recovery, but that the file cannot express.
+# These settings of slurm.conf matter to training, health or recovery, but a cluster file cannot express them.
 _NOTED = (
     *("SelectType", "SelectTypeParameters", "ProctrackType", "TaskPlugin", "PrologFlags", "LaunchParameters"),
     *("HealthCheckProgram", "Prolog", "Epilog", "TaskProlog", "TaskEpilog", "SrunProlog", "SrunEpilog"),
@@ -49,11 +51,11 @@ class Description:
 
 
 def describe(found: FoundCluster) -> Description:
-    """Describe a cluster. The content may still break rules of the cluster file; `render_valid` removes those parts."""
+    """Describe a cluster. The content may break rules of the cluster file; `render_valid` removes such parts."""
     remarks: list[str] = [f"could not read {each}" for each in found.unread]
     content: Content = {
         "name": _cluster_name(found, remarks),
-        "target": "existing",
+        "target": FOREIGN_TARGET,
         "existing": {"platform": found.platform.kind.value},
         "head": {"name": found.controllers[0]} if found.controllers else {},
         "partitions": list(_partitions(found, remarks)),
@@ -84,8 +86,8 @@ def _cluster_name(found: FoundCluster, remarks: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """The settings that all nodes of a partition share."""
+class _CommonSettings:
+    """Settings that are the same for all nodes of a partition."""
 
     cpus: int
     memory_mib: int
@@ -95,7 +97,7 @@ class _Shape:
     weight: int
 
     @classmethod
-    def of(cls, node: NodeInfo) -> _Shape:
+    def of(cls, node: NodeInfo) -> _CommonSettings:
         return cls(node.cpus, node.memory_mib, node.gpus, node.gpu_type, node.features, node.weight)
 
     def content(self) -> Content:
@@ -125,7 +127,7 @@ def _partitions(found: FoundCluster, remarks: list[str]) -> Iterator[Content]:
         if not names:
             remarks.append(f"partition {partition.name} has no nodes and is left out")
             continue
-        shapes = Counter(_Shape.of(known_nodes[name]) for name in names if name in known_nodes)
+        shapes = Counter(_CommonSettings.of(known_nodes[name]) for name in names if name in known_nodes)
         size = shapes.most_common(1)[0][0].content() if shapes else {}
         yield {"name": partition.name, "nodes": _host_list(names), **size, **_limits(partition)}
         remarks += _partition_remarks(partition, names, shapes, known_nodes)
@@ -134,13 +136,13 @@ def _partitions(found: FoundCluster, remarks: list[str]) -> Iterator[Content]:
 def _partition_remarks(
     partition: PartitionSettings,
     names: Sequence[str],
-    shapes: Counter[_Shape],
+    shapes: Counter[_CommonSettings],
     known_nodes: Mapping[str, NodeInfo],
 ) -> list[str]:
     whose = f"partition {partition.name}"
     remarks = []
     for shape, _ in shapes.most_common()[1:]:
-        other = [name for name in names if name in known_nodes and _Shape.of(known_nodes[name]) == shape]
+        other = [name for name in names if name in known_nodes and _CommonSettings.of(known_nodes[name]) == shape]
         remarks.append(f"{whose}: its nodes {_some(other)} are different: {shape}")
     types = {shape.gpu_type for shape in shapes if shape.gpu_type != shape.gpu_type.lower()}
     remarks += [f"{whose}: Slurm spells the GPU type {each!r}" for each in sorted(types)]
@@ -150,7 +152,7 @@ def _partition_remarks(
 
 
 def _limits(partition: PartitionSettings) -> Content:
-    """Return the settings of a partition that are not at Slurm's defaults."""
+    """Return the settings of a partition that differ from Slurm's defaults."""
     limits: Content = {"default": True} if partition.default else {}
     if partition.max_time_s is not None:
         limits["time_limit"] = _time(partition.max_time_s)
@@ -228,13 +230,13 @@ def _slurm(found: FoundCluster, remarks: list[str]) -> Content:
 
 
 def _switch(name: str, nodes: Sequence[str], switches: Sequence[str]) -> Content:
-    # A switch above others also lists the nodes below them.
+    # For a switch above other switches, Slurm also lists the nodes below those. The file does not repeat them.
     return {"name": name, "switches": list(switches)} if switches else {"name": name, "nodes": _host_list(nodes)}
 
 
 def _priority(found: FoundCluster) -> Content:
     weights = {key: optional_integer(found.setting(name)) for key, name in _PRIORITY.items()}
-    if not found.has_accounting:  # fair share and QOS have no effect then, and the cluster file refuses them
+    if not found.has_accounting:  # without accounting, these two have no effect, and the cluster file refuses them
         weights = {key: weight for key, weight in weights.items() if key not in ("fair_share", "qos")}
     priority: Content = {key: weight for key, weight in weights.items() if weight is not None}
     times = {"calc_period": "PriorityCalcPeriod", "max_age": "PriorityMaxAge"}

@@ -1,4 +1,4 @@
-"""What a running Slurm cluster says about itself, and which platform created it."""
+"""Ask a running Slurm cluster about itself, and find out which platform created it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Platform:
 
 @dataclass(frozen=True)
 class _Signs:
-    """The signs of a platform on a head or login node: paths, and the program folder that slurm.conf names."""
+    """The signs of a platform on a head or login node: paths that exist there, the folder of the programs that
+    slurm.conf names, and a pattern of node names."""
 
     paths: tuple[str, ...]
     programs: str
@@ -72,7 +73,7 @@ PATHS = tuple(path for signs in _SIGNS.values() for path in signs.paths)
 
 
 def detect_platform(paths: frozenset[str], settings: Mapping[str, str], nodes: tuple[NodeInfo, ...]) -> Platform:
-    """Return the platform with the most evidence. `paths` are those of PATHS that exist on this machine."""
+    """Return the platform with the most evidence. `paths` are the entries of PATHS that exist on this machine."""
     found = [Platform(kind, _evidence(signs, paths, settings, nodes)) for kind, signs in _SIGNS.items()]
     best = max(found, key=lambda platform: len(platform.evidence))
     return best if best.evidence else Platform(PlatformKind.PLAIN)
@@ -90,7 +91,7 @@ def _evidence(
 
 @dataclass(frozen=True)
 class FoundCluster:
-    """A cluster as Slurm's commands and the files of this machine show it."""
+    """A cluster, as Slurm's commands and the files of this machine describe it."""
 
     settings: Mapping[str, str]  # the output of `scontrol show config`
     partitions: tuple[PartitionSettings, ...]
@@ -102,7 +103,7 @@ class FoundCluster:
     container_options: bool = False  # whether plugstack.conf loads Pyxis or our own plugin
     user: str = ""
     is_root: bool = False
-    unread: tuple[str, ...] = ()  # what could not be read, and why
+    unread: tuple[str, ...] = ()  # what could not be read, with the reason
 
     @property
     def version(self) -> str:
@@ -112,7 +113,7 @@ class FoundCluster:
             return "unknown"
 
     def setting(self, name: str) -> str:
-        """Return a setting; "" if it is not set. Case is ignored, because it differs between Slurm's releases."""
+        """Return a setting; "" if it is not set. Case is ignored, because it differs between Slurm releases."""
         value = self.settings.get(name)
         if value is None:
             value = next((each for key, each in self.settings.items() if key.lower() == name.lower()), "")
@@ -124,7 +125,7 @@ class FoundCluster:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """The hosts of slurmctld, the primary first: `SlurmctldHost[0] = head(10.0.0.1)`."""
+        """The hosts of slurmctld, the primary first. Slurm shows one as `SlurmctldHost[0] = head(10.0.0.1)`."""
         hosts = [(key, value) for key, value in self.settings.items() if key.startswith("SlurmctldHost[")]
         return tuple(value.partition("(")[0].strip() for _, value in sorted(hosts) if known(value))
 
@@ -136,7 +137,8 @@ class FoundCluster:
 def look(
     slurm: SlurmClient, has_path: HasPath, read_text: Callable[[str], str], user: str, is_root: bool
 ) -> FoundCluster:
-    """Ask slurmctld and slurmdbd, and read files. Fail only if partitions, nodes or settings cannot be read."""
+    """Read the state of slurmctld and slurmdbd, and some files. Raise only if partitions, nodes or settings cannot be
+    read."""
     settings, partitions, nodes = slurm.config(), tuple(slurm.partition_settings()), tuple(slurm.nodes())
     paths = frozenset(path for path in PATHS if has_path(path))
     found = FoundCluster(
@@ -172,7 +174,8 @@ def _has_container_options(found: FoundCluster, read_text: Callable[[str], str])
 
 
 def _try(ask: Callable[[], _T], what: str, unread: list[str]) -> _T | None:
-    """Return the answer; None if the question failed, for example because slurmdbd does not answer."""
+    """Return the result of `ask`. If it fails, for example because slurmdbd does not answer, add `what` to `unread` and
+    return None."""
     try:
         return ask()
     except DalsegnoError as error:

@@ -1,4 +1,4 @@
-"""Write the content of a cluster file as YAML that is certain to be valid: what breaks a rule becomes a remark."""
+"""Write the content of a cluster file as YAML that is certain to be valid. Values that break a rule become remarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dalsegno.printable import one_line
 from dalsegno.spec.load import MAX_BYTES, parse_spec
 
 ContentPath = tuple[str | int, ...]
-# If one of these values of a list item is invalid, the whole item is left out.
+# If the value of one of these keys is invalid, the list item that contains the key is left out.
 _ESSENTIAL = ("name", "nodes", "node_count", "switches")
 _KEPT = ("name", "target", "existing", "partitions")  # required in every cluster file
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./\[\]-]*")
@@ -25,7 +25,7 @@ _WIDTH = 1 << 30  # so wide that each value stays on one line
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes every text that is not a plain word, so that it stays on one line."""
+    """A YAML dumper that quotes every text that is not a plain word, so that each text stays on one line."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -39,7 +39,7 @@ _Dumper.add_representer(str, _represent_text)
 def render_valid(description: Description, header: str, filename: str = "cluster.yaml") -> str:
     """Return the text of a cluster file that passes `dalsegno validate`.
 
-    Values that the file refuses are removed one after the other, and named in comments at its end.
+    Values that the file does not allow are removed one by one, and listed in comments at its end.
     """
     content, remarks = description.content, list(description.remarks)
     for _ in range(_ROUNDS):
@@ -59,7 +59,8 @@ def render_valid(description: Description, header: str, filename: str = "cluster
 
 
 def with_armed(text: str, armed: list[str]) -> str | None:
-    """Return the text of a cluster file with other partitions in `armed`; None if it has no such line to change."""
+    """Return the text of a cluster file with `armed` as its list of armed partitions; None if the text has no such
+    list."""
     pattern = re.compile(r"^(health:\n(?:[ #].*\n)*?  armed:)[ \t]*\[[^\]\n]*\]", re.MULTILINE)
     if not pattern.search(text):
         return None
@@ -67,11 +68,10 @@ def with_armed(text: str, armed: list[str]) -> str | None:
 
 
 def _without(content: Content, lines: list[tuple[str, ContentPath]], error: SpecError, remarks: list[str]) -> Content:
-    """Return the content without the values that the problems are about."""
+    """Return the content without the values that `error` reports as invalid."""
     cut: dict[ContentPath, str] = {}
     for problem in error.problems:
-        line = int(problem.where.rpartition(":")[2]) - 1
-        path = _removable(lines[line][1]) if 0 <= line < len(lines) else ()
+        path = _removable(lines[problem.line - 1][1]) if 0 < problem.line <= len(lines) else ()
         if not path:
             raise DalsegnoError(f"the cluster could not be described: {problem.what}", hint=problem.hint)
         cut.setdefault(path, problem.what)
@@ -81,7 +81,8 @@ def _without(content: Content, lines: list[tuple[str, ContentPath]], error: Spec
 
 
 def _removable(path: ContentPath) -> ContentPath:
-    """Return the path to remove for an invalid value: its whole list item if the value is essential to the item."""
+    """Return the path to remove because of an invalid value. If its list item cannot do without the value, remove the
+    item."""
     items = [at for at, step in enumerate(path) if isinstance(step, int)]
     if items and (len(path) == items[-1] + 1 or path[items[-1] + 1] in _ESSENTIAL):
         return path[: items[-1] + 1]
@@ -100,7 +101,7 @@ def _cut(value: Any, path: ContentPath, cut: dict[ContentPath, str]) -> Any:
 
 
 def _emit(value: Content, path: ContentPath, indent: str = "") -> Iterator[tuple[str, ContentPath]]:
-    """Yield each line with the path of its value. Every value at the end of a path is on one line."""
+    """Yield each line of YAML with the path of its value. A value that is not divided further is on one line."""
     for key, inner in value.items():
         here = (*path, key)
         if isinstance(inner, dict) and inner and len(path) < 2:

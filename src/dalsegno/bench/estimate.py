@@ -31,7 +31,7 @@ STORAGE_MOST, STORAGE_PER_NODE = 20.0, 2.0  # GB/s at which checkpoints are writ
 RESUME_S, START_ALLOWANCE_S = 1.83, 60.0
 SNAPSHOT_INTERVAL_S = 60.0  # time between snapshots; longer if they would take more than SNAPSHOT_SHARE of the time
 SNAPSHOT_SHARE = 0.01  # the same limit as `memory_every="auto"`
-SNAPSHOT_S_PER_BYTE = 0.081 / (4 << 30)  # per byte of one GPU's state, measured on an H200
+SNAPSHOT_S_PER_BYTE = 0.081 / (4 << 30)  # seconds per byte of one GPU's state, measured on an H200
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
 
@@ -79,7 +79,7 @@ class TrainingAsk:
 
 @dataclass(frozen=True)
 class GoodputEstimate:
-    """How failures and checkpoints slow a run down. `share` of the time makes progress."""
+    """The slowdown of a run through failures and checkpoints. `share` is the share of the time with progress."""
 
     interval_s: float  # the time between two checkpoints or snapshots
     stall_share: float  # the share of the time that saving takes
@@ -107,7 +107,7 @@ class TrainingEstimate:
 
     @property
     def fits(self) -> bool:
-        """Return whether the model fits into the GPUs with any of the choices."""
+        """Return whether the model fits into the GPUs' memory in at least one way to spread it."""
         return any(each.fit is not MemoryFit.NO for each in self.memory)
 
     @property
@@ -119,7 +119,7 @@ class TrainingEstimate:
         return self.price.usd_per_gpu_hour * self.gpus * seconds / 3600 if self.price else None
 
     def failures(self, per_1000_node_days: float | None = None) -> float:
-        """Return how many failures to expect while the GPUs compute."""
+        """Return how many failures to expect in the training time, without the time that failures add."""
         rate = self.rate if per_1000_node_days is None else per_1000_node_days
         return rate / 1000 * self.ask.nodes * self.ideal_s / DAY_S
 
@@ -152,7 +152,7 @@ class TrainingEstimate:
 
 
 def find_training_instance(name: str) -> tuple[Instance, Gpu]:
-    """Return an instance type and its GPU; an error if it cannot train with bfloat16."""
+    """Return an instance type and its GPU. Raise an error if the GPU cannot train with bfloat16."""
     instance = named_instance(name)
     gpu = gpu_of(instance)
     if gpu is None:
@@ -168,7 +168,7 @@ def find_training_instance(name: str) -> tuple[Instance, Gpu]:
 
 
 def estimate(ask: TrainingAsk) -> TrainingEstimate:
-    """Return the estimate. The time without failures is 6 x parameters x tokens / (GPUs x peak x MFU)."""
+    """Return the estimate. Without failures, the time is 6 x parameters x tokens / (GPUs x peak x MFU)."""
     _, gpu = find_training_instance(ask.instance.name)
     gpus = ask.nodes * ask.instance.gpus
     flop = 6 * ask.shape.params * ask.tokens
@@ -184,7 +184,7 @@ def estimate(ask: TrainingAsk) -> TrainingEstimate:
 
 
 def _plain_slurm(ask: TrainingAsk, ideal_s: float, mtbf_s: float) -> GoodputEstimate:
-    """Return the goodput with a requeued job and checkpoints on shared storage, which training waits for."""
+    """Return the goodput if Slurm requeues a failed job. Training waits for each checkpoint on shared storage."""
     storage = ask.storage_gbytes_per_s or min(STORAGE_MOST, STORAGE_PER_NODE * ask.nodes)
     save_s = STATE * ask.shape.params / (storage * 1e9)
     interval_s = checkpoint_interval(save_s, mtbf_s)
@@ -219,7 +219,7 @@ def checkpoint_interval(save_s: float, mtbf_s: float) -> float:
     d is the time that a checkpoint takes, M the mean time between failures. The first factor is Young's formula.
     """
     if mtbf_s == float("inf"):
-        return 3600.0  # without failures any interval works; with an hour, a mistake in the script costs little
+        return 3600.0  # without failures any interval is fine; an hour limits the work that a bug in the script loses
     if save_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = save_s / (2 * mtbf_s)
@@ -232,7 +232,8 @@ MEMORY_HEADERS = ("CHOICE", "STATE", "ACTIVATIONS", "RECOMPUTED", "FITS")
 
 
 def memory_rows(choices: Sequence[MemoryChoice]) -> list[list[str]]:
-    """Return the table of what a GPU holds. RECOMPUTED is the size of the activations with recomputation."""
+    """Return the rows of the table of the memory that a GPU needs. RECOMPUTED is the size of the activations with
+    recomputation."""
     return [[each.name, _gib(each.state), _gib(each.kept), _gib(each.recomputed), each.fit.value] for each in choices]
 
 
@@ -270,7 +271,7 @@ GOODPUT_HEADERS = ("", "PLAIN SLURM", "DAL SEGNO")
 
 
 def goodput_rows(found: TrainingEstimate) -> list[list[str]]:
-    """Return rows that compare a requeued job with checkpoints on disk to a run of Dal Segno."""
+    """Return rows that compare plain Slurm (a requeued job with checkpoints on disk) with a run of Dal Segno."""
     sides = (found.plain_slurm, found.with_dalsegno)
     rows = [
         ["checkpoint or snapshot every", *(time_text(each.interval_s) for each in sides)],
@@ -308,7 +309,7 @@ def count_text(value: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time in its largest unit, such as 18.8 years, 67.2 days or 45 s."""
+    """Return a duration in its largest unit, such as 18.8 years, 67.2 days or 45 s."""
     for unit, size in (("years", 365.25 * DAY_S), ("days", DAY_S), ("h", 3600.0), ("min", 60.0)):
         if seconds >= size * (1 if unit != "days" else 2):
             return f"{seconds / size:,.1f} {unit}"

@@ -34,10 +34,8 @@ def nccl_tests_places(given: str, program: str, environ: Mapping[str, str]) -> l
 def choose_program(
     places: Sequence[str], arguments: Sequence[str], otherwise: Sequence[str], module: str = ""
 ) -> list[str]:
-    """Return a command that runs the first of these programs that exists on the node, or else `otherwise`.
-
-    Without `otherwise`, the command fails with a message.
-    """
+    """Return a command that runs the first of these programs that exists on the node. If none exists, it runs
+    `otherwise`; without `otherwise`, it fails with a message."""
     lines = [
         f"for program in {shlex.join(places)}; do",
         '  command -v "$program" >/dev/null || continue',

@@ -1,4 +1,4 @@
-"""The start of a run in phases, from its journal. Pure."""
+"""Split the start of a run into timed phases, from the run's journal. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def launch_times(asked: float, entries: Sequence[Entry], scripts: Sequence[float
     at: dict[str, float] = {}
     for entry in entries:
         event = str(entry.get("event"))
-        if event == RunEvent.READY or event not in at:  # keep the last READY, but the first of every other event
+        if event == RunEvent.READY or event not in at:  # use the last READY, and the first of every other event
             at[event] = float(entry["at"])
     marks = [at.get(each) for each in (RunEvent.BEGAN, RunEvent.GRANTED, RunEvent.READY, RunEvent.GENERATION)]
     if None in marks or not scripts:

@@ -119,7 +119,7 @@ class _Raster:
             row[3 * left : 3 * right] = rgb * (right - left)
 
     def stroke(self, points: list[tuple[float, float]], rgb: bytes, width: int, dashed: bool) -> None:
-        done = 0  # counted along the whole line, so that dashes do not start again at each point
+        done = 0  # pixels drawn on all segments so far, so that the dash pattern continues across points
         for (x1, y1), (x2, y2) in pairwise(points):
             steps = max(1, round(max(abs(x2 - x1), abs(y2 - y1))))
             for step in range(steps + 1):

@@ -26,7 +26,7 @@ class Curve:
 
 
 def make_curve(table: NcclTable, verdict: BenchVerdict) -> Curve:
-    """Return the curve of a table. A row counts with its slower placement, and a size with its best row."""
+    """Return the curve of a table. Of each row, the slower placement counts; of each size, the best row."""
     best: dict[int, float] = {}
     for row in table.rows:
         if row.size > 0:
@@ -36,7 +36,7 @@ def make_curve(table: NcclTable, verdict: BenchVerdict) -> Curve:
 
 
 def draw_text(curves: Sequence[Curve], width: int = 64, height: int = 11) -> str:
-    """Return the plot as lines of ASCII; "" if no curve has two sizes, because the table says as much as a point."""
+    """Return the plot as lines of ASCII; "" if no curve has two sizes: one point shows no more than the table."""
     curves = _plotted(curves)
     if all(len(each.points) < 2 for each in curves):
         return ""
@@ -94,7 +94,7 @@ def draw(curves: Sequence[Curve]) -> Picture:
 
 
 def _plotted(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the curves that have points, at most one per mark. A curve with one size is drawn as a point."""
+    """Return the curves that have points, at most one per plot symbol. A curve with one size is drawn as a point."""
     return [each for each in curves if each.points][:_MOST_CURVES]
 
 

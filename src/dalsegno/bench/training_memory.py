@@ -1,8 +1,8 @@
-"""What a GPU must hold to train a transformer, for each way to spread the model over GPUs. Pure.
+"""The GPU memory that training a transformer needs, for each way to spread the model over GPUs. Pure.
 
 Per parameter, training with bfloat16 and Adam keeps 2 bytes of weights, 2 of gradients, and 12 of optimizer state (a
-float32 copy of the weights and two moments). Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention
-that keeps no matrix of scores: 34 x s x b x h bytes per layer, or 2 x s x b x h if all are computed again.
+float32 copy of the weights and two moments). Activations follow Korthikanti et al. (arXiv 2205.05198) with
+attention that does not store the score matrix: 34·s·b·h bytes per layer, or 2·s·b·h with full recomputation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 class MemoryFit(str, Enum):
-    """Whether a model fits into the memory of a GPU."""
+    """The verdicts on a model: whether it fits into the memory of a GPU."""
 
     YES = "yes"
     RECOMPUTE = "with recomputation"
@@ -55,7 +55,7 @@ def shape_of(params: float, layers: int | None, hidden: int | None, sequence: in
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """One way to spread the model over GPUs, and the bytes that each GPU then holds."""
+    """One way to spread the model over GPUs, and the bytes of memory that each GPU then needs."""
 
     name: str
     state: float  # weights, gradients and optimizer state
@@ -98,9 +98,9 @@ def _choices(shape: ModelShape, gpus: int, gpus_per_node: int, limit: float) -> 
 
 
 def _tensor_and_pipeline(shape: ModelShape, gpus: int, tensor: int, limit: float) -> Iterator[MemoryChoice]:
-    """Yield tensor parallelism in a node, then with the fewest pipeline stages that fit.
+    """Yield tensor parallelism in a node and, if that does not fit, also with the fewest pipeline stages that fit.
 
-    A pipeline does not reduce activations: its first stage holds one micro-batch per stage. The optimizer state is
+    A pipeline does not reduce activations: its first stage keeps one micro-batch per stage. The optimizer state is
     spread over the replicas (ZeRO-1), the activations over the GPUs of a node (sequence parallelism).
     """
     stages = [1]

@@ -25,15 +25,17 @@ def is_silence(fault: CommandFailed) -> bool:
 
 
 def meaning_of(fault: CommandFailed) -> DalsegnoError:
-    """Return `no_cluster()` if Slurm's commands found no slurm.conf, else the failure itself."""
+    """Return the `no_cluster()` error if Slurm's commands found no slurm.conf; otherwise return the failure itself."""
     return no_cluster() if SlurmTrouble.NO_SETTINGS in parse_troubles(fault.stderr) else fault
 
 
 def slurm_failure(fault: CommandFailed) -> DalsegnoError:
-    """Return what the failure of a Slurm command means: no cluster, a silent slurmctld, or else the failure itself."""
+    """Return the error for a failed Slurm command: no cluster, a slurmctld that does not answer, or the failure
+    itself."""
     from dalsegno.cluster import no_answer
 
-    meaning = meaning_of(fault)  # checked first, because without slurm.conf, Slurm's commands also report no answer
+    # checked first: without slurm.conf, commands also report that slurmctld does not answer
+    meaning = meaning_of(fault)
     return no_answer() if meaning is fault and is_silence(fault) else meaning
 
 
@@ -81,7 +83,7 @@ _QUOTED = re.compile(rf"`(?=(?:{'|'.join(_COMMANDS)})\b)")
 
 
 def shell_prefix(name: str | None = None, env: Mapping[str, str] = os.environ) -> str:
-    """Return the prefix that makes a Slurm command work; "" in a shell that already uses the cluster's Slurm."""
+    """Return the prefix that a Slurm command needs here, such as `dalsegno shell -- `; "" if it needs none."""
     from dalsegno.cluster import places
 
     if name:
@@ -91,10 +93,10 @@ def shell_prefix(name: str | None = None, env: Mapping[str, str] = os.environ) -
 
 
 def prefix_command(command: str, prefix: str) -> str:
-    """Prefix one command if it is one of Slurm's."""
+    """Add the prefix to a command of Slurm. Return other commands unchanged."""
     return f"{prefix}{command}" if command.split(" ", 1)[0] in _COMMANDS else command
 
 
 def prefix_commands(text: str) -> str:
-    """Prefix the Slurm commands in backticks in a message."""
+    """Return a message in which the Slurm commands in backticks have the prefix."""
     return _QUOTED.sub(f"`{shell_prefix()}", text) if _QUOTED.search(text) else text

@@ -64,7 +64,7 @@ def command(keep: bool, scene: str, report: str | None) -> None:
 
 
 def _refuse_another(place: ClusterPlace) -> None:
-    """Raise if the cluster exists already: a demo creates its own cluster and removes it."""
+    """Raise an error if the cluster exists already: a demo creates its own cluster and removes it."""
     from dalsegno.cluster import places
 
     if place in places():

@@ -29,7 +29,7 @@ RESEARCHER, DOCKER_NODE = "ada", "gpu-1"
 
 
 def check_survival(report: str | None) -> None:
-    """Check for PyTorch, and that the report can be written."""
+    """Check that PyTorch is installed and that the report can be written."""
     from dalsegno.cli.health.drill import check_page
     from dalsegno.runs.submit.program import find_python
 
@@ -97,8 +97,7 @@ def play_researchers(target: Target, plan: Plan) -> None:
 
 
 def for_one_user(cluster: Cluster, user: str) -> Cluster:
-    """Return the cluster for a machine without other users: one user acts as all three researchers, each with an
-    account."""
+    """Return the cluster for a machine without other users: one user has the accounts of all three researchers."""
     accounts = tuple(account.name for account in cluster.accounts)
     return replace(
         cluster, users=(replace(cluster.users[0], name=user, accounts=accounts, default_account=accounts[0]),)
@@ -140,7 +139,7 @@ def _show_researchers(outcome: ScenarioOutcome) -> None:
 
 
 def check_docker(target: Target, cluster: Cluster) -> None:
-    """Raise if Docker's programs are missing, or if there will be no virtual hosts."""
+    """Raise an error if Docker's programs are missing, or if there will be no virtual hosts."""
     from dalsegno.demo.docker import find_programs
 
     find_programs()
@@ -152,7 +151,7 @@ def check_docker(target: Target, cluster: Cluster) -> None:
 
 
 def play_docker(target: Target, place: ClusterPlace) -> None:
-    """Cancel a job in a Docker container and one in a Dal Segno container, and show which processes are left."""
+    """Cancel a job in a Docker container and a job in a Dal Segno container, and show which processes remain."""
     from dalsegno.demo import docker as scene
     from dalsegno.demo.docker import daemon, give_to_docker, take_from_docker
     from dalsegno.targets.folder import ClusterFolder
@@ -224,7 +223,9 @@ def _show_docker(theirs: Ending, ours: Ending, still: bool) -> None:
 
 
 def _short(cgroup: str) -> str:
-    """Return the end of a cgroup path, without the part that all processes of a virtual host share; long ids are
-    cut."""
+    """Return the end of a cgroup path, without the part that all processes of a virtual host share.
+
+    Long ids are cut.
+    """
     parts = [part[:12] if len(part) == 64 else part for part in cgroup.split("/")]
     return "/".join(parts[-4:])

@@ -22,7 +22,7 @@ AGAIN = "`sudo -v`, then the same command again"
 def elevate_to_make(place: ClusterPlace, cluster: Cluster, target: Target) -> None:
     """Run this command again as root if the cluster runs as root, or if a new cluster can do more as root.
 
-    If sudo refuses, the new cluster is created without root, and a message says what it lacks.
+    If sudo refuses, the new cluster is created without root, and a message says what the cluster lacks.
     """
     if place.folder.exists():
         elevate_to_change(place)
@@ -48,8 +48,8 @@ def elevate_to_change(place: ClusterPlace) -> None:
 
 
 def elevate_for_cluster(name: str | None) -> None:
-    """Do the same as `elevate_to_change`, for commands that also work on a Slurm cluster that Dal Segno did not
-    create."""
+    """Call `elevate_to_change` for the named cluster, and ignore its errors: the commands that call this also work on a
+    Slurm cluster that Dal Segno did not create."""
     from dalsegno.cluster import find_place
 
     with contextlib.suppress(DalsegnoError):
@@ -58,12 +58,13 @@ def elevate_for_cluster(name: str | None) -> None:
 
 
 def _may_elevate() -> bool:
-    """Return whether sudo may be used. DALSEGNO_HOME rules it out: root would use a folder that others may control."""
+    """Return whether sudo may be used. It may not if DALSEGNO_HOME is set: root would use a folder that others may
+    control."""
     return platform.system() == "Linux" and os.geteuid() != 0 and not os.environ.get("DALSEGNO_HOME")
 
 
 def _continue_as_root(why: str) -> str:
-    """Execute this command through sudo; return only if sudo refuses, with the reason."""
+    """Replace this process with the same command under sudo. If sudo refuses, return the reason."""
     from dalsegno.programs import own_argv
     from dalsegno.system.execute import become, refusal, sudo_command
     from dalsegno.system.processes import LocalRunner

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a lost terminal: end at once, or raise an exception so that work can be cleaned up."""
+"""Handle Ctrl-C, SIGTERM and a lost terminal: end at once, or raise an exception so that the command can clean up."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise `Interrupted` on Ctrl-C, SIGTERM and a lost terminal in this block, so that work can be cleaned up.
+    """Raise `Interrupted` on Ctrl-C, SIGTERM and a lost terminal in this block, so that the command can clean up.
 
-    A second Ctrl-C or SIGTERM ends the process at once. Under `nohup` a lost terminal is ignored.
+    A second Ctrl-C or SIGTERM ends the process at once. Under `nohup`, a lost terminal is ignored.
     """
     numbers = [each for each in STOPS if each != _HANGUP or signal.getsignal(each) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in numbers}
@@ -75,7 +75,7 @@ def _detach_lost_terminal() -> None:
 
 
 def to_the_end(tidy: Callable[[], None]) -> None:
-    """Run `tidy` to its end. If a signal interrupts it, run it again from the start, then raise `Interrupted`."""
+    """Run `tidy` to its end. If a signal interrupts `tidy`, run it again from the start, then raise `Interrupted`."""
     try:
         tidy()
     except Interrupted:

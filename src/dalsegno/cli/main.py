@@ -6,13 +6,13 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
 
 import click
 
 from dalsegno import __version__
 from dalsegno.cli import out
 from dalsegno.cli.controller_requests import prefix_commands
+from dalsegno.cli.forwarding import forward
 from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
@@ -58,7 +58,7 @@ GROUPS = {  # maps each group to its commands and their help texts, in the order
         "drill": "Train a small model, inject faults, and report what each one cost.",
     },
     "Containers": {
-        "image": "Import, list and remove container images.",
+        "image": "Import, build, list and remove container images.",
         "containers": "Check `srun --container-image` on every node; list named containers.",
     },
     "Measure": {
@@ -75,21 +75,11 @@ GROUPS = {  # maps each group to its commands and their help texts, in the order
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 FOLDERS = {"Other": ""}  # maps a group to its folder in `cli/`; the default is the group's name in lower case
-SHARED_MODULES = {  # maps a command to the module that it shares with others; its function there has the same name
+# maps a command to the module that it shares with other commands; the module's function has the command's name
+SHARED_MODULES = {
     "init": "cluster_file", "validate": "cluster_file", "plan": "up", "ls": "status", "env": "shell", "events": "nodes",
     "automation": "nodes", "dashboards": "monitor", "group": "user", "schema": "cluster.cluster_file",
 }  # fmt: skip
-# These commands run on the cluster's head node. All others run on this machine: they create, change and show clusters,
-# or need none.
-FORWARDED = frozenset({
-    "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
-    "inject", "drill", "monitor", "web", "doctor",
-})  # fmt: skip
-# These commands run as root on the head node: they read the cluster's secrets, or are meant for administrators, who may
-# log in under another name.
-AS_ROOT = frozenset({"monitor", "web", "automation", "inject"})
-CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))  # these change hosts, as `up` does, and run on this machine
-TAKES_A_COMMAND = ("run", "torchrun", "submit")
 
 
 class Commands(click.Group):
@@ -140,7 +130,7 @@ def main() -> None:
     end_at_once()
     _open_streams()
     try:
-        forward(sys.argv[1:])
+        forward(sys.argv[1:], cli)
         code = cli.main(prog_name="dalsegno", standalone_mode=False)
         sys.stdout.flush()
     except (DalsegnoError, click.ClickException) as error:
@@ -179,7 +169,8 @@ def _open_streams() -> None:
 
 
 def _explain(error: DalsegnoError | click.ClickException) -> int:
-    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":  # new in click 8.2
+    # this error is new in click 8.2
+    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":
         out.talk(error.format_message())
         return error.exit_code
     if isinstance(error, click.ClickException):
@@ -197,42 +188,3 @@ def _describe_os_error(error: OSError) -> str:
     where = f": {error.filename}" if error.filename else ""
     full = " (free some space, or set DALSEGNO_HOME to another disk)" if error.errno == errno.ENOSPC else ""
     return f"{error.strerror or error}{where}{full}"
-
-
-def forward(arguments: Sequence[str]) -> None:
-    """Replace this process with the same command on the head node if the cluster is on other machines; else return."""
-    if not arguments or arguments[0] not in FORWARDED or os.environ.get("SLURM_CONF"):
-        return
-    if tuple(arguments[:2]) in CHANGES_HOSTS:
-        return
-    if arguments[0] == "doctor" and any(os.path.isfile(word) for word in arguments[1:]):
-        return  # run here: the script or log is a file of this machine
-    from dalsegno.cluster import find_place, open_cluster
-    from dalsegno.targets.base import CanForward
-    from dalsegno.targets.registry import is_elsewhere
-
-    try:
-        place = find_place(cluster_named(arguments))
-    except DalsegnoError:
-        return  # the command reports the error itself, or needs no cluster
-    if not is_elsewhere(place.folder):
-        return
-    target = open_cluster(place)
-    if isinstance(target, CanForward):
-        from dalsegno.system.execute import become
-
-        entry = target.forward(arguments, root=arguments[0] in AS_ROOT)
-        if entry is not None:
-            become(entry.argv, entry.env)
-
-
-def cluster_named(arguments: Sequence[str]) -> str | None:
-    """Return the value of --cluster. Arguments after `--`, or after the script of a run, are the script's own."""
-    for at, word in enumerate(arguments[1:], start=1):
-        if word == "--" or (word.endswith(".py") and arguments[0] in TAKES_A_COMMAND):
-            return None
-        if word in ("--cluster", "-M"):
-            return arguments[at + 1] if at + 1 < len(arguments) else None
-        if word.startswith("--cluster="):
-            return word.partition("=")[2]
-    return None

@@ -48,8 +48,10 @@ def columns() -> int:
 
 
 def message(text: str, *, nl: bool = True) -> None:
-    """Print to standard error. If its reader has gone, as in `dalsegno up 2>&1 | head -1`, discard this and all later
-    messages: a change of the cluster must not stop halfway because nobody reads its progress."""
+    """Print to standard error. If nothing reads it any more, discard this and all later messages.
+
+    In `dalsegno up 2>&1 | head -1`, the change of the cluster must not stop halfway because `head` has ended.
+    """
     try:
         click.echo(text, nl=nl, err=True)
     except BrokenPipeError:
@@ -102,8 +104,10 @@ def problems(found: Sequence[Problem]) -> None:
 
 @contextmanager
 def progress() -> Iterator[Say]:
-    """Yield a `say` for the steps of a long operation: it rewrites one line in a terminal, and prints plain lines
-    elsewhere."""
+    """Yield a function that shows each step of a long operation.
+
+    In a terminal, it rewrites one line; elsewhere, it prints one line per step.
+    """
     started = time.monotonic()
     live = sys.stderr.isatty()
 
@@ -121,12 +125,13 @@ def progress() -> Iterator[Say]:
 
 
 def replace_line(text: str) -> None:
-    """Overwrite the line that a terminal shows."""
+    """Replace the current line of the terminal."""
     message(f"{ERASE}{fitted(text, columns())}", nl=False)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns as wide as they need to be, as sinfo and squeue do. Line breaks in a cell do not break its row."""
+    """Print columns as wide as their longest cell, as sinfo and squeue do. A line break in a cell does not start a new
+    row."""
     shown = [headers, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(headers))]
     for row in shown:
@@ -178,7 +183,8 @@ def finite(_: click.Context, option: click.Parameter, value: float | None) -> fl
 
 
 def check_writable(option: str, file: str | None) -> None:
-    """Raise if the file that an option names cannot be written. Called before the work, so that no result is lost."""
+    """Raise an error if the file that an option names cannot be written. Commands call this before the work, so that no
+    result is lost."""
     if file is None:
         return
     path = Path(file)

@@ -119,8 +119,8 @@ def _content(opener: _Opener, source: SourceFile) -> Iterator[bytes]:
 
 
 class _Opener:
-    """Opens only the files that were listed. Otherwise a user could replace one by a symbolic link, and root would copy
-    a secret file into the image.
+    """Opens only the files that were listed. Otherwise a user could replace a listed file by a symbolic link, and root
+    would copy a secret file into the image.
 
     The folder of the last file stays open, because the next file is often in it.
     """
@@ -233,7 +233,8 @@ PROGRAMS = (
 )  # fmt: skip
 _FILES = ("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/ssl/certs/ca-certificates.crt")
 _FOLDERS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "mnt": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
-_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")  # glibc loads them later
+# glibc loads these libraries while a program runs, so `ldd` does not list them.
+_BESIDE_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "libresolv.so.2")
 _TOP_LINKS = ("/bin", "/sbin", "/lib", "/lib64")  # links into /usr on most distributions
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ASK = (
@@ -278,8 +279,7 @@ def inspect_python(venv: Path, runner: Runner) -> Python:
 
 
 def check_trusted(*folders: Path) -> None:
-    """As root, raise if other users can change these folders: root runs their Python, and `ldd` loads their
-    programs."""
+    """Raise an error if root runs this process and other users can change a folder from which it runs programs."""
     if os.geteuid() != 0:
         return
     for folder in folders:

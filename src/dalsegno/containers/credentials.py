@@ -91,7 +91,7 @@ class Credential:
 
 
 class UnknownRealm(DalsegnoError):
-    """A registry asks for its password to be sent to a server that is not known to belong to it."""
+    """Raised if a registry wants its password sent to a server that is not known to belong to the registry."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,9 @@ class CredentialFinder:
                 yield _expanded(credential, machine, self.env)
 
     def _static(self, server: RegistryServer, keys: tuple[str, ...]) -> Iterator[Credential]:
-        """Yield a server's credentials from files. Helpers are not run: they might open a window."""
+        """Yield a server's credentials from files. Docker's helper programs are not run, because they might open a
+        window.
+        """
         yield from self._in_netrc([server])
         for path in self._docker_files():
             auths = parse_docker_config(self._read(path), path).auths
@@ -188,7 +190,7 @@ class CredentialFinder:
         program = f"docker-credential-{helper}"
         try:
             done = self.runner.run([program, "get"], stdin=key, env=self.env, timeout_s=60)
-        except DalsegnoError:  # the helper may be missing on this machine, and the registry may need no credential
+        except DalsegnoError:  # not fatal, because the registry may need no credential
             self._note(f"{program} is configured, but not installed on this machine")
             return
         try:
@@ -205,7 +207,7 @@ def _first(found: Iterator[Credential], user: str) -> Credential | None:
 
 
 def are_of_one_domain(registry: RegistryServer, realm: RegistryServer) -> bool:
-    """Return whether both use TLS in the same domain: `registry.example.org` and `auth.example.org` or
+    """Return whether both servers use TLS in one domain: `registry.example.org` with `auth.example.org` or with
     `example.org`."""
     if (registry.scheme, realm.scheme) != ("https", "https"):
         return False
@@ -221,10 +223,10 @@ def _is_ip(host: str) -> bool:
 
 
 def _is_machine(machine: str, server: RegistryServer) -> bool:
-    """Return whether a `machine` entry in Enroot's file stands for this server.
+    """Return whether a `machine` entry in Enroot's file applies to this server.
 
-    An entry without a port matches all ports with TLS, as in curl, but only port 80 without TLS: any user of that host
-    could listen on another port.
+    With TLS, an entry without a port matches all ports, as in curl. Without TLS, it matches only port 80, because any
+    user of that host could listen on another port.
     """
     found = _MACHINE.fullmatch(machine.lower())
     if found is None or found[1].strip("[]") != server.host:
@@ -244,8 +246,7 @@ def _why_refused(about: os.stat_result, env: Mapping[str, str]) -> str:
 
 
 def _docker_keys(server: RegistryServer) -> tuple[str, ...]:
-    """Return the keys of a server's credentials in Docker's files. Keys with `https://` are only for servers with
-    TLS."""
+    """Return the JSON keys under which Docker's files can list a server. Keys with `https://` are only for TLS."""
     if server.host == DOCKER_HUB:
         return _HUB_KEYS
     with_tls = (f"https://{server.address}", f"https://{server.address}/v2/") if server.scheme == "https" else ()

@@ -34,13 +34,16 @@ PLAIN_HINT = (
 
 
 class Unreachable(DalsegnoError):
-    """The server did not answer, or the answer was cut off. A retry may succeed."""
+    """Raised if the server did not answer, or if its answer was cut off. A retry may succeed."""
 
     def __init__(
         self, what: str, *, hint: str = "", answered: bool = False, plain: bool = False, stored: bool = False
     ) -> None:
-        """Create the error. `answered`: a server responded. `plain`: the server may use HTTP without TLS. `stored`: the
-        store has the image."""
+        """Create the error.
+
+        `answered` says whether a server responded, `plain` whether the server may use HTTP without TLS, and `stored`
+        whether the store has the image.
+        """
         super().__init__(what, hint=hint)
         self.answered = answered
         self.plain = plain
@@ -48,7 +51,7 @@ class Unreachable(DalsegnoError):
 
 
 class HttpError(DalsegnoError):
-    """The server answered with an error."""
+    """Raised if the server answered with an error."""
 
     def __init__(self, status: int, headers: Message, url: str, body: bytes = b"") -> None:
         """Create the error. `url` is the URL that failed. After a redirect, it may belong to another server than the
@@ -89,8 +92,11 @@ class Http:
     """An HTTP client that several threads may share."""
 
     def __init__(self, proxies: Mapping[str, str] | None = None, *, plain_http: bool = False) -> None:
-        """Create a client. `proxies`: None means those in the environment (`http_proxy`, `https_proxy`, `no_proxy`).
-        `plain_http`: follow redirects from https to http."""
+        """Create a client.
+
+        `proxies` maps schemes to proxies; None means those in the environment (`http_proxy`, `https_proxy`,
+        `no_proxy`). `plain_http` allows redirects from https to http.
+        """
         given = None if proxies is None else dict(proxies)
         self._proxies = urllib.request.getproxies() if given is None else given
         self._opener = urllib.request.OpenerDirector()  # the opener from build_opener would also open file and FTP URLs
@@ -149,7 +155,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Unencrypted(OSError):
-    """A server redirects from https to http."""
+    """Raised if a server redirects from https to http."""
 
 
 def address_of(url: str) -> str:
@@ -202,7 +208,7 @@ class Blobs(Protocol):
 
 
 class TransferStopped(Exception):
-    """Another transfer failed, or the user pressed Ctrl-C."""
+    """Raised if another transfer failed, or if the user pressed Ctrl-C."""
 
 
 def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, stop: threading.Event) -> bool:

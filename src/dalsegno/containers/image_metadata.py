@@ -45,7 +45,7 @@ def render_files(config: Config) -> dict[str, str]:
 
 
 def render_layer(config: Config) -> tuple[list[TarEntry], bytes]:
-    """Return the files as a layer above all others: its entries, and the content that their offsets refer to."""
+    """Return the settings files as the top layer: its entries, and the content that their offsets refer to."""
     entries, content = [], b""
     for path, text in render_files(config).items():
         data = text.encode("utf-8", "surrogateescape")

@@ -86,12 +86,12 @@ class Importer:
     compression: str = "lz4"
     plain_http: bool = False
     enroot: str = ""  # path of Enroot's program; "" imports without it
-    or_kept: bool = True  # if the registry does not answer, use the image that was imported before
+    or_kept: bool = True  # whether to use the image of an earlier import if the registry does not answer
 
     def to_store(self, name: ImageName, *, force: bool = False) -> Stored:
-        """Import the image into the store, unless it is there, and return it. Of several concurrent calls, one looks up
-        the tag and imports the image, and the others wait for it.
+        """Import the image into the store, unless it is stored already, and return it.
 
+        If several processes call this at once, one looks up the tag and imports the image, and the others wait for it.
         `force` imports the image again even if it is stored.
         """
         name = name.absolute()
@@ -136,16 +136,19 @@ class Importer:
             return ""
 
     def _check_arch(self, name: ImageName, found: FoundImage) -> None:
-        """Raise if the image is for another architecture. If an index lists the image for this architecture, only warn:
-        `--arch` could not select it otherwise."""
+        """Raise if the image is for another architecture.
+
+        If an index lists the image for this architecture, only warn, because `--arch` could not select it otherwise.
+        """
         if not found.listed:
             check_arch(found.config, self.arch, str(name))
         elif found.config.arch not in ("", self.arch):
             self.progress.warn(f"{name} was built for {found.config.arch}, not for {self.arch}")
 
     def _stored_before(self, name: ImageName, error: Unreachable) -> Stored:
-        """Return the image that the name referred to at the last lookup: runs must be able to restart while a registry
-        is down."""
+        """Return the image that the name referred to at the last lookup, so that runs can restart while a registry is
+        down.
+        """
         known = self.store.lookup(str(name), self.arch, self.compression, since=0.0)
         if known is None:
             raise error
@@ -221,7 +224,7 @@ class Importer:
 def copy_image(kept: Stored, target: Path) -> str:
     """Copy a stored image to a file, which exists only when complete and undamaged, and return its SHA-256.
 
-    The copy is never a hard link: writing to it must not change the stored image.
+    The copy is never a hard link, because a write to it would change the stored image.
     """
     with open(kept.path, "rb") as file, nameless(target) as handle:
         shared = _share_blocks(file.fileno(), handle)

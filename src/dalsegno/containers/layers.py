@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 class Layer:
     """A layer on this machine, and its entries.
 
-    `blob` has the digest of the bytes that were scanned, unless only this user can change the file.
+    `blob.digest` is the digest of the scanned bytes, to verify a second read; "" if only this user can change the file.
     """
 
     blob: FileSlice
@@ -54,7 +54,7 @@ def fetch_layers(source: ImageSource, found: FoundImage, progress: ImportProgres
 
 @dataclass
 class ImageLimits:
-    """Limits for an unpacked image: a few compressed megabytes can unpack to more than any machine can store.
+    """Limits for an unpacked image, because a few compressed megabytes can unpack to more than any machine can store.
 
     Several threads count at once, so the limits are not exact.
     """
@@ -107,10 +107,10 @@ def _through(
 def in_parallel(
     work: Callable[[_Task, threading.Event], _Value], tasks: Sequence[_Task], at_once: int = AT_ONCE
 ) -> list[_Value]:
-    """Run `work` for each task, in at most `at_once` threads, and return the results in order. The first failure, or
-    Ctrl-C, stops all others.
+    """Run `work` for each task, in at most `at_once` threads, and return the results in order.
 
-    The threads are daemons: a thread that waits for a silent registry must not keep the program from exiting.
+    The first failure, or Ctrl-C, stops all other tasks. The threads are daemons, because a thread that waits for a
+    silent registry must not keep the program from exiting.
     """
     todo: queue.SimpleQueue[tuple[int, _Task]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, _Value | None, BaseException | None]] = queue.SimpleQueue()

@@ -13,7 +13,7 @@ from dalsegno.hardware.catalog import did_you_mean
 
 
 class DamagedImage(DalsegnoError):
-    """The data does not match its digest, or is not an image."""
+    """Raised if data does not match its digest, or is not an image."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(what, hint=hint or "build or copy the image again")
@@ -85,7 +85,7 @@ def digest_of(data: bytes) -> str:
 
 
 def check_digest(data: bytes, digest: str, what: str) -> bytes:
-    """Return the data; raise DamagedImage if it does not have this digest."""
+    """Return the data unchanged; raise DamagedImage if the data does not have this digest."""
     if digest_of(data) != digest:
         raise DamagedImage(
             f"{what} does not match its digest {digest}", hint="try again; if it persists, ask the registry's operator"
@@ -133,7 +133,7 @@ def parse_config(data: bytes) -> Config:
 
 
 def architecture(name: str = "") -> str:
-    """Return the name that images use for an architecture (`amd64` for `x86_64`); by default, for this machine's."""
+    """Return the name that images use for an architecture, such as `amd64` for `x86_64`. "" means this machine's."""
     wanted = (name or platform.machine()).lower()
     if wanted in _ARCHITECTURES:
         return _ARCHITECTURES[wanted]
@@ -155,8 +155,10 @@ def choose_platform(index: Index, arch: str, what: str) -> Descriptor:
 
 
 def check_arch(config: Config, arch: str, what: str) -> None:
-    """Raise if an image outside any index is for another architecture. An image that names no architecture is
-    accepted."""
+    """Raise if an image was built for another architecture; accept an image that names no architecture.
+
+    Call this only for an image that no index lists.
+    """
     made_for = _ARCHITECTURES.get(config.arch, config.arch)
     if made_for not in ("", arch):
         raise NotThere(f"{what} has no image for {arch}", hint=f"it is for {made_for}; use `--arch {made_for}`")

@@ -48,9 +48,9 @@ class Merged:
 
 
 @dataclass
-class _Folder:
+class _TarFolder:
     entry: TarEntry
-    names: dict[str, _Folder | _Leaf] = field(default_factory=dict)
+    names: dict[str, _TarFolder | _Leaf] = field(default_factory=dict)
 
 
 @dataclass
@@ -64,7 +64,7 @@ class _Leaf:
 
 def merge(layers: Sequence[Sequence[TarEntry]], folders: Sequence[str] = ()) -> Merged:
     """Merge the layers, the lowest first. Missing `folders` are created."""
-    root = _Folder(TarEntry("", TarType.FOLDER))
+    root = _TarFolder(TarEntry("", TarType.FOLDER))
     for number, layer in enumerate(layers):
         for entry in layer:
             _hide(root, entry)
@@ -76,7 +76,7 @@ def merge(layers: Sequence[Sequence[TarEntry]], folders: Sequence[str] = ()) -> 
     return _collect(root, len(layers))
 
 
-def _hide(root: _Folder, entry: TarEntry) -> None:
+def _hide(root: _TarFolder, entry: TarEntry) -> None:
     """Remove the files of lower layers that a whiteout hides."""
     above, name = _split(entry.path)
     if not name.startswith(_WHITEOUT):
@@ -90,7 +90,7 @@ def _hide(root: _Folder, entry: TarEntry) -> None:
         folder.names.pop(name.removeprefix(_WHITEOUT), None)
 
 
-def _put(root: _Folder, entry: TarEntry, layer: int) -> None:
+def _put(root: _TarFolder, entry: TarEntry, layer: int) -> None:
     above, name = _split(entry.path)
     if name.startswith(_WHITEOUT) or _AUFS in entry.path:
         return
@@ -99,17 +99,17 @@ def _put(root: _Folder, entry: TarEntry, layer: int) -> None:
     folder = _walk(root, above, make=True)
     assert folder is not None
     there = folder.names.get(name)
-    if entry.type is TarType.FOLDER and isinstance(there, _Folder):
+    if entry.type is TarType.FOLDER and isinstance(there, _TarFolder):
         there.entry = entry
     elif entry.type is TarType.FOLDER:
-        folder.names[name] = _Folder(entry)
+        folder.names[name] = _TarFolder(entry)
     elif entry.type is TarType.LINK:
         folder.names[name] = _target(root, entry)
     else:
         folder.names[name] = _Leaf(entry, layer)
 
 
-def _target(root: _Folder, link: TarEntry) -> _Leaf:
+def _target(root: _TarFolder, link: TarEntry) -> _Leaf:
     above, name = _split(link.link)
     folder = _walk(root, above, make=False)
     found = folder.names.get(name) if folder else None
@@ -129,7 +129,7 @@ def _split(path: str) -> tuple[list[str], str]:
     return (parts[:-1], parts[-1]) if parts else ([], "")
 
 
-def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
+def _walk(root: _TarFolder, parts: list[str], make: bool) -> _TarFolder | None:
     """Return the folder at this path, resolving symbolic links. With `make`, create missing folders; otherwise return
     None if one is missing."""
     way, todo, followed = [root], parts[::-1], 0
@@ -140,7 +140,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
             continue
         if part == "..":  # this part comes from a symbolic link; the parent of the root is the root
             del way[max(1, len(way) - 1) :]
-        elif isinstance(there, _Folder):
+        elif isinstance(there, _TarFolder):
             way.append(there)
         elif there is not None and there.entry.type is TarType.SYMLINK:
             followed += 1
@@ -150,7 +150,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
                 del way[1:]
             todo.extend(there.entry.link.split("/")[::-1])
         elif make:
-            made = _Folder(TarEntry(part, TarType.FOLDER))
+            made = _TarFolder(TarEntry(part, TarType.FOLDER))
             way[-1].names[part] = made
             way.append(made)
         else:
@@ -158,11 +158,11 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
     return way[-1]
 
 
-def _collect(root: _Folder, layers: int) -> Merged:
+def _collect(root: _TarFolder, layers: int) -> Merged:
     folders: list[ImageEntry] = []
     leaves: dict[int, _Leaf] = {}
     for path, node in _everything(root):
-        if isinstance(node, _Folder):
+        if isinstance(node, _TarFolder):
             folders.append(ImageEntry(_harmless(node.entry), (path,)))
         else:
             node.paths.append(path)
@@ -182,14 +182,14 @@ def _collect(root: _Folder, layers: int) -> Merged:
     return Merged((*folders, *bare), tuple(map(tuple, files)), tuple(devices))
 
 
-def _everything(root: _Folder) -> Iterator[tuple[str, _Folder | _Leaf]]:
+def _everything(root: _TarFolder) -> Iterator[tuple[str, _TarFolder | _Leaf]]:
     """Yield every name below the root, a folder before its contents. The walk is not recursive, because paths may be
     deep."""
-    todo: list[tuple[str, _Folder | _Leaf]] = [(name, root.names[name]) for name in sorted(root.names, reverse=True)]
+    todo: list[tuple[str, _TarFolder | _Leaf]] = [(name, root.names[name]) for name in sorted(root.names, reverse=True)]
     while todo:
         path, node = todo.pop()
         yield path, node
-        if isinstance(node, _Folder):
+        if isinstance(node, _TarFolder):
             todo += [(f"{path}/{name}", node.names[name]) for name in sorted(node.names, reverse=True)]
 
 

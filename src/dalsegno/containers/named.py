@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from dalsegno.containers.store import RemovedFiles
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import Completed, Runner
 
-PREFIX = "dalsegno: "  # the plugin starts each message with this text
+_PREFIX = "dalsegno: "  # the plugin starts each message with this text
+# … and an error also with the node and its exit code. Older plugins print no code.
+_REFUSED = re.compile(r"dalsegno: (?:[^\s:]+: container(?:\[\d+\])?: )?")
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,9 @@ def _step(runner: Runner, route: HostRoute, node: str, word: str) -> NodeAnswer:
 
 def _why(done: Completed) -> str:
     """Return why a step failed: the plugin's message without the node's name, or that srun does not load the plugin."""
-    ours = [line for line in done.stderr.splitlines() if line.startswith(PREFIX)]
+    ours = [line for line in done.stderr.splitlines() if line.startswith(_PREFIX)]
     if ours:
-        return ours[0].removeprefix(PREFIX).partition(": container: ")[2] or ours[0]
+        return _REFUSED.sub("", ours[0], count=1)
     if "unrecognized option" in done.stderr:
         return "its Slurm does not have Dal Segno's plugin, or has an older one"
     return last_line(done)
@@ -84,8 +87,10 @@ def _why(done: Completed) -> str:
 
 
 def sweep_unpacked(folder: Path) -> RemovedFiles:
-    """Remove unused unpacked images that are incomplete or whose image file has changed or is gone. While a step is
-    unpacking, remove nothing."""
+    """Remove unpacked images that no step uses if they are incomplete, or their image file has changed or is missing.
+
+    While a step is unpacking an image, remove nothing.
+    """
     removed = size = 0
     if not _is_own(folder):
         return RemovedFiles(0, 0)
@@ -101,7 +106,7 @@ def sweep_unpacked(folder: Path) -> RemovedFiles:
 
 
 def unpacked_key(image: Path) -> str:
-    """Return the folder name that `native/unpack.c` gives an image; "" if there is no such file."""
+    """Return the name of the folder into which `native/unpack.c` unpacks an image; "" if the image is missing."""
     try:
         about = image.stat()
     except OSError:
@@ -133,7 +138,7 @@ def _image_of(unpacked: Path) -> Path:
 
 @contextlib.contextmanager
 def _try_lock(path: Path) -> Iterator[bool]:
-    """Try to lock a file; yield False if another process holds the lock. A missing file counts as locked by us."""
+    """Try to lock a file; yield False if another process holds the lock. If the file is missing, yield True."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -23,7 +23,7 @@ NO_CONTAINER = 125  # exit code of a task that cannot enter its container; defin
 # -U comes first because the compilers of some distributions define the macro and warn about a second definition.
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
-# Without -Werror, because a newer compiler may print new warnings.
+# -Werror is left out, because a newer compiler may print new warnings.
 BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")
 PARTS = {
     PLUGIN: (
@@ -59,6 +59,8 @@ PARTS = {
     ),
 }
 HEADER = Path("/usr/include/slurm/slurm_version.h")
+# On hosts: builds of the plugin, named containers, and unpacked images
+HOST_FOLDER, DATA, UNPACKED = "/usr/local/lib/dalsegno", "/var/lib/dalsegno/containers", "/var/lib/dalsegno/unpacked"
 TOOLS = {
     "gcc": "gcc", "/usr/include/stdio.h": "libc6-dev", str(HEADER): "libslurm-dev", "sqfstar": "squashfs-tools",
     "unsquashfs": "squashfs-tools",
@@ -79,7 +81,7 @@ def source_folder() -> Path:
 
 
 def build_key(slurm_version: str) -> str:
-    """Return a key that changes with the sources, the flags and the Slurm version."""
+    """Return the folder name of a plugin build, which changes with the sources, the flags and the Slurm version."""
     digest = hashlib.sha256(repr((slurm_version, BUILD_FLAGS, PARTS)).encode())
     for path in sorted(source_folder().glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -106,7 +108,7 @@ def prepare_native(runner: Runner, cache: Path, slurm_version: str, folder: str)
 
 
 def missing_packages(built: bool = False, tools: Mapping[str, str] = TOOLS) -> list[str]:
-    """Return the missing packages that container jobs need and, unless `built`, that compiling the plugin needs."""
+    """Return the packages that are missing for container jobs and, unless the plugin is `built`, for compiling it."""
     wanted = {name: package for name, package in tools.items() if not built or package == "squashfs-tools"}
     return list(dict.fromkeys(each for name, each in wanted.items() if not _is_there(name)))
 
@@ -116,7 +118,10 @@ def _is_there(name: str) -> bool:
 
 
 def build_native(runner: Runner, cache: Path, slurm_version: str, header: Path = HEADER) -> Path:
-    """Return the folder with the plugin and the helper; compile them unless they are cached."""
+    """Return the folder with the plugin and the helper; compile them unless they are cached.
+
+    `header` is slurm_version.h beside the other headers of Slurm, which may be outside /usr/include.
+    """
     folder = cache / "native" / build_key(slurm_version)
     if os.geteuid() == 0 and (part := part_of_others(folder, trusted_owners())):
         raise DalsegnoError(
@@ -127,9 +132,10 @@ def build_native(runner: Runner, cache: Path, slurm_version: str, header: Path =
         check_compiler(slurm_version, header)
         partial = folder.with_name(f"{folder.name}.{os.getpid()}")
         make_folder(partial)
+        include = () if header == HEADER else (f"-I{header.parents[1]}",)
         try:
             for name, arguments in PARTS.items():
-                _compile(runner, partial / name, arguments, slurm_version)
+                _compile(runner, partial / name, (*include, *arguments), slurm_version)
             _publish(partial, folder)
         finally:
             remove_tree(partial)

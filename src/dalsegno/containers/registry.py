@@ -74,7 +74,7 @@ class Registry:
             return _read_up_to(answer, MAX_JSON)
 
     def blob(self, digest: str, start: int = 0) -> RegistryAnswer:
-        """Request a blob from byte `start` on. A registry that does not support this sends all of it, with status
+        """Request a blob from byte `start` on. A registry without range requests sends the whole blob, with status
         200."""
         return self._get(f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {})
 
@@ -128,7 +128,10 @@ class Registry:
     # Authentication
 
     def _authorize(self, refused: HttpError, used: str) -> str:
-        """Return a new Authorization header for a challenge. If several threads need one, only one requests it."""
+        """Return a new Authorization header for a challenge. `used` is the header that the registry refused.
+
+        If several threads need a new header, only one requests it.
+        """
         with self._lock:
             if self._authorization == used:
                 challenge = parse_challenge(refused.headers)
@@ -150,8 +153,8 @@ class Registry:
     def _realm(self, challenge: Challenge) -> RegistryServer:
         """Return the token server. A token server without TLS must be on the registry's own host.
 
-        The token from this server is sent on to the registry. Without this rule, a registry could read from servers
-        that only this machine can reach.
+        The token server's answer is sent on to the registry as the token. If the registry could name any server without
+        TLS, it could read from servers that only this machine can reach.
         """
         realm = server_of(challenge.realm)
         if realm is None:

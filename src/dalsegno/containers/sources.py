@@ -234,7 +234,9 @@ def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName
 
 
 def _plain(path: Path, scratch: Path) -> Path:
-    """Return the archive, or an unpacked copy if it is compressed: layers are read at their offsets in the file."""
+    """Return the archive, or an unpacked copy if it is compressed, because layers are read at their offsets in the
+    file.
+    """
     with open(path, "rb") as file:
         if file.read(2) not in (b"\x1f\x8b", b"\x28\xb5"):
             return path

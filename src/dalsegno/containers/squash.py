@@ -82,7 +82,7 @@ def memory_options(env: Mapping[str, str]) -> list[str]:
 def _as_root() -> list[str]:
     """Return a prefix that runs sqfstar as root in a user namespace, if possible.
 
-    sqfstar 4.5 makes the calling user the owner of the root folder, whatever `-root-uid` says.
+    Otherwise sqfstar 4.5 makes the calling user the owner of the image's root folder, whatever `-root-uid` says.
     """
     unshare = program("unshare")
     if os.geteuid() == 0 or unshare is None:
@@ -101,7 +101,7 @@ def _explain(error: CommandFailed) -> DalsegnoError:
 
 
 def check_target(target: Path, force: bool) -> None:
-    """Raise if the file cannot be written. Called before the image is made."""
+    """Raise if the file cannot be written. Call this before the image is made, so that no work is lost."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder", hint=f"name a file in it: `-o {target}/IMAGE.sqsh`")
     if target.exists() and not force:
@@ -113,7 +113,7 @@ def check_target(target: Path, force: bool) -> None:
 class VerifiedReread(Iterator[bytes]):
     """A layer's unpacked bytes, read a second time. The packed bytes must still have the digest that was checked.
 
-    The owner of the file could have changed it in between.
+    The file's owner could have changed the file since that check.
     """
 
     def __init__(self, blob: FileSlice) -> None:
@@ -130,7 +130,7 @@ class VerifiedReread(Iterator[bytes]):
         return next(self._chunks)
 
     def check(self) -> None:
-        """Read the rest, then compare the digest."""
+        """Read the rest of the packed bytes. Raise DamagedImage if they do not have the expected digest."""
         if not self._blob.digest:
             return
         if isinstance(self._chunks, Generator):

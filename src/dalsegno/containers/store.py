@@ -1,14 +1,14 @@
 """The image store: a folder with images (by manifest digest), layers (by their own digest) and names.
 
-FOLDER/
-  images/HEX.lz4.sqsh     a complete image
-  images/HEX.lz4.json     its record; written last, so a .sqsh file without a record is incomplete
-  blobs/HEX               a layer, as in the registry; HEX.part during its download
-  tags/….json             a name, and the image that it referred to at the last lookup
-  files/….json            a file elsewhere that was written with `-o`, and its digest
-  locks/                  held during imports, released when their holder ends
+    FOLDER/
+      images/HEX.lz4.sqsh     a complete image
+      images/HEX.lz4.json     its record; written last, so a .sqsh file without a record is incomplete
+      blobs/HEX               a layer, as in the registry; HEX.part during its download
+      tags/….json             a name, and the image that it referred to at the last lookup
+      files/….json            a file elsewhere that was written with `-o`, and its digest
+      locks/                  held during imports, released when the process that holds them ends
 
-A tag that moves refers to another digest, and so to another file: an image in use never changes.
+If a tag moves to another digest, it refers to another file. An image in use therefore never changes.
 
 Only the store's owner can write to these folders. Files and folders of other users are refused or ignored, and root
 stores no images below a folder that other users can change.
@@ -74,8 +74,11 @@ class ImageStore:
         clock: Callable[[], float] = time.time,
         owners: frozenset[int] | None = None,
     ) -> None:
-        """Open the store. `shared`: root's store, used read-only. `owners`: files of other users are ignored; None
-        means root and this user."""
+        """Open the store in `folder`.
+
+        `shared` is root's store, which is only read. Files of users other than `owners` are ignored; None means root
+        and this user.
+        """
         self.folder = folder
         self.clock = clock
         self._owners = frozenset({0, os.geteuid()}) if owners is None else owners
@@ -98,7 +101,7 @@ class ImageStore:
     # Locks of the store
 
     def turn(self, what: str, on_wait: Callable[[], None]) -> AbstractContextManager[None]:
-        """Hold the lock for `what`: if several processes need the same image, one makes it and the others wait."""
+        """Hold the lock for `what`. If several processes need the same image, one makes it and the others wait."""
         return in_turn(self.folder / "locks" / hashlib.sha256(what.encode()).hexdigest()[:32], on_wait)
 
     @contextlib.contextmanager
@@ -191,10 +194,10 @@ class ImageStore:
     def _read_tag(self, path: Path) -> Tag | None:
         return read_tag(path) if is_ours(path, self._owners) else None
 
-    # Changes of the store
+    # Changes to the store
 
     def put(self, record: ImageRecord) -> Stored:
-        """Write the record of an image whose file exists."""
+        """Write the record of an image. The image's file must exist already."""
         path = self.image(record.digest, record.compression)
         write(path.with_suffix(".json"), record)
         return Stored(record, path)
@@ -220,7 +223,7 @@ class ImageStore:
     def remove_name(self, text: str, stored: Stored) -> tuple[str, ...]:
         """Remove the name `text` of an image that has other names, and return the other names.
 
-        If `text` is the only name or not a name of the image, remove nothing and return ().
+        If `text` is the only name, or if it is not a name of the image, remove nothing and return ().
         """
         with contextlib.suppress(UsageError):
             wanted = {text, str(parse_name(text).absolute())}
@@ -268,10 +271,10 @@ def _is_of(tag: Tag, stored: Stored) -> bool:
 
 
 def open_store(wanted: Path, own: Path) -> ImageStore:
-    """Return the store in the folder `wanted` if this user owns or may create it.
+    """Return the store in the folder `wanted` if this user owns the folder or can create it.
 
-    A folder of another user is only read. This user's images are then stored in a subfolder of it if it is writable,
-    otherwise in `own`.
+    If `wanted` belongs to another user, its images are only read. This user's images are then stored in a subfolder if
+    `wanted` is writable, otherwise in `own`.
     """
     try:
         return _open_store(wanted, own)
@@ -297,7 +300,7 @@ def _may_make(folder: Path) -> bool:
 
 
 def _is_roots(folder: Path) -> bool:
-    """Return whether only root can have put files there. Images from other users could contain any program."""
+    """Return whether only root can write to this folder. Images from other users could contain any program."""
     parts = [folder / name for name in ("images", "tags")]
     return all(_is_closed(part) and not part_of_others(part, {0}) for part in parts)
 

@@ -24,7 +24,7 @@ from dalsegno.system.processes import through
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
-_MAX_HEADER = 1 << 20  # maximum bytes of pax records and long names; a longer header is an attack
+_MAX_HEADER = 1 << 20  # maximum bytes of pax records and long names; a longer header is refused as an attack
 _MAX_NAME = 4096  # the kernel's limit for the length of a path
 _MAX_EVERYWHERE = 1000
 _MAX_ID = 0xFFFFFFFF
@@ -321,7 +321,7 @@ class FileSlice:
     private: bool = False  # whether only this user can change the bytes between two reads
 
     def raw(self) -> Iterator[bytes]:
-        """Yield all bytes in chunks. Only a regular file is read: opening a pipe could block forever."""
+        """Yield all bytes in chunks. Only a regular file is read, because opening a pipe could block forever."""
         with open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise DamagedImage(f"{self.path} is not a regular file")
@@ -342,7 +342,7 @@ class FileSlice:
 
 
 def unpacked(raw: Iterator[bytes]) -> Iterator[bytes]:
-    """Return the decompressed bytes."""
+    """Return the bytes, decompressed if they are in gzip's or zstd's format."""
     first = next(raw, b"")
     whole = itertools.chain([first], raw)
     if first.startswith(_GZIP):

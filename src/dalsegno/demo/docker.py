@@ -74,7 +74,7 @@ class DockerStage:
 
 
 def play(stage: DockerStage, command: str, notify: Notify, export: str = "") -> Ending:
-    """Submit a job, observe its program, cancel the job, and check whether the program runs once the node is idle."""
+    """Submit a job, observe its program, cancel the job, and check whether the program still runs on the idle node."""
     before = {process.pid for process in find(stage)}
     args = ["--gpus=1", f"--output={stage.output}", f"--export=ALL{export and ','}{export}", f"--wrap={command}"]
     job = stage.researcher.submit(args=args)
@@ -107,7 +107,8 @@ def _is_idle(stage: DockerStage) -> bool:
 
 
 def find(stage: DockerStage) -> list[NodeProcess]:
-    """Return the processes that run PROGRAM. Slurm starts it with its full path, Docker with the name alone."""
+    """Return the processes that run PROGRAM. Slurm starts the program with its full path, Docker with its name
+    alone."""
     name = PROGRAM.split()[0]
     return [each for each in processes(stage) if each.name == name and each.args.endswith(PROGRAM)]
 
@@ -139,7 +140,8 @@ def parse_ps(text: str) -> list[NodeProcess]:
 
 
 def ancestors(known: dict[int, NodeProcess], pid: int) -> tuple[str, ...]:
-    """Return the ancestors up to the nearest service of the node (TOPS), or up to the node's first process."""
+    """Return the names of the process's ancestors, up to the nearest service of the node (TOPS) or the node's first
+    process."""
     names: list[str] = []
     while (process := known.get(known[pid].parent)) is not None:
         names.insert(0, "init" if process.pid == 1 else process.name)
@@ -164,8 +166,8 @@ def parse_variable(environ: str, name: str) -> str:
 
 START_S = 60.0
 END_S = 20.0
-# The daemon's images, sockets, PID files and its key in /etc are in memory. Only the daemon sees them, and they are
-# gone when it ends.
+# The daemon's images, sockets, PID files and its key in /etc are in memory. Only the daemon sees them, and they
+# disappear when it ends.
 PRIVATE = """mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/etc /run/work &&
     mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work overlay /etc && exec "$@"
 """
@@ -195,7 +197,7 @@ def find_programs() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Docker:
-    """A client of the daemon. It is also the Runner with which an image import calls `docker`."""
+    """A client of Docker's daemon, and the Runner with which an image import calls `docker`."""
 
     client: str
     socket: Path

@@ -30,7 +30,7 @@ def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
 Notify = Callable[[str], None]
 PARTITION = "lab"
 BIG_PARTITION = "train"
-POLL_S = 0.3  # interval between looks at the queue; not shorter, because each starts a process
+POLL_S = 0.3  # interval between polls of the queue; not shorter, because each poll starts a process
 FAIR_SHARE_WAIT_S = 150.0  # Slurm updates fair share once a minute at best
 
 

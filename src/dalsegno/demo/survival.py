@@ -1,4 +1,4 @@
-"""The demo scene of a training run that survives faults: which faults, and how long other tools take."""
+"""The demo scene of a training run that survives faults: the faults, and the times of other tools."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FAULTS = (
     ScheduledFault(FaultKind("xid", FaultOptions(code=79)), after_steps=120, node=1),
 )
 
-# Measured by benchmarks/restart.py on two cores and four virtual hosts, with the same cluster and Python; see
-# docs/performance.md.
+# These times were measured by benchmarks/restart.py on two cores and four virtual hosts, with the same cluster and
+# Python; see docs/performance.md.
 OTHERS = (
     ("torchrun, elastic, its defaults", "never within 120 s"),
     ("torchrun in a Slurm job that is requeued", "never within 180 s"),

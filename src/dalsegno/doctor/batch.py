@@ -18,7 +18,7 @@ SLURM_OPTIONS = frozenset(
 )  # fmt: skip
 _CONTINUED = re.compile(r"\\[ \t]+$")
 _ARGUMENTS = re.compile(r"\$(@|\*|\{[@*1-9]|[1-9])")
-_ENDS_COMMAND = re.compile(r"[|&;<>]|\d?>")  # what follows belongs to another command, or is a redirection
+_ENDS_COMMAND = re.compile(r"[|&;<>]|\d?>")  # the text from here on belongs to another command, or is a redirection
 _MOVES = {"cd", "pushd", "git", "tar", "unzip", "cp", "mv", "rsync", "wget", "curl", "ln"}
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
@@ -71,7 +71,7 @@ class BatchFacts:
         return found
 
     def may_create(self, call: ScriptRun) -> bool:
-        """Return whether an earlier command may create the script, or change the folder in which it is searched."""
+        """Return whether an earlier command may create the script, or change the working folder."""
         name = call.path.rpartition("/")[2]
         earlier = [each for each in self.commands if each.line < call.line.line]
         programs = {word.rpartition("/")[2] for each in earlier for word in each.words}
@@ -82,7 +82,7 @@ class BatchFacts:
         return [each for each in self.commands if _launcher_at(each.words) is not None]
 
     def launcher_paths(self) -> list[tuple[BatchLine, str]]:
-        """Return the calls of torchrun that name it by a path, with that path."""
+        """Return the calls that name torchrun by a path, each with that path."""
         words = [(each, word) for each in self.launchers for word in each.words if word.endswith("/torchrun")]
         return [(each, word) for each, word in words if "$" not in word and not word.startswith("-")]
 
@@ -101,7 +101,7 @@ class BatchFacts:
         ]
 
     def environment(self) -> tuple[int, str]:
-        """Return the Python environment that the script activates, and its line; (0, "") if there is none."""
+        """Return the line that activates a Python environment, and the environment; (0, "") if no line does."""
         for each in self.commands:
             found = _activated(each.words) or _prefix_of_program(each.words)
             if found and "$" not in found:
@@ -169,7 +169,7 @@ def parse_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def misplaced_options(words: Sequence[str]) -> list[str]:
-    """Return those of a script's arguments that are long options of Slurm, each with its value: `--nodes 2`."""
+    """Return the arguments of a script that are long options of Slurm, each with its value: `--nodes 2`."""
     found = list[str]()
     for word, after in zip(words, (*words[1:], ""), strict=False):
         name, equals, _ = word[2:].partition("=")
@@ -194,10 +194,8 @@ class SubmitLine:
 
 
 def read_submit_line(line: str) -> SubmitLine | None:
-    """Read a command line such as `sbatch -N 2 job.sh --time 5`; None if it is not sbatch's.
-
-    A command line of srun or salloc has a program in the place of the script, whose arguments are its own.
-    """
+    """Read a command line such as `sbatch -N 2 job.sh --time 5`; return None if the command is not sbatch.
+    srun and salloc have a program in the place of the script. The arguments of that program are not examined."""
     words = _words(line)
     if not words or words[0].rpartition("/")[2] != "sbatch":
         return None
@@ -267,7 +265,7 @@ def _activated(words: Sequence[str]) -> str:
 
 
 def _prefix_of_program(words: Sequence[str]) -> str:
-    """Return the environment of a program that is started by its path, such as `./venv/bin/torchrun`."""
+    """Return the folder of the environment whose program is started by its path, such as `./venv/bin/torchrun`."""
     names = ("/bin/torchrun", "/bin/python", "/bin/python3")
     found = [word for word in words if word.endswith(names) and not word.startswith(("/usr/", "/bin/", "-"))]
     return found[0].rpartition("/bin/")[0] if found else ""

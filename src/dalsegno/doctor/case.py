@@ -1,7 +1,7 @@
 """The doctor's facts about a job, its symptoms, and its findings. Values only.
 
-A symptom is a name, a question, and a judge that answers it from a `Case` alone. `None` in a case means "not known": a
-judge then finds nothing, and `Case.unchecked` says what was missing.
+A symptom is a name, a question, and a function that answers the question from a `Case` alone. A fact that is `None` is
+not known: the function then finds nothing, and `Case.unchecked` says what was missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dalsegno.slurm.facts import JobInfo
 
 
 class Severity(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"  # the job fails or has failed because of the finding
     WARNING = "warning"  # the job may fail or be slow
@@ -27,7 +27,8 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A place where something was seen (`train.py:12`, `slurm-7.out:230`, `partition gpu`), and the text there."""
+    """The place where something was seen, such as `train.py:12`, `slurm-7.out:230` or `partition gpu`, and the text at
+    that place."""
 
     where: str
     text: str = ""
@@ -55,7 +56,8 @@ class PathPlace:
 
 @dataclass(frozen=True)
 class PythonFound:
-    """The Python environment of a job. `torch` is its version; "" if torch is missing, None if that is not known."""
+    """The Python environment of a job. `torch` is the version of torch; "" if torch is missing, None if that is not
+    known."""
 
     python: str
     place: PathPlace
@@ -66,7 +68,7 @@ class PythonFound:
 
 @dataclass(frozen=True)
 class NodeProbe:
-    """What a job step saw on one node. None means that this was not examined."""
+    """The facts that a job step found on one node. None means that a fact was not examined."""
 
     node: str
     script: str | None = None  # this user's permissions, some of `rwx`; "" if the script does not exist on the node
@@ -81,7 +83,7 @@ class NodeProbe:
 class CaseCluster:
     """The nodes that the job runs on, or would run on. `gpus_per_node` is 0 if none of them has a GPU."""
 
-    where: str  # for example `partition gpu`
+    where: str  # which nodes these are, for example `partition gpu`
     nodes: int = 0
     gpus_per_node: int = 0
     containers: bool | None = None  # whether srun knows `--container-image`
@@ -90,7 +92,8 @@ class CaseCluster:
 
 @dataclass(frozen=True)
 class FoundSnapshot:
-    """A checkpoint and the number of ranks that wrote it. With `needs_same_size`, only as many ranks can load it."""
+    """A checkpoint and the number of ranks that wrote it. If `needs_same_size` is set, only the same number of ranks
+    can load it."""
 
     path: str
     world_size: int
@@ -100,7 +103,8 @@ class FoundSnapshot:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """The step times of a run: each slow rank's ratio to the median, the median step time, and the wait for data."""
+    """The step times of a run: how much slower each slow rank is than the median, the median step time, and the wait
+    for data."""
 
     slow: Mapping[str, float] = field(default_factory=dict)  # rank -> ratio
     places: Mapping[int, str] = field(default_factory=dict)
@@ -147,7 +151,7 @@ class Case:
 
     @property
     def started(self) -> bool:
-        """Return whether there is a log or a record of the job. These count more than the files of the job."""
+        """Return whether there is a log or a record of the job. These take precedence over the files of the job."""
         return bool(self.signs or self.job or self.run)
 
 
@@ -156,7 +160,7 @@ Judge = Callable[[Case], Iterable[DoctorFinding]]
 
 @dataclass(frozen=True)
 class Symptom:
-    """A known fault. Its judge finds it from the case alone."""
+    """A known kind of fault. A function finds it from the case alone."""
 
     name: str
     question: str

@@ -46,7 +46,8 @@ _SIBLINGS = 20  # at most this many modules in the script's folder are read too
 
 @dataclass(frozen=True)
 class DoctorOrder:
-    """What to examine, and with what. `slurm` is None if there is no cluster."""
+    """The options of an examination, and the access to Slurm and this machine. `slurm` is None if there is no
+    cluster."""
 
     slurm: SlurmAccess | None
     runner: Runner
@@ -174,19 +175,19 @@ def _owner_of(job: JobInfo) -> int:
 def _owners(owner: int) -> tuple[int, ...]:
     """Return the uids whose files may be read for a job of this user; () if all files may be read.
 
-    The owner of a job chose its paths, so they may lead to files of other users.
+    The owner of a job has chosen its paths, so these could lead to files of other users.
     """
     return () if owner == os.geteuid() else (owner,)
 
 
 def _is_empty(logs: Sequence[Path], owners: Sequence[int] = ()) -> bool:
-    """Return whether the logs have nothing but blanks. A log that cannot be read is not known to be empty."""
+    """Return whether the logs contain only white space. A log that cannot be read does not count as empty."""
     texts = [read_start(each, MAX_SCRIPT_BYTES, owners) for each in logs]
     return all(text is not None and not text.strip() and len(text) < MAX_SCRIPT_BYTES for text in texts)
 
 
 def _signs_of_run(run: RunFolder, generation: int, ranks: Sequence[int], owners: Sequence[int]) -> list[SignSeen]:
-    """Return the signs in the logs of a run. The place of a sign names the rank before the line number."""
+    """Return the signs of faults in the logs of a run. The place of a sign names the rank before the line number."""
     logs = [(run.log(generation, rank), f"rank {rank}, line ") for rank in ranks[:MAX_LOGS]]
     logs += [
         (run.agents_log, "agents.log"),
@@ -238,7 +239,7 @@ def _batch_case(case: Case, batch: BatchFacts, order: DoctorOrder, folder: Path 
     """Return the case with a batch script, and the Python script that it starts if there is one."""
     folder = folder or Path.cwd()
     case = replace(case, batch=batch)
-    # If the path contains a variable, as in `$(dirname "$PWD")/ddp.py`, only the file name is searched.
+    # If the path contains a variable, as in `$(dirname "$PWD")/ddp.py`, only the file name is used.
     named = [word.rpartition("/")[2] if "$" in word else word for _, word in batch.scripts]
     tried = [
         place / name for name in named for place in (folder, Path(batch.path).parent, Path(batch.path).parent.parent)

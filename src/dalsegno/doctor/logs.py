@@ -91,7 +91,11 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
         r"world[ _]size of (?P<old>\d+).{0,80}?world[ _]size (?:is|of) (?P<new>\d+)"
         r"|saved with (?P<old2>\d+) (?:ranks|processes|GPUs).{0,80}? (?P<new2>\d+)",
     ),
-    (LogSign.GPU_MEMORY, r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"),
+    (
+        LogSign.GPU_MEMORY,
+        r"OutOfMemoryError|(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
+        r"|Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:host )?(?:alloc|calloc|malloc)",
+    ),
     (
         LogSign.SHARED_MEMORY,
         r"insufficient shared memory|unable to (?:open|allocate|mmap|write).{0,40}shared memory"
@@ -145,14 +149,14 @@ _PATTERNS: tuple[tuple[LogSign, str], ...] = (
     (LogSign.NO_NUMPY, r"Failed to initialize NumPy: No module named 'numpy'"),
 )
 _COMPILED = tuple((sign, re.compile(pattern)) for sign, pattern in _PATTERNS)
-# Every pattern contains one of these words, so lines without such a word are skipped.
+# Every pattern contains one of these words, so lines without any of them are skipped.
 _WORDS = (
     "torch", "can't open", "denied", "Error", "NCCL", "NVIDIA", "CUDA", "backend type", "initialized", "ddress already",
-    "EADDR", "container-", "Terms of", "arguments", "orld", "saved with", "OutOf", "CUBLAS", "memory", "oom",
+    "EADDR", "container-", "Terms of", "arguments", "orld", "saved with", "OutOf", "_STATUS_ALLOC", "memory", "oom",
     "illed", "Watchdog", "Timed out", "Flight Rec", "Duplicate GPU", "device ordinal", "DataLoader", "NumPy", "nccl",
     "Gloo", "gloo", "Unable to", "interface found", "AF_INET", "onnect to", "remote process",
 )  # fmt: skip
-_BATCH = 1000  # this many lines at a time are searched for these words
+_BATCH = 1000  # number of lines that are searched for these words at a time
 
 
 @dataclass(frozen=True)
@@ -189,25 +193,28 @@ _ERROR = re.compile(
     r"|^slurmstepd: error: |^srun: error: .{0,200}(?:[Ee]xit code|Killed|Segmentation|Aborted|Bus error|task launch)"
     r"|: command not found$|Segmentation fault|\(core dumped\)"
 )
-_OF_LAUNCHER = re.compile(r"ChildFailedError|^srun: error: |^slurmstepd: error: ")  # these only repeat that it failed
-_END_LINES = 50  # an error this close to the end of a log ended the program
+# These errors of launchers only repeat that the program failed.
+_OF_LAUNCHER = re.compile(r"ChildFailedError|^srun: error: |^slurmstepd: error: ")
+_END_LINES = 50  # an error within this many lines of the end of a log is the one that ended the program
 
 
 @dataclass(frozen=True)
 class LogEnd:
-    """How a log ends. `error` is its last error, of the last traceback if there is one; "" if there is none."""
+    """The end of a log. `error` is the error of the last traceback or, without a traceback, the last error; "" if there
+    is neither."""
 
     name: str = ""
     error: str = ""
     error_line: int = 0
-    at_end: bool = False  # whether the program wrote nothing else, or little, after the error
+    at_end: bool = False  # whether the program wrote little or nothing after the error
     last: tuple[tuple[int, str], ...] = ()  # the last lines that are not blank
 
 
 def find_end(lines: Iterable[tuple[int, str]], name: str) -> LogEnd:
-    """Return the last error and the last lines of a log. An error of the program counts more than the launcher's."""
+    """Return the last error and the last lines of a log. An error of the program takes precedence over one of the
+    launcher."""
     traced, plain, launchers = (0, ""), (0, ""), (0, "")
-    prefix: str | None = None  # what is in front of each line of the present traceback; None outside of tracebacks
+    prefix: str | None = None  # the text before each line of the current traceback; None outside tracebacks
     last = list[tuple[int, str]]()
     for number, text in lines:
         line = text[:MAX_LINE].rstrip()

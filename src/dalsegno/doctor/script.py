@@ -33,7 +33,7 @@ class ScriptCall:
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """What a script does, as far as its text shows it."""
+    """The facts about a script that its text shows."""
 
     path: str
     fault: str = ""  # why the text is not valid Python; "" if it is valid
@@ -169,7 +169,8 @@ class ScriptReader:
         return ScriptCall(line, call[1].rpartition(".")[2], call[2], text)
 
     def _open_saves(self) -> Iterator[ScriptCall]:
-        """Yield the calls of save without a condition on the rank, both there and where their function is called."""
+        """Yield the calls of save that every rank makes: no condition on the rank guards the call itself or the place
+        where its function is called."""
         for each in self._calls:
             node, name, function, by_rank = each
             if name != "torch.save" or by_rank or any(_names_rank(argument) for argument in node.args[1:]):

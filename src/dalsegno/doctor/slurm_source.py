@@ -21,7 +21,8 @@ from dalsegno.system.processes import Runner
 PROBE_S = 60
 MAX_NODES = 32
 _MARK = "dalsegno-probe"
-# Arguments: $1 script, $2 python, $3 port in hexadecimal. Each answer is a letter or digit; `-` without an argument.
+# The arguments are $1 script, $2 python, $3 port in hexadecimal. The program prints `-` for an answer that is unknown,
+# or whose argument is empty.
 PROBE = f"""
 s=-; p=-; t=-; u=-; c=-
 if [ -n "$1" ]; then s=0; [ -e "$1" ] && s=; [ -r "$1" ] && s=r; [ -x "$1" ] && s="${{s}}x"; s="${{s:-n}}"; fi
@@ -54,7 +55,8 @@ class SlurmAccess(Protocol):
 
 
 def look_at_cluster(slurm: SlurmAccess, runner: Runner, partition: str, same_files: bool) -> CaseCluster | None:
-    """Return the nodes of a partition, or of the default one; None if there is no such partition."""
+    """Return the nodes of a partition; without a name, those of the default partition. Return None if there is no such
+    partition."""
     known = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
     if partition:
         found = [each for each in known if each.name in partition.split(",")]
@@ -68,7 +70,8 @@ def look_at_cluster(slurm: SlurmAccess, runner: Runner, partition: str, same_fil
 
 
 def find_job(slurm: SlurmAccess, label: str, runner: Runner) -> tuple[JobInfo, SubmitLine | None]:
-    """Return a job from slurmctld or, if it ended long ago, from the accounting database, and how it was submitted."""
+    """Return a job and how it was submitted. If slurmctld no longer knows the job, it is read from the accounting
+    database."""
     try:
         job = slurm.client.job(label)
         return job, _submission(slurm, job, runner)[0] or (SubmitLine(script=job.command) if job.batch else None)
@@ -91,7 +94,8 @@ def find_job(slurm: SlurmAccess, label: str, runner: Runner) -> tuple[JobInfo, S
 
 
 def _submission(slurm: SlurmAccess, job: JobInfo, runner: Runner) -> tuple[SubmitLine | None, str, str]:
-    """Return what sbatch was given, the command line, and the working folder, as far as the database has them."""
+    """Return the parsed sbatch command line, the command line itself, and the working folder. A value that the database
+    does not have is None or ""."""
     argv = ("sacct", "-nXP", f"--jobs={job.id}", "--format=WorkDir,SubmitLine")
     try:
         found = runner.run(argv, env=slurm.env, timeout_s=10).stdout.strip().splitlines()[:1]

@@ -21,7 +21,7 @@ from dalsegno.runs.flight_recorder import MAX_ALL_CALLS, MAX_DUMP_BYTES, BadDump
 from dalsegno.storage.probe import find_mount
 
 HEAD_BYTES, TAIL_BYTES = 4 << 20, 28 << 20  # a longer log is searched only at its start and its end
-END_BYTES = 1 << 20  # the last error is searched in this much of a log
+END_BYTES = 1 << 20  # the last error of a log is searched for in this much of its end
 _BLOCK = 1 << 20
 _MANIFEST_BYTES = 64 << 20
 _NETWORK = (
@@ -172,7 +172,7 @@ def _torch_version(text: str) -> tuple[str, bool | None]:
     return str(values.get("__version__", "unknown")), gpu if "cuda" in values else None
 
 
-# Snapshots: how many ranks wrote them
+# Snapshots, and how many ranks wrote them
 
 
 _DEEPSPEED = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")

@@ -1,9 +1,10 @@
-"""What happened in a drill, and what each fault cost. Pure: times in, times out."""
+"""The events of a drill, and the cost of each fault. Pure: all times are given as values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,17 @@ from dalsegno.runs.journal import Entry, RunEvent
 
 IN_PROGRESS_S = 0.5  # a step that was in progress when a fault hit may be recorded this much later
 MAX_LEAVE_S = 10.0  # maximum time from the drain of a node until the run has left it
-KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned"
+
+
+class DrillMarkKind(Enum):
+    """What a mark stands for. The values are the labels in reports."""
+
+    KNOWN = "known"
+    DRAINED = "drained"
+    VALIDATED = "validated"
+    RETURNED = "returned"
+    GENERATION = "generation"
+    INJECTED = "injected"
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,8 @@ class DrillMark:
     """An event that the run's coordinator or the cluster's controller recorded."""
 
     at: float
-    what: str  # label of the event: KNOWN, DRAINED, VALIDATED, RETURNED or another
+    # An EventKind for an action of the controller that has begun or failed, and for a note.
+    kind: DrillMarkKind | EventKind
     node: str = ""
     text: str = ""
 
@@ -51,7 +63,7 @@ class TrainedStep:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The recovery from a fault, with times in seconds after the fault. None means that the event was not seen."""
+    """The recovery from a fault. Times are in seconds after the fault; None means that the event was not seen."""
 
     impact: FaultImpact
     known_s: float | None = None
@@ -128,36 +140,40 @@ def recovery(
 ) -> Recovery:
     """Return the recovery from a fault.
 
-    Marks after the node's next fault that needs a repair belong to that fault. A single drain and return repairs all
-    faults of a node.
+    If the node is hit by another fault that needs a repair, the marks after that belong to the later fault. A single
+    drain and return repairs all faults of a node.
     """
     later = [each.at for each in impacts if each.node == impact.node and each.at > impact.at and each.needs_repair]
     until = min(later, default=float("inf"))
     on_node = [mark for mark in marks if mark.node == impact.node]
 
-    def after(what: str, since: float = impact.at, before: float = float("inf")) -> float | None:
+    def after(kind: DrillMarkKind, since: float = impact.at, before: float = float("inf")) -> float | None:
         return min(
-            (mark.at - impact.at for mark in on_node if mark.what == what and since <= mark.at < before), default=None
+            (mark.at - impact.at for mark in on_node if mark.kind is kind and since <= mark.at < before), default=None
         )
 
     was_drained = impact.needs_repair and _was_drained(impact, on_node)
-    drained_s = 0.0 if was_drained else after(DRAINED) if impact.needs_repair else None
-    first = [after(KNOWN, before=until), drained_s]
+    drained_s = 0.0 if was_drained else after(DrillMarkKind.DRAINED) if impact.needs_repair else None
+    first = [after(DrillMarkKind.KNOWN, before=until), drained_s]
     return Recovery(
         impact,
         known_s=min((known for known in first if known is not None), default=None),
         drained_s=drained_s,
         resumed_s=stop_duration_s(impact, steps) if impact.stops else None,
-        returned_s=after(RETURNED, impact.at + drained_s) if drained_s is not None else None,
+        returned_s=after(DrillMarkKind.RETURNED, impact.at + drained_s) if drained_s is not None else None,
         steps_lost=count_lost_steps(impact, impacts, steps),
         stopped=impact.stops and not _trained_on(impact, steps),
     )
 
 
 def _was_drained(impact: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
-    """Return whether the node was drained when the fault hit. A run may train there for a moment after the drain."""
-    before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < impact.at]
-    return bool(before) and before[-1] == DRAINED
+    """Return whether the node was already drained when the fault hit: a run leaves a drained node a moment later."""
+    before = [
+        mark.kind
+        for mark in on_node
+        if mark.kind in (DrillMarkKind.DRAINED, DrillMarkKind.RETURNED) and mark.at < impact.at
+    ]
+    return bool(before) and before[-1] is DrillMarkKind.DRAINED
 
 
 def stop_duration_s(impact: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
@@ -186,8 +202,8 @@ def find_other_stops(
 
 
 def _stop(began: float, ended: float, impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> TrainingStop:
-    missed = [mark for mark in marks if mark.what == KNOWN and began <= mark.at <= ended]
-    taken = [mark for mark in marks if mark.what == DRAINED and began - MAX_LEAVE_S <= mark.at <= ended]
+    missed = [mark for mark in marks if mark.kind is DrillMarkKind.KNOWN and began <= mark.at <= ended]
+    taken = [mark for mark in marks if mark.kind is DrillMarkKind.DRAINED and began - MAX_LEAVE_S <= mark.at <= ended]
     hit = {mark.node for mark in (missed or taken)}
     before = [each for each in impacts if each.at <= ended]
     impact = max([each for each in before if each.node in hit] or before, key=lambda each: each.at, default=None)
@@ -202,7 +218,7 @@ def _generation_after(impact: FaultImpact, steps: Sequence[TrainedStep]) -> int 
 
 
 def _trained_on(impact: FaultImpact, steps: Sequence[TrainedStep]) -> bool:
-    """Return whether training continued after the fault until the run ended."""
+    """Return whether the run continued to train after the fault, in the same generation, until it ended."""
     after = [step for step in steps if step.at > impact.at + IN_PROGRESS_S]
     return bool(after) and _generation_after(impact, steps) is None
 
@@ -214,7 +230,7 @@ def count_lost_steps(impact: FaultImpact, impacts: Sequence[FaultImpact], steps:
 
 
 def mark_repeated(steps: Sequence[TrainedStep]) -> list[int]:
-    """Return a 1 for each step that was completed before, and a 0 for the others."""
+    """Return one number for each step, in order: 1 if the step had already been completed, otherwise 0."""
     furthest, found = -1, []
     for step in steps:
         found.append(int(step.step <= furthest))
@@ -229,14 +245,14 @@ def marks_of_run(entries: Iterable[Entry]) -> Iterator[DrillMark]:
     for entry in entries:
         at, node = float(entry["at"]), str(entry.get("node", ""))
         if entry.get("event") == RunEvent.LOST:
-            yield DrillMark(at, KNOWN, node, f"lost by the run: {entry.get('why')}")
+            yield DrillMark(at, DrillMarkKind.KNOWN, node, f"lost by the run: {entry.get('why')}")
         elif entry.get("event") == RunEvent.COLD:
-            yield DrillMark(at, KNOWN, node, str(entry.get("why")))
+            yield DrillMark(at, DrillMarkKind.KNOWN, node, str(entry.get("why")))
         elif entry.get("event") == RunEvent.FAILED and not entry.get("noise"):
-            yield DrillMark(at, KNOWN, node, f"rank {entry.get('rank')} {entry.get('what')}")
+            yield DrillMark(at, DrillMarkKind.KNOWN, node, f"rank {entry.get('rank')} {entry.get('what')}")
         elif entry.get("event") == RunEvent.GENERATION:
             nodes = ", ".join(map(str, entry.get("nodes", ())))
-            yield DrillMark(at, "generation", "", f"generation {entry.get('generation')} on {nodes}")
+            yield DrillMark(at, DrillMarkKind.GENERATION, "", f"generation {entry.get('generation')} on {nodes}")
 
 
 def describe_run_failures(entries: Iterable[Entry]) -> str:
@@ -245,44 +261,43 @@ def describe_run_failures(entries: Iterable[Entry]) -> str:
     again = (
         max((int(entry["generation"]) for entry in known if entry.get("event") == RunEvent.GENERATION), default=1) - 1
     )
-    first = next((mark for mark in marks_of_run(known) if mark.what == KNOWN), None)
+    first = next((mark for mark in marks_of_run(known) if mark.kind is DrillMarkKind.KNOWN), None)
     why = f"{first.node}: {first.text}" if first else ""
     if again < 1:
         return why
     return f"it restarted {again} time{'s' * (again != 1)}" + (f", first because of {why}" if why else "")
 
 
-_LABELS = {
-    EventKind.DRAIN: DRAINED,
-    EventKind.SET_DOWN: DRAINED,
-    EventKind.VALIDATE: VALIDATED,
-    EventKind.RETURN: RETURNED,
-    EventKind.HOLD: RETURNED,
+_DONE = {
+    EventKind.DRAIN: DrillMarkKind.DRAINED,
+    EventKind.SET_DOWN: DrillMarkKind.DRAINED,
+    EventKind.VALIDATE: DrillMarkKind.VALIDATED,
+    EventKind.RETURN: DrillMarkKind.RETURNED,
+    EventKind.HOLD: DrillMarkKind.RETURNED,
 }
 
 
 def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[DrillMark]:
-    """Yield the controller's events as marks. An action that has begun or failed is labelled with its kind.
+    """Yield the controller's events as marks. An action that has begun or failed keeps its own kind.
 
     Requests of people are left out, because the drill has its own marks of the faults that it injects.
     """
     for event in map(read_event, events):
         if event.kind is not EventKind.REQUEST:
-            yield DrillMark(event.at, _label(event), event.node, event.text)
+            yield DrillMark(event.at, _mark_kind(event), event.node, event.text)
 
 
-def _label(event: Event) -> str:
+def _mark_kind(event: Event) -> DrillMarkKind | EventKind:
     if event.stage is EventStage.SUSPECTED:
-        return KNOWN
-    done = event.stage is EventStage.DONE
-    return _LABELS.get(event.kind, event.kind.value) if done else event.kind.value
+        return DrillMarkKind.KNOWN
+    return _DONE.get(event.kind, event.kind) if event.stage is EventStage.DONE else event.kind
 
 
 # Notes of the training script
 
 
 class TrainingNotes:
-    """The file to which rank 0 of every generation appends its steps. It is read while it grows."""
+    """The file to which rank 0 of every generation appends its steps. The drill reads it while it grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

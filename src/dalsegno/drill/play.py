@@ -15,10 +15,10 @@ RESUME_TIMEOUT_S = 60.0  # a run that does not train again within this time gets
 
 
 class DrillStage(Protocol):
-    """A run that trains on a cluster into which faults may be injected."""
+    """The interface of a drill to a run that trains on a cluster, and to the cluster's spares."""
 
     def look(self) -> None:
-        """Read new steps and events. Called continuously."""
+        """Read new steps and events. The drill calls this again and again."""
         ...
 
     def members(self) -> Sequence[str]:
@@ -98,7 +98,8 @@ def _wait_until_ready(
 
 
 def _choose_nodes(kind: FaultKind, members: Sequence[str], impacts: Sequence[FaultImpact]) -> Sequence[str]:
-    """Return the nodes where the fault can be detected. Nodes whose agent this drill has killed may be left out."""
+    """Return the nodes where the fault can be detected. If `kind.by_agent` is set, leave out nodes whose agent this
+    drill has killed."""
     without_agent = {impact.node for impact in impacts if impact.fault == "agent-dead"} if kind.by_agent else ()
     return [node for node in members if node not in without_agent]
 

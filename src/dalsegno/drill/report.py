@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from dalsegno.drill.impacts import Drill, DrillMark, FaultImpact, Recovery, TrainingStop
+from dalsegno.drill.impacts import Drill, DrillMark, DrillMarkKind, FaultImpact, Recovery, TrainingStop
 from dalsegno.printable import in_html
 
 COLUMNS = ["#", "FAULT", "NODE", "DETECTED", "DRAINED", "RESUMED", "BACK IN SERVICE", "STEPS LOST"]
@@ -102,7 +102,7 @@ def as_json(drill: Drill) -> dict[str, Any]:
         "troubles": drill.troubles,
     }
     more = [_stop(each) for each in drill.more_stops]
-    marks: Sequence[object] = [asdict(mark) for mark in drill.marks]
+    marks: Sequence[object] = [_mark(mark) for mark in drill.marks]
     details = {"faults": recoveries, "more_stops": more, "held_back": dict(drill.held_back), "events": marks}
     return {**whole, **times, **steps, **details}
 
@@ -110,6 +110,10 @@ def as_json(drill: Drill) -> dict[str, Any]:
 def _impact(impact: FaultImpact) -> dict[str, Any]:
     """Return a fault for the JSON report, in which `needs_repair` is called `heals`."""
     return {"heals" if name == "needs_repair" else name: value for name, value in asdict(impact).items()}
+
+
+def _mark(mark: DrillMark) -> dict[str, Any]:
+    return {"at": mark.at, "what": mark.kind.value, "node": mark.node, "text": mark.text}
 
 
 def _stop(each: TrainingStop) -> dict[str, Any]:
@@ -273,9 +277,9 @@ def _render_comparison(beside: Comparison) -> str:
 
 
 def _events(drill: Drill) -> list[list[str]]:
-    impacts = [DrillMark(impact.at, "injected", impact.node, impact.fault) for impact in drill.impacts]
+    impacts = [DrillMark(impact.at, DrillMarkKind.INJECTED, impact.node, impact.fault) for impact in drill.impacts]
     noted = sorted([*impacts, *drill.marks], key=lambda mark: mark.at)
-    return [[f"{mark.at - drill.started:.2f} s", mark.what, mark.node, mark.text] for mark in noted]
+    return [[f"{mark.at - drill.started:.2f} s", mark.kind.value, mark.node, mark.text] for mark in noted]
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dalsegno.drill.impacts import RETURNED, DrillMark, FaultImpact
+from dalsegno.drill.impacts import DrillMark, DrillMarkKind, FaultImpact
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.inject.faults import FaultOptions, InjectedFault
@@ -104,7 +104,7 @@ _MODES = {"observe": "the controller only observes (`mode: observe` in the clust
 def warn_of_missing_repairs(
     faults: Sequence[ScheduledFault], automation: Mapping[str, Any] | None, partitions: Sequence[str]
 ) -> str:
-    """Return a warning if the controller will not repair all nodes, else "".
+    """Return a warning if the controller will not repair all nodes; "" if it will.
 
     `automation` is the controller's answer; None if there is no controller.
     """
@@ -125,7 +125,8 @@ def repairs_nodes(automation: Mapping[str, Any] | None) -> bool:
 
 
 def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequence[str]) -> str:
-    """Return a warning if the faults may exceed the hourly limit. A node's second fault may not count towards it."""
+    """Return a warning if the faults may exceed the hourly limit of nodes taken out of service. Every fault counts as
+    one more node, although two faults can hit the same node."""
     taken = max((int(automation.get("taken", {}).get(name, 0)) for name in partitions), default=0)
     left = max(int(automation.get("per_hour", faults + taken)) - taken, 0)
     if faults <= left:
@@ -137,7 +138,8 @@ def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequ
 
 
 def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence about each fault that exists before the drill starts. `nodes` is the controller's answer."""
+    """Return a sentence about each fault that already exists when the drill starts. `nodes` is the controller's
+    answer."""
     injected: dict[str, list[str]] = {}
     for fault in faults:
         injected.setdefault(fault.node, []).append(fault.fault)
@@ -157,7 +159,9 @@ NOTICED_S = 20.0  # if the controller has not noticed a fault after this time, t
 
 def find_unreturned(impacts: Sequence[FaultImpact], marks: Sequence[DrillMark]) -> list[FaultImpact]:
     """Return the faults whose node should be repaired and has not returned since."""
-    returned = {mark.node: mark.at for mark in sorted(marks, key=lambda mark: mark.at) if mark.what == RETURNED}
+    returned = {
+        mark.node: mark.at for mark in sorted(marks, key=lambda mark: mark.at) if mark.kind is DrillMarkKind.RETURNED
+    }
     return [impact for impact in impacts if impact.needs_repair and returned.get(impact.node, 0.0) <= impact.at]
 
 
@@ -166,8 +170,8 @@ def find_repairable(
 ) -> list[FaultImpact]:
     """Return the faults whose node may still be repaired. `nodes` is the controller's answer.
 
-    A node that is still in service after NOTICED_S is not expected to be repaired. A node that recovery has given up
-    needs an administrator.
+    Leave out a node that is still in service after NOTICED_S, because the controller has not noticed its fault, and a
+    node that needs an administrator, because the controller no longer repairs it.
     """
     return [
         impact
@@ -179,7 +183,7 @@ def find_repairable(
 def _may_be_repaired(impact: FaultImpact, phase: NodePhase, now: float) -> bool:
     if phase is NodePhase.IN_SERVICE:
         return now - impact.at < NOTICED_S
-    return phase is not NodePhase.GIVEN_UP
+    return phase is not NodePhase.NEEDS_ADMIN
 
 
 def describe_waiting(missing: Sequence[FaultImpact], nodes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,4 +1,5 @@
-"""The hardware catalog: GPUs, instance types and fabrics as data, looked up with "did you mean"."""
+"""The hardware catalog: GPUs, instance types and fabrics as data. A lookup of an unknown name suggests a similar
+one."""
 
 from dalsegno.hardware.catalog import (
     Fabric,

@@ -37,10 +37,10 @@ class Instance:
 
     provider: str
     name: str
-    gpu: str  # a name in the GPU table, or ""
+    gpu: str  # name in the table of GPUs; "" if it has none
     gpus: int
     gpu_memory_gib: float | None  # memory of each GPU
-    nvlink_gbytes_per_s: float  # bandwidth in one direction, per GPU, as wired in this machine
+    nvlink_gbytes_per_s: float  # bandwidth per GPU in one direction, with the links that this instance type has
     network_gbps: float | None
     nics: int | None  # number of RDMA network cards
     fabric: str
@@ -62,9 +62,10 @@ class Fabric:
 
 @dataclass(frozen=True)
 class ListPrice:
-    """The on-demand list price of a GPU hour, for an instance type or for a GPU type (from the instance `source`).
+    """The on-demand list price of one GPU for an hour, by instance type or by GPU type.
 
-    Providers change their prices. `date` is the day on which this price was read.
+    `source` names the provider, the region and the instance type of this price. `date` is the day on which the price
+    was read, because providers change their prices.
     """
 
     name: str
@@ -82,7 +83,7 @@ class PriceBasis(Enum):
 
 @dataclass(frozen=True)
 class CloudPrice:
-    """The price of one unit of a cloud's resource: `hour`, `gib-month` or `mbps-month`."""
+    """The price of one unit of a cloud resource. The unit is `hour`, `gib-month` or `mbps-month`."""
 
     name: str
     unit: str
@@ -125,7 +126,7 @@ def cloud_prices() -> Mapping[str, CloudPrice]:
 
 
 def parse_cloud_prices(text: str) -> list[CloudPrice]:
-    """Parse a table in the form of cloud_prices.csv. Raise ValueError if a line does not fit."""
+    """Parse a table in the form of cloud_prices.csv. Raise ValueError if a line is invalid."""
     return [
         CloudPrice(r["name"], r["unit"], float(r["usd"]), PriceBasis(r["basis"]), r["date"], r["source"])
         for r in _parse_rows(text)
@@ -185,7 +186,7 @@ def read_rows(file: str) -> list[_Row]:
 
 
 def _parse_rows(text: str) -> list[_Row]:
-    # The tables have no quotes and no commas inside a cell, which a test checks. Importing csv would slow the start.
+    # Importing csv would slow the start. No cell contains a quote or a comma; a test checks this.
     lines = text.splitlines()
     header = lines[0].split(",")
     return [dict(zip(header, line.split(","), strict=True)) for line in lines[1:]]
@@ -194,7 +195,7 @@ def _parse_rows(text: str) -> list[_Row]:
 # Suggestions for misspelled names
 
 _SURE = 0.7
-_MAX_COMPARED = 2000  # at most this many names are compared: it is slow, and a cluster may have 65,000 nodes
+_MAX_COMPARED = 2000  # maximum number of names to compare: comparing is slow, and a cluster may have 65,000 nodes
 
 
 def closest(name: str, names: Iterable[str]) -> str:
@@ -222,12 +223,12 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
 
 _T = TypeVar("_T")
 
-# A Slurm type may stand for two memory sizes of a card; the larger size is the one sold today.
+# Slurm's type does not distinguish the memory sizes of a card. Assume the larger one, which is sold today.
 _LARGEST = {"a100": "a100-80", "v100": "v100-32"}
 
 
 def find_instance(name: str) -> Instance:
-    """Return the instance type `name`; HyperPod's `ml.p5.48xlarge` is `p5.48xlarge`."""
+    """Return the instance type with this name. HyperPod's names have the prefix `ml.`, as in `ml.p5.48xlarge`."""
     return _find(name.removeprefix("ml."), instances(), "instance type")
 
 

@@ -1,4 +1,4 @@
-"""A cache of recently passed checks, for the next job's prolog: short jobs should not each wait for all checks.
+"""A cache of recently passed checks, so that a short job does not wait for all checks in its prolog.
 
 Only passed checks are cached, so a repair is noticed at once. If other users can write to the folder, nothing is
 cached: they could make a broken node look healthy.

@@ -36,7 +36,7 @@ def always(node: NodeReader) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """A check. `ask` observes the node; `judge` decides from the answer alone.
+    """A check. `ask` observes the node; `judge` decides from the result of `ask` alone.
 
     The judge's keyword-only parameters are the thresholds, with their defaults. A check that does not apply to a node
     is skipped there.

@@ -9,7 +9,7 @@ from dalsegno.hostlist import HostlistError, expand
 
 _PAIR = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S+)')
 _GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z0-9][\w.-]*))??:(\d+)(?=$|,|\()")
-_SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # matches types of MIG slices, whose number is not the number of GPUs
+_SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # types of MIG slices, which are not counted as GPUs
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def _with_node(common: Expected, pairs: dict[str, str], at: int, default_port: s
 
 
 def _gpus(gres: str) -> tuple[int | None, str]:
-    """Return the number of GPUs, and their type if all have the same. The number is None if they are divided (MIG)."""
+    """Return the number of GPUs and their type; the type is "" if they have different types. If the GPUs are divided
+    (MIG), the number is None."""
     found = _GPU.findall(gres)
     types = {kind for kind, _ in found}
     if any(_SLICE.search(kind) for kind in types):
@@ -97,7 +98,7 @@ def _gpus(gres: str) -> tuple[int | None, str]:
 
 
 def _nth(listed: str, at: int) -> str:
-    """Return the value for the node at this position: the line has one value for all nodes, or one for each."""
+    """Return the value for the node at this position. A line has one value for all its nodes, or one for each."""
     values = _expand(listed)
     return values[at] if at < len(values) else values[0] if values else listed
 

@@ -1,6 +1,7 @@
 """Facts about the parts of a node, from NVML, nvidia-smi, sysfs, or the telemetry of a simulated node.
 
-None means that the value is not available. A check reports that, and neither passes nor fails because of it.
+None means that the value is not available. A check then reports that the value is missing, and neither passes nor
+fails.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class GpuFacts:
     uuid: str = ""
     serial: str = ""
     model: str = ""
-    lost: bool = False  # whether the bus or the driver lists the GPU, but it does not answer
+    lost: bool = False  # whether the bus or the driver lists the GPU, but the GPU does not answer
     temperature_c: float | None = None
     slowdown_c: float | None = None  # temperature at which the hardware slows down
     clock_mhz: float | None = None
@@ -121,7 +122,7 @@ def nvlinks_of(model: str) -> int:
     return round(gpu.link_gbytes_per_s / each) if each and gpu.link_gbytes_per_s else 0
 
 
-# Earlier observations: trends, waiting processes, ports that went down. Kept in memory only.
+# Earlier observations: trends, waiting processes, ports that went down. They are kept in memory only.
 
 
 MAX_LINES = 2000
@@ -165,7 +166,10 @@ class SeenBefore:
     downs: dict[str, int] = field(default_factory=dict)  # the last value of link_downed, by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
-    active: set[str] = field(default_factory=set)  # ports that were up once and should still be
+    active: set[str] = field(default_factory=set)  # ports that have been up, and should still be up
+    silences: dict[str, tuple[float, int]] = field(default_factory=dict)  # silent NFS server -> since when, and checks
+    servers_silent: dict[str, float] = field(default_factory=dict)  # NFS server -> when it last did not answer
+    servers_away: dict[str, float] = field(default_factory=dict)  # the same for servers that were silent for long
     displays: dict[str, bool] = field(default_factory=dict)  # device folder -> whether the device is an NVIDIA GPU
 
     def heat_of(self, uuid: str) -> deque[Sample]:

@@ -1,4 +1,4 @@
-"""The local machine, with what Slurm and the cluster file expect of it."""
+"""The local machine, and the hardware and settings that Slurm and the cluster file specify for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dalsegno.health.settings import FILE, Settings, read_settings
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
 from dalsegno.system.children import ancestors, arguments, environment
 
-# slurmd's environment: Slurm runs prologs and health checks with an almost empty environment, which does not name
-# slurm.conf
+# Slurm runs prologs and health checks with an almost empty environment that does not name slurm.conf, so these settings
+# are read from slurmd's process
 
 
 NODE = "SLURMD_NODENAME"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from dalsegno.health.result import Remedy, Result, Verdict
 from dalsegno.wire.frames import Message
 
-# Reports. The reader does not trust the sender: the node may be broken, or the message forged.
+# The reader does not trust the sender of a report: the node may be broken, or the message forged.
 
 
 MAX_FINDINGS = 256
@@ -22,7 +22,7 @@ _E = TypeVar("_E", Verdict, Remedy)
 
 
 class BadReport(Exception):
-    """The message is not a valid report."""
+    """Raised if a message is not a valid report."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class AgentBeat:
 
 @dataclass(frozen=True)
 class NewFindings:
-    """New or changed findings. `all`: the names of all current checks; findings of other checks are dropped."""
+    """New or changed findings. `all` has the names of all current checks; findings of other checks are dropped."""
 
     report: NodeReport
     all: frozenset[str] | None = None
@@ -189,7 +189,7 @@ def readings_rows(gpus: Iterable[GpuReading]) -> list[list[float | None]]:
 
 
 def parse_readings(rows: object) -> tuple[GpuReading, ...]:
-    """Parse rows of readings. Raises BadReport."""
+    """Parse rows of readings; raise BadReport if they are not valid."""
     if not isinstance(rows, list) or len(rows) > MAX_GPUS:
         raise BadReport(f"`readings` is not a list of at most {MAX_GPUS} rows")
     return tuple(map(_reading, rows))
@@ -226,7 +226,7 @@ def reply_message(reply: Reply) -> Message:
 
 
 def parts(text: str) -> Iterator[str]:
-    """Split a file's text, which may be user input, into parts that each fit into a message; at least one."""
+    """Yield the parts of a file's text, at least one. Each fits into a message, even if users control the text."""
     start = 0
     while start == 0 or start < len(text):
         length = MAX_PART

@@ -1,4 +1,4 @@
-"""How checks read a node: files, commands and the GPU library. The node is real, or recorded in a folder.
+"""Read a node for its checks: files, commands and the GPU library. The node is real, or recorded in a folder.
 
 In a recording, `proc/meminfo` stands for /proc/meminfo, and `commands/df` for the output of `df`.
 """
@@ -21,6 +21,7 @@ from dalsegno.system import hanging_calls
 from dalsegno.system.hanging_calls import AbandonableCall, NoAnswer
 from dalsegno.system.kernel import KernelLog, greatest_error_s, listening_ports, parse_listening
 from dalsegno.system.machine import program
+from dalsegno.system.network import nfs_answers
 from dalsegno.system.processes import Completed
 from dalsegno.wire.instance_metadata import InstanceMetadata, NoMetadata
 
@@ -64,6 +65,10 @@ class NodeReader(Protocol):
         """Return the ports with listeners."""
         ...
 
+    def nfs_answers(self, address: str, port: int, version: int, *, timeout_s: float) -> bool:
+        """Return whether an NFS server answers an empty request; raise NoAnswer if there was too little time to ask."""
+        ...
+
     def kernel_records(self) -> list[str]:
         """Return the new records of the kernel log, in the form of /dev/kmsg."""
         ...
@@ -73,12 +78,14 @@ class NodeReader(Protocol):
         ...
 
     def nvml(self, detailed: bool = False) -> Gpus:
-        """Return the GPUs as NVML reports them; None without the library or driver. If `detailed`, with the values that
-        only metrics show, which may be older."""
+        """Return the GPUs as NVML reports them; None without the library or driver.
+
+        `detailed` adds the values that only metrics show, which may be older than the others.
+        """
         ...
 
     def metadata(self, path: str) -> str | None:
-        """Return an item of the cloud's metadata service; None if it has none. Raise NoAnswer if it is silent."""
+        """Return an item of the cloud's metadata service; None if it is missing. Raise NoAnswer if no answer comes."""
         ...
 
 
@@ -145,6 +152,13 @@ class LocalNode:
         except OSError:  # the kernel does not support the netlink request
             return parse_listening(self.read("/proc/net/tcp"))
 
+    def nfs_answers(self, address: str, port: int, version: int, *, timeout_s: float) -> bool:
+        left_s = self._left(timeout_s)
+        answers = nfs_answers(address, port, version, left_s)
+        if not answers and left_s < timeout_s:  # the server had less time than it may take
+            raise NoAnswer("not run: out of time")
+        return answers
+
     def kernel_records(self) -> list[str]:
         try:
             return self._log.new_records()
@@ -160,7 +174,8 @@ class LocalNode:
     def nvml(self, detailed: bool = False) -> Gpus:
         """Return the GPUs. All checks of one round share the answer.
 
-        A slow answer is reused for longer: querying eight GPUs every second would cost more than all other checks.
+        If the query took long, its answer is reused for longer: querying eight GPUs every second would cost more than
+        all other checks.
         """
         began = time.monotonic()
         until, found = self._gpus.get(detailed, (-math.inf, None))
@@ -184,14 +199,18 @@ class LocalNode:
 
 
 def good_for_s(took_s: float, oldest_s: float = NVML_MAX_AGE_S) -> float:
-    """Return how long an answer from NVML is reused, so that queries take a small share of the time."""
+    """Return how long an answer from NVML is reused. The longer a query took, the longer its answer is reused."""
     return min(max(took_s / NVML_SHARE, SAME_ROUND_S), oldest_s)
 
 
 class RecordedNode:
-    """A node recorded in a folder. A command's file is named after its first words, with `.exit2` appended for exit
-    code 2, or `.hangs` if it hangs. The files `env`, `now` and `pace_s` hold the environment, time and pace, and
-    `metadata/` what its cloud answers."""
+    """A node recorded in a folder, for tests.
+
+    A command's file is named after its first words, with `.exit2` appended for exit code 2, or `.hangs` if it hangs.
+    The files `env`, `now` and `pace_s` contain the environment, the time and the time that an empty program takes.
+    `nfs_servers_away` lists the NFS servers that do not answer.
+    `metadata/` contains the items of the cloud's metadata service.
+    """
 
     def __init__(self, folder: Path, expected: Expected, seen: SeenBefore | None = None) -> None:
         self.folder, self.expected, self.seen = folder, expected, seen or SeenBefore()
@@ -233,6 +252,9 @@ class RecordedNode:
     def listening(self) -> set[int]:
         return parse_listening(self.read("/proc/net/tcp"))
 
+    def nfs_answers(self, address: str, port: int, version: int, *, timeout_s: float) -> bool:
+        return address not in self._lines("nfs_servers_away")
+
     def kernel_records(self) -> list[str]:
         return self.read("/dev/kmsg").splitlines()
 
@@ -243,7 +265,7 @@ class RecordedNode:
         return None
 
     def metadata(self, path: str) -> str | None:
-        """Return the file below `metadata/`. Without that folder, the service is silent."""
+        """Return the file below `metadata/`; None if it is missing. Raise NoAnswer if the folder is missing."""
         if not (self.folder / "metadata").is_dir():
             raise NoAnswer("the metadata service does not answer")
         file = self.folder / "metadata" / path

@@ -38,12 +38,13 @@ class Checkup:
         return [check.name for check in self._checks_for(context)]
 
     def due(self, context: Context) -> list[Finding]:
-        """Run the checks of this context that are due; the first time, all of them."""
+        """Run the checks of this context that are due, and return their findings. At the first call, all checks are
+        due."""
         return [each for each in self.run_due(context) if isinstance(each, Finding)]
 
     def run_due(self, context: Context, without: frozenset[str] = frozenset()) -> Iterator[str | Finding]:
         """Run the due checks one by one: yield a check's name, then its finding."""
-        now, answers = self.node.now(), _Answers(self.node)
+        now, answers = self.node.now(), _RoundAnswers(self.node)
         for check in self._checks_for(context):
             if check.name not in without and self._is_due(check, context, now):
                 self._last[context, check.name] = now
@@ -103,11 +104,12 @@ def examine(
     within_s: float = math.inf,
     known: Mapping[str, Finding] | None = None,
 ) -> list[Finding]:
-    """Run all enabled checks of the context that apply to the node. Checks with the same `ask` share the answer.
+    """Run all enabled checks of the context that apply to the node, and return their findings.
 
-    Checks in `known` are not run again, and after `within_s` no further check is started.
+    Checks with the same `ask` share the answer. Checks in `known` are not run again, and after `within_s` no further
+    check is started.
     """
-    answers, found, until = _Answers(node), [], node.now() + within_s
+    answers, found, until = _RoundAnswers(node), [], node.now() + within_s
     for check in _choose_checks(checks, context, node, settings):
         if known and check.name in known:
             found.append(known[check.name])
@@ -118,12 +120,29 @@ def examine(
     return found
 
 
+def confirm(
+    checks: Iterable[Check],
+    findings: Sequence[Finding],
+    repeat: Callable[[list[Check]], list[Finding]],
+    wait: Callable[[float], None],
+) -> list[Finding]:
+    """Repeat failed checks that have a settling time, because their failure may end without a repair. Return the
+    findings."""
+    failed = {each.check for each in findings if each.result.verdict is Verdict.FAILED}
+    again = [check for check in checks if check.name in failed and check.settle_s]
+    if not again:
+        return list(findings)
+    wait(max(check.settle_s for check in again))
+    later = {each.check: each for each in repeat(again)}
+    return [later.get(each.check, each) for each in findings]
+
+
 def _choose_checks(checks: Iterable[Check], context: Context, node: NodeReader, settings: Settings) -> list[Check]:
     wanted = (check for check in checks if context in check.contexts and is_enabled(check, settings))
     return [check for check in wanted if _applies(check, node)]
 
 
-def _finding(check: Check, answers: _Answers, node: NodeReader, settings: Settings) -> Finding:
+def _finding(check: Check, answers: _RoundAnswers, node: NodeReader, settings: Settings) -> Finding:
     result = cap_remedy(check, settings, _result(check, answers, settings))
     return Finding(check.name, result, node.now())
 
@@ -135,7 +154,7 @@ def _applies(check: Check, node: NodeReader) -> bool:
         return True  # the check then runs and reports the error
 
 
-def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
+def _result(check: Check, answers: _RoundAnswers, settings: Settings) -> Result:
     try:
         return _make_printable(check.judge(answers.to(check.ask), **thresholds(check, settings)))
     except NoAnswer as error:
@@ -146,8 +165,8 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
         return unknown(_line(f"not understood: {type(error).__name__}: {error}"))
 
 
-class _Answers:
-    """The answers of one round: checks with the same `ask` share one answer."""
+class _RoundAnswers:
+    """The answers of one round. Checks with the same `ask` share one answer."""
 
     def __init__(self, node: NodeReader) -> None:
         self._node = node
@@ -210,7 +229,7 @@ def drain_reason(findings: Sequence[Finding]) -> str:
 
 
 def reason(findings: Sequence[Finding]) -> str:
-    """Return what each check found, the heaviest remedy first: `xid[79] GPU has fallen off the bus; munge …`"""
+    """Return what each failed check found, the heaviest remedy first: `xid[79] GPU has fallen off the bus; munge …`"""
     heaviest = sorted(findings, key=lambda each: -list(Remedy).index(each.result.remedy))
     return "; ".join(f"{label(each)} {each.result.text}" for each in heaviest)
 

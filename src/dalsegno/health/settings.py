@@ -50,7 +50,7 @@ def thresholds(check: Check, settings: Settings) -> dict[str, float]:
 
 
 def cap_remedy(check: Check, settings: Settings, result: Result) -> Result:
-    """Limit the remedy to what the settings allow. A failure that may only be watched becomes a warning."""
+    """Limit the remedy to the heaviest one that the settings allow. If that is `watch`, a failure becomes a warning."""
     action = settings.get(check.name, _DEFAULT).action
     if not action or result.verdict is not Verdict.FAILED or not Remedy(action) < result.remedy:
         return result
@@ -58,7 +58,7 @@ def cap_remedy(check: Check, settings: Settings, result: Result) -> Result:
     return Result(verdict, result.text, Remedy(action), result.code)
 
 
-# Time limits of a validation: the side that waits has a longer limit than the side that works
+# Time limits of a validation: a side that waits has a longer limit than the side it waits for
 
 
 MARGIN_S = 10.0  # time that a message from a busy machine may take

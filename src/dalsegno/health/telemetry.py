@@ -20,7 +20,8 @@ from typing import Any, TypeVar, cast
 from dalsegno.health.facts import GpuFacts, GpuProcess, LogLine, Port, nvlinks_of
 from dalsegno.system.files import write_atomic
 
-# Facts to JSON and back. Missing values and wrong types are read as not available, unknown keys are ignored.
+# Conversion of facts to JSON and back. Missing values and values of a wrong type are read as not available; unknown
+# keys are ignored.
 
 
 _T = TypeVar("_T")
@@ -108,12 +109,13 @@ FIRST_BUS = 0x41  # PCI bus of the first simulated GPU
 
 
 class BadTelemetry(Exception):
-    """The file is not a valid telemetry file."""
+    """Raised if a file is not a valid telemetry file."""
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """The state of a simulated node. `stamp` identifies the GPUs that the state was made for, and never changes."""
+    """The state of a simulated node. `stamp` identifies the GPUs for which the telemetry was created, and never
+    changes."""
 
     node: str
     gpus: tuple[GpuFacts, ...] = ()
@@ -122,7 +124,7 @@ class Telemetry:
     clock_skew_s: float | None = 0.0
     fabric_manager: str = "active"  # the service's state, as systemctl reports it
     booted_at: float = 0.0
-    notice_at: float = 0.0  # when the simulated cloud takes the node; 0 if it has not announced this
+    notice_at: float = 0.0  # when the simulated cloud ends the instance; 0 if it has not announced this
     stamp: str = ""
 
 
@@ -141,7 +143,10 @@ def read_telemetry(path: Path) -> Telemetry:
 
 @lru_cache(maxsize=2)  # several checks read the same file in one round
 def parse_telemetry(text: str) -> Telemetry:
-    """Parse telemetry leniently: missing values and wrong types are not available, unknown keys are ignored."""
+    """Parse telemetry leniently.
+
+    Values that are missing or have the wrong type count as unavailable; unknown keys are ignored.
+    """
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -243,5 +248,5 @@ def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int)
 
 
 def _nics(gpus: int, model: str) -> int:
-    """Return the number of ports: one per GPU for models with NVLink, else one."""
+    """Return the number of network ports: one for each GPU if the model has NVLink, otherwise one."""
     return gpus if gpus and nvlinks_of(model) else 1

@@ -22,7 +22,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.wire.frames import BadFrame, Message
 
 BEAT_S = 0.4
-STRANGER_BYTES = 2048  # longest message before authentication
+UNAUTHENTICATED_BYTES = 2048  # longest message before authentication
 MAX_MESSAGE_BYTES = 128 << 10  # longest message after authentication
 MIN_SECRET = 32  # minimum number of characters of a node's secret
 AGENT, CONTROLLER = "node-agent/2", "controller/2"  # names of both sides in the handshake, with the protocol version
@@ -33,8 +33,10 @@ _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True)
 class NodeHello:
-    """The identity of an agent. `started`: seconds from the boot to its start. If a node has two agents, the one that
-    started later counts."""
+    """The identity of an agent. `started` is the number of seconds from the boot to the agent's start.
+
+    If a node has two agents, the one that started later counts.
+    """
 
     node: str
     boot: str
@@ -43,8 +45,8 @@ class NodeHello:
     def __str__(self) -> str:
         return self.node
 
-    def names(self) -> tuple[str, ...]:
-        """Return the values that a connection's proofs cover besides the nonces."""
+    def proven_values(self) -> tuple[str, ...]:
+        """Return the values that the proofs of a connection cover in addition to the nonces."""
         return (self.node, self.boot, repr(self.started))
 
     def fields(self) -> Message:

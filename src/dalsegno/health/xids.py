@@ -29,7 +29,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True)
 class XidRemedies:
-    """The remedies for an Xid: the first time, the first time on an A100, and when it is repeated."""
+    """The remedies for an Xid when it occurs once, when it occurs once on an A100, and when it is repeated."""
 
     xid: int
     remedy: Remedy
@@ -92,7 +92,7 @@ def meaning(xid: int) -> str:
     return row.meaning if row else "not in the table"
 
 
-# Time of the last GPU reset: older log lines do not count. A reboot clears the log anyway.
+# The file with the time of the last GPU reset. Older log lines do not count; a reboot clears the log anyway.
 
 
 MARK = "/run/dalsegno-health/repaired"  # root writes this file, and a reboot removes it

@@ -1,5 +1,5 @@
-"""Fault injection: cause faults like those of real nodes, through the interface `NodeAccess` of a target.
+"""Fault injection: cause the faults that real nodes have, through a target's `NodeAccess`.
 
-A fault that lasts is recorded before it begins, so that it can be undone. `dalsegno up` imports this package only if it
+A lasting fault is recorded before it begins, so that it can be undone. `dalsegno up` imports this package only if it
 finds such a record.
 """

@@ -1,4 +1,4 @@
-"""The access to nodes that fault injection needs, and commands inside a node's namespaces."""
+"""The access to nodes that fault injection needs, and a function that runs commands in a node's namespaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NodeAccess(Protocol):
-    """A cluster's nodes, seen from outside. A target implements it for its own hosts."""
+    """Access to a cluster's nodes from outside. A target implements it for its own hosts."""
 
     @property
     def runner(self) -> Runner: ...
@@ -25,12 +25,12 @@ class NodeAccess(Protocol):
 
     @property
     def cloud(self) -> str:
-        """The cloud that the nodes believe to be on; "none" if there is none."""
+        """The cloud that the nodes appear to be on, such as "ec2"; "none" if they appear to be on no cloud."""
         ...
 
     @property
     def homes(self) -> Path:
-        """The home folders that all nodes share."""
+        """The folder of home folders, which all nodes share."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class NodeAccess(Protocol):
     def is_on(self, node: str) -> bool: ...
 
     def check_virtual(self, node: str, why: str) -> None:
-        """Raise TargetError if the node is only a process on a shared host."""
+        """Raise TargetError with the reason `why` unless the node is a virtual host."""
         ...
 
     def host(self, node: str) -> Process:
@@ -71,11 +71,11 @@ class NodeAccess(Protocol):
         ...
 
     def disk(self, node: str) -> Path:
-        """Return where the node's own disk is mounted."""
+        """Return the folder where the node's own disk is mounted."""
         ...
 
     def pids(self, node: str) -> list[int]:
-        """Return the PIDs of processes on the node, as this machine numbers them."""
+        """Return the PIDs of the node's processes in this machine's PID namespace."""
         ...
 
     def tasks(self, node: str) -> list[Process]:
@@ -87,27 +87,27 @@ class NodeAccess(Protocol):
         ...
 
     def hold(self, node: str, daemon: str, held: bool) -> None:
-        """Keep the node's host from restarting a daemon, or let it start the daemon again."""
+        """Keep the node's host from restarting a daemon; if `held` is false, allow it again."""
         ...
 
     def power_off(self, node: str) -> None: ...
 
     def records(self, node: str) -> Path:
-        """Return the folder for the records of the node's faults."""
+        """Return the folder with the records of the node's faults."""
         ...
 
     def log(self, node: str) -> Path: ...
 
     def start(self, node: str, argv: Sequence[str]) -> Child:
-        """Start a process that outlives this one; its output goes to the node's log of faults."""
+        """Start a process that outlives this one, with its output in the log of the node's faults."""
         ...
 
     def undo_at(self, record: FaultRecord, when: float) -> None:
-        """Arrange that a fault is undone at that time, even if this process has ended by then."""
+        """Make sure that a fault is undone at that time, even if this process has ended by then."""
         ...
 
     def write_hardware(self, node: str) -> None:
-        """Write the telemetry of the node's simulated hardware, with the faults that are recorded."""
+        """Write the telemetry of the node's simulated hardware, including its recorded faults."""
         ...
 
 

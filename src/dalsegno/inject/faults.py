@@ -33,15 +33,17 @@ class FaultOptions:
 
 @dataclass(frozen=True)
 class InjectableFault:
-    """A kind of fault. `ended_by` is the lightest remedy that ends it (NONE: it does not last). `safe`: it affects only
-    the user's own run, so it is allowed on real nodes."""
+    """A kind of fault. `ended_by` is the lightest remedy that ends the fault; NONE if the fault does not last.
+
+    A `safe` fault affects only the user's own run, so it is allowed on real nodes.
+    """
 
     name: str
     what: str
     options: tuple[str, ...] = ()
     ended_by: Remedy = Remedy.REBOOT
     safe: bool = False
-    undone: str = "`--clear`"  # how to undo it by hand
+    undone: str = "`--clear`"  # how a user undoes it
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class InjectedFault:
     ended_by: str = ""  # the lightest remedy that ends it: reset, reboot, replace
 
 
-# The remedy that ends an injected Xid, as for a real one. A reset of the GPU ends all Xids that are not listed.
+# An injected Xid ends with the remedy that would end a real one. A GPU reset ends every Xid that is not listed.
 XID_DEPTH = {54: Remedy.REPLACE, 79: Remedy.REBOOT, 151: Remedy.REBOOT, 168: Remedy.REBOOT}
 _UP = "`dalsegno up`"
 _NOTHING = "nothing to undo"
@@ -139,7 +141,7 @@ def find_fault(name: str) -> InjectableFault:
 
 
 def check_options(fault: InjectableFault, options: FaultOptions) -> None:
-    """Refuse options that have no effect on this fault, and a missing code."""
+    """Raise an error if an option has no effect on this fault, or if a required option is missing."""
     for name in options.given():
         if name not in fault.options:
             whose = next(each.name for each in FAULTS.values() if name in each.options)

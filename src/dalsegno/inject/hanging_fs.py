@@ -1,4 +1,4 @@
-"""Mount a file system that never answers over a folder, and do nothing more until killed."""
+"""Mount a file system that never answers over a folder, and wait until killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The telemetry of simulated hardware with the faults that were injected into it. Pure.
+"""Compute the telemetry of simulated hardware from the faults that were injected into it. Pure.
 
-It is always computed from a healthy node and all faults that last. So faults can be undone in any order, and a
-replacement starts healthy.
+The computation always starts from a healthy node and adds all lasting faults. So faults can be undone in any order, and
+a replacement starts healthy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOT_C, COOLER_C = 96.0, 87.0
 
 
 def with_faults(telemetry: Telemetry, faults: Iterable[FaultRecord]) -> Telemetry:
-    """Return the telemetry with these faults added. Faults that do not concern hardware change nothing."""
+    """Return the telemetry with these faults added. Faults that are not in hardware change nothing."""
     for fault in faults:
         change = CHANGES.get(fault.fault)
         telemetry = change(telemetry, fault) if change else telemetry
@@ -49,7 +49,7 @@ def _ecc(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
 
 
 def _lost(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
-    """Remove the GPU completely: the PCI bus does not list it either."""
+    """Remove the GPU from the telemetry, and from the list of the PCI bus too."""
     return replace(telemetry, gpus=tuple(gpu for gpu in telemetry.gpus if gpu.index != _gpu(fault)))
 
 
@@ -79,7 +79,7 @@ def _oom(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
 
 
 def _flap(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
-    """Count flaps at the first port: the link of a virtual host has no counter of its own."""
+    """Add the flaps to the first port, because the link of a virtual host has no flap counter."""
     times = tuple(fault.at + index for index in range(int(fault.options.get("count", 3))))
     ports = tuple(replace(port, flaps=(*port.flaps, *times)) for port in telemetry.ports[:1])
     return replace(telemetry, ports=(*ports, *telemetry.ports[1:]))

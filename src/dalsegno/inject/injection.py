@@ -24,12 +24,14 @@ from dalsegno.inject.methods import (
 from dalsegno.inject.records import FaultRecord, changing, forget, is_current, read_records, record
 from dalsegno.system.children import owner
 
-ONE_LIMIT = ("net-slow", "link-slow")  # only one of these at a time: both use the only queue of the node's cable
+# only one of these faults at a time, because both need the only queue of the node's link
+ONE_LIMIT = ("net-slow", "link-slow")
 GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
 
 
 def inject(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-    """Inject a fault and return what was done. A lasting fault is recorded, and its end arranged, before it begins."""
+    """Inject a fault and return what was done. A lasting fault is recorded before it begins, and its end is
+    scheduled."""
     _check(nodes, fault, node, options)
     if fault.name == "power-off":
         nodes.power_off(node)
@@ -39,7 +41,7 @@ def inject(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultO
     recorded_options, undo = _recorded_options(fault, options), _undo_facts(nodes, fault, node, options)
     with changing(nodes.records(node)):
         done = record(nodes.records(node), fault.name, node, recorded_options, undo)
-        if options.for_s is not None and fault.name != "net-cut":  # net-cut arranges its own end
+        if options.for_s is not None and fault.name != "net-cut":  # net-cut schedules its own end
             nodes.undo_at(done, time.time() + options.for_s)
         method_of(fault.name).do(nodes, done)
         nodes.write_hardware(node)
@@ -52,7 +54,7 @@ def injected(nodes: NodeAccess, node: str) -> list[InjectedFault]:
 
 
 def clear(nodes: NodeAccess, node: str, only: str | None = None) -> list[InjectedFault]:
-    """Undo the lasting faults of a node, or only the one named `only`, and return them."""
+    """Undo the lasting faults of a node, or only the fault `only`, and return the faults that were undone."""
     _check_host(nodes, node)
     with changing(nodes.records(node)):
         found = [fault for fault in read_records(nodes.records(node)) if only in (None, fault.fault)]
@@ -66,7 +68,7 @@ def as_injected(one: FaultRecord) -> InjectedFault:
 
 
 def undo(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Undo a fault. A reboot may have undone it already, and the node may be off."""
+    """Undo a fault, even if a reboot has already undone it or the node is off."""
     if nodes.is_on(fault.node):
         method_of(fault.fault).undo(nodes, fault)
     forget(nodes.records(fault.node), fault)
@@ -74,7 +76,7 @@ def undo(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def undo_when_due(nodes: NodeAccess, node: str, mark: str) -> None:
-    """Undo the fault with this mark, unless it is undone already or another fault has replaced it."""
+    """Undo the fault with this mark. Do nothing if it is undone already or another fault has replaced it."""
     folder = nodes.records(node)
     with changing(folder):
         for fault in read_records(folder):
@@ -89,7 +91,7 @@ def _recorded_options(fault: InjectableFault, options: FaultOptions) -> dict[str
 
 
 def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-    """Return the data that is needed to undo the fault. It is read before the fault begins."""
+    """Return the data that undoing the fault needs. It must be read before the fault begins."""
     if fault.name == "worker-hang":
         worker, process = find_worker(nodes, node, options.run, options.rank)
         return {**asdict(worker), "start": process.start}
@@ -103,7 +105,7 @@ def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: F
 
 
 def _check(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> None:
-    """Raise if the fault cannot be injected, before anything is done."""
+    """Raise an error if the fault cannot be injected. This is checked before anything is done."""
     if fault.name == "power-off":
         _check_host(nodes, node)
         nodes.check_virtual(node, "it has no power to cut")
@@ -128,7 +130,8 @@ def _check(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultO
 
 
 def _check_host(nodes: NodeAccess, name: str) -> None:
-    """Raise if the name is not a host. The head and login hosts count too: they can lose their power."""
+    """Raise an error if the name is not a host. The head and login hosts are allowed too, because they can lose
+    power."""
     if not nodes.is_host(name):
         nodes.node(name)
 

@@ -31,7 +31,7 @@ DISABLED, FORWARDING = "0", "3"  # port states for `bridge link set`; `ip link â
 RESTORE_LATER = 'sleep "$1"; exec 9>>"$5"; flock 9; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
 RATE = re.compile(r"\d{1,6}[kmg]bit")
 RATE_DEFAULT = "1mbit"
-LINK_BUFFER = "128kb"  # buffer of the slow link, as in a small switch; packets that do not fit are lost
+LINK_BUFFER = "128kb"  # size of the buffer before the slow link, as in a small switch; packets that do not fit are lost
 FLAPS, FLAP_S = 3, 0.3
 DISK_FILE = "full"
 FILL_DISK = 'exec 2>/dev/null; cat /dev/zero > "$1"'
@@ -40,7 +40,7 @@ HANGING_FS = Path(__file__).with_name("hanging_fs.py")
 
 
 def kill_daemon(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Kill a daemon. First, stop its host from restarting it."""
+    """Kill a daemon. Before that, make the host stop restarting it."""
     nodes.hold(fault.node, DAEMONS[fault.fault], True)
     end(nodes.daemons(fault.node, DAEMONS[fault.fault]))
 
@@ -70,30 +70,31 @@ def stop_flipping(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def _set_flip(nodes: NodeAccess, fault: FaultRecord, what: str) -> None:
-    """Run the program for workers' faults on the node, as the owner of the worker: the file is in the user's memory."""
+    """Run the program `break-worker` on the node as the worker's owner, because its file must belong to that user."""
     uid, gid = int(fault.undo["uid"]), int(fault.undo["gid"])
     wanted = WantedWorker("", what, str(fault.undo["run"]), int(fault.undo["rank"]))
     become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--no-new-privs"]
-    # In a session of its own and with an empty environment: processes of that user can read what this one has.
+    # The program gets its own session and an empty environment, because the user's other processes have access to both.
     as_owner = ["setsid", "--wait", "env", "-i", f"PATH={os.defpath}", *become] if os.geteuid() == 0 else []
     in_mounts(nodes, fault.node, [*as_owner, *launcher(), PROGRAM, json.dumps(asdict(wanted))]).checked()
 
 
 def kill_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None) -> NodeWorker:
-    """Kill a worker without warning, as a kernel that is out of memory does."""
+    """Kill a worker without warning, as the kernel does when it is out of memory, and return the worker."""
     worker, process = find_worker(nodes, node, run, rank)
     send(process, signal.SIGKILL)
     return worker
 
 
 def find_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
-    """Return the worker with this run and rank. If no rank is given, return the worker with the lowest rank."""
+    """Return the worker with this run and rank, and its process. If no rank is given, return the worker with the lowest
+    rank."""
     seen = [inspect(pid) for pid in nodes.pids(node)]
     return choose([one for one in seen if one is not None], node, run, rank)
 
 
 def largest_task(nodes: NodeAccess, node: str) -> dict[str, Any]:
-    """Return PID, start, name and size of the task that the kernel would kill; an empty dict if no job runs."""
+    """Return the PID, start time, name and size of the task that the kernel would kill first; {} if no job runs."""
     sizes = {process: _resident_kib(process.pid) for process in nodes.tasks(node)}
     if not sizes:
         return {}
@@ -133,7 +134,8 @@ def reconnect(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def check_restored(done: Completed) -> None:
-    """Raise if the port was not restored, unless its link is down: the port forwards again once the link is up."""
+    """Raise an error if the port was not restored. A port whose link is down counts as restored: it forwards packets
+    once the link is up."""
     if "Network is down" not in done.stderr:
         done.checked()
 
@@ -161,7 +163,7 @@ def check_rate(rate: str) -> str:
 
 
 def slow_down(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Limit the rate of the node's link with tbf, which every kernel has; some have no netem."""
+    """Limit the rate of the node's link with tbf, which every kernel has. Some kernels lack netem."""
     tbf = ["tbf", "rate", check_rate(str(fault.options.get("rate", RATE_DEFAULT))), "burst", "32kb", "latency", "400ms"]
     in_switch(nodes, ["tc", "qdisc", "replace", "dev", nodes.port(fault.node), "root", *tbf]).checked()
     in_network(nodes, fault.node, ["tc", "qdisc", "replace", "dev", "eth0", "root", *tbf]).checked()
@@ -173,9 +175,9 @@ def remove_limit(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def slow_link(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Limit the rate between the node and its peer, at both ends of the node's cable. Other packets pass unlimited.
+    """Limit the rate between the node and its peer, at both ends of the node's link. Other packets are not limited.
 
-    HTB sends packets that no filter assigns to a class at once.
+    HTB sends a packet at once if no filter assigns it to a class.
     """
     remove_limit(nodes, fault)
     rate, peer = check_rate(str(fault.options.get("rate", RATE_DEFAULT))), nodes.address(str(fault.options["peer"]))
@@ -186,7 +188,7 @@ def slow_link(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def link_limit(device: str, rate: str, match: str) -> list[list[str]]:
-    """Return the commands that limit the packets of a device that match, such as `dst 10.0.0.2`."""
+    """Return the commands that limit the rate of a device's packets that match a filter, such as `dst 10.0.0.2`."""
     limit = ["htb", "rate", rate, "burst", "32kb"]
     chosen = ["u32", "match", "ip", *match.split(), "flowid", "1:1"]
     return [
@@ -213,8 +215,8 @@ def stop_dropping(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def drop_program(percent: float) -> str:
-    """Return BPF bytecode for tc. It draws a random number for each packet, and drops the packet (returns 2) unless the
-    number exceeds a limit."""
+    """Return BPF bytecode for tc that drops this percentage of packets at random. The program returns 2 to drop a
+    packet."""
     if not 0 < percent <= 100:
         raise UsageError(f"invalid percentage `{percent:g}`", hint="between 0 and 100")
     below = min(round(percent / 100 * 2**32), 2**32 - 1)
@@ -222,7 +224,8 @@ def drop_program(percent: float) -> str:
 
 
 def fill_disk(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Fill the node's own disk. Raise if it has none, because the disk of this machine must not be filled."""
+    """Fill the node's own disk. Raise an error if the node has no disk of its own, because this machine's disk must not
+    be filled."""
     disk = str(nodes.disk(fault.node))
     if not _is_mounted(nodes.host(fault.node).pid, disk, "tmpfs"):
         raise TargetError(f"{fault.node} has no disk of its own yet", hint="reboot it: `inject power-off`, then `up`")
@@ -289,7 +292,8 @@ Step = Callable[[NodeAccess, FaultRecord], None]
 
 @dataclass(frozen=True)
 class FaultMethod:
-    """How a fault is injected and undone. `apart` is the reason for refusing it on nodes that share one host."""
+    """The functions that inject and undo a fault. If `apart` is set, the fault cannot be injected into nodes that share
+    one host; `apart` is the reason."""
 
     do: Step
     undo: Step
@@ -297,13 +301,13 @@ class FaultMethod:
 
 
 def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Do nothing: only the telemetry shows the fault."""
+    """Do nothing, because the fault is only in the telemetry."""
 
 
 NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"
 HARDWARE = FaultMethod(_nothing, _nothing)
 
-METHODS = {  # faults that are not listed change only the telemetry; `injection` carries out power-off and worker-kill
+METHODS = {  # other faults change only the telemetry; `injection` itself carries out power-off and worker-kill
     "slurmd-dead": FaultMethod(kill_daemon, start_daemon),
     "agent-dead": FaultMethod(kill_daemon, start_daemon),
     "worker-hang": FaultMethod(stop_worker, resume_worker),

@@ -1,6 +1,6 @@
-"""Faults in a user's own jobs on a Slurm cluster that Dal Segno did not create.
+"""Inject faults into a user's own jobs on a Slurm cluster that Dal Segno did not create.
 
-They are injected with `srun --overlap`, as this user and only inside the user's jobs.
+`srun --overlap` injects them as this user, and only inside the user's jobs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import job_id, node_list
 from dalsegno.system.children import Child, start
 
-ANSWER_S = 60.0  # time limit; a job step starts in 0.1 s, or in a few seconds on a busy cluster
+ANSWER_S = 60.0  # time limit for an answer; a job step starts in 0.1 s, or in a few seconds on a busy cluster
 
 Message = dict[str, Any]
 Enter = Callable[[str, str, WantedWorker], Message]  # job, node, request -> answer
 
 
 class OwnJobs:
-    """Implements `CanInject` for one user of a Slurm cluster. `enter` carries out a request on a node of a job."""
+    """Implements `CanInject` for one user of a Slurm cluster. `enter` sends a request to a node of a job."""
 
     def __init__(self, slurm: SlurmClient, enter: Enter) -> None:
         self._slurm, self._enter = slurm, enter
@@ -70,7 +70,8 @@ class OwnJobs:
         return [job for job in self._slurm.jobs() if job.user == user and job.state is JobState.RUNNING]
 
     def _jobs(self, node: str, run: str | None) -> list[str]:
-        """Return the user's jobs on a node."""
+        """Return the ids of the user's running jobs on a node; with `run`, only those of that run. Raise NotThere if
+        there are none."""
         name = self._slurm.node(node).name
         jobs = [str(job.id) for job in self._own() if name in job.nodes and run in (None, job.name)]
         if not jobs:
@@ -80,7 +81,7 @@ class OwnJobs:
 
 
 def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
-    """Refuse faults that would affect others, and an option that has no meaning here."""
+    """Raise an error if the fault would affect other users, or if an option has no meaning here."""
     if not fault.safe:
         raise UsageError(
             f"`{fault.name}` is not allowed on real nodes: it would affect more than your own run",
@@ -91,12 +92,12 @@ def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
 
 
 def _gpu(fault: InjectableFault, options: FaultOptions) -> int | None:
-    """Return the index of the GPU, which is also that of its worker; None if the fault has no option `--gpu`."""
+    """Return the index of the GPU, which is also the index of its worker; None if the fault has no option `--gpu`."""
     return (options.gpu or 0) if "gpu" in fault.options else None
 
 
 def step_argv(job: str, node: str, wanted: WantedWorker) -> list[str]:
-    """Return the command that starts one more task in a running job."""
+    """Return the command that runs `break-worker` as one more step of a running job."""
     return [
         "srun", f"--jobid={job_id(job)}", "--overlap", f"--nodelist={node_list(node)}", "--nodes=1", "--ntasks=1",
         "--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--input=none", "--quiet",
@@ -105,7 +106,8 @@ def step_argv(job: str, node: str, wanted: WantedWorker) -> list[str]:
 
 
 def enter_with_srun(env: Mapping[str, str]) -> Enter:
-    """Return a function that enters jobs with srun, in `env` without the Slurm variables of a surrounding job."""
+    """Return a function that runs requests in jobs with srun. srun gets `env` without the variables of an enclosing
+    Slurm job."""
     bare = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
 
     def enter(job: str, node: str, wanted: WantedWorker) -> Message:
@@ -136,7 +138,8 @@ def _wait_for_answer(child: Child, output: Path) -> Message | None:
 
 
 def _first_answer(output: Path) -> Message | None:
-    """Return the first complete line that is an answer. Other output, such as Slurm's, is skipped."""
+    """Return the first complete line that is an answer; None if there is none. Other output, such as messages from
+    Slurm, is skipped."""
     for line in output.read_text(errors="replace").splitlines(keepends=True) if output.exists() else ():
         if line.startswith("{") and line.endswith("\n"):
             try:

@@ -1,4 +1,4 @@
-"""Records of lasting faults: a small file for each, written before the fault begins, in a folder per node.
+"""Records of lasting faults. Each record is a small file in the folder of its node, written before the fault begins.
 
 A remedy removes the records of the faults that it ends.
 """
@@ -27,13 +27,17 @@ def lock_path(folder: Path) -> Path:
 
 
 def changing(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the lock of a node's faults. Without it, the timer of one fault could undo the next one of that name."""
+    """Return a context manager that holds the lock on a node's faults.
+
+    Without the lock, the timer of one fault could undo a newer fault with the same name.
+    """
     return in_turn(lock_path(folder))
 
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """A lasting fault. `mark` distinguishes it from a later one of the same name; `undo` is the data to undo it."""
+    """A lasting fault. `mark` distinguishes it from a later fault with the same name. `undo` has the data for undoing
+    it."""
 
     fault: str
     node: str
@@ -45,14 +49,14 @@ class FaultRecord:
     @property
     def ended_by(self) -> Remedy:
         """The lightest remedy that ends the fault."""
-        former = self.options.get("mended_by", Remedy.REBOOT.value)  # this is the name in records of earlier releases
+        former = self.options.get("mended_by", Remedy.REBOOT.value)  # the key in records of earlier releases
         return Remedy(self.options.get("repaired_by", former))
 
 
 def record(
     folder: Path, fault: str, node: str, options: Mapping[str, Any], undo: Mapping[str, Any] | None = None
 ) -> FaultRecord:
-    """Record a fault that is about to begin. It replaces the record of a fault with the same name."""
+    """Record a fault that is about to begin. The record replaces that of an earlier fault with the same name."""
     made = FaultRecord(fault, node, time.time(), secrets.token_hex(8), options, undo or {})
     make_folder(folder)
     write_atomic(record_path(folder, fault), json.dumps(asdict(made)))
@@ -60,7 +64,7 @@ def record(
 
 
 def forget(folder: Path, one: FaultRecord) -> None:
-    """Remove a record, unless it is gone or a newer record has replaced it."""
+    """Remove a record, unless it was already removed or a newer record has replaced it."""
     if is_current(folder, one):
         with contextlib.suppress(FileNotFoundError):
             record_path(folder, one.fault).unlink()
@@ -72,13 +76,13 @@ def is_current(folder: Path, one: FaultRecord) -> bool:
 
 
 def read_records(folder: Path) -> list[FaultRecord]:
-    """Return the lasting faults, oldest first. A file that cannot be parsed is skipped."""
+    """Return the lasting faults, the oldest first. A file that cannot be parsed is skipped."""
     found = (_read(path) for path in folder.glob("*.json"))
     return sorted((one for one in found if one is not None and not _is_over(one)), key=lambda one: one.at)
 
 
 def _is_over(one: FaultRecord) -> bool:
-    """Return whether the fault stopped a worker that has ended since."""
+    """Return whether the fault has ended by itself: it stopped a worker, and that worker has ended."""
     if one.fault != "worker-hang" or "pid" not in one.undo:
         return False
     return not Process(int(one.undo["pid"]), int(one.undo["start"])).alive()
@@ -96,7 +100,8 @@ def _read(path: Path) -> FaultRecord | None:
 
 
 def end_by_remedy(folder: Path, remedy: Remedy) -> None:
-    """Remove the records of faults that this remedy ends. If a bad replacement was injected, record its fault."""
+    """Remove the records of the faults that this remedy ends. If the fault "bad replacement" is injected, a replacement
+    gets a new fault."""
     with changing(folder):
         for fault in read_records(folder):
             if fault.fault != BAD_REPLACEMENT and not remedy < fault.ended_by:
@@ -107,7 +112,7 @@ def end_by_remedy(folder: Path, remedy: Remedy) -> None:
 
 
 def brings_old_gpus(folder: Path) -> bool:
-    """Return whether the next replacement has the same GPUs as the machine that it replaces."""
+    """Return whether an injected fault makes the next replacement have the same GPUs as the old machine."""
     bad = _bad_replacement(folder)
     return bool(bad and bad.options.get("same"))
 

@@ -1,7 +1,7 @@
 """The program `break-worker REQUEST`. It runs on a node, inside one of the user's jobs, and affects only that job.
 
-The request is JSON, and the answer is one line of JSON. To slow a worker down, or to stop it for some time, the program
-keeps running. When the program ends, it resumes the worker, unless it is killed with SIGKILL.
+The request is JSON, and the answer is one line of JSON. If a worker is to be slow, or stopped for some time, the
+program keeps running. When it ends, it resumes the worker, unless it was killed with SIGKILL.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dalsegno.train.memory.files import create_own, find_folder, flip_name, own_
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
 FLIP, UNFLIP = "bit-flip", "bit-flip-end"
-SLOW_S, FAST_S = 0.2, 0.1  # a slow worker is stopped for two thirds of the time, which imitates a third of the clock
+SLOW_S, FAST_S = 0.2, 0.1  # a slow worker is stopped for two thirds of the time, like a GPU at a third of its clock
 
 
 @dataclass(frozen=True)
 class WantedWorker:
-    """A request. Its worker is selected by run and rank, or by its index on the node (`gpu`)."""
+    """A request to the program. It selects a worker by run and rank, or by the worker's index on the node (`gpu`)."""
 
     job: str
     what: str
@@ -79,7 +79,7 @@ def _choose(wanted: WantedWorker) -> tuple[NodeWorker, Process]:
 
 
 def _own(job: str) -> list[Process]:
-    """Return the processes of this job that belong to the user."""
+    """Return the processes of this job that run as the user of this program."""
     mark, uid = f"SLURM_JOB_ID={job}".encode(), os.geteuid()
     return find(lambda pid: owner(pid) == uid and mark in environment(pid))
 
@@ -91,7 +91,7 @@ def _seen(job: str) -> list[SeenProcess]:
 def _hold(
     wanted: WantedWorker, worker: NodeWorker, process: Process, answer: Callable[[dict[str, object]], None]
 ) -> None:
-    """Keep a worker stopped or slow until the time is over. Without a time limit, stop the worker and return."""
+    """Keep a worker stopped or slow until the time is over. If there is no time limit, stop the worker and return."""
     if wanted.what == HANG and wanted.for_s is None:
         send(process, signal.SIGSTOP)
         answer(asdict(worker))
@@ -109,7 +109,8 @@ def _hold(
 
 
 def _flip(run: str, rank: int, wrong: bool) -> None:
-    """Create or remove the file that makes a worker flip a bit of its gradients (`train/corruption.py`)."""
+    """Create the file that makes a worker flip a bit of its gradients (`train/corruption.py`); if `wrong` is false,
+    remove it."""
     if wrong:
         os.close(create_own(own_folder() / flip_name(run, rank)))
     elif (folder := find_folder()) is not None:
@@ -119,7 +120,7 @@ def _flip(run: str, rank: int, wrong: bool) -> None:
 
 @contextmanager
 def _resumed_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
-    """Resume the worker at the end. Yield a function that returns whether a signal has asked this process to end."""
+    """Resume the worker at the end. Yield a function that returns whether a signal has asked this program to end."""
     asked = list[int]()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, frame: asked.append(got))

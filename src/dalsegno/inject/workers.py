@@ -1,4 +1,4 @@
-"""The workers of runs on a node, found in /proc."""
+"""Find the workers of runs on a node, in /proc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dalsegno.errors import NotThere
 from dalsegno.system.children import PROC, Process, arguments, environment, start_ticks
 
-RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # environment variables of a worker that hold the id of its run
+RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # environment variables of a worker for the id of its run
 FORKED = re.compile(rb"ds:w(\d+)\n?")  # matches the process name of a worker that a run agent has forked
 
 
@@ -25,7 +25,7 @@ class NodeWorker:
 
 @dataclass(frozen=True)
 class SeenProcess:
-    """A process on a node; `rank` is None if it belongs to no worker."""
+    """A process on a node. `rank` is None if the process does not belong to a worker."""
 
     process: Process
     parent: int
@@ -34,7 +34,8 @@ class SeenProcess:
 
 
 def choose(seen: Iterable[SeenProcess], node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
-    """Return the worker with this run and rank. If no rank is given, return the worker with the lowest rank. Pure."""
+    """Return the worker with this run and rank, and its process. If no rank is given, return the worker with the lowest
+    rank. Pure."""
     workers = find_workers(seen)
     for worker, process in workers.items():
         if run in (None, worker.run) and rank in (None, worker.rank):
@@ -58,7 +59,7 @@ def find_workers(seen: Iterable[SeenProcess]) -> dict[NodeWorker, Process]:
 
 
 def inspect(pid: int) -> SeenProcess | None:
-    """Return the process with its parent, rank and run; None if it has ended."""
+    """Return a process with its parent, rank and run; None if the process has ended."""
     ticks = start_ticks(pid)
     if ticks is None:
         return None
@@ -70,7 +71,8 @@ def inspect(pid: int) -> SeenProcess | None:
 
 
 def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
-    """Return the rank. A forked worker has it in its process name; any other worker has it in its environment."""
+    """Return the rank. A worker that a run agent forked has it in its process name, any other worker in its
+    environment."""
     named = FORKED.fullmatch(name)
     if named:
         return int(named[1])
@@ -79,7 +81,7 @@ def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
 
 
 def _run_of(pid: int, env: dict[bytes, bytes]) -> str:
-    """Return the run from the process's environment, or from the arguments of the run agent that started it."""
+    """Return the id of a process's run, from its environment or from the arguments of the run agent that started it."""
     named = [env[name] for name in RUN_NAMES if name in env]
     if named:
         return named[0].decode(errors="replace")

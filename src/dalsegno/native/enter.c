@@ -18,7 +18,8 @@
 
 enum { TEXT_MAX = 1 << 18 };
 
-/* Prints the error once per node and exits. If the plugin returned an error, slurmstepd would add useless lines. */
+/* Prints the error once per node, with the exit code by which programs recognize it, and exits. If the plugin returned
+ * an error, slurmstepd would add useless lines. */
 static _Noreturn void exit_with_error(spank_t spank, const char *format, ...) {
     int task = 0;
     char node[256] = "this node", line[WHY_LENGTH * 3];
@@ -31,7 +32,7 @@ static _Noreturn void exit_with_error(spank_t spank, const char *format, ...) {
     make_printable(line);
     make_printable(node);
     if (task == 0)
-        dprintf(STDERR_FILENO, "dalsegno: %s: container: %s\n", node, line);
+        dprintf(STDERR_FILENO, "dalsegno: %s: container[%d]: %s\n", node, NO_CONTAINER, line);
     _exit(NO_CONTAINER);
 }
 

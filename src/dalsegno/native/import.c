@@ -65,7 +65,8 @@ static char *read_output(int file) {
     return text;
 }
 
-/* Fails with the error that the import printed, the indented line below it (from another program) and the hint. */
+/* Fails with the error that the import printed, the indented line below it (from another program) and the hint. The
+ * text is only handed on to the user: whether the import failed is known from its exit code and its output. */
 static _Noreturn void fail_import(char *text) {
     const char *error = "the import failed without an error message", *words = "", *hint = "";
     for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {

@@ -30,6 +30,7 @@ enum { VALUE_MAX = 1 << 16, SERVER_MS = 500 };
 
 static char *given[OPTION_COUNT]; /* the value, "" for a switch, NULL if not given */
 static struct site site;
+static bool without_resume; /* a plugin of the platform has the option --auto-resume */
 static struct container container = {.mounts = -1, .user = -1, .own = {-1, -1, -1}, .lock = -1, .unpacked = -1, .rootfs = -1,
                                      .owner = -1, .output = -1};
 
@@ -76,6 +77,8 @@ static void read_site(int count, char *words[]) {
             site.import = words[i] + 7;
         else if (strncmp(words[i], "images=", 7) == 0)
             site.images = words[i] + 7;
+        else if (strcmp(words[i], "resume=none") == 0)
+            without_resume = true;
         else if (strncmp(words[i], "resume=", 7) == 0)
             site.resume = words[i] + 7;
         else if (strncmp(words[i], "show=", 5) == 0 && site.shown_count < SHOWN_MAX)
@@ -101,6 +104,8 @@ int slurm_spank_init(spank_t spank, int count, char *words[]) {
         const struct option_word *word = &option_words[i];
         struct spank_option option = {(char *)word->name, (char *)word->argument, (char *)word->usage,
                                       word->argument != NULL, i, take_option};
+        if (i == OPTION_AUTO_RESUME && without_resume)
+            continue;
         if (spank_option_register(spank, &option) != ESPANK_SUCCESS)
             slurm_error("cannot register --%s", word->name);
     }

@@ -39,7 +39,7 @@ from dalsegno.health.wire import (
     BEAT_S,
     CONTROLLER,
     MAX_MESSAGE_BYTES,
-    STRANGER_BYTES,
+    UNAUTHENTICATED_BYTES,
     NodeHello,
     is_boot_id,
     is_node_name,
@@ -56,7 +56,7 @@ from dalsegno.wire.handshake import TAG_BYTES, ClientHandshake, Session
 
 log = logging.getLogger("node-agent")
 
-# The connection to the controller. It never blocks.
+# The connection to the controller, which never blocks
 
 
 HANDSHAKE_S = 4.0
@@ -76,7 +76,7 @@ class LinkState(Enum):
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """The controller's address, and the agent's own identity."""
+    """The address of the controller, and the identity of the agent itself."""
 
     host: str
     port: int
@@ -103,7 +103,7 @@ class ControllerLink:
             jitter,
         )
         self._sock: socket.socket | None = None
-        self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
+        self._reader, self._unsent = Reader(UNAUTHENTICATED_BYTES), bytearray()
         self._handshake = ClientHandshake(AGENT, CONTROLLER)
         self._session: Session | None = None  # set after the handshake
         self._due = 0.0  # when to connect, or to end an attempt to connect (monotonic)
@@ -127,7 +127,8 @@ class ControllerLink:
             self._guard(now, self._flush)
 
     def wake(self, now: float) -> float | None:
-        """Connect when it is due, end attempts that take too long, and return when to call again."""
+        """Start a connection attempt, or abort one, if that is due. Return when to call again; None if the connection
+        is up."""
         if self.state is LinkState.DOWN and now >= self._due:
             self._guard(now, lambda: self._dial(now))
         elif self.state not in (LinkState.DOWN, LinkState.UP) and now >= self._due:
@@ -150,7 +151,7 @@ class ControllerLink:
         self._sock.setblocking(False)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
-        self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
+        self._reader, self._unsent = Reader(UNAUTHENTICATED_BYTES), bytearray()
         self._handshake, self._session = ClientHandshake(AGENT, CONTROLLER), None
         self.state, self._events = LinkState.DIALLING, selectors.EVENT_WRITE
         self._selector.register(self._sock, self._events, self._ready)
@@ -189,7 +190,7 @@ class ControllerLink:
     def _take(self, body: bytes, now: float) -> None:
         if self.state is LinkState.GREETED:
             hello = self._address.hello
-            proof = self._handshake.answer(parse(body), self._address.secret, *hello.names())
+            proof = self._handshake.answer(parse(body), self._address.secret, *hello.proven_values())
             self._unsent += pack({**hello.fields(), **proof})
             self.state = LinkState.PROVING
         elif self.state is LinkState.PROVING:
@@ -274,11 +275,11 @@ class NodeAgentOptions:
     secret: Path
     boot: str
     metrics: Path | None = None  # folder for the file with the node's metrics
-    cloud: Path | None = None  # file that tells which cloud the node is on
+    cloud: Path | None = None  # file that names the cloud of the node
 
 
 def parse_options(arguments: Sequence[str]) -> NodeAgentOptions:
-    """Parse the command line by hand: argparse takes as much memory as everything else here."""
+    """Parse the command line without argparse, which takes as much memory as the rest of the agent."""
     needed = "--node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE"
     hint = f"node-agent {needed} [--metrics FOLDER] [--cloud FILE]"
     names = {"--node", "--controller", "--secret", "--boot-id"}
@@ -310,12 +311,13 @@ def _boot(value: str, hint: str) -> str:
 
 
 class NodeAgent:
-    """The agent. `make` creates the object that runs checks, `do` carries out orders; both in separate processes."""
+    """The node agent. `make` creates the object that runs checks and `do` carries out orders, each in its own
+    process."""
 
     def __init__(self, options: NodeAgentOptions, secret: bytes, make: Make, do: Do, check_s: float = CHECK_S) -> None:
         self.selector = selectors.DefaultSelector()
         self.findings = Findings(options.node, options.boot)
-        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # changes of the wall clock do not affect it
+        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # changes of the wall clock do not affect this clock
         address = AgentAddress(options.host, options.port, secret, NodeHello(options.node, options.boot, started))
         self.link = ControllerLink(address, self.selector, self._on_message, self._on_link_change)
         self.watch = CheckWatch(
@@ -357,10 +359,12 @@ class NodeAgent:
         self.selector.close()
 
     def _send_news(self, now: float) -> float | None:
-        """Send a heartbeat when it is due, and new findings; return when the next heartbeat is due."""
+        """Send new findings, and a heartbeat if one is due. Return when to call again; None if the connection is
+        down."""
         if not self.link.can_send():
             return now + BEAT_S if self.link.up else None
-        if self._has_settings and self._checked_with_settings:  # earlier findings may be of disabled checks
+        # until the checks have run with the settings, findings may be those of disabled checks
+        if self._has_settings and self._checked_with_settings:
             for message in self.findings.messages(now):
                 self.link.send(message, now)
         if now >= self._beat_at:

@@ -1,8 +1,8 @@
-"""All-reduces with known sums. This module imports torch: only a process that may be large and may be killed uses it.
+"""All-reduces with known sums. Import this only in a separate process, because torch uses much memory and can hang.
 
-Two nodes need a store to exchange their addresses. This store uses the connection on which they have authenticated each
-other; torch's own store would open a port to others. The numbers are derived from the test's secret, so an intruder can
-make a sum wrong, but not right.
+Two nodes need a store to exchange their addresses. `ChannelStore` uses the connection on which they have authenticated
+each other; torch's own store would open a port to which anyone can connect. The numbers are derived from the test's
+secret, so an intruder can make the test fail, but cannot make it pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dalsegno.wire.frames import BadFrame, Reader, send
 
 
 class ChannelStore(dist.Store):  # type: ignore[misc]
-    """A store for two ranks on a connection: each sends the entries that it sets to the other."""
+    """A store that two ranks share over a connection: each rank sends a copy of its own entries to the other rank."""
 
     def __init__(self, channel: socket.socket) -> None:
         super().__init__()
@@ -44,7 +44,8 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
         return self._known[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for keys, or until the other side leaves. A waiting process is killed when its time is up."""
+        """Wait until all keys are set; raise OSError if the peer disconnects or `timeout` expires. Without `timeout`,
+        the wait ends at the latest when the parent process kills this process."""
         with self._news:
             most_s = None if timeout is None else timeout.total_seconds()
             self._news.wait_for(lambda: self.check(keys) or not self._open, most_s)
@@ -68,7 +69,7 @@ class ChannelStore(dist.Store):  # type: ignore[misc]
                 for message in reader.feed(data):
                     self._learn(str(message["key"]), bytes.fromhex(message["value"]))
         except (OSError, BadFrame, KeyError, TypeError, ValueError):
-            pass  # an invalid message, or the connection is gone
+            pass  # stop reading: the message is invalid, or the connection is lost
         with self._news:
             self._open = False
             self._news.notify_all()
@@ -87,14 +88,15 @@ BYTES = {GLOO: 16 << 20, NCCL: 256 << 20}
 ROUNDS = 3
 _SMALL = 0x03FFFFFF  # largest number to add; the sum of 32 such numbers still fits into 32 bits
 
-_kept = list[object]()  # groups that are never destroyed: NCCL may need long for it, and the process is killed anyway
+_kept = list[object]()  # keeps groups alive: NCCL may take long to destroy one, and the process is killed anyway
 
 Numbers = Callable[[bytes, int], torch.Tensor]  # returns one MiB of numbers for a secret and a rank
 
 
 @dataclass(frozen=True)
 class ReducedSums:
-    """The result: the number of wrong sums here, whether the peer's sums are correct, and the time of one round."""
+    """The result: the number of wrong sums on this node, whether the sums on the peer are right, and the time of the
+    fastest round."""
 
     kind: str
     ranks: int
@@ -121,7 +123,7 @@ def numbers(secret: bytes, rank: int) -> torch.Tensor:
 
 
 def on_this_node(kind: str, within_s: float) -> ReducedSums:
-    """Reduce over all GPUs of the node or, with a single GPU, between two ranks on the loopback."""
+    """Reduce over all GPUs of the node or, with a single GPU, between two ranks over the loopback interface."""
     secret = os.urandom(16)
     if kind == NCCL and torch.cuda.device_count() > 1:
         return _on_all_gpus(secret)
@@ -135,7 +137,8 @@ def on_this_node(kind: str, within_s: float) -> ReducedSums:
 def with_other(
     channel: socket.socket, rank: int, kind: str, secret: bytes, within_s: float, numbers: Numbers = numbers
 ) -> ReducedSums:
-    """Reduce between two nodes that are connected by `channel`. Each learns whether the other's sums are correct."""
+    """Reduce between two nodes that are connected by `channel`. Each node reports to the other whether its sums are
+    correct."""
     store = ChannelStore(channel)
     if kind == NCCL and _same_gpu(store, rank):
         kind = GLOO
@@ -159,7 +162,10 @@ def _with_gloo(
 def _with_nccl(
     store: dist.Store, rank: int, address: str, secret: bytes, numbers: Numbers, within_s: float
 ) -> tuple[int, float]:
-    """Reduce with the first GPU of each node. NCCL chooses the network itself, as it does for a job."""
+    """Reduce with the first GPU of each node. Return the number of wrong sums, and the seconds of the fastest round.
+
+    NCCL chooses the network itself, as it does for a job.
+    """
     torch.cuda.set_device(0)
     group = dist.ProcessGroupNCCL(store, rank, 2, timedelta(seconds=within_s))
     _kept.append(group)
@@ -196,8 +202,8 @@ def _repeated(block: torch.Tensor, kind: str, device: str) -> torch.Tensor:
 def _rounds(
     mine: Sequence[torch.Tensor], whole: torch.Tensor, reduce: Callable[[list[torch.Tensor]], object]
 ) -> tuple[int, float]:
-    """Return the number of wrong sums in all rounds, and the time of the fastest round: the first one also
-    connects."""
+    """Return the number of wrong sums in all rounds, and the seconds of the fastest round. The first round is slower,
+    because it also opens the connections."""
     wrong, took_s = 0, float("inf")
     for _ in range(ROUNDS):
         tensors = [each.clone() for each in mine]

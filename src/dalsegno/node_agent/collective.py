@@ -35,8 +35,8 @@ Body = Callable[[socket.socket], None]
 
 
 class Collective:
-    """A process that runs torch. Use this class in one thread only, because it forks. `body` is what the process
-    runs. If it is off, there is no process, and every result is unknown."""
+    """A process that runs torch. Use this class in one thread only, because it forks. `body` is the function that the
+    process runs. If `off` is set, no process is started, and every result is unknown."""
 
     def __init__(
         self, body: Body | None = None, *, off: bool = False, load_s: float = LOAD_S, reduce_s: float = REDUCE_S
@@ -65,7 +65,8 @@ class Collective:
             self._forked = None
 
     def kind(self) -> tuple[str, str]:
-        """Wait until torch is loaded, and return its backend, `gloo` or `nccl`; or "" and the reason."""
+        """Wait until torch is loaded, and return its backend (`gloo` or `nccl`) and "". If torch cannot be used, return
+        "" and the reason."""
         if self._forked and not self._kind and not self._why:
             answer = self._receive(self._load_until, "torch was not loaded in time")
             self._kind, self._why = str(answer.get("kind", "")), str(answer.get("error", answer.get("died", "")))
@@ -120,13 +121,14 @@ def _judge(answer: Message) -> Result:
     return passed(f"{what}: right, {took_s:.2g} s, {size / 1e6 / took_s:.4g} MB/s")
 
 
-# Code that runs in the separate process
+# The code that runs in the separate process
 
 
 def serve(sock: socket.socket, numbers: Numbers | None = None) -> None:
-    """Load torch, report its backend, and carry out orders until the other side is gone."""
+    """Load torch, report its backend, and carry out orders until the other side disconnects."""
     os.environ["OMP_NUM_THREADS"] = "1"  # one thread is enough, because only the network is tested
-    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # not needed, because the parent process watches this one
+    # this monitoring is not needed, because the parent process watches this one
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
     gc.disable()  # torch creates many objects that stay in use, so garbage collection would only cost time
     with contextlib.suppress(OSError):
         _volunteer_for_oom_kill()
@@ -156,7 +158,7 @@ def _carry_out(order: Message, channels: list[socket.socket], numbers: Numbers) 
             channels[0].settimeout(None)
             secret = bytes.fromhex(order["secret"])
             sums = all_reduce.with_other(channels[0], order["rank"], kind, secret, within_s, numbers)
-    except Exception as error:  # raised by a library; it must be reported
+    except Exception as error:  # any library may raise this, and the error must be reported
         return {"error": f"the all-reduce failed: {_one_line(error)}"}
     return {**asdict(sums), "size": sums.size}
 

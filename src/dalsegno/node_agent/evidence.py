@@ -37,7 +37,7 @@ Ask = Callable[[Sequence[str]], str]
 def gather(
     node: str, boot: str, findings: tuple[Finding, ...], env: Mapping[str, str], ask: Ask | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file; the text is the error if a source is not available."""
+    """Yield the name and text of each file. If a source is not available, the text says why."""
     ask = ask or _ask
     yield "findings.json", json.dumps(report_message(NodeReport(node, boot, findings)), indent=1)
     if telemetry := telemetry_path(env):
@@ -49,8 +49,10 @@ def gather(
 
 
 def slurmd_log(node: str, env: Mapping[str, str]) -> Path | None:
-    """Return the path of slurmd's log: from slurm.conf, otherwise the usual path or, on a simulated node, the one
-    beside its telemetry."""
+    """Return the path of slurmd's log, as slurm.conf names it; None if there is no such file.
+
+    If slurm.conf names no log, the usual paths are tried or, on a simulated node, the path beside its telemetry.
+    """
     configured, telemetry = _configured_log(node, env), telemetry_path(env)
     candidates = [configured] if configured else [str(telemetry.with_name("slurmd.log"))] if telemetry else SLURMD_LOGS
     return next((Path(path) for path in candidates if os.path.isfile(path)), None)
@@ -82,7 +84,7 @@ def _tail(path: Path) -> str:
         return f"{path}: {error.strerror}\n"
 
 
-# Shared memory that a run left on this node: freed once no process is left that could use it
+# Shared memory that runs have left on this node. It is freed when no process is left that could use it.
 
 
 EVERY_S = 10.0
@@ -102,7 +104,7 @@ class SharedMemorySweeper:
         self._unused: dict[Run, float] = {}  # run -> since when it has had no process here
 
     def tidy(self, now: float) -> list[Run]:
-        """Free unused memory if a sweep is due (monotonic), and return the runs whose memory was freed."""
+        """Free unused memory if a sweep is due at `now` (monotonic), and return the runs whose memory was freed."""
         if now < self._due:
             return []
         self._due, fresh = now + EVERY_S, time.time() - FRESH_S
@@ -130,7 +132,7 @@ def running(runs: Collection[Run]) -> set[Run]:
 
 
 def mapped(runs: Collection[Run]) -> set[Run]:
-    """Return the runs whose files are mapped by any process of their user. This is slow, so it is checked last."""
+    """Return the runs whose files are mapped by any process of their user. This test is slow, so it comes last."""
     found = set[Run]()
     for uid, pid in _processes({uid for uid, _ in runs}):
         names = {name.decode(errors="replace") for name in _FILES.findall(children.mapped(pid))}

@@ -19,13 +19,14 @@ from dalsegno.health.messages import (
 from dalsegno.health.result import Result
 from dalsegno.wire.frames import Message
 
-WHOLE_S = 30.0  # interval between full reports, which refresh the times and correct errors
+WHOLE_S = 30.0  # full reports update the times of unchanged findings and restore lost findings
 MAX_MESSAGE = 40 << 10  # maximum characters of a message, well below the controller's limit
 MAX_NAME = 64
 
 
 class Findings:
-    """The latest finding of each check. Without a controller only the latest is kept, so memory does not grow."""
+    """The latest finding of each check. While the controller does not answer, older findings are dropped, so that
+    memory does not grow."""
 
     def __init__(self, node: str, boot: str) -> None:
         self.report = NodeReport(node, boot)
@@ -43,7 +44,7 @@ class Findings:
             self._unsent.add(finding.check)
 
     def keep(self, checks: Iterable[str]) -> None:
-        """Drop findings of checks that no longer exist."""
+        """Drop the findings of checks that are not in `checks`, because these checks no longer exist."""
         kept = set(checks)
         if gone := set(self._latest) - kept:
             self._latest = {check: each for check, each in self._latest.items() if check in kept}
@@ -60,7 +61,7 @@ class Findings:
         return tuple(self._latest.values())
 
     def begin_again(self) -> None:
-        """Start again for a new connection: the controller has received nothing yet."""
+        """Schedule a full report for a new connection, on which the controller has received nothing yet."""
         self._whole_at = 0.0
 
     def messages(self, now: float) -> list[Message]:
@@ -77,7 +78,8 @@ class Findings:
 
 
 def _split(report: NodeReport, findings: list[Finding], names: frozenset[str] | None) -> list[Message]:
-    """Split findings into messages of limited length; the last one of a full report lists all checks."""
+    """Split findings into messages of limited length. The last message of a full report lists the names of all
+    checks."""
     bare = replace(report, gpus=())
     groups: list[list[Finding]] = [[]]
     size = 0

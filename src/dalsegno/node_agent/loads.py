@@ -51,7 +51,8 @@ def may_have_gpus() -> bool:
 
 
 def gpu_products(for_s: float = PRODUCT_S) -> Iterator[tuple[int, Result]]:
-    """Multiply matrices on every GPU, and yield its index and result. Without a driver or torch, yield nothing."""
+    """Multiply matrices on every GPU, and yield the index and the result of each. Without a driver or torch, yield
+    nothing."""
     if not may_have_gpus() or importlib.util.find_spec("torch") is None:
         return
     import torch
@@ -61,7 +62,8 @@ def gpu_products(for_s: float = PRODUCT_S) -> Iterator[tuple[int, Result]]:
 
 
 def _repeat(for_s: float, n: int, product: Callable[[int], int]) -> Result:
-    """Repeat a product for a while; `product` returns how many of its numbers are wrong."""
+    """Repeat a product of `n` x `n` matrices for `for_s` seconds. `product` returns how many numbers of its result are
+    wrong."""
     began, times = time.monotonic(), 0
     while times == 0 or time.monotonic() - began < for_s:
         if wrong := product(n):
@@ -119,7 +121,7 @@ def memory_load(available: int, for_s: float = MEMORY_S) -> Result:
 
 
 def _wrong_block(size: int, seed: int) -> int:
-    """Return the number of the first wrong block, from 1; 0 if all are right."""
+    """Return the number of the first wrong block, counted from 1; 0 if all blocks are right."""
     block = hashlib.shake_128(b"memory %d" % seed).digest(1 << 20)
     blocks = [bytearray(block) for _ in range(size >> 20)]
     return next((number for number, each in enumerate(blocks, 1) if each != block), 0)
@@ -159,7 +161,7 @@ def receive_pattern(sock: socket.socket, seed: bytes, size: int) -> bool:
 
 
 def loopback_exchange(size: int = LOOPBACK_BYTES) -> Result:
-    """Send data through the host's own network stack."""
+    """Send data through the host's own network stack, and return whether it arrived unchanged."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(5.0)
         began = time.monotonic()

@@ -120,7 +120,7 @@ class XidCounts:
 
     counts: dict[tuple[str, int], int] = field(default_factory=dict)  # number of events by GPU (`bus_key`) and Xid
     last: dict[str, XidEvent] = field(default_factory=dict)  # the last Xid by GPU
-    # By GPU and Xid: the time of the newest counted event, and how many counted events have that time.
+    # For each GPU and Xid, the time of the newest counted event, and how many counted events have that time.
     _newest: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
 
     def note(self, events: Iterable[XidEvent]) -> None:
@@ -147,7 +147,7 @@ def bus_key(address: str) -> str:
 
 
 def xid_families(known: Mapping[str, GpuLabels], xids: XidCounts, host: str) -> list[MetricFamily]:
-    """Return the last Xid of each GPU, and the counts of all. `known` are the labels of GPUs by `bus_key`.
+    """Return the last Xid of each GPU, and the count of each Xid. `known` are the labels of GPUs by `bus_key`.
 
     A GPU that was never seen, because it fell off the bus, has only its address.
     """
@@ -206,7 +206,7 @@ def _efa_families(ports: Sequence[PortCounters]) -> list[MetricFamily]:
 
 
 def status_families(success: Mapping[str, bool], now: float) -> list[MetricFamily]:
-    """Return when the metrics were collected, and which sources answered."""
+    """Return the metrics that give the time of the collection, and whether each source answered."""
     answered: Samples = {(source,): int(ok) for source, ok in success.items()}
     about = "1 if the source answered; 0: its series are absent."
     return [

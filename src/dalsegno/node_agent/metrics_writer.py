@@ -35,11 +35,11 @@ log = logging.getLogger("node-agent.metrics")
 WRITE_S = 5.0
 FABRIC_SHARE, FABRIC_MAX_S = 0.005, 30.0  # maximum share of one processor's time, and maximum age of the counters
 DCGM_PORT, DCGM_EVERY_S = 9400, 60.0
-FIRST_USER = 1000  # lower uids belong to the system
+FIRST_USER = 1000  # first uid of an ordinary user; lower uids belong to the system
 
 
 class NodeMetrics:
-    """Collects the metrics of one node and writes them when they are due. `monotonic` is the clock for that."""
+    """Collects the metrics of one node and writes them when they are due by the clock `monotonic`."""
 
     def __init__(
         self, node: NodeReader, host: str, file: Textfile, monotonic: Callable[[], float] = time.monotonic
@@ -65,7 +65,7 @@ class NodeMetrics:
             self._log_once(f"{self._file.folder}: {error}")
 
     def collect(self) -> list[MetricFamily]:
-        """Return all families. A source that does not answer has none, and its success gauge is 0."""
+        """Return all families. A source that does not answer adds no families, and its success gauge is 0."""
         sources: list[tuple[str, Callable[[], Iterator[MetricFamily]]]] = [
             ("gpus", self._gpu_families),
             ("xids", self._xid_families),
@@ -106,7 +106,7 @@ class NodeMetrics:
         yield from port_families(self._ports[1])
 
     def _has_dcgm(self) -> bool:
-        """Return whether dcgm-exporter serves the metrics of the GPUs. It does not see simulated GPUs."""
+        """Return whether dcgm-exporter serves the metrics of the GPUs. It never serves those of simulated GPUs."""
         telemetry = ask_telemetry(self._node)
         if telemetry is not None and telemetry.gpus:
             return False

@@ -39,7 +39,7 @@ MAX_ORDERS = 4  # maximum number of orders at a time
 TIMEOUT_S = {"check": 40.0, "validate": VALIDATE_S, "evidence": 40.0, "pair-listen": LISTEN_S}
 
 Send = Callable[[Reply], None]
-Do = Callable[[Order, Send], None]  # carries out an order and sends parts of the answer, except the last
+Do = Callable[[Order, Send], None]  # sends the parts of the answer; the caller sends the last part (`done`)
 
 
 @dataclass(eq=False)
@@ -140,7 +140,7 @@ def _carry_out(do: Do, order: Order, sock: socket) -> None:
     try:
         do(order, send)
         send(Reply(order.number, done=True))
-    except Exception as error:  # the controller must learn why there is no answer
+    except Exception as error:  # reported, so that the controller can show why there is no answer
         send(Reply(order.number, done=True, error=f"{type(error).__name__}: {error}"))
         raise
 
@@ -173,15 +173,18 @@ class ContinuousChecks:
     def run_due(self, without: frozenset[str]) -> Iterator[str | Finding]:
         yield from self._checkup.run_due(Context.CONTINUOUS, without)
         if MEMORY not in without:
-            yield MEMORY  # if the sweep hangs, it is reported under this name and not as the last check
+            yield MEMORY  # announces the sweep, so that a hang is not blamed on the last check
             self._memory.tidy(time.monotonic())
         if self._metrics and METRICS not in without:
             yield METRICS
             self._metrics.write_due()
 
     def gpus(self) -> Iterable[GpuIdentity] | None:
-        """Return the GPUs, except lost ones; None if the last query was recent (GPUs rarely change) or got no
-        answer."""
+        """Return the GPUs, except lost ones.
+
+        GPUs rarely change, so they are queried only every GPUS_EVERY_S. Return None in between, and if the driver does
+        not answer.
+        """
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
         self._gpus_at = time.monotonic()
@@ -192,7 +195,10 @@ class ContinuousChecks:
         return [identify_gpu(gpu) for gpu in found if gpu.uuid and not gpu.lost]
 
     def readings(self) -> Iterable[GpuReading] | None:
-        """Return the readings of the GPUs if they have changed; None otherwise, and while the last ones are recent."""
+        """Return the GPU readings if they have changed; otherwise return None.
+
+        Also return None if READINGS_EVERY_S has not passed since the last query, or if the driver does not answer.
+        """
         if time.monotonic() - self._readings_at < READINGS_EVERY_S:
             return None
         self._readings_at = time.monotonic()
@@ -205,7 +211,7 @@ class ContinuousChecks:
 
 
 def read_gpu(gpu: GpuFacts) -> GpuReading:
-    """Return the values of a GPU that people see, rounded so that small changes cause no messages."""
+    """Return the values of a GPU to show to users, rounded so that small changes cause no messages."""
     used, total = gpu.memory_used_mib, gpu.memory_total_mib
     step = max(total // 200, 1) if total else 1
     return GpuReading(
@@ -227,7 +233,7 @@ class OrderHandlers:
     node: str
     boot: str
     metrics: Path | None = None
-    cloud: Path | None = None  # file that tells which cloud the node is on
+    cloud: Path | None = None  # file that names the cloud of the node
     findings: Callable[[], tuple[Finding, ...]] = field(default=tuple)
     address: Callable[[], str] = field(default=str)
     settings: Callable[[], Message] = field(default=dict)
@@ -235,7 +241,7 @@ class OrderHandlers:
     def continuous_checks(self, settings: Message) -> ContinuousChecks:
         if self.metrics is None:
             return ContinuousChecks(self.checkup(settings))
-        from dalsegno.node_agent.metrics_writer import NodeMetrics  # an agent without metrics stays small
+        from dalsegno.node_agent.metrics_writer import NodeMetrics  # imported here to save memory without metrics
         from dalsegno.node_agent.textfile import Textfile
 
         checkup = self.checkup(settings)
@@ -314,9 +320,10 @@ class OrderHandlers:
 
 @contextmanager
 def _partner(arguments: Mapping[str, str]) -> Iterator[Callable[[Collective], Iterable[tuple[str, Result]]]]:
-    """Connect to the partner at once: it loads torch while this node is tested alone, and notices if this node dies.
+    """Connect to the partner, if the order names one, and yield the function that runs the tests with it.
 
-    Yield the function that runs the tests with the partner.
+    The connection is opened before this node is tested alone. In the meantime, the partner loads torch, and it notices
+    if this node dies.
     """
     if "secret" not in arguments:
         yield lambda collective: ()

@@ -26,8 +26,10 @@ _ONE = b"!"
 def run_pair_tests(
     sock: socket.socket, secret: bytes, rank: int, collective: Collective
 ) -> Iterator[tuple[str, Result]]:
-    """Yield the name and result of each test. Rank 0 starts at any time; the connection stays open until both are
-    done."""
+    """Yield the name and result of each test.
+
+    Rank 1 waits until rank 0 starts. The connection must stay open until both ranks are done.
+    """
     exchanged = _exchange(sock, secret, first=rank == 0)
     yield "pair", exchanged
     if exchanged.verdict is Verdict.PASSED:
@@ -79,7 +81,8 @@ def _data(sock: socket.socket, secret: bytes, first: bool) -> bool:
 
 
 def _reduce(sock: socket.socket, secret: bytes, rank: int, collective: Collective) -> Result:
-    """Reduce with a backend that both nodes have. If one node has no torch, the result is unknown on both."""
+    """Run an all-reduce with a backend that both nodes have. If one node has no torch, the result is unknown on
+    both."""
     kind, why = collective.kind()
     try:
         send(sock, {"kind": kind, "why": why})
@@ -121,8 +124,10 @@ class PartnerUnreachable(Exception):
 
 
 def answer(address: str, secret: bytes, listens: Callable[[int], None], connect_s: float = CONNECT_S) -> socket.socket:
-    """Wait for the other node to connect, and return the socket. `listens` is called with the port. Callers without the
-    secret cannot keep the other node out."""
+    """Wait for the other node to connect, and return the socket. `listens` is called with the port.
+
+    Callers without the secret cannot prevent the other node from connecting.
+    """
     with _PairListener(address, secret, connect_s) as listener:
         listens(listener.port)
         until = time.monotonic() + connect_s
@@ -159,7 +164,7 @@ class _PairListener:
 
     def __init__(self, address: str, secret: bytes, connect_s: float) -> None:
         self._secret, self._selector = secret, selectors.DefaultSelector()
-        limits = ServerLimits(strangers=MAX_CALLERS, stranger_s=connect_s, stranger_bytes=512)
+        limits = ServerLimits(unauthenticated=MAX_CALLERS, unauthenticated_s=connect_s, unauthenticated_bytes=512)
         self._server: BoundedServer[str] = BoundedServer(
             SelectorWatcher(self._selector), self, DIALLER, LISTENER, limits
         )
@@ -199,7 +204,7 @@ class _PairListener:
         self.found.settimeout(None)
 
     def on_message(self, peer: Connection[str], message: Message) -> None:
-        """Never called: the connection is detached as soon as it is proved."""
+        """Do nothing: this method is never called, because an authenticated connection is detached at once."""
 
     def on_disconnect(self, peer: Connection[str]) -> None: ...
 

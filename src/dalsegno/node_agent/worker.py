@@ -38,7 +38,7 @@ MAX_STUCK = 8  # if this many killed processes hang in the kernel, no new ones a
 
 
 class CheckRounds(Protocol):
-    """The checks that the child process runs. They are created there, because they may use much memory."""
+    """The checks that the child process runs. The child creates them itself, because they may use much memory."""
 
     def names(self) -> Iterable[str]:
         """Return the names of all checks that run on this node."""
@@ -50,7 +50,7 @@ class CheckRounds(Protocol):
         """Return the GPUs of the node; None if unknown."""
 
     def readings(self) -> Iterable[GpuReading] | None:
-        """Return the current GPU readings for people; None if they have not changed, or are not due."""
+        """Return the GPU readings to show to users; None if they have not changed, or if no query is due."""
 
 
 Make = Callable[[Message], CheckRounds]  # creates the checks from the controller's settings
@@ -58,7 +58,8 @@ Make = Callable[[Message], CheckRounds]  # creates the checks from the controlle
 
 @dataclass(frozen=True)
 class HungCheck:
-    """A check that hung. It is skipped until `until` (monotonic), and for twice as long the next time."""
+    """A check that hung. It is skipped until `until` (monotonic). If it hangs again, it is skipped for twice as
+    long."""
 
     until: float
     length_s: float
@@ -91,7 +92,7 @@ class CheckWatch:
         self._gone: list[Callable[[], None]] = []  # functions to call when the process has ended
 
     def set(self, settings: Message) -> bool:
-        """Set the settings and restart the process; return whether they changed."""
+        """Apply new settings by restarting the process. Return False, without a restart, if they have not changed."""
         if settings == self._settings:
             return False
         self._settings = settings
@@ -128,7 +129,7 @@ class CheckWatch:
         return self._since + self._check_s if self._busy else max(self._due, self._rests_until, now + 0.01)
 
     def close(self) -> None:
-        """End the process, and wait a moment for it: it writes the node's metrics, which are removed afterwards."""
+        """End the process and wait for it briefly, so that it cannot write metrics after they are removed."""
         self._end()
         for forked in self._stuck:
             forked.wait(CLOSE_S)
@@ -183,7 +184,7 @@ class CheckWatch:
                 self._on_readings(parse_readings(message["readings"]))
 
     def _give_up(self, now: float, what: str = "gave no answer") -> None:
-        """Handle a process that hangs or has ended: the current check is to blame."""
+        """Handle a process that hangs or has ended: report the current check as unknown and skip it for a while."""
         if name := self._now_asked:
             before = self._leaves.get(name)
             length = min(2 * before.length_s, MAX_LEAVE_S) if before else FIRST_LEAVE_S
@@ -191,7 +192,8 @@ class CheckWatch:
             text = f"the check {what} after {now - self._since:.0f} s; next attempt in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))
         self._end()
-        self._due = now + (0.0 if name else ROUND_S)  # if no check had begun, the process may die at once again
+        # If the process died before its first check, a new process may also die at once, so wait before starting it.
+        self._due = now + (0.0 if name else ROUND_S)
 
     def _end(self) -> None:
         if self._forked is not None:
@@ -205,7 +207,7 @@ class CheckWatch:
 
 
 def serve(sock: socket.socket, rounds: CheckRounds) -> None:
-    """Run rounds on request until the other side is gone."""
+    """Run one round whenever the other side asks for it, until the other side disconnects."""
     sock.setblocking(True)
     reader = Reader()
     with contextlib.suppress(ConnectionError):

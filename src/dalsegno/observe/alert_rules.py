@@ -1,8 +1,9 @@
 """The alert rules, as data. A test for each rule shows that it fires on bad data and not on good data.
 
-An expression must work with every node count, so it compares series of one node, GPU, partition or run, or compares
-them with a limit. Most alerts wait (`for_s`) longer than the controller needs for a repair. Alerts about node faults
-do not wait: they are sent even if the node was repaired at once, and fire for the time `REMEMBERED`.
+Rules must work with every number of nodes. So an expression compares the series of one node, GPU, partition or run with
+each other, or compares a series with a limit. Most alerts wait (`for_s`) longer than the controller needs for a repair.
+Alerts about node faults do not wait: they are sent even if the node was repaired at once, and fire for the time
+`REMEMBERED`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dalsegno.health.result import Remedy
 from dalsegno.health.xids import table as xid_table
 
 HOT_C = 90
-SLOW_RANK = 1.3  # ratio of a rank's step time to the median of its run
+SLOW_RANK = 1.3  # a rank is slow if its step time exceeds the median of its run by this factor
 LOW_GOODPUT = 0.8
 FULL = 0.05  # a file system is full if less than this share is free
 STALLED_STEPS, STALLED_S = 20, 300
@@ -23,7 +24,7 @@ _UNREAL = "tmpfs|ramfs|devtmpfs|overlay|squashfs|iso9660|proc|sysfs|cgroup2?|nsf
 
 
 class AlertSeverity(Enum):
-    """How urgent an alert is."""
+    """The urgency of an alert."""
 
     CRITICAL = "critical"  # jobs are losing work now
     WARNING = "warning"
@@ -43,19 +44,22 @@ class AlertRule:
 
 
 def harmful_xids() -> str:
-    """Return a regular expression of the Xids that need a remedy; others are caused by programs."""
+    """Return a regular expression of the Xids that need a remedy. Programs, not faults of the node, cause the other
+    Xids."""
     harmful = [str(each.xid) for each in xid_table().values() if each.remedy not in (Remedy.NONE, Remedy.WATCH)]
     return "|".join(harmful)
 
 
 def _faults(checks: str) -> str:
-    """Return an expression for recent faults, from the controller's journal. It also finds a fault that was repaired
-    between two scrapes, and one of a machine that was replaced."""
+    """Return an expression for recent faults, from the controller's journal.
+
+    The expression also finds faults that were repaired between two scrapes, and faults of machines that were replaced.
+    """
     return f"time() - dalsegno_recovery_last_fault_timestamp_seconds{{{checks}}} < {REMEMBERED_S}"
 
 
 def _gpu_faults(checks: str) -> str:
-    """Return the expression of `_faults` with the label `instance`, which the metrics of nodes have."""
+    """Return the expression of `_faults` with the label `instance`, which metrics from nodes carry."""
     return f'label_replace({_faults(checks)}, "instance", "$1", "node", "(.*)")'
 
 
@@ -114,7 +118,7 @@ GPUS = (
     AlertRule(
         "GpuXid",
         "gpus",
-        # The count of an Xid appears with its first event, so there is no earlier zero for increase().
+        # The count of an Xid appears with its first event. Without an earlier zero, increase() would miss this event.
         f"{_RECENT_XIDS} - ({_XIDS} offset {REMEMBERED} or {_RECENT_XIDS} * 0) > 0"
         f' or on (instance, xid) label_replace({_XID_FAULTS}, "xid", "$1", "code", "(.*)")',
         f"Xid {{{{ $labels.xid }}}} on {_WITH_GPU}",

@@ -19,8 +19,8 @@ _TITLE = "{{ .Status | toUpper }} {{ .CommonLabels.alertname }} ({{ .CommonLabel
 def render_alertmanager(settings: Monitoring) -> dict[str, Any]:
     """Return alertmanager.yml as a value. Without receivers, alerts are only shown by `dalsegno monitor status`.
 
-    The file holds the addresses of webhooks, so it needs mode 0600. Alertmanager before 0.26 cannot read them from
-    separate files.
+    The file contains the secret addresses of webhooks, so it needs mode 0600. Alertmanager before 0.26 cannot read
+    these addresses from separate files.
     """
     receiver: dict[str, Any] = {"name": RECEIVER}
     if settings.email:

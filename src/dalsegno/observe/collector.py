@@ -23,7 +23,7 @@ from dalsegno.observe.exposition import Family, labelled, render
 log = logging.getLogger("collector")
 
 INTERVAL_S = 15.0
-_GRACE_S = 30.0  # a Slurm command may take this long
+_GRACE_S = 30.0  # a source that waits this long for a Slurm command is not late yet
 _CLOSE_S = 2.0  # how long `close` waits for a query in progress
 
 
@@ -59,8 +59,8 @@ class SourceStatus:
 
 
 @dataclass(frozen=True)
-class _Snapshot:
-    """The text of a source's families. `late_s` is on the monotonic clock."""
+class _RenderedSource:
+    """The text of a source's families, and when that text becomes too old."""
 
     status: SourceStatus
     text: bytes = b""
@@ -102,7 +102,7 @@ class Collector:
     ) -> None:
         self._groups = [one.sources if isinstance(one, SourceGroup) else (one,) for one in sources]
         self._interval_s, self._status, self._clock = interval_s, status, clock
-        self._last = {one.name: _Snapshot(SourceStatus(one.name)) for group in self._groups for one in group}
+        self._last = {one.name: _RenderedSource(SourceStatus(one.name)) for group in self._groups for one in group}
         self._owners: dict[str, str] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -133,7 +133,7 @@ class Collector:
         now_s = self._clock()
         with self._lock:
             last = list(self._last.values())
-        fresh = [one if now_s <= one.late_s else _Snapshot(replace(one.status, success=False)) for one in last]
+        fresh = [one if now_s <= one.late_s else _RenderedSource(replace(one.status, success=False)) for one in last]
         return b"".join([*(one.text for one in fresh), render(self._status([one.status for one in fresh]))])
 
     def statuses(self) -> list[SourceStatus]:
@@ -159,7 +159,7 @@ class Collector:
             if status.success and not before.success:
                 log.info("%s: collected in %.2f s", source.name, status.duration_s)
             with self._lock:
-                self._last[source.name] = _Snapshot(status, text, self._clock() + late_after_s)
+                self._last[source.name] = _RenderedSource(status, text, self._clock() + late_after_s)
 
     def _collect_one(self, source: MetricSource, before: SourceStatus) -> tuple[SourceStatus, bytes]:
         began_s, text, success = self._clock(), b"", False

@@ -1,8 +1,9 @@
 """Recording rules that provide the metric names of other Slurm exporters and of the OpenTelemetry collector.
 
-The observer serves the metric names of one exporter, its dialect. These rules provide the names that dashboards for
-other exporters query. A rule never records a name that the observer serves itself, because sums would then count twice.
-If both dialects of the observer have a name, but only one has labels, the rule sums over the labels.
+The observer serves the metric names of one other exporter, which is called its dialect. The rules provide the names
+that dashboards for further exporters query. A rule never records a name that the observer serves itself, because sums
+would count each value twice. If a metric that a rule reads has certain labels in only one dialect, the rule sums over
+these labels.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _slinky() -> Iterator[RecordingRule]:
     cpus = _renamed("slurm_user_cpus_running", "user", "username", "")
     yield RecordingRule("slurm_user_jobs_cpus_alloc_total", cpus)
     # The dialect sckyzo already serves this metric; the rule must not record it twice.
-    yield RecordingRule("slurm_nodes_total", f'{_NODE_COUNT} unless on () slurm_nodes_total{{job="dalsegno"}}')
+    yield RecordingRule("slurm_nodes_total", f'{_NODE_COUNT} unless on () slurm_nodes_total{{job=~"dalsegno|slurm"}}')
     for word, state in _SLINKY_NODES.items():
         yield RecordingRule(f"slurm_nodes_{word}_total", _sum(f"slurm_nodes_{state}"))
     for word, own in {"total": "cpu_total", "alloc_total": "cpu_alloc", "idle_total": "cpu_idle"}.items():

@@ -32,7 +32,7 @@ class MetricType(Enum):
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """All samples of one metric: a value for each combination of label values, in the order of `labels`."""
+    """The samples of one metric: a value for each combination of label values, in the order of `labels`."""
 
     name: str
     type: MetricType
@@ -141,7 +141,8 @@ def _label_set(labels: tuple[str, ...], key: tuple[str, ...]) -> str:
 
 
 def label_text(text: str) -> str:
-    """Return untrusted text escaped as a label value: it cannot end the value, the line or the encoding."""
+    """Return untrusted text escaped as a label value, so that the text cannot end the value, the line or the
+    encoding."""
     text = text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"
     return _UNSAFE.sub(_escape, text) if _UNSAFE.search(text) else text
 

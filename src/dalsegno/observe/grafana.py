@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from dalsegno.observe.dashboards import DASHBOARDS
@@ -18,23 +19,47 @@ DASHBOARD_FOLDER = "/var/lib/grafana/dashboards"
 
 def grafana_files(cluster: str, prometheus: str, *, login: bool) -> dict[str, str]:
     """Return the text of each file by its path. `login` says whether the Prometheus at this address has a password."""
-    files = {
+    return _files(cluster, _datasource(f"http://{prometheus}", login), _compose(login))
+
+
+def workspace_files(cluster: str, url: str, region: str) -> dict[str, str]:
+    """Return the files of `grafana_files`, but for a workspace of Amazon Managed Service for Prometheus.
+
+    `url` is the workspace's address for remote write. Grafana signs its requests with the AWS credentials of the user
+    who starts Grafana.
+    """
+    source, compose = _datasource(url.removesuffix("/api/v1/remote_write"), login=False), _compose(login=False)
+    source["jsonData"] |= {"sigV4Auth": True, "sigV4AuthType": "default", "sigV4Region": region}
+    service = compose["services"]["grafana"]
+    service["environment"] |= {
+        "GF_AUTH_SIGV4_AUTH_ENABLED": "true", "AWS_SDK_LOAD_CONFIG": "true", "AWS_PROFILE": "${AWS_PROFILE:-default}",
+        "AWS_CONFIG_FILE": "/aws/config", "AWS_SHARED_CREDENTIALS_FILE": "/aws/credentials",
+    }  # fmt: skip
+    service["user"] = "${UID:-0}"  # the owner of the credentials
+    service["volumes"].append("${HOME}/.aws:/aws:ro")
+    return _files(cluster, source, compose)
+
+
+def _files(cluster: str, source: Mapping[str, Any], compose: Mapping[str, Any]) -> dict[str, str]:
+    texts = {
+        "provisioning/datasources/prometheus.yml": {"apiVersion": 1, "datasources": [dict(source)]},
+        "provisioning/dashboards/dalsegno.yml": _provider(),
+        "compose.yml": dict(compose),
+    }
+    dashboards = {
         f"dashboards/{each.uid}.json": json.dumps(dashboard_json(each), indent=2, ensure_ascii=False) + "\n"
         for each in DASHBOARDS
     }
-    files["provisioning/datasources/prometheus.yml"] = yaml_text(_datasource(prometheus, login), cluster, WRITER)
-    files["provisioning/dashboards/dalsegno.yml"] = yaml_text(_provider(), cluster, WRITER)
-    files["compose.yml"] = yaml_text(_compose(login), cluster, WRITER)
-    return files
+    return {**dashboards, **{name: yaml_text(content, cluster, WRITER) for name, content in texts.items()}}
 
 
-def _datasource(prometheus: str, login: bool) -> dict[str, Any]:
+def _datasource(url: str, login: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": "Dal Segno",
         "uid": DATASOURCE_UID,
         "type": "prometheus",
         "access": "proxy",
-        "url": f"http://{prometheus}",
+        "url": url,
         "isDefault": True,
         "jsonData": {"httpMethod": "POST", "timeInterval": "15s"},
     }
@@ -42,7 +67,7 @@ def _datasource(prometheus: str, login: bool) -> dict[str, Any]:
         # Grafana reads the password from its file at start, so the configuration does not contain it.
         found |= {"basicAuth": True, "basicAuthUser": USER}
         found["secureJsonData"] = {"basicAuthPassword": f"$__file{{/run/secrets/{PASSWORD}}}"}
-    return {"apiVersion": 1, "datasources": [found]}
+    return found
 
 
 def _provider() -> dict[str, Any]:

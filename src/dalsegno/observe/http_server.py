@@ -1,8 +1,8 @@
-"""A small HTTP/1.1 server with limits, for the metrics and the web page.
+"""A small HTTP/1.1 server with limits, for the metrics and the web page. It runs in threads of its own.
 
-It runs in threads of its own. Peers are unknown until a handler has checked their token, so connections, bytes and
-times are bounded, for all peers together and for each address. When the limit is reached, the address with the most
-connections loses its oldest one that is not being answered. So peers that send nothing cannot block others.
+Peers are unknown until a handler has checked their token. So connections, bytes and times are limited, for all peers
+together and for each address. If there are too many connections, `WaitingConnections` closes one to make room for a new
+one, but never while its answer is computed or streamed. So peers that send nothing cannot block others.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import logging
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
+
+from dalsegno.wire.bounds import WaitingConnections
 
 log = logging.getLogger("http")
 
@@ -48,7 +49,8 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """An answer. A body that is an iterator is streamed until it ends or the peer leaves, then closed."""
+    """An answer. A body that is an iterator is streamed until it ends or the peer disconnects; then the iterator is
+    closed."""
 
     status: int = 200
     body: bytes | Iterator[bytes] = b""
@@ -67,20 +69,29 @@ class BadRequest(Exception):
         self.status = status
 
 
-@dataclass
-class _Peer:
-    """An open connection. It may be closed to make room for another one, unless it is being answered."""
+@dataclass(eq=False)
+class _HttpPeer:
+    """An open connection. Unless it is being answered, the server may close it to make room for another one."""
 
-    address: str
+    sock: socket.socket
+    owner: str  # the peer's address
     answered: bool = False
+    until: float = float("inf")  # no deadline here: the thread of the connection has its own
+
+    def disconnect(self) -> None:
+        """Wake the thread of the connection, which closes it."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class HttpServer:
     """Serves `handler` at a listening socket, one thread per connection, until it is closed."""
 
     def __init__(self, listener: socket.socket, handler: Handler, max_connections: int = MAX_CONNECTIONS) -> None:
-        self._listener, self._handler, self._max = listener, handler, max_connections
-        self._open: dict[socket.socket, _Peer] = {}  # ordered by age, the oldest first
+        self._listener, self._handler = listener, handler
+        self._open: WaitingConnections[_HttpPeer] = WaitingConnections(
+            max_connections, MAX_PER_ADDRESS, may_close=lambda peer: not peer.answered
+        )
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self.serve, name="http", daemon=True)
@@ -107,75 +118,59 @@ class HttpServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
-            for sock in self._open:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            for peer in self._open.all():
+                peer.disconnect()
 
     def _admit(self, sock: socket.socket, address: str) -> None:
+        peer = _HttpPeer(sock, address)
         with self._lock:
-            admitted = self._make_room(address)
-            if admitted:
-                self._open[sock] = _Peer(address)
-        if not admitted:
+            excess = self._open.add(peer)
+            if excess is not None:
+                self._open.remove(excess)
+            if excess is not None and excess is not peer:
+                excess.disconnect()
+        if excess is peer:
             with contextlib.suppress(OSError):
                 sock.settimeout(0.1)
                 sock.sendall(_head(HttpResponse(503), length=0, keep=False))
             sock.close()
             return
-        threading.Thread(target=self._talk, args=(sock, address), name="http-peer", daemon=True).start()
+        threading.Thread(target=self._talk, args=(peer,), name="http-peer", daemon=True).start()
 
-    def _make_room(self, address: str) -> bool:
-        """Return whether there is room for a connection from this address. If necessary, disconnect another one."""
-        count = Counter(peer.address for peer in self._open.values())
-        if count[address] >= MAX_PER_ADDRESS:
-            crowded = [address]
-        elif len(self._open) >= self._max:
-            crowded = [each for each, _ in count.most_common()]
-        else:
-            return True
-        for each in crowded:
-            oldest = next((sock for sock, peer in self._open.items() if peer == _Peer(each)), None)
-            if oldest is not None:
-                del self._open[oldest]
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # this wakes the thread of the connection, which closes it
-                return True
-        return False
-
-    def _set_answered(self, sock: socket.socket, answered: bool) -> bool:
-        """Protect a connection while it is being answered; return False if it was closed to make room."""
+    def _set_answered(self, peer: _HttpPeer, answered: bool) -> bool:
+        """Mark whether a connection is being answered, which protects it from being closed. Return False if it was
+        already closed to make room."""
         with self._lock:
-            peer = self._open.get(sock)
-            if peer is not None:
-                peer.answered = answered
-            return peer is not None
+            peer.answered = answered
+            return peer in self._open
 
-    def _talk(self, sock: socket.socket, peer: str) -> None:
+    def _talk(self, peer: _HttpPeer) -> None:
+        sock = peer.sock
         try:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             rest = b""
             while not self._closed.is_set():
                 try:
-                    request, keep, rest = read_request(sock, peer, rest)
+                    request, keep, rest = read_request(sock, peer.owner, rest)
                 except BadRequest as error:
                     self._send(sock, HttpResponse(error.status, f"{error}\n".encode()), keep=False, head=False)
                     return
-                if request is None or not self._set_answered(sock, True):
+                if request is None or not self._set_answered(peer, True):
                     return
                 response = self._answer(request)
                 # While a short answer is sent, the connection may be closed to make room for another one. A stream is
                 # never closed for that.
-                self._set_answered(sock, not isinstance(response.body, bytes))
+                self._set_answered(peer, not isinstance(response.body, bytes))
                 if not self._send(sock, response, keep=keep, head=request.method == "HEAD"):
                     return
         except OSError:
-            pass  # the peer has left
+            pass  # the peer has disconnected
         except Exception:  # the handler failed after the head of the response was sent
             log.exception("a streamed answer failed")
         finally:
             with self._lock:
-                self._open.pop(sock, None)
+                self._open.remove(peer)
             sock.close()
 
     def _answer(self, request: HttpRequest) -> HttpResponse:

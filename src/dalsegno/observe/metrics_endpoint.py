@@ -48,7 +48,7 @@ class MetricsEndpoint:
 
 
 def may_read(request: HttpRequest, token: str | None) -> bool:
-    """Return whether a request has the bearer token; True if none is needed."""
+    """Return whether a request has the right bearer token; True if no token is needed."""
     if token is None:
         return True
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -107,7 +107,7 @@ class ListenAddress:
 
     @property
     def loopback(self) -> bool:
-        """Whether only processes of this machine can connect."""
+        """Return whether only processes of this machine can connect."""
         return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
 
     def __str__(self) -> str:

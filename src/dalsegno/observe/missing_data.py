@@ -10,6 +10,7 @@ from enum import Enum
 from dalsegno.observe.panels import Dashboard
 from dalsegno.observe.prometheus_client import ScrapeHealth, ScrapeState
 
+SLURM_JOB = "slurm"  # the scrape of a separate exporter of Slurm, on clusters whose observer does not provide it
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _METRIC = re.compile(r"\b(?:slurm|dalsegno|training|node|DCGM)_\w+")
 
@@ -26,13 +27,13 @@ class MetricOrigin(Enum):
 
 
 class OriginState(Enum):
-    """Whether a provider of metrics works."""
+    """The state of a provider of metrics."""
 
     FAILING = "failing"  # the provider does not answer, or reports a failure
     QUIET = "nothing to report"  # the provider works, but has no data for this metric
 
 
-_ORIGINS = (  # a metric comes from the origin of the first prefix that matches
+_ORIGINS = (  # the first prefix that matches a metric gives the metric's origin
     ("DCGM_", MetricOrigin.NODE_AGENT),
     ("node_amazonefa_", MetricOrigin.NODE_AGENT),
     ("dalsegno_fabric_", MetricOrigin.NODE_AGENT),
@@ -104,8 +105,8 @@ def explain_missing(
 ) -> list[MissingMetric]:
     """Return the metrics without data and why.
 
-    `present` are the metrics that Prometheus has, `collected` tells for each source of the observer whether it
-    succeeded, and `agents` are the nodes whose agent writes metrics.
+    `present` are the metrics that Prometheus has, `collected` maps each source of the observer to its success, and
+    `agents` are the nodes with an agent that writes metrics.
     """
     missing = []
     for metric, panels in panels_by_metric(dashboards).items():
@@ -127,11 +128,15 @@ def _fault(
             if origin is MetricOrigin.NODE_AGENT and not agents
             else ""
         )
-    if fault := _job_fault("dalsegno", "the observer", targets):
+    if origin is MetricOrigin.SLURM and any(target.job == SLURM_JOB for target in targets):
+        job, name = SLURM_JOB, "slurm-exporter"
+    else:
+        job, name = "dalsegno", "observer"
+    if fault := _job_fault(job, f"the {name}", targets):
         return fault
     failed = [source for source in _SOURCES.get(origin, ()) if collected.get(source) is False]
     if failed:
-        return f"the observer could not collect {', '.join(failed)}: `dalsegno logs --daemon observer` shows why"
+        return f"the {name} could not collect {', '.join(failed)}: `dalsegno logs --daemon {name}` shows why"
     return ""
 
 

@@ -25,7 +25,11 @@ class NodeTarget:
 
 @dataclass(frozen=True)
 class MonitorLayout:
-    """The values from which the configuration of Prometheus and Alertmanager is rendered."""
+    """The values from which the configuration of Prometheus and Alertmanager is rendered.
+
+    On the head of a cloud there is no Alertmanager, and only the address and the password of Prometheus are known: all
+    other addresses and files are "".
+    """
 
     cluster: str
     head: str

@@ -1,4 +1,4 @@
-"""Dashboards of Grafana as values, and their JSON. No library is needed for it."""
+"""Dashboards of Grafana as values, and their JSON. No library is used."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from dalsegno.observe.alert_rules import ALERTS, AlertRule
 from dalsegno.observe.alertmanager import render_alertmanager
 from dalsegno.observe.dialects import DIALECTS, RecordingRule
 from dalsegno.observe.monitor_layout import USER, MonitorLayout, NodeTarget
+from dalsegno.observe.remote_write import KEPT
 from dalsegno.spec.facts import RemoteWrite
 
 CONFIG, TARGETS, ALERTMANAGER = "prometheus.yml", "targets/nodes.json", "alertmanager.yml"
@@ -50,12 +51,14 @@ def render_prometheus(layout: MonitorLayout, writer: str = WRITER) -> str:
         "rule_files": ["rules/*.yml"],
         "alerting": {
             "alertmanagers": [
-                {"basic_auth": _login(layout), "static_configs": [{"targets": [layout.alertmanager]}]},
+                {"basic_auth": _login(layout.password_file), "static_configs": [{"targets": [layout.alertmanager]}]},
             ]
         },
         "scrape_configs": _scrapes(layout),
     }
     if layout.settings.remote_write:
+        labels = {"instance": layout.head, "cluster": layout.cluster}
+        config["scrape_configs"].append(own_scrape(layout.prometheus, labels, layout.password_file))
         config["remote_write"] = [_remote_write(layout.settings.remote_write)]
     return yaml_text(config, layout.cluster, writer)
 
@@ -70,14 +73,24 @@ def _scrapes(layout: MonitorLayout) -> list[dict[str, Any]]:
     return [{"job_name": "dalsegno", **bearer, "static_configs": observer}, nodes]
 
 
-def _login(layout: MonitorLayout) -> dict[str, str]:
-    return {"username": USER, "password_file": layout.password_file}
+def own_scrape(address: str, labels: Mapping[str, str], password_file: str) -> dict[str, Any]:
+    """Return the scrape of Prometheus' own counters of remote write. All its other metrics are dropped."""
+    return {
+        "job_name": "prometheus",
+        "static_configs": [{"targets": [address], "labels": dict(labels)}],
+        "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": KEPT, "action": "keep"}],
+        "basic_auth": _login(password_file),
+    }
+
+
+def _login(password_file: str) -> dict[str, str]:
+    return {"username": USER, "password_file": password_file}
 
 
 def _exporter_login(layout: MonitorLayout) -> dict[str, str]:
     """Return the login for node_exporters. No other program accepts this password, because a user of a node can learn
     it by listening on the port before node_exporter starts."""
-    return {"username": USER, "password_file": layout.exporter_password_file}
+    return _login(layout.exporter_password_file)
 
 
 def _remote_write(to: RemoteWrite) -> dict[str, Any]:
@@ -103,7 +116,7 @@ def _labels(cluster: str, node: NodeTarget) -> dict[str, str]:
 
 
 def iam_policy(to: RemoteWrite) -> str:
-    """Return the IAM policy that the writer of the metrics needs."""
+    """Return the IAM policy that allows Prometheus to write to the workspace."""
     found = _WORKSPACE.search(to.url)
     resource = f"arn:aws:aps:{to.region}:*:workspace/{found[1] if found else '*'}"
     statements = [{"Effect": "Allow", "Action": ["aps:RemoteWrite"], "Resource": resource}]

@@ -1,4 +1,4 @@
-"""Slurm metrics that both dialects have, under the same names and labels.
+"""Slurm metrics that have the same names and labels in both dialects.
 
 vpenso's prometheus-slurm-exporter (dashboard 4323) and SckyzO's slurm_exporter (Amazon SageMaker HyperPod) share most
 names. Metrics that differ are in `slurm_vpenso.py` and `slurm_sckyzo.py`.

@@ -18,9 +18,9 @@ from dalsegno.slurm.facts import JobState
 from dalsegno.slurm.parse.load import QueuedJob, nodes_of_job
 from dalsegno.slurm.parse.text import ParseError
 
-MAX_ACCOUNTS = 1000  # maximum number of label values: unless Slurm enforces accounts, users can invent them
+MAX_ACCOUNTS = 1000  # accounts with a label of their own; users can invent accounts unless Slurm enforces them
 OTHER_ACCOUNTS = "(other)"
-MAX_IDLE, MAX_IDLE_PER_USER = 2000, 16  # maximum number of remembered owners without a job, in all and per user
+MAX_IDLE, MAX_IDLE_PER_USER = 2000, 16  # maximum number of remembered owners without a job, in total and per user
 ON_NODES = frozenset({JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING, JobState.SUSPENDED})
 USUAL_REASONS = ("BeginTime", "Dependency", "JobHeldAdmin", "JobHeldUser", "Priority", "Resources")
 OTHER_REASON = "other"
@@ -28,7 +28,7 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 class JobCategory(Enum):
-    """The states of jobs in our own metrics. OTHER covers states that newer versions of Slurm add."""
+    """The categories that our own metrics sort jobs into. OTHER stands for states that newer versions of Slurm add."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -99,7 +99,8 @@ def _with_few_accounts(groups: JobGroups) -> JobGroups:
 
 
 class IdleOwners:
-    """Remembers the owners of jobs since this process started, so that their series become 0 after their last job."""
+    """The owners of all jobs since this process started. They are kept, so that their series become 0 after their last
+    job."""
 
     def __init__(self) -> None:
         self._known: dict[JobKey, None] = {}

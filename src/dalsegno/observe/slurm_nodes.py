@@ -1,4 +1,4 @@
-"""Our own metrics of the nodes, and the category of each node that all dialects count."""
+"""Our own metrics of the nodes, and the categories of nodes, which all dialects count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dalsegno.slurm.parse.load import NodeLoad
 
 
 class NodeCategory(Enum):
-    """The states of nodes in metrics, as vpenso's exporter names them. A node has exactly one."""
+    """The categories that metrics sort nodes into, named as in vpenso's exporter. A node has exactly one category."""
 
     ALLOC = "alloc"
     COMP = "comp"

@@ -1,4 +1,4 @@
-"""Slurm metrics as SckyzO's slurm_exporter names them: what Amazon SageMaker HyperPod's dashboards query."""
+"""Slurm metrics with the names of SckyzO's slurm_exporter, for the dashboards of Amazon SageMaker HyperPod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm metrics as vpenso's prometheus-slurm-exporter names them: what dashboard 4323 queries."""
+"""Slurm metrics with the names of vpenso's prometheus-slurm-exporter, for Grafana's dashboard 4323."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from dalsegno.wire.cloud_notice import find_notice
 class NodeCondition(Enum):
     """The condition of a node. The most urgent condition is first."""
 
-    GIVEN_UP = "given-up"  # an administrator must repair the node
+    NEEDS_ADMIN = "needs-admin"  # an administrator must repair the node
     HELD_BACK = "held-back"  # the node has a fault, but recovery is paused, only observing, or at a limit
     OFF = "off"  # the host is off, and the controller has not acted yet
     OUT = "out"  # the node is down or drained in Slurm, and the controller has not acted yet
     NOT_RESPONDING = "not-responding"  # slurmctld gets no answer from the node's slurmd
     UNKNOWN = "unknown"  # slurmctld does not know the node
-    TAKEN = "taken"  # the cloud takes the machine of the node
+    TAKEN = "taken"  # the cloud provider ends the instance of the node
     DOWN = "down"
     DRAINED = "drained"
     REPAIRING = "repairing"
@@ -92,9 +92,10 @@ def node_condition(
 
 
 def _out_condition(record: NodeRecovery) -> NodeCondition | None:
-    """Return the condition of a node that the controller keeps out of service, or would if it could act."""
-    if record.phase is NodePhase.GIVEN_UP:
-        return NodeCondition.GIVEN_UP
+    """Return the condition of a node that the controller keeps out of service, or would take out; None for other
+    nodes."""
+    if record.phase is NodePhase.NEEDS_ADMIN:
+        return NodeCondition.NEEDS_ADMIN
     if is_held_back(record):
         return NodeCondition.HELD_BACK
     if record.phase is NodePhase.REPAIRING:

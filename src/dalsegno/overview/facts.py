@@ -61,7 +61,7 @@ class FailingScrape:
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that is known about a cluster. `controller` is None if it does not answer."""
+    """The facts about a cluster, as far as they are known. `controller` is None if it does not answer."""
 
     status: ClusterStatus
     controller: RecoveryView | None = None
@@ -70,7 +70,8 @@ class Overview:
     all_runs: bool = True  # False if only the runs of this user are known
     events: tuple[Event, ...] = ()  # the last events, oldest first
     gpus: Mapping[str, tuple[GpuReading, ...]] = field(default_factory=dict)  # readings by node, of connected agents
-    failing_scrapes: tuple[FailingScrape, ...] = ()  # empty without Prometheus
+    # exporters that Prometheus cannot read; empty if there is no Prometheus
+    failing_scrapes: tuple[FailingScrape, ...] = ()
 
     @property
     def slurm_answers(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.health.messages import BadReport, GpuReading, parse_readings
+from dalsegno.health.result import Verdict
 from dalsegno.overview.facts import FailingScrape, ObservedRun, RecoveryView, read_controller
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.journal.event import Event, read_event
@@ -24,7 +25,7 @@ from dalsegno.targets.base import CanMonitor, ClusterPhase, ClusterStatus, NodeS
 from dalsegno.wire.liveness import Presence
 
 if TYPE_CHECKING:
-    from dalsegno.runs.slow_ranks import NodeReading
+    from dalsegno.runs.slow_ranks import CheckRemark, NodeReading
 
 CONTROLLER_S = 3.0
 PROMETHEUS_S = 1.0
@@ -62,15 +63,21 @@ def read_node_readings(answer: Mapping[str, Any]) -> dict[str, NodeReading]:
 
     agents = [each for each in answer.get("agents", ()) if each.get("presence") == Presence.CONNECTED.value]
     return {
-        str(each["node"]): NodeReading(
-            read_gpus(each), tuple(f"{check}: {text}" for check, _, text in each.get("findings", ()))
-        )
+        str(each["node"]): NodeReading(read_gpus(each), tuple(map(_remark_of, each.get("findings", ()))))
         for each in agents
     }
 
 
+def _remark_of(row: Sequence[Any]) -> CheckRemark:
+    from dalsegno.runs.slow_ranks import CheckRemark  # imported late: `status` must be fast
+
+    check, word, text = row
+    verdict = next((each for each in Verdict if each.value == word), Verdict.UNKNOWN)
+    return CheckRemark(str(check), verdict, str(text))
+
+
 def read_gpus(agent: Mapping[str, Any]) -> tuple[GpuReading, ...]:
-    """Parse the readings in the controller's view of an agent; empty if a controller of another version has none."""
+    """Parse the readings in the controller's view of an agent; empty if another version omits or changes them."""
     rows = agent.get("readings")
     with contextlib.suppress(BadReport):
         return parse_readings(rows) if rows else ()
@@ -84,14 +91,16 @@ def ask_events(controller: Path, since: int) -> list[Event]:
 
 
 def ask_run_folders(controller: Path) -> list[RunFolder]:
-    """Return the folders of the runs that the controller supervises: all users' runs for root, else this user's."""
+    """Return the folders of the runs that the controller supervises. Root gets those of all users, any other user only
+    their own."""
     answer = ask(controller, {"runs": True}, CONTROLLER_S)
     folders = [each.get("folder") for each in answer.get("runs", ()) if isinstance(each, dict)]
     return [RunFolder(Path(folder)) for folder in folders if isinstance(folder, str) and folder.startswith("/")]
 
 
 def ask_failing_scrapes(target: Target) -> tuple[FailingScrape, ...]:
-    """Return the exporters that Prometheus cannot read; empty if it does not run, or if this user has no access."""
+    """Return the exporters that Prometheus cannot read; empty if Prometheus does not run, or if this user has no access
+    to it."""
     from dalsegno.observe.prometheus_client import (  # imported late, because few clusters need it
         PrometheusClient,
         ScrapeState,
@@ -101,7 +110,8 @@ def ask_failing_scrapes(target: Target) -> tuple[FailingScrape, ...]:
         return ()
     layout = target.monitor_layout()
     with contextlib.suppress(DalsegnoError, OSError):  # a dead Prometheus is reported as a dead daemon
-        client = PrometheusClient(layout.prometheus, Path(layout.password_file).read_text().strip(), PROMETHEUS_S)
+        password = Path(layout.password_file).read_text().strip() if layout.password_file else ""
+        client = PrometheusClient(layout.prometheus, password, PROMETHEUS_S)
         down = [each for each in client.targets() if each.state is ScrapeState.DOWN]
         return tuple(FailingScrape(each.job, each.host) for each in down)
     return ()

@@ -1,4 +1,5 @@
-"""The verdict on a cluster. Pure: `assess` turns an overview into a verdict, and `describe` turns that into a line."""
+"""The verdict on a cluster. Pure: `assess` turns an overview into a verdict, and `describe` turns the verdict into a
+line."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class VerdictCode(Enum):
     CONTROLLER_SILENT = "controller-silent"
     DAEMONS_DEAD = "daemons-dead"
     NODES_FAULTY = "nodes-faulty"  # nodes have faults, and no repair is in progress
-    NODES_REPAIRED = "nodes-repaired"  # the controller is repairing nodes, or will
+    NODES_REPAIRED = "nodes-repaired"  # the controller is repairing nodes, or will repair them
     TRAINING_AFFECTED = "training-affected"
     NODES_LEFT_ALONE = "nodes-left-alone"
     NODES_SUSPECTED = "nodes-suspected"
@@ -32,7 +33,7 @@ class VerdictCode(Enum):
 
 
 class VerdictLevel(Enum):
-    """How urgent a verdict is."""
+    """The urgency of a verdict."""
 
     GOOD = "good"
     WARN = "warn"
@@ -50,7 +51,7 @@ _CODES = {
     NodeCondition.SUSPECTED: VerdictCode.NODES_SUSPECTED,
     **dict.fromkeys(
         (
-            NodeCondition.GIVEN_UP,
+            NodeCondition.NEEDS_ADMIN,
             NodeCondition.HELD_BACK,
             NodeCondition.OFF,
             NodeCondition.OUT,
@@ -96,7 +97,8 @@ class ClusterVerdict:
     all_runs: bool = True
     dead: tuple[DaemonStatus, ...] = ()  # daemons that do not run, except those of nodes that are out of service
     problems: int = 0
-    failing_scrapes: tuple[FailingScrape, ...] = ()  # without those of dead daemons and of nodes out of service
+    # scrapes that fail, except those of dead daemons and of nodes out of service
+    failing_scrapes: tuple[FailingScrape, ...] = ()
 
     @property
     def code(self) -> VerdictCode:
@@ -209,13 +211,13 @@ _PHASES = {
     ClusterPhase.GONE: "the cluster is gone",
 }
 _NODES = {  # the text of each condition, in singular and plural
-    NodeCondition.GIVEN_UP: ("needs an administrator", "need an administrator"),
+    NodeCondition.NEEDS_ADMIN: ("needs an administrator", "need an administrator"),
     NodeCondition.HELD_BACK: ("has a fault and is not repaired", "have a fault and are not repaired"),
     NodeCondition.OFF: ("is off", "are off"),
     NodeCondition.OUT: ("is out of service", "are out of service"),
     NodeCondition.NOT_RESPONDING: ("does not respond to slurmctld", "do not respond to slurmctld"),
     NodeCondition.UNKNOWN: ("is unknown to slurmctld", "are unknown to slurmctld"),
-    NodeCondition.TAKEN: ("is taken away by its cloud", "are taken away by their cloud"),
+    NodeCondition.TAKEN: ("is ended by its cloud provider", "are ended by their cloud provider"),
     NodeCondition.DOWN: ("is down and will be repaired", "are down and will be repaired"),
     NodeCondition.DRAINED: ("is drained and will be repaired", "are drained and will be repaired"),
     NodeCondition.REPAIRING: ("is being repaired", "are being repaired"),
@@ -274,8 +276,8 @@ def _node_clause(verdict: ClusterVerdict) -> Iterator[str]:
     parts: list[str] = []
     for group in verdict.nodes[:_MOST_GROUPS]:
         count = len(group.nodes)
-        of = f"{count} of {counted(verdict.total_nodes, 'node')}" if not parts else str(count)
-        parts.append(f"{of} {_NODES[group.condition][count > 1]}")
+        number = f"{count} of {counted(verdict.total_nodes, 'node')}" if not parts else str(count)
+        parts.append(f"{number} {_NODES[group.condition][count > 1]}")
     more = sum(len(group.nodes) for group in verdict.nodes[_MOST_GROUPS:])
     if parts:
         yield ", ".join([*parts, *([f"{more} more {'has' if more == 1 else 'have'} other problems"] if more else [])])
@@ -293,10 +295,11 @@ def _remarks(verdict: ClusterVerdict) -> Iterator[str]:
 
 
 def _training_clause(verdict: ClusterVerdict, faulty: bool) -> str:
-    """Return the clause about training, or "". If the cluster has no fault, the clause is only about harmed runs."""
-    told = [group for group in verdict.runs if group.impact in (_HARMED if not faulty else _RUNS)]
-    if told:
-        return ", ".join(_describe_runs(group) for group in told)
+    """Return the clause about training; "" if there is none. If the cluster has no fault, the clause is only about runs
+    that are impaired."""
+    shown = [group for group in verdict.runs if group.impact in (_HARMED if not faulty else _RUNS)]
+    if shown:
+        return ", ".join(_describe_runs(group) for group in shown)
     if not faulty or not verdict.runs:
         return ""
     queued = next((len(group.runs) for group in verdict.runs if group.impact is RunImpact.QUEUED), 0)

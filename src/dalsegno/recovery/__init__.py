@@ -1,1 +1,2 @@
-"""Node recovery: the controller on the head node, the coordinators it starts, and the client of its socket."""
+"""Node recovery: the controller on the head node, the coordinators that it starts, and the client of the controller's
+socket."""

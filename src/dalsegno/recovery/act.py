@@ -67,14 +67,14 @@ class SlurmActions(Protocol):
 
 
 class NodeAgents(Protocol):
-    """The node agents, as seen through their link. No method blocks for long unless it says so."""
+    """The controller's interface to the node agents. Methods return at once unless their docstring says otherwise."""
 
     def remember(self, nodes: Iterable[str]) -> None:
-        """Remember nodes that were in service under the previous controller: their loss is detected sooner."""
+        """Record the nodes that were in service before the controller restarted. Their loss is then detected sooner."""
         ...
 
     def see(self, nodes: Iterable[NodeInfo]) -> None:
-        """Receive Slurm's latest answer about all nodes, in every round. Only `SlurmWitness` uses it."""
+        """Receive Slurm's latest answer about all nodes, once per round. Only `SlurmLossDetector` uses it."""
         ...
 
     def views(self) -> Mapping[str, AgentView]: ...
@@ -88,7 +88,7 @@ class NodeAgents(Protocol):
         ...
 
     def validate(self, node: str, ask: str, partner: str) -> None:
-        """Order a node to validate itself. `ask` identifies the validation: repeating it does not restart the test."""
+        """Order a node to validate itself. `ask` is the id of the validation: a repeated order does not restart it."""
         ...
 
     def rest(self, node: str, seconds: float) -> None:
@@ -96,7 +96,7 @@ class NodeAgents(Protocol):
         ...
 
     def evidence(self, node: str) -> Mapping[str, str]:
-        """Return a node's evidence as files by name, or one file that says why there is none. May block."""
+        """Return a node's evidence as files by name, or one file that says why there is none. Can block."""
         ...
 
 
@@ -142,12 +142,12 @@ def end_loan(slurm: SlurmActions, node: str) -> None:
 
 @dataclass(frozen=True)
 class ActionContext:
-    """The interfaces that actions use. The type of `target` determines what it supports."""
+    """The interfaces that actions use. The type of `target` determines which repairs it supports."""
 
     slurm: SlurmActions
     agents: NodeAgents
     target: object
-    evidence: Path  # folder for evidence
+    evidence: Path  # folder in which evidence about nodes is saved
     slurm_users: frozenset[str] = SLURM_USERS
 
 
@@ -246,7 +246,7 @@ def _repair(action: Repair, context: ActionContext) -> str:
 
 
 def _reset(node: str, context: ActionContext) -> None:
-    """Reset a node's GPUs. Its agent runs its checks again afterwards, because earlier findings no longer hold."""
+    """Reset a node's GPUs. Afterwards the agent repeats the checks, because the reset can change their results."""
     assert isinstance(context.target, CanReset)
     context.agents.rest(node, MAX_RESET_S)
     try:
@@ -256,13 +256,14 @@ def _reset(node: str, context: ActionContext) -> None:
 
 
 def _release(action: Release, context: ActionContext) -> str:
-    """Release a spare for a job, and give the job the highest priority: otherwise another job could take the node.
+    """Release a spare for a job, and return a line for the journal.
 
-    If the job already runs there, only resume the node, and keep it closed to other jobs.
+    The job gets the highest priority: otherwise another job could take the node. If the job already runs there, only
+    resume the node, and keep it closed to other jobs.
     """
     _check_not_taken(context, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in context.slurm.jobs()):
-        reserve(context.slurm, action.node, 0)  # again, because a killed slurmctld loses a recent reservation
+        reserve(context.slurm, action.node, 0)  # repeated: a slurmctld that was killed may have lost the reservation
         context.slurm.resume(action.node)
         return f"given back to job {action.job}: Slurm had drained it again"
     reserved = reserve(context.slurm, action.node, action.uid)
@@ -303,7 +304,8 @@ def _take_evidence(action: TakeEvidence, id: str, at: float, context: ActionCont
 
 
 def _read_logs(node: str, context: ActionContext) -> Mapping[str, str]:
-    """Return the target's logs of a node whose agent does not answer, or a note that says why there are none."""
+    """Return the target's logs of a node whose agent does not answer. If there are none, return a note that says
+    why."""
     if not isinstance(context.target, CanReadLogs):
         return {INCOMPLETE: "machine: this target keeps no logs of a node that does not answer"}
     try:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.decisions.budget import count_taken_last_hour
+from dalsegno.recovery.decisions.forecast import forecast
 from dalsegno.recovery.decisions.phase import NodePhase
 from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.decisions.reason import write_reason
 from dalsegno.recovery.decisions.records import NodeRecord, NodeRecords
-from dalsegno.recovery.decisions.repair import forecast
 from dalsegno.recovery.journal.store import Journal
 from dalsegno.wire.frames import Message
 
@@ -76,7 +76,8 @@ class Answers:
         return {"events": [event.message() for event in self.store.events(first, most=MAX_EVENTS)]}
 
     def _automation(self, uid: int, word: object, by: object = None) -> Message:
-        """Answer a request about automation. `by` is the person who sent the request through the web page."""
+        """Carry out a request about automation and return the answer. `by` is the person who sent the request through
+        the web page."""
         if word in ("pause", "resume"):
             _check_owner(uid, f"{word} automatic recovery")
             who = by[:MAX_NAME] if isinstance(by, str) and by.isprintable() else _name(uid)
@@ -147,7 +148,7 @@ def node_message(own: NodeRecord) -> Message:
 
 
 def partitions_of(records: NodeRecords) -> list[str]:
-    """Return the partitions that ever had a node taken out of service."""
+    """Return the partitions that appear in the recorded budget marks, sorted by name."""
     return sorted({partition for mark in records.marks for partition in mark.partitions})
 
 

@@ -11,15 +11,16 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
-START_S = 10.0  # time limit, in which the controller writes two files and starts a process
+START_S = 10.0  # time limit: the controller writes two files and starts a process
 ANSWERS_S = 2.0
-# The state folder of `dalsegno adopt watch` has its socket, and the path of the slurm.conf that it uses.
+# Files in the state folder of `dalsegno adopt watch`: the watcher's socket, and a file with the path of the cluster's
+# slurm.conf.
 WATCHER_SOCKET, WATCHER_CONF = "run/controller.sock", "slurm-conf"
 MAX_ANSWER = 16 << 20  # maximum bytes of an answer: enough for thousands of nodes, each with its reason
 
 
 def start_run(path: Path, folder: Path) -> None:
-    """Ask the controller at this socket to start the run in this folder. A run that it already has is not an error."""
+    """Ask the controller at this socket to start the run in this folder. If the run is already started, do nothing."""
     answer = ask(path, {"start": str(folder)}, START_S)
     if not answer.get("ok"):
         raise DalsegnoError(str(answer.get("error", "the controller refused")), hint=str(answer.get("hint", "")))
@@ -51,7 +52,7 @@ def ask(path: Path, request: Message, timeout_s: float) -> Message:
 
 
 def start_hint(path: Path, uid: int) -> str:
-    """Return a hint that tells this user how to get the daemon of this socket started. Only the owner may run `up`."""
+    """Return a hint for this user on how to start the daemon of this socket. Only the owner may run `up`."""
     try:
         operates = uid in (0, path.parent.stat().st_uid)
     except OSError:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.local_machine import slurm_conf
+from dalsegno.log import look_at_logs
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agents.node_link import NodeLink
 from dalsegno.recovery.agents.view import views_message
@@ -38,7 +39,7 @@ SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "control
 
 
 def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
-    """Run the controller until it is killed. It listens for node agents at HOST:PORT if `agents_at` is set."""
+    """Run the controller until it is killed. If `agents_at` is set, listen for node agents at this HOST:PORT."""
     try:
         make_folder(folder / "controller", 0o700)
         allow_many_files()
@@ -55,7 +56,7 @@ def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
 
 
 class Controller:
-    """Serves requests and supervises coordinators. `launcher` is the command that starts our programs."""
+    """Serves requests and supervises coordinators. `launcher` is the command that starts Dal Segno's programs."""
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
@@ -89,6 +90,7 @@ class Controller:
     def serve(self) -> None:
         while True:
             self.turn()
+            look_at_logs()
 
     def turn(self, most_s: float | None = None) -> None:
         """Wait for the next event and handle it."""
@@ -100,7 +102,7 @@ class Controller:
     def close(self) -> None:
         """Release everything. The coordinators keep running."""
         while self.watch and not self.watch.close():
-            self.turn(0.01)  # carry out calls for which the recovery thread may be waiting
+            self.turn(0.01)  # carry out calls that the recovery thread may be waiting for
         self.answers.close()
         self.requests.close()
         self.nodes.close()
@@ -116,7 +118,7 @@ class Controller:
                 self.keeper.request(check_folder(request["start"], uid), uid)
                 return {"ok": True}
             if set(request) == {"corrupt"} and self.watch:
-                if self.watch.accusations.add(uid, request["corrupt"]):
+                if self.watch.wrong_results.add(uid, request["corrupt"]):
                     self.request_round()
                 return {"ok": True}
             if request == {"runs": True}:

@@ -20,8 +20,11 @@ SLURMD_TIMEOUT_S = 300.0
 
 @dataclass
 class FakeMachine:
-    """The machine of a node. `cured_by` is the lightest remedy that repairs it; None if it is healthy. `says` is the
-    remedy that its checks report."""
+    """The simulated machine of a node.
+
+    `cured_by` is the lightest remedy that repairs the machine; None if it is healthy. `says` is the remedy that its
+    checks report.
+    """
 
     boot: str
     gpus: tuple[str, ...]
@@ -50,7 +53,7 @@ class FakeNode:
     asked: str = ""  # id of the validation in progress; "": none
     resting: bool = False  # whether the agent has released the GPUs
     missed_at: float | None = None  # when slurmctld lost contact with the node
-    late: bool = False  # whether the machine is up, but the controller does not hear it
+    late: bool = False  # whether the controller hears nothing from the machine although it is up
     lost_at: float | None = None  # when the controller lost contact with the node
     heard_at: float | None = None  # when the controller first heard the node, or heard it again
     quiet: bool = False  # whether the agent sends nothing
@@ -102,7 +105,8 @@ class FakeCluster:
         """Set down the nodes that have not answered slurmctld within its timeout, and remove them from their jobs."""
         for name, node in self.nodes.items():
             node.missed_at = None if node.machine.on else self.now if node.missed_at is None else node.missed_at
-            if node.missed_at is not None and not node.down and self.now - node.missed_at >= SLURMD_TIMEOUT_S:
+            missed = node.missed_at is not None and self.now - node.missed_at >= SLURMD_TIMEOUT_S
+            if missed and not node.down and NodeFlag.POWERED_DOWN not in node.flags:
                 node.down = True
                 node.reason, node.user = node.reason or "Not responding", node.user or "slurm"
                 FakeSlurm(self).remove_from_jobs(name)

@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
@@ -23,7 +25,7 @@ from dalsegno.recovery.decisions.policy import OFF, ControllerSite, Policy
 from dalsegno.recovery.decisions.records import NodeRecords
 from dalsegno.recovery.decisions.spares import is_owed
 from dalsegno.recovery.journal.store import Journal
-from dalsegno.recovery.runs.run_hints import Accusations, CheckChanges, with_hint
+from dalsegno.recovery.runs.run_hints import CheckChanges, WrongResultReports, with_hint
 from dalsegno.recovery.runs.run_records import RunRecord
 from dalsegno.runs.coordinator.nodes.node_rules import drained_for_repair
 from dalsegno.targets.base import CanSeePower
@@ -31,6 +33,7 @@ from dalsegno.targets.base import CanSeePower
 log = logging.getLogger("controller.recovery")
 
 Work = Callable[[], None]
+RECORDS = (ChangePhase, Note, ContactChange)  # actions that only change the journal
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,14 @@ class RecoveryLoop:
         self.checks = CheckChanges.after(self.store.last_verdicts())
 
     def round(self, facts: Facts) -> list[Action]:
-        """Decide and act once; return the actions, or an empty list when nothing is left to do."""
+        """Decide once, and act. Return the actions, or an empty list when nothing is left to do."""
         self.collect()
         self._record_seen(facts)
         actions = decide(facts, self.store.refresh(), self.policy, self.clock())
-        for action in actions:
-            self._perform(action)
+        for only_records, group in groupby(actions, key=lambda action: isinstance(action, RECORDS)):
+            with self.store.together() if only_records else nullcontext():
+                for action in group:
+                    self._perform(action)
         return actions
 
     def record_gpus(self, node: str, gpus: tuple[GpuIdentity, ...]) -> None:
@@ -149,7 +154,7 @@ QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # pause while a node is being repaired
 MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # pause while a node that was just lost is not out of service yet
 CALM_S, LARGE_CALM_S = 3.0, 10.0  # pause if nothing happens; agents report changes at once
 AFTER_SILENCE_S = 2.0  # pause if Slurm did not answer
-RESTS = 2.0  # the loop rests twice as long as it computed: a round takes milliseconds, but 0.4 s with 4,096 nodes
+RESTS = 2.0  # the pause is at least this many times the last round's CPU time: milliseconds, or 0.4 s with 4,096 nodes
 AT_ONCE = 20  # maximum number of rounds without a pause
 MAX_SLOW = 8  # maximum number of slow actions at a time
 
@@ -162,7 +167,7 @@ class NodeWatch:
 
     def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, runs: Runs = dict) -> None:
         self.folder, self.site, self.agents, self.runs = folder, site, agents, runs
-        self.accusations = Accusations(runs)
+        self.wrong_results = WrongResultReports(runs)
         self._round_requested, self._closed = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(MAX_SLOW, thread_name_prefix="repair")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
@@ -178,7 +183,7 @@ class NodeWatch:
         self._round_requested.set()
 
     def close(self) -> bool:
-        """Make the thread stop, and return whether it has. The next controller handles actions that are under way."""
+        """Ask the thread to stop; return whether it has ended. The next controller handles unfinished actions."""
         self._closed.set()
         self.request_round()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -255,36 +260,38 @@ class NodeWatch:
         wanted, runs = drained_for_repair(nodes), self.runs()
         jobs, kept = [with_hint(job, wanted, runs) for job in queue.jobs], {run: each.uid for run, each in runs.items()}
         facts = gather(nodes, jobs, self.agents, at, underway, kept)
-        return mark_powered_off(self.accusations.accuse(facts), self.site.target)
+        return mark_powered_off(self.wrong_results.add_to(facts), self.site.target)
 
     def _complain(self, text: str) -> None:
-        """Log a problem once, until it changes."""
+        """Log a problem, unless the last logged problem had the same text."""
         if text != self._complaint:
             log.warning(text)
         self._complaint = text
 
 
 def nodes_in_service_before(records: NodeRecords) -> list[str]:
-    """Return the nodes that were heard and in service when the records were last written."""
+    """Return the nodes that were connected and in service when the records were last written."""
     return [node.node for node in records.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
 
 def _record_reports(loop: RecoveryLoop, facts: Facts) -> None:
     """Record the findings and GPUs that agents report."""
-    for name, node in (facts.nodes or {}).items():
-        report = node.agent.report
-        if report and node.connected:
-            loop.record_findings(name, report.findings)
-            if report.gpus:
-                loop.record_gpus(name, report.gpus)
+    with loop.store.together():
+        for name, node in (facts.nodes or {}).items():
+            report = node.agent.report
+            if report and node.connected:
+                loop.record_findings(name, report.findings)
+                if report.gpus:
+                    loop.record_gpus(name, report.gpus)
 
 
 def pause_s(records: NodeRecords, facts: Facts) -> float:
-    """Return the time until the next round, unless a change is reported before."""
+    """Return the time until the next round. A reported change starts the round earlier."""
     nodes = facts.nodes or {}
     large = len(nodes) > LARGE
     known = [records.get(name) for name in nodes]
-    busy = any(own.pending or own.victims or (own.phase.out and own.phase is not NodePhase.GIVEN_UP) for own in known)
+    phases = {own.phase for own in known if own.phase.out} - {NodePhase.NEEDS_ADMIN}
+    busy = bool(phases) or any(own.pending or own.victims for own in known)
     missed = any(
         node.gone and node.agent.quiet_s < JUST_S and not records.get(name).phase.out for name, node in nodes.items()
     )
@@ -304,8 +311,8 @@ MAX_POWER_CHECK_S = 2.0  # time limit for all queries in a round, because the re
 
 
 def mark_powered_off(facts: Facts, target: object) -> Facts:
-    """Mark nodes as powered off if they were just lost, are DOWN in Slurm, and the target confirms that they are
-    off."""
+    """Return the facts with nodes marked as powered off, if they were just lost, are DOWN in Slurm, and the target
+    confirms that they are off."""
     nodes = facts.nodes or {}
     lost = [name for name, node in nodes.items() if node.gone and node.slurm.down and node.agent.quiet_s < JUST_S]
     if not lost or not isinstance(target, CanSeePower):

@@ -25,7 +25,7 @@ class JobRole(Enum):
 
 @dataclass(frozen=True)
 class RunComment:
-    """A parsed comment. `left` are the nodes of the job that the run has left and no longer needs."""
+    """A parsed comment. `left` contains the job's nodes that the run has left and no longer needs."""
 
     role: JobRole
     left: frozenset[str] = frozenset()

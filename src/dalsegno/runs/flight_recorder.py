@@ -1,4 +1,4 @@
-"""Read the dumps of PyTorch's flight recorder, and find the collective in which ranks wait for each other. Pure.
+"""Read the dumps of PyTorch's flight recorder, and find the collective in which ranks wait for each other. No I/O.
 
 Each rank records its collectives. A dump is a pickle, which PyTorch writes when NCCL times out, or lines of JSON, which
 a worker writes when its agent asks (`runs/agent/flight_dump.py`). Only plain containers, numbers and text are accepted,
@@ -11,7 +11,7 @@ import io
 import json
 import pickle
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -101,7 +101,7 @@ def _set_items(unpickler: Any) -> None:
 def _set_items_of(target: Any, items: Sequence[Any]) -> None:
     """Add items to a dict.
 
-    Only text and numbers are accepted as keys, because hashing a deeply nested tuple could take forever.
+    Only text and numbers are accepted as keys, because hashing a deeply nested tuple could take too long.
     """
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, (str, int)):
@@ -186,7 +186,7 @@ def _read_call(entry: Any) -> CollectiveCall | None:
 def _read_name(value: Any) -> str:
     """Return the name of a group.
 
-    A list is not accepted, because it may contain itself and would be endless as text.
+    A list is not accepted, because it may contain itself, and its text would be endless.
     """
     return one_line(str(value)[:_MAX_TEXT]) if isinstance(value, (str, int)) else ""
 
@@ -208,9 +208,9 @@ def _read_place(frames: Any) -> str:
 
 
 def _read_groups(config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the ranks of each named group.
+    """Yield the name and the ranks of each named group.
 
-    The dump has them as text, such as `[0, 1]`. gloo does not name its groups.
+    A dump contains the ranks as text, such as `[0, 1]`. gloo does not name its groups.
     """
     left = _MAX_RANKS
     for name, about in list(config.items())[:10_000] if isinstance(config, Mapping) else ():
@@ -223,7 +223,7 @@ def _read_groups(config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield _read_name(name), tuple(int(number) for number in numbers)
 
 
-# Which ranks wait for which
+# Stalls: which ranks wait for which other ranks
 
 
 class StallKind(Enum):
@@ -236,7 +236,7 @@ class StallKind(Enum):
 class Stall:
     """A collective in which ranks wait.
 
-    `calls` are the calls of the waiting ranks; `missing` are the ranks that have not called it.
+    `calls` contains the calls of the waiting ranks, `missing` the ranks that have not called the collective.
     """
 
     kind: StallKind
@@ -250,12 +250,24 @@ class Stall:
         return next(iter(self.calls.values()))
 
 
+def with_timeout(dump: FlightDump) -> FlightDump:
+    """Return the dump of a rank in which a collective timed out, with its newest call as one that is not done.
+
+    gloo marks a call that failed like one that is done. With several groups, the newest call is unknown.
+    """
+    if not dump.calls or dump.pending() or len({call.group for call in dump.calls}) > 1:
+        return dump
+    newest = max(dump.calls, key=lambda call: call.sequence)
+    calls = tuple(replace(call, done=False) if call is newest else call for call in dump.calls)
+    return replace(dump, calls=calls)
+
+
 def find_stall(dumps: Sequence[FlightDump], world_size: int = 0, waited: Collection[int] = ()) -> Stall | None:
     """Return the collective that blocks the run; None if no rank waits in a collective.
 
-    A rank that is missing in one group may itself wait in another group. A stall whose missing ranks wait in no
-    collective is preferred, because they block the others. `waited` are ranks without a dump that are known to have
-    waited in it.
+    A rank that is missing in one group may itself wait in another group. A stall is preferred if its missing ranks
+    wait in no collective, because these ranks block the others. `waited` contains ranks without a dump that are known
+    to have waited in the collective.
     """
     found = (_stall_of(group, dumps, world_size, waited) for group in _groups_of(dumps))
     stalls = [stall for stall in found if stall is not None]
@@ -290,7 +302,7 @@ def _members(
 ) -> list[int]:
     """Return the ranks of a group.
 
-    If no dump lists them, return all ranks for the default group, else the ranks that used the group.
+    If no dump lists them, the default group has all ranks, and any other group has the ranks that used it.
     """
     named = [dump.groups[group] for dump in dumps if group in dump.groups]
     if named:

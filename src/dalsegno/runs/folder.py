@@ -23,12 +23,14 @@ class RunFolder:
 
     @property
     def environment(self) -> Path:
-        """The environment of the agents. Mode 0600, because it may contain tokens."""
+        """The environment of the agents. The file has mode 0600, because it may contain tokens."""
         return self.root / "environment.json"
 
     @property
     def connect(self) -> Path:
-        """The coordinator's addresses and the run's secret. Mode 0600; agents get the content through srun's stdin."""
+        """The coordinator's addresses and the run's secret. The file has mode 0600; agents get its content through
+        stdin.
+        """
         return self.root / "connect.json"
 
     @property
@@ -48,7 +50,7 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """The state from which a successor continues if the coordinator dies."""
+        """The state from which the next coordinator continues if this one dies."""
         return self.root / "state.json"
 
     @property
@@ -63,7 +65,7 @@ class RunFolder:
 
     @property
     def exit_code(self) -> Path:
-        """The exit code of srun, for a run whose processes are srun's tasks."""
+        """The exit code of srun, if the run's processes are srun's tasks."""
         return self.root / "exit-code"
 
     @property
@@ -110,7 +112,7 @@ class RunFolder:
         return self.all_stacks / f"g{generation:04d}-rank{rank}.txt"
 
     def flight_dump(self, generation: int, rank: int) -> Path:
-        """The flight recorder of one rank that hung. torch's own dump has the same name without `.json`."""
+        """Return the path for the flight recorder of one rank. torch's own dump has the same name without `.json`."""
         return self.all_stacks / f"g{generation:04d}-flight-{rank}.json"
 
     def inside(self, name: str) -> Path | None:

@@ -1,6 +1,6 @@
 """Find out which rank and collective a hanging run waits for, and whether to suspect the code or a node.
 
-The evidence is in the run folder: the flight recorder and the Python stacks of each rank. `judge_hang` is pure.
+The evidence is in the run folder: the flight recorder and the Python stacks of each rank. `judge_hang` does no I/O.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dalsegno.runs.flight_recorder import (
     StallKind,
     find_stall,
     read_dump,
+    with_timeout,
 )
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import Entry, RunEvent
@@ -67,7 +68,12 @@ class RankStack:
 
 @dataclass(frozen=True)
 class HangReport:
-    """Why a generation hangs. `ranks` are the ranks that did not arrive; `nodes` are their nodes."""
+    """Why a generation hangs.
+
+    `ranks` contains the suspected ranks: those that did not arrive, called another collective, are stopped, or are at
+    another line of the script than most. `nodes` contains the nodes of these ranks. If all ranks arrived, `ranks` is
+    empty, and `nodes` contains the nodes whose checks have failed.
+    """
 
     generation: int
     sentence: str
@@ -76,7 +82,7 @@ class HangReport:
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     collective: str = ""
-    where: str = ""  # the current line of the first of these ranks
+    where: str = ""  # the current line of the first rank in `ranks`
 
     def describe(self) -> str:
         suspects = {
@@ -99,9 +105,10 @@ def judge_hang(
 ) -> HangReport | None:
     """Return why a generation hangs; None if there is no evidence.
 
-    `faulty_nodes` are nodes that failed a check or were drained. `returned` are ranks whose script ended without an
-    error. `timed_out` are ranks that have ended because they had waited too long in a collective.
+    `faulty_nodes` failed a check or were drained. In the ranks in `returned`, the script ended without an error. The
+    ranks in `timed_out` ended because they waited too long in a collective.
     """
+    dumps = [with_timeout(dump) if dump.rank in timed_out else dump for dump in dumps]
     stall = find_stall(dumps, len(places), timed_out)
     if stall is None:
         return _outside_collectives(generation, dumps, stacks, places)
@@ -198,7 +205,7 @@ def _outside_collectives(
 ) -> HangReport | None:
     """Report a hang in which no rank waits in a collective.
 
-    Name the stopped ranks, else those whose line in the script is known.
+    Name the stopped ranks. If there are none, name those whose line in the script is known.
     """
     stopped = tuple(dump.rank for dump in dumps if dump.state in (ProcessState.STOPPED, ProcessState.BLOCKED))
     if stopped:
@@ -213,8 +220,10 @@ def _outside_collectives(
         return None
     fewest = min(groups, key=lambda where: len(groups[where]))  # the line of the ranks that differ from most others
     odd = tuple(groups[fewest])
-    told = [f"{_ranks(ranks, places)} at {where}" for where, ranks in sorted(groups.items(), key=lambda item: item[1])]
-    sentence = f"no rank waits in a collective: {'; '.join(told[:_SHOWN])}"
+    groups_text = [
+        f"{_ranks(ranks, places)} at {where}" for where, ranks in sorted(groups.items(), key=lambda item: item[1])
+    ]
+    sentence = f"no rank waits in a collective: {'; '.join(groups_text[:_SHOWN])}"
     loads = stacks[odd[0]].loads_data
     reason = "the rank waits for its DataLoader" if loads else "the script itself makes no progress"
     return HangReport(generation, sentence, HangSuspect.CODE, reason, odd, _nodes(odd, places), where=fewest)
@@ -233,7 +242,7 @@ def _ranks(ranks: Sequence[int], places: Mapping[int, str]) -> str:
 def parse_stacks(text: str) -> RankStack:
     """Return the script's position in the last stacks of a file.
 
-    The main thread is the last one with frames of the script.
+    The last thread with frames of the script counts as the main thread.
     """
     threads = _THREAD.split(text)[1:]
     for thread in reversed(threads):
@@ -275,7 +284,7 @@ def _returned(entries: Sequence[Entry], generation: int, places: Mapping[int, st
     for entry in reversed(entries):
         if entry.get("event") == RunEvent.IDLE and entry.get("generation") == generation:
             idle = entry.get("ranks")
-            return [rank for rank in places if str(rank) not in idle] if isinstance(idle, dict) else []
+            return [rank for rank in places if str(rank) not in idle] if isinstance(idle, dict) and idle else []
     return []
 
 

@@ -30,7 +30,7 @@ class RunEvent(str, Enum):
     SIGNAL = "signal"
     LOST = "lost"
     LEFT = "left"
-    NOTICE = "notice"  # the cloud has announced that it takes a node
+    NOTICE = "notice"  # the cloud has announced that it will reclaim a node
     GENERATION = "generation"
     FIRST_STEP = "first step"  # a generation has completed its first step
     FAILED = "failed"

@@ -118,7 +118,10 @@ def _key(lines: Sequence[str]) -> str:
 
 
 def _is_end(block: Sequence[Line], text: str) -> bool:
-    """Return whether `text`, the last line of the block, ends it: an exception line or argparse's error."""
+    """Return whether `text`, the last line of the block so far, is the last line of the whole error.
+
+    A traceback ends with the line of the exception, a usage message with the error from argparse.
+    """
     if len(block) == 1:
         return False
     return ": error: " in text if block[0].text.startswith("usage: ") else bool(text) and not text[0].isspace()
@@ -185,6 +188,6 @@ def ranks_on(run: RunFolder, node: str) -> dict[int, range]:
 
 
 def _ranks(nodes: list[str], node: str, each: int) -> range:
-    """Return the ranks of a node; `nodes` are in the order of their group ranks."""
+    """Return the ranks of a node. `nodes` is in the order of the group ranks."""
     first = nodes.index(node) * each if node in nodes else 0
     return range(first, first + each) if node in nodes else range(0)

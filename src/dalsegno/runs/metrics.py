@@ -26,7 +26,7 @@ MAX_RUNS = 1000
 KEPT_S = 600.0  # how long a run is shown after its end
 MAX_RANK_SERIES = 10_000  # limit on the series of all runs together
 RESUME_S = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # limits for one run: seconds of a resume, and resumes per cycle
+MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # limits per run: the time of one resume, and the resumes per cycle
 _RANK = re.compile(r"[0-9]{1,6}")
 Samples = dict[tuple[str, ...], float]
 
@@ -35,7 +35,10 @@ Samples = dict[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run as its files show it. `user` is its owner. `name` is the name that the run had when first observed."""
+    """The metrics of one run, read from its files.
+
+    `user` is its owner. `name` is the name when the run was first observed.
+    """
 
     run: str
     user: str
@@ -162,7 +165,7 @@ def _rank_family(runs: list[MeasuredRun]) -> Family:
 
 @dataclass
 class ResumeTimes:
-    """How long runs take from the loss of a node to their next step."""
+    """The time that runs take from the loss of a node to their next step."""
 
     histogram: Histogram = field(default_factory=lambda: Histogram(RESUME_S))
     _lost_at: dict[str, float] = field(default_factory=dict)  # run -> when it first lost a node since its last resume

@@ -1,4 +1,4 @@
-"""The rates of a run. Scripts report the rate of one rank; users are shown the rate of all ranks. Pure."""
+"""The rates of a run. Scripts report the rate of one rank; users are shown the rate of all ranks. No I/O."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def rate_of_ranks(name: str, status: RunStatus, progress: TrainingProgress | Non
 
 
 def believable(value: float | None) -> float | None:
-    """Return the number if it is finite and plausible; else None."""
+    """Return the number if it is finite and plausible, otherwise None."""
     return float(value) if value is not None and -MOST < value < MOST else None

@@ -1,4 +1,4 @@
-"""Ranks whose steps take longer than those of the others, and what the agents of their nodes report. Pure."""
+"""Find ranks whose steps take longer than those of the others, and collect what their nodes report. No I/O."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from dalsegno.health.messages import GpuReading
+from dalsegno.health.result import Verdict
 from dalsegno.printable import one_line
 from dalsegno.runs.status import RunStatus, SlowRank
 
@@ -16,7 +17,10 @@ MAX_FINDINGS = 3
 
 
 def find_slow_rank(ratios: Mapping[str, float], places: Mapping[int, str]) -> SlowRank | None:
-    """Return the slowest rank if it stands out. `ratios` may come from a user's file; `places`: the node of a rank."""
+    """Return the slowest rank if it is much slower than the others.
+
+    `ratios` may come from a user's file. `places` maps each rank to its node.
+    """
     known = {int(rank): ratio for rank, ratio in ratios.items() if rank.isdecimal() and len(rank) < 10}
     rank = max(known, key=lambda each: known[each], default=None)
     if rank is None or not known[rank] >= SLOW:
@@ -25,7 +29,7 @@ def find_slow_rank(ratios: Mapping[str, float], places: Mapping[int, str]) -> Sl
 
 
 class SlowWatch:
-    """Keeps the rank that has been the slowest for some time, as it was when that was found."""
+    """Finds the rank that has been the slowest for some time, and keeps its values from that moment."""
 
     def __init__(self) -> None:
         self.lasting: SlowRank | None = None
@@ -33,7 +37,7 @@ class SlowWatch:
         self._since = 0.0
 
     def update(self, slow: SlowRank | None, now: float) -> bool:
-        """Return whether another rank stands out from now on."""
+        """Record the rank that is slow now, if any. Return True once per rank, when it has been slow for LASTING_S."""
         rank = slow.rank if slow else None
         if rank != self._rank:
             self._rank, self._since, self.lasting = rank, now, None
@@ -47,11 +51,20 @@ class SlowWatch:
 
 
 @dataclass(frozen=True)
+class CheckRemark:
+    """A check that did not pass on a node, and its text for people."""
+
+    check: str
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True)
 class NodeReading:
-    """What the agent of a node reports: its GPUs, and its checks that did not pass, as `name: text`."""
+    """The report of a node's agent: its GPUs, and the checks that did not pass."""
 
     gpus: tuple[GpuReading, ...] = ()
-    findings: tuple[str, ...] = ()
+    findings: tuple[CheckRemark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ _FIGURES = (
 
 
 def describe_slow_rank(status: RunStatus, nodes: Mapping[str, NodeReading]) -> str:
-    """Return a sentence about the rank that the run waits for, with the evidence; "" if no rank stands out."""
+    """Return a sentence about the rank that the run waits for, with the evidence; "" if there is no such rank."""
     slow = status.slow_rank
     if slow is None or status.over:
         return ""
@@ -79,19 +92,31 @@ def describe_slow_rank(status: RunStatus, nodes: Mapping[str, NodeReading]) -> s
 
 
 def find_evidence(slow: SlowRank, each_node: int, nodes: Mapping[str, NodeReading], own: Collection[str]) -> list[str]:
-    """Return what the slow rank's node reports beside the median of the run's other nodes, `own`.
+    """Compare the slow rank's node with the median of the run's other nodes (`own`), and return the differences.
 
-    `each_node`: ranks per node. A rank's GPU is the one with its index on the node.
+    `each_node` is the number of ranks per node. The GPU of the rank has the same index on the node as the rank.
     """
     here = nodes.get(slow.node)
     if here is None:
         return []
     gpu = next((each for each in here.gpus if each.index == slow.rank % max(1, each_node)), None)
-    others = [each for name in own if name != slow.node and name in nodes for each in nodes[name].gpus]
+    beside = [nodes[name] for name in own if name != slow.node and name in nodes]
+    others = [gpu for node in beside for gpu in node.gpus]
     lines = [line for figure in _FIGURES if (line := _compare(figure, gpu, others))] if gpu else []
     texts = [f"GPU {gpu.index}: {', '.join(lines)}"] if gpu and lines else []
-    elsewhere = {text for name in own if name != slow.node and name in nodes for text in nodes[name].findings}
-    return texts + [text for text in here.findings if text not in elsewhere][:MAX_FINDINGS]
+    special = [each for each in here.findings if not _is_common(each, beside)]
+    return texts + [f"{each.check}: {each.text}" for each in special][:MAX_FINDINGS]
+
+
+def _is_common(remark: CheckRemark, others: Sequence[NodeReading]) -> bool:
+    """Return whether so many other nodes share the verdict that it does not explain a slow rank.
+
+    If the check has no result, half of the other nodes are enough. Otherwise more than half are required: in a small
+    run, the neighbours of a node that loses packets have to retransmit too.
+    """
+    same = (remark.check, remark.verdict)
+    alike = sum(any((each.check, each.verdict) == same for each in node.findings) for node in others)
+    return alike > 0 and 2 * alike >= len(others) + (remark.verdict is not Verdict.UNKNOWN)
 
 
 def _compare(figure: _Figure, gpu: GpuReading, others: Sequence[GpuReading]) -> str:

@@ -56,7 +56,7 @@ class RunCause(Enum):
     REFUSED = "refused"  # Slurm refused the run's job
     CANCELLED = "cancelled"
     TAKEN_DOWN = "taken-down"  # `dalsegno down` cancelled the run
-    CLUSTER_GONE = "cluster-gone"  # the cluster is gone, and the end of the run was never recorded
+    CLUSTER_GONE = "cluster-gone"  # the cluster no longer exists, and the end of the run was never recorded
 
     @classmethod
     def _missing_(cls, value: object) -> RunCause:
@@ -67,7 +67,7 @@ class RunCause(Enum):
         return self in (RunCause.CANCELLED, RunCause.TAKEN_DOWN)
 
 
-# Old status files have no cause. It is derived from these prefixes of their messages.
+# Old status files have no cause. The cause is derived from the first words of the message.
 _OLD_MESSAGES = {
     "handed over": RunCause.HANDED_OVER,
     "Slurm refused": RunCause.REFUSED,
@@ -90,7 +90,10 @@ class RunNodeStatus:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that the others wait for. `ratio`: its step time, without waiting, divided by the median of all ranks."""
+    """A rank that the others wait for.
+
+    `ratio` is its step time, without waiting, divided by the median of all ranks.
+    """
 
     rank: int
     node: str
@@ -123,6 +126,7 @@ class RunStatus:
     nodes: tuple[RunNodeStatus, ...] = ()
     jobs: tuple[int, ...] = ()  # Slurm jobs, the main one first
     message: str = ""  # one line that says what the run waits for, or why it ended
+    note_at: float | None = None  # when `message` was written to the journal as a note; None if it is not a note
     started: float | None = None  # when the first generation ran
     ended: float | None = None
     exit_code: int | None = None
@@ -134,7 +138,7 @@ class RunStatus:
 
     @property
     def group_size(self) -> int:
-        """The number of nodes in the present generation."""
+        """The number of nodes in the current generation."""
         return self.world_size // max(1, self.nproc_per_node)
 
     @property
@@ -143,12 +147,12 @@ class RunStatus:
 
 
 def is_over(status: RunStatus) -> bool:
-    """Return whether the run has ended and is cleaned up: the coordinator writes the exit code last."""
+    """Return whether the run has ended and is cleaned up. The coordinator writes the exit code last."""
     return status.over and status.exit_code is not None
 
 
 def silent_s(status: RunStatus, now: float) -> float | None:
-    """Return how long the coordinator has been silent, or None if that is within limits.
+    """Return how long the coordinator has been silent; None if the silence is within limits.
 
     While the run waits in the queue there may be no coordinator.
     """
@@ -158,7 +162,7 @@ def silent_s(status: RunStatus, now: float) -> float | None:
 
 
 def coordinator_is_dead(status: RunStatus) -> bool:
-    """Return whether the coordinator has died. Only a process on the same host can know."""
+    """Return whether the coordinator has died. Only a process on the coordinator's host can find out."""
     here = status.coordinator_host == socket.gethostname()
     return bool(status.coordinator_pid) and here and not is_over(status) and start_ticks(status.coordinator_pid) is None
 

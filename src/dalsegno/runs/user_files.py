@@ -1,7 +1,7 @@
 """Read the files of users' runs for metrics, as root.
 
 Only regular files of the run's owner are read, up to a size limit. A user may write anything into these files, replace
-them during a read, or put links and pipes in their place. Whatever cannot be read counts as missing.
+them during a read, or put links and pipes in their place. A file that cannot be read counts as missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WatchedFile(Generic[_T]):
     _value: _T | None = None
 
     def read(self) -> _T | None:
-        """Return the present content; None if there is no such file, or it cannot be parsed."""
+        """Return the current content; None if there is no such file, or if it cannot be parsed."""
         try:
             with open(open_owned(self.path, self.uid), "rb") as file:
                 about = os.fstat(file.fileno())
@@ -55,11 +55,11 @@ class WatchedFile(Generic[_T]):
 
 @dataclass
 class JournalTail:
-    """A journal that grows. Each call returns the entries added since the last call."""
+    """A journal that grows. Each read returns the entries added since the previous one."""
 
     path: Path
     uid: int
-    _offset: int | None = None  # None: the journal has not been read yet
+    _offset: int | None = None  # None until the journal was read for the first time
     _rest: bytes = field(default=b"", repr=False)
 
     def read_new(self) -> list[Entry]:

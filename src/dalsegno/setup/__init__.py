@@ -1,2 +1,2 @@
-"""Set up machines: the plan of a machine (`node_plan.py`), the program that carries it out (`applier.py`), and the way
-this program is sent (`delivery.py`)."""
+"""Set up machines: the plan of a machine (`node_plan.py`), the program that carries it out (`applier.py`), and the code
+that sends this program to the machine (`delivery.py`)."""

@@ -1,11 +1,11 @@
 """Make this machine match a `NodePlan`, compare it with one, report its services, or undo everything.
 
-This program is sent to machines without Dal Segno (see `delivery.py`). It uses the standard library only,
-and Python 3.9. It reads a request from stdin: a line with the length of a JSON object, the object, and then, where the
-request says so, an archive of code. It prints one JSON object per line: a step of the work, the result, or an error.
+This program is sent to machines without Dal Segno (see `delivery.py`), so it uses only the standard library of Python
+3.9. It reads a request from stdin: a line with the length of a JSON object, then the object. In some requests, an
+archive of code follows. It prints one JSON object per line: a step of the work, the result, or an error.
 
-Replaced files are kept below /var/lib/dalsegno/setup, with a record of every change. The record is written before
-each change, so that a repeated request continues after an interruption, and a removal finds everything.
+Replaced files are kept below /var/lib/dalsegno/setup, with a record of every change. The record is written before each
+change. So a repeated request continues after an interruption, and a removal finds everything.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import BinaryIO, TextIO
 from dalsegno.errors import DalsegnoError
 from dalsegno.setup.machine_accounts import MachineAccounts
 from dalsegno.setup.machine_mounts import MachineMounts
+from dalsegno.setup.machine_packages import MachinePackages
 from dalsegno.setup.machine_record import (
     BEGIN,
     CODE,
     END,
-    PATH,
     SETUP,
     Change,
     Json,
@@ -49,19 +49,17 @@ from dalsegno.setup.machine_record import (
 )
 from dalsegno.setup.machine_services import MachineServices, end_marked
 
-PACKAGES_TIMEOUT_S = 1800.0
-# Packages whose unit would start another server at the next boot, beside the cluster's own.
-UNUSED_UNITS = {"mariadb-server": "mariadb.service", "slapd": "slapd.service"}
-
 
 class Applier:
-    """Compares one machine with a plan, or makes it match. `root` is the machine's root folder."""
+    """Compares one machine with a plan, or makes it match. `root` is the folder in which the machine's files are,
+    normally /."""
 
     def __init__(self, plan: Json, root: str = "/", bundle: bytes | None = None) -> None:
         self.plan, self.root, self.bundle = plan, root.rstrip("/"), bundle
         self.record = Record(root)
         self.services = MachineServices(plan, self.record, self.root)
         self.accounts = MachineAccounts(plan, self.record, self.root)
+        self.packages = MachinePackages(plan, self.record, self.root)
         self.mounts = MachineMounts(plan, self.record, self.root)
         owner = self.record.data.get("id")
         if owner and owner != plan["cluster_id"]:
@@ -74,8 +72,8 @@ class Applier:
         return self.root + path
 
     def changes(self) -> list[Json]:
-        """Return the differences from the plan, in the order in which they are made."""
-        found: list[Change] = [("package", name, "install") for name in self.missing_packages()]
+        """Return the differences between machine and plan, in the order in which `apply` removes them."""
+        found: list[Change] = [("package", name, "install") for name in self.packages.missing()]
         found += [
             ("folder", each["path"], what) for each in self.plan["folders"] if (what := self.folder_differs(each))
         ]
@@ -94,7 +92,7 @@ class Applier:
         changes = self.changes()
         self.record.data.update(cluster=self.plan["cluster"], id=self.plan["cluster_id"], host=self.plan["host"])
         self.record.save()
-        self.install(self.missing_packages())
+        self.packages.install(self.packages.missing())
         self.mounts.remove_stale()
         for item in self.plan["folders"]:
             if self.folder_differs(item):
@@ -127,44 +125,6 @@ class Applier:
         """Return the paths that an earlier plan wrote and that are not in this plan."""
         wanted = {self.place(item["path"]) for item in self.plan["files"]}
         return [path[len(self.root) :] for path in self.record.part(kind) if path not in wanted]
-
-    def missing_packages(self) -> list[str]:
-        if self.root or not self.plan["packages"]:
-            return []
-        if shutil.which("dpkg-query", path=PATH):
-            names = [name.partition("=")[0] for name in self.plan["packages"]]
-            query = ["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Status}\n", *names]
-            rows = [line.split() for line in run(query)[1].splitlines() if line.endswith(" installed")]
-            there = {word for row in rows for word in (row[0], f"{row[0]}={row[1]}")}
-            return [name for name in self.plan["packages"] if name not in there]
-        # dnf and rpm write a version with `-` in place of `=`
-        wanted = [name.replace("=", "-", 1) for name in self.plan["packages"]]
-        return [name for name in wanted if run(["rpm", "-q", name])[0] != 0]
-
-    def install(self, names: list[str]) -> None:
-        """Install packages but do not let them start their daemons. The daemons start later, when their files exist."""
-        if not names:
-            return
-        emit(step=f"installing {', '.join(names)}")
-        self.record.part("packages").update(dict.fromkeys(names, True))
-        self.record.save()
-        policy = "/usr/sbin/policy-rc.d"
-        self.record.back_up(policy, "files")  # recorded, so that it is removed even if this program is killed here
-        write(policy, b"#!/bin/sh\n# Dal Segno installs packages; their daemons start later.\nexit 101\n", 0o755)
-        try:
-            hint = "fix what the package manager complains about on that machine, then run `dalsegno up` again"
-            if shutil.which("apt-get", path=PATH):
-                install = ["apt-get", "-y", "--no-install-recommends", "install", *names]
-                if run(install, PACKAGES_TIMEOUT_S)[0] != 0:  # the package lists may be missing or old
-                    checked(["apt-get", "update"], hint, PACKAGES_TIMEOUT_S)
-                    checked(install, hint, PACKAGES_TIMEOUT_S)
-            else:
-                checked(["dnf", "-y", "install", *names], hint, PACKAGES_TIMEOUT_S)
-            for name in names if os.path.isdir("/run/systemd/system") else ():
-                if name in UNUSED_UNITS:
-                    run(["systemctl", "disable", "--quiet", UNUSED_UNITS[name]])
-        finally:
-            self.record.restore(policy, "files")
 
     def folder_differs(self, item: Json) -> str:
         try:
@@ -244,7 +204,7 @@ class Applier:
         return bool(key) and not os.path.exists(self.place(f"{CODE}/{key}/complete"))
 
     def unpack(self) -> None:
-        """Unpack our code and switch to it."""
+        """Unpack our code into its own folder."""
         if self.bundle is None:
             raise Refused("the code of Dal Segno was not sent along", "run `dalsegno up` again")
         emit(step="installing Dal Segno")
@@ -258,9 +218,9 @@ class Applier:
         write(f"{folder}/complete", b"", 0o644)
 
     def remove_old_code(self) -> None:
-        """Delete our code of earlier versions, but not the one before, and none that a process still runs from.
+        """Delete old versions of our code. Keep the previous version, and every version that a process still runs from.
 
-        Coordinators and agents of runs keep the code that they started with.
+        The coordinators and agents of a run use the code that they started with until they end.
         """
         key = self.plan["bundle"]
         if not key:
@@ -292,7 +252,7 @@ class Applier:
                 checked(item["argv"])
 
     def remove(self) -> list[str]:
-        """Undo everything in the record, and return sentences about what was not undone."""
+        """Undo every change in the record. Return a sentence for each change that was not undone."""
         left = []
         self.services.stop_all()
         self.mounts.unmount_all()  # must come before any folder is deleted
@@ -331,7 +291,7 @@ def runs_from(folder: str) -> bool:
 
 
 def answer(request: Json, rest: BinaryIO) -> Json:
-    """Carry out one request; return the result."""
+    """Carry out one request and return the result. `rest` is the input after the request, such as the code archive."""
     root = request.get("root", "/")
     lists: Json = {name: [] for name in ("services", "users", "groups", "mounts")}
     empty = {"cluster": "", "host": "", **lists, "cluster_id": Record(root).data.get("id", "")}
@@ -353,9 +313,10 @@ def answer(request: Json, rest: BinaryIO) -> Json:
 
 @contextlib.contextmanager
 def lock(root: str, wait_s: float) -> Iterator[None]:
-    """Hold the lock of the machine while a request changes it.
+    """Hold the machine's lock while a request changes the machine.
 
-    If a connection breaks, the program at its end may take some time to notice it and to release the lock.
+    Wait up to `wait_s` seconds for it. After a broken connection, the previous program may need some time to notice
+    that and to release the lock.
     """
     folder = root.rstrip("/") + os.path.dirname(SETUP)
     os.makedirs(folder, exist_ok=True)

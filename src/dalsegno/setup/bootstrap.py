@@ -1,8 +1,9 @@
-"""A `NodePlan` as one script that a platform runs as root while a machine boots.
+"""Render a `NodePlan` as one script that a platform runs as root while a machine boots.
 
-ParallelCluster runs it as OnNodeConfigured, HyperPod as a lifecycle script, others through cloud-init. The script needs
-nothing but a shell and Python 3.10 or later. Running it again changes nothing, and continues a run that was
-interrupted. It contains no secret, because everyone with access to the bucket or to the user data can read it.
+ParallelCluster runs the script as OnNodeConfigured, HyperPod as a lifecycle script, and other platforms through
+cloud-init. The script needs only a shell and Python 3.10 or later. If it runs again, it changes nothing, or continues
+where an earlier run was interrupted. It contains no secret, because everyone with access to the bucket or to the user
+data can read it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _PYTHONS = ("/opt/parallelcluster/pyenv/versions/3.*/bin/python3", "/usr/bin/pyt
 
 
 class CodeSource(Enum):
-    """Where the machine gets our code from."""
+    """The place where a machine finds our code."""
 
-    INSIDE = "inside"  # the script contains the code
-    BESIDE = "beside"  # the file `dalsegno.tar.gz` in the folder of the script contains it
-    S3 = "s3"  # an S3 object that the machine's role may read contains it
+    INSIDE = "inside"  # in the script itself
+    BESIDE = "beside"  # in the file `dalsegno.tar.gz` in the script's folder
+    S3 = "s3"  # in an S3 object that the machine's role may read
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def render_bootstrap(plan: NodePlan, code: BootstrapCode, head: str = "", wait_f
     """Return the script that makes a machine match the plan.
 
     HOST and HEAD in the plan are placeholders for values that are known only on the machine. `head` is a shell command
-    that prints the head's address, `wait_for` a path that must exist first, such as a file on a shared file system.
+    that prints the head's address. `wait_for` is a path that must exist before the script starts its work, such as a
+    file on a shared file system.
     """
     refuse_secrets(plan)
     request = _encoded(apply_request(plan, wait_s=600.0))

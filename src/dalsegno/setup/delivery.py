@@ -1,6 +1,6 @@
-"""Send the applier to a machine: the command that starts it, its standard input, and the meaning of its answers.
+"""Send the applier to a machine: build the command that starts it and its standard input, and parse its answers.
 
-Any way to run a command as root on a machine is sufficient. Secrets are passed on standard input only.
+The caller chooses how to run the command as root on the machine. Secrets are passed on standard input only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.node_plan import NodePlan, outline, plan_to_json
 
 LOCK_WAIT_S = 20.0  # how long to wait for another request on the same machine
-# A module comes after the modules that it imports. All of them use the standard library only.
+# Each module comes after the modules that it imports. All use the standard library only.
 MODULES = (
     "errors", "users.homes", "setup.machine_record", "setup.machine_services", "setup.machine_accounts",
+    "setup.machine_packages",
     "setup.machine_mounts", "setup.applier",
 )  # fmt: skip
-# This program reads the modules from stdin and starts the applier. Modules have their names in the package, so that
-# imports work.
+# This program reads the modules from stdin and starts the applier. It registers each module under its name in the
+# package, so that the modules can import each other.
 _BOOT = (
     "import json, sys, types\n"
     "stream = sys.stdin.buffer\n"
@@ -64,7 +65,8 @@ def compare_request(plan: NodePlan, root: str = "/") -> bytes:
 
 
 def apply_request(plan: NodePlan, bundle: bytes = b"", root: str = "/", wait_s: float = LOCK_WAIT_S) -> bytes:
-    """Return the standard input that makes a machine match a plan. `bundle` is our code, for a machine without it."""
+    """Return the standard input that makes the applier carry out a plan. `bundle` is our code, for a machine without
+    it."""
     request = {"mode": "apply", "plan": plan_to_json(plan), "root": root, "bundle": len(bundle), "wait_s": wait_s}
     return _request(request) + bundle
 
@@ -74,7 +76,7 @@ def status_request() -> bytes:
 
 
 def remove_request(cluster_id: str, root: str = "/") -> bytes:
-    """Return the standard input that undoes everything on a machine of this cluster."""
+    """Return the standard input that makes the applier remove this cluster from a machine."""
     return _request({"mode": "remove", "cluster_id": cluster_id, "root": root, "wait_s": LOCK_WAIT_S})
 
 
@@ -84,7 +86,7 @@ def _request(request: Mapping[str, Any]) -> bytes:
 
 
 class ChangeKind(Enum):
-    """What a change affects on a machine."""
+    """The kind of thing that a change affects on a machine."""
 
     PACKAGE = "package"
     USER = "user"
@@ -99,7 +101,7 @@ class ChangeKind(Enum):
 
 
 class ChangeAction(Enum):
-    """The action of a change. REPLACE keeps a copy of the administrator's file, which `remove` restores."""
+    """The action of a change. REPLACE keeps a copy of the administrator's file, and a removal restores it."""
 
     INSTALL = "install"
     CREATE = "create"
@@ -128,14 +130,14 @@ class Answer:
     """The applier's answer to a request."""
 
     changes: tuple[MachineChange, ...] = ()
-    cluster_id: str = ""  # the id of the cluster to which the machine belonged before
+    cluster_id: str = ""  # the id of the cluster to which the machine belonged before the request
     services: Mapping[str, bool] = field(default_factory=dict)  # name -> whether the service runs
-    left: tuple[str, ...] = ()  # sentences about what a removal did not remove
+    left: tuple[str, ...] = ()  # one sentence for each change that a removal did not undo
     found: bool = True
 
 
 def read_step(line: str) -> str:
-    """Return the step that a line of the applier's output reports; "" for other lines."""
+    """Return the step that a line of the applier's output reports; "" if the line reports no step."""
     message = _read_line(line)
     return str(message.get("step", "")) if isinstance(message, dict) else ""
 
@@ -184,7 +186,7 @@ def _answer(result: Mapping[str, Any]) -> Answer:
 
 @dataclass(frozen=True)
 class CodeFit:
-    """The Python version and the processor for which a bundle is built."""
+    """The Python version and the processor architecture that a bundle is built for."""
 
     python: tuple[int, ...]
     machine: str
@@ -201,8 +203,8 @@ _PACKAGES = ("click", "pydantic", "pydantic_core", "yaml", "_yaml", "annotated_t
 
 @dataclass(frozen=True)
 class CodeBundle:
-    """Our package and the packages that it needs. `key` is the name of its folder on the machines, a hash of the
-    files."""
+    """Our package and the packages that it needs. `key` is a hash of the files; it names the bundle's folder on
+    machines."""
 
     key: str
     files: tuple[tuple[Path, str], ...]  # each file, and its name in the archive
@@ -219,10 +221,10 @@ class CodeBundle:
 
 
 def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None, more: Iterable[str] = ()) -> CodeBundle:
-    """Return this installation of Dal Segno, with the packages it needs and `more`.
+    """Return a bundle of this installation of Dal Segno, the packages that it needs, and the packages `more`.
 
-    For machines with another Python, `wheels` has the compiled packages (`setup/wheels.py`). All other packages are
-    pure Python, or work without their compiled part.
+    For machines with another Python, `wheels` is the folder of compiled packages (`setup/wheels.py`). All other
+    packages are pure Python, or work without their compiled part.
     """
     files = tuple(found for name in ("dalsegno", *names, *more) for found in _files_of(name))
     if wheels is not None:
@@ -242,7 +244,7 @@ def find_bundle(names: Iterable[str] = _PACKAGES, wheels: Path | None = None, mo
 
 @cache
 def pinned_requirements() -> tuple[str, ...]:
-    """Return the packages that our code needs, for pip, each in the version that is installed here."""
+    """Return pip requirements for the packages that our code needs, pinned to the versions installed here."""
     distributions = metadata.packages_distributions()
     names = dict.fromkeys(name for module in _PACKAGES for name in distributions.get(module, ()))
     return tuple(f"{name}=={metadata.version(name)}" for name in names)

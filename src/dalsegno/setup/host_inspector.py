@@ -1,8 +1,8 @@
-"""Print facts about the machine it runs on, as one line of JSON. It changes nothing.
+"""Print facts about the machine that this program runs on, as one line of JSON. It changes nothing.
 
-This file is sent to a host and runs there alone, with Python 3.9 or later and no other package. The arguments are names
-of packages to look for. A part that fails is listed in `problems`; the other parts are still reported.
-`setup/inspect.py` sends it and reads its answer.
+`setup/inspect.py` sends this file to a host and parses the output. The file runs there alone, with Python 3.9 or later
+and no other package. The arguments are names of packages to look for. If one part fails, it is listed in `problems`,
+and the other parts are still reported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import platform
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -21,15 +22,20 @@ from collections.abc import Callable
 from typing import Any
 
 TIMEOUT_S = 20
+REPOSITORIES_S = 60  # dnf may have to fetch the lists of packages first
+OLDEST_PYTHON = (3, 10)  # the oldest Python that our daemons run with; this program needs 3.9
 MOST = 5000  # the largest number of entries in one list
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd", "munged", "mariadbd", "mysqld", "nfsd", "sshd")
 SLURM_CONF = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf")
+PLUGSTACK = "/etc/slurm/plugstack.conf"
+PYXIS = "spank_pyxis.so"
+INCLUDES = 4  # how deep files may include others
 MUNGE_KEY = "/etc/munge/munge.key"
 RECORD = "/var/lib/dalsegno/setup"
 ACCOUNTS = "/var/lib/dalsegno/accounts.json"  # the accounts that Dal Segno has created
-# Calls on these file systems hang if their server is unreachable.
+# A call on one of these file systems hangs if its server is unreachable.
 REMOTE = ("nfs", "lustre", "fuse", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p", "afs", "weka")
-# Files of which the set-up may write a changed copy.
+# The setup may replace these files with a changed copy, so it needs their content.
 FILES = ("/etc/nsswitch.conf", "/etc/pam.d/sshd", "/etc/pam.d/common-session", "/etc/pam.d/password-auth")
 DISKS = ("ext", "xfs", "btrfs", "zfs", "vfat", "overlay", "tmpfs", "f2fs", "bcachefs")
 
@@ -46,8 +52,8 @@ def try_read(path: str) -> str:
         return ""
 
 
-def ask(*argv: str) -> str:
-    """Return what a program prints; nothing if it is missing, fails or hangs."""
+def ask(*argv: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Return the output of a program; "" if the program is missing, fails or hangs."""
     program = shutil.which(argv[0], path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
     if program is None:
         return ""
@@ -55,24 +61,38 @@ def ask(*argv: str) -> str:
     try:
         done = subprocess.run(
             [program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            timeout=TIMEOUT_S, env=env, check=False,
+            timeout=timeout_s, env=env, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace")
 
 
-def system() -> dict[str, Any]:
-    fields = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', try_read("/etc/os-release"), re.MULTILINE))
+def parse_os_release(text: str) -> dict[str, Any]:
+    fields = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
     return {
         "os_id": fields.get("ID", ""),
         "os_version": fields.get("VERSION_ID", ""),
         "os_like": fields.get("ID_LIKE", "").split(),
         "os_name": fields.get("PRETTY_NAME", ""),
+    }
+
+
+def find_python() -> dict[str, Any]:
+    """Return the Python for our daemons. Some systems have a newer Python beside `python3`, such as 3.12 on RHEL 9."""
+    found, path = list(sys.version_info[:3]), sys.executable
+    for minor in range(19, OLDEST_PYTHON[1] - 1, -1) if sys.version_info < OLDEST_PYTHON else ():
+        if later := shutil.which(f"python3.{minor}"):
+            return {"python": [3, minor, 0], "python_path": later}
+    return {"python": found, "python_path": path}
+
+
+def system() -> dict[str, Any]:
+    return {
+        **parse_os_release(try_read("/etc/os-release")),
+        **find_python(),
         "kernel": platform.release(),
         "machine": platform.machine(),
-        "python": list(sys.version_info[:3]),
-        "python_path": sys.executable,
         "hostname": socket.gethostname(),
         "machine_id": try_read("/etc/machine-id").strip(),
         "boot_id": try_read("/proc/sys/kernel/random/boot_id").strip(),
@@ -147,17 +167,50 @@ def packages() -> dict[str, Any]:
     names = sys.argv[1:]
     if not names:
         return {"packages": found}
+    named = [name for name in names if name.startswith("/")]
+    names = [name.partition("=")[0] for name in names if name not in named]
+    untrusted = [path for path in named if not only_root_changes(path)]
+    # The resolved path is the one that was checked. It has no links that somebody could change.
+    paths = {path: os.path.realpath(path) for path in named if path not in untrusted and os.path.exists(path)}
     if shutil.which("dpkg-query"):
         for line in ask("dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Status}\n", *names).splitlines():
             fields = line.split("\t")
             if len(fields) == 3 and fields[2] == "installed":
                 found[fields[0]] = fields[1]
-    else:
-        for line in ask("rpm", "-q", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n", *names).splitlines():
-            fields = line.split("\t")
-            if len(fields) == 2:
-                found[fields[0]] = fields[1]
-    return {"packages": found}
+        versions = {path: ask("dpkg-deb", "-f", real, "Version").strip() for path, real in paths.items()}
+        available = {path: version for path, version in versions.items() if version}
+        return {"packages": found, "available": available, "untrusted": untrusted}
+    found = pairs(ask("rpm", "-q", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n", *names))
+    missing = [name for name in names if name not in found]
+    query = ["dnf", "-q", "repoquery", "--latest-limit=1", "--qf", "%{name}\t%{version}-%{release}\n", *missing]
+    available = pairs(ask(*query, timeout_s=REPOSITORIES_S)) if missing else {}
+    for path, real in paths.items():
+        if version := ask("rpm", "-qp", "--qf", "%{VERSION}-%{RELEASE}", real):
+            available[path] = version
+    return {"packages": found, "available": available, "untrusted": untrusted}
+
+
+def only_root_changes(path: str) -> bool:
+    """Return whether only root can write or replace a file. Root must not parse any other package, because dpkg and rpm
+    are not made for hostile files. A file that does not exist counts as trusted."""
+    for start in (path, os.path.realpath(path)):
+        place = start
+        while True:
+            try:
+                about = os.lstat(place)
+            except OSError:
+                about = None
+            if about and (about.st_uid != 0 or (about.st_mode & 0o022 and not stat.S_ISLNK(about.st_mode))):
+                return False
+            if place == "/":
+                break
+            place = os.path.dirname(place)
+    return True
+
+
+def pairs(text: str) -> dict[str, str]:
+    rows = [line.split("\t") for line in text.splitlines()]
+    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def ports() -> dict[str, Any]:
@@ -209,6 +262,24 @@ def slurm() -> dict[str, Any]:
     }
 
 
+def containers() -> dict[str, Any]:
+    """Report Pyxis only if Slurm would load it: an installed file that no plugstack.conf names has no effect."""
+    loaded = [words[1] for words in plugin_lines(PLUGSTACK) if os.path.basename(words[1]) == PYXIS]
+    return {"pyxis": loaded[0] if loaded else "", "enroot": shutil.which("enroot") is not None}
+
+
+def plugin_lines(path: str, depth: int = 0) -> list[list[str]]:
+    """Return the words of all lines that load a plugin, in plugstack.conf and in the files that it includes."""
+    found = []
+    for words in (line.partition("#")[0].split() for line in try_read(path).splitlines()):
+        if words[:1] == ["include"] and len(words) > 1 and depth < INCLUDES:
+            for each in sorted(glob.glob(os.path.join(os.path.dirname(path), words[1])))[:MOST]:
+                found += plugin_lines(each, depth + 1)
+        elif words[:1] in (["required"], ["optional"]) and len(words) > 1:
+            found.append(words)
+    return found
+
+
 def accounts() -> dict[str, Any]:
     made = json.loads(try_read(ACCOUNTS) or "{}")
     users: list[dict[str, Any]] = []
@@ -219,7 +290,8 @@ def accounts() -> dict[str, Any]:
             users.append({"name": fields[0], "uid": int(fields[2]), "gid": int(fields[3]), "ours": ours})
     local = {user["name"] for user in users}
     for name, uid in made.get("users", {}).items():
-        if type(uid) is int and name not in local:  # the account is in a directory, which may be gone
+        # The account is in a directory. Report it even if the directory was removed, so that its uid stays reserved.
+        if type(uid) is int and name not in local:
             users.append({"name": name, "uid": uid, "gid": uid, "ours": True})
     for fields in (line.split(":") for line in read("/etc/group").splitlines()):
         if len(fields) == 4 and fields[2].isdigit():
@@ -248,8 +320,8 @@ def addresses() -> dict[str, Any]:
 
 
 PARTS: list[Callable[[], dict[str, Any]]] = [
-    system, processors, gpus, disks, fabric, packages, ports, cgroups, slurm, accounts, addresses,
-    host_keys, files,
+    system, processors, gpus, disks, fabric, packages, ports, cgroups, slurm, containers, accounts,
+    addresses, host_keys, files,
 ]  # fmt: skip
 
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class InspectedGpu:
-    """One GPU, as the driver names it."""
+    """One GPU. Its name is the one that the driver reports."""
 
     name: str
     memory_mib: int = 0
@@ -44,7 +44,7 @@ class InspectedGpu:
 
 @dataclass(frozen=True)
 class InspectedDisk:
-    """A mounted file system. For network file systems, size and free space are unknown, because asking may hang."""
+    """A mounted file system. For network file systems, size and free space are unknown, because a query may hang."""
 
     mount: str
     type: str
@@ -94,7 +94,7 @@ class HostGroup:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host reported about itself. `problems` names the parts that could not be read."""
+    """The facts that a host reported about itself. `problems` names the parts that could not be read."""
 
     host: str
     os_id: str = ""
@@ -120,11 +120,15 @@ class HostFacts:
     driver: str = ""
     disks: tuple[InspectedDisk, ...] = ()
     fabric: tuple[FabricDevice, ...] = ()
-    packages: tuple[tuple[str, str], ...] = ()  # name and version of each
+    packages: tuple[tuple[str, str], ...] = ()  # name and version of each installed package
+    available: tuple[tuple[str, str], ...] = ()  # name and version of packages that dnf can install; empty without dnf
+    untrusted: tuple[str, ...] = ()  # package files that others than root can change; their content was not read
     listening: tuple[ListeningPort, ...] = ()
     cgroup_version: int = 0
     slurm_conf: str = ""  # the path of slurm.conf
     slurm_conf_head: str = ""  # the first line of slurm.conf
+    pyxis: str = ""  # the plugin of Pyxis, as plugstack.conf names it; "" if Slurm would not load Pyxis
+    enroot: bool = False
     munge_key: bool = False
     record: bool = False  # whether the host has a record of Dal Segno's setup
     daemons: tuple[str, ...] = ()  # running daemons of Slurm, munge and MariaDB
@@ -147,7 +151,7 @@ class HostFacts:
 
 
 def program() -> bytes:
-    """Return the program that runs on the host."""
+    """Return the source of the program that runs on the host."""
     return resources.files("dalsegno.setup").joinpath(PROGRAM).read_bytes()
 
 
@@ -189,6 +193,8 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
         driver=read.text("driver"),
         slurm_conf=read.text("slurm_conf"),
         slurm_conf_head=read.text("slurm_conf_head"),
+        pyxis=read.text("pyxis"),
+        enroot=read.flag("enroot"),
         systemd=read.flag("systemd"),
         selinux=read.flag("selinux"),
         munge_key=read.flag("munge_key"),
@@ -202,13 +208,15 @@ def parse_inspection(host: str, done: Completed, answered_at: float) -> HostFact
         daemons=read.texts("daemons"),
         addresses=read.texts("addresses"),
         problems=read.texts("problems"),
+        untrusted=read.texts("untrusted"),
         python_path=read.text("python_path") or "/usr/bin/python3",
         python=tuple(_number(each) for each in read.entries("python")[:3]),
         is_root=answer.get("uid") == 0,
         gpus=read.objects("gpus", lambda each: InspectedGpu(each.text("name"), each.number("memory_mib"))),
         disks=read.objects("disks", _disk),
         fabric=read.objects("fabric", lambda each: FabricDevice(*map(each.text, _FABRIC))),
-        packages=tuple(sorted((_text(name), _text(version)) for name, version in read.mapping("packages").items())),
+        packages=read.pairs("packages"),
+        available=read.pairs("available"),
         listening=read.objects("listening", lambda each: ListeningPort(each.number("port"), each.text("program"))),
         users=read.objects("users", _user),
         groups=read.objects("groups", _group),
@@ -222,7 +230,8 @@ _FABRIC = ("device", "driver", "layer", "port_state", "rate")
 
 
 class _AnswerReader:
-    """A reader of values with the expected types. A missing value or a value of another type is read as empty."""
+    """Reads values of an expected type from a host's answer. A missing value, or one of another type, is read as
+    empty."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self._answer = answer
@@ -256,6 +265,9 @@ class _AnswerReader:
         value = self._answer.get(name)
         return dict(list(value.items())[:MAX_ENTRIES]) if isinstance(value, dict) else {}
 
+    def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
+        return tuple(sorted((_text(key), _text(value)) for key, value in self.mapping(name).items()))
+
     def objects(self, name: str, make: Callable[[_AnswerReader], T]) -> tuple[T, ...]:
         return tuple(make(_AnswerReader(each)) for each in self.entries(name) if isinstance(each, dict))
 
@@ -278,7 +290,7 @@ def _text(value: object) -> str:
 
 
 def _is_file(text: object) -> bool:
-    """Return whether a text can be a whole file. A cut one must not be written back."""
+    """Return whether a text is short enough to be a complete file. A truncated file must not be written back."""
     return isinstance(text, str) and len(text) <= MAX_FILE
 
 
@@ -287,7 +299,7 @@ def _number(value: object) -> int:
 
 
 def _find_answer(stdout: str) -> dict[str, Any] | None:
-    """Return the last line that is our program's answer. The start files of a shell may print other lines before it."""
+    """Return the last line that our program printed. The startup files of a shell may print other lines before it."""
     for line in reversed(stdout.splitlines()[-50:]):
         try:
             found = json.loads(line)

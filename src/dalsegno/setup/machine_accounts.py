@@ -1,8 +1,8 @@
 """The accounts of one machine: users with their homes and keys, and groups with their members.
 
-Like `applier.py`, this uses the standard library only, and Python 3.9. An account that the machine had before is never
-changed. /var/lib/dalsegno/accounts.json names the accounts created here. It outlives the cluster, as these accounts
-do, so that their uids are not given to other people.
+Like `applier.py`, this module uses only the standard library of Python 3.9. An account that the machine had before is
+never changed. /var/lib/dalsegno/accounts.json names the accounts created here. The file outlives the cluster, as the
+accounts do, so that their uids are not assigned to other people.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dalsegno.users.homes import check_home, install_keys, make_home, remove_hom
 
 ACCOUNTS = os.path.join(os.path.dirname(SETUP), "accounts.json")
 PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
-# Both commands run as the user, so that links in the home cannot lead to files of others.
+# This and the next command run as the user, so that links in the home cannot make root change other people's files.
 COPY_SKELETON = 'cp -rnT /etc/skel "$1" 2>/dev/null || true'
 MAKE_KEY = (
     'umask 077; mkdir -p "$1/.ssh" && key="$1/.ssh/id_ed25519" && '
@@ -30,7 +30,8 @@ MAKE_KEY = (
 
 
 class MachineAccounts:
-    """The accounts of a plan, compared with those of the machine. With another root folder, accounts are left alone."""
+    """Compares the accounts of a plan with those of the machine. If the root folder is not /, there is nothing to
+    compare."""
 
     def __init__(self, plan: Json, record: Record, root: str) -> None:
         self.plan, self.record = plan, record
@@ -62,7 +63,10 @@ class MachineAccounts:
             self.remove_group(name)
 
     def complete_homes(self) -> None:
-        """Create the keys of users in a directory, which ssh-keygen does only for accounts that it can look up."""
+        """Create the missing SSH keys of users whose accounts are in a directory.
+
+        Call this when the directory answers, because ssh-keygen works only for an account that it can look up.
+        """
         for user in self.users:
             if user["directory"] and self.home_differs(user):
                 self.prepare_home(user)
@@ -73,8 +77,8 @@ class MachineAccounts:
         return [name for name in self.record.part(f"cluster_{kind}") if name not in wanted]
 
     def note(self, kind: str, name: str, uid: int | None = None) -> None:
-        """Record that an account is ours, before it is created. The uid of one in a directory is recorded too: it is
-        known when the directory is gone."""
+        """Record that an account is ours, before the account is created. For an account in a directory, record its uid
+        too, because the directory may be removed later."""
         self.made[kind][name] = True if uid is None else uid
         os.makedirs(os.path.dirname(ACCOUNTS), exist_ok=True)
         write(ACCOUNTS, json.dumps(self.made).encode())
@@ -176,7 +180,8 @@ class MachineAccounts:
             self.prepare_home(user)
 
     def prepare_home(self, user: Json) -> None:
-        """Create the home, and install the keys that may log in. Root opens nothing below the home by its path."""
+        """Create the home, and install the user's public SSH keys. Root opens nothing below the home by path, because
+        the user can put links there."""
         home = Path(home_of(user))
         found = None if user["directory"] else pwd.getpwnam(user["name"])
         ids: tuple[int, int] = (found.pw_uid, found.pw_gid) if found else (user["uid"], user["uid"])
@@ -221,7 +226,7 @@ class MachineAccounts:
 
 
 def refuse_open(homes: Path) -> None:
-    """Raise if users other than root could create or replace the home folder."""
+    """Raise if anyone but root could create or replace a home in this folder."""
     about = homes.stat()
     if about.st_uid != 0 or about.st_mode & 0o022:
         raise Refused(
@@ -259,9 +264,9 @@ def find_group(name: str) -> grp.struct_group | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `remove-home (check|delete) HOME UID` on a machine that has our code and serves the home.
+    """Run `remove-home (check|delete) HOME UID` on a machine that has our code and stores the home.
 
-    The home of an account that the machine had before is not ours to delete.
+    Refuse the home of an account that existed before the cluster did.
     """
     action, path, uid = arguments
     home = Path(path)

@@ -1,7 +1,7 @@
-"""The mounts of one machine: lines of /etc/fstab that are mounted, and unmounted when the plan no longer has them.
+"""The mounts of one machine: write them to /etc/fstab, mount them, and unmount those that the plan no longer has.
 
-Like `applier.py`, this uses the standard library only, and Python 3.9. The applier writes the lines, as a marked part
-of /etc/fstab; the other lines belong to the administrator.
+Like `applier.py`, this module uses only the standard library of Python 3.9. The applier writes the lines, in a marked
+block of /etc/fstab. All other lines belong to the administrator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MOUNT_TIMEOUT_S = 90.0
 
 
 class MachineMounts:
-    """The mounts of a plan, compared with those of the machine. With another root folder, mounts are left alone."""
+    """Compares the mounts of a plan with those of the machine. If the root folder is not /, there is nothing to
+    compare."""
 
     def __init__(self, plan: Json, record: Record, root: str) -> None:
         self.record = record
@@ -77,12 +78,12 @@ class MachineMounts:
             checked(["mount", path], hint, MOUNT_TIMEOUT_S)
 
     def unmount(self, path: str) -> None:
-        """Unmount a file system, even if processes use it. They can use open files until they end."""
+        """Unmount a file system, even if processes use it. They keep their open files until they end."""
         emit(step=f"unmounting {path}")
         if path in mount_points() and run(["umount", path], MOUNT_TIMEOUT_S)[0] != 0:
             checked(["umount", "--lazy", path])
         if self.kept.pop(path)["created"]:
-            with contextlib.suppress(OSError):  # a folder that is not empty stays: its file system may still be mounted
+            with contextlib.suppress(OSError):  # the folder is not empty if its file system is still mounted
                 os.rmdir(path)
         self.record.save()
 

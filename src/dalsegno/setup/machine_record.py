@@ -1,6 +1,6 @@
-"""Shared code of the programs that run on a cluster's machines: commands, atomic files, and a record of changes.
+"""Code that the programs on a cluster's machines share: run commands, write files atomically, and record changes.
 
-Like `applier.py`, this uses the standard library only, and Python 3.9.
+Like `applier.py`, this module uses only the standard library of Python 3.9.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 SETUP = "/var/lib/dalsegno/setup"
@@ -41,6 +42,9 @@ def emit(**message: object) -> None:
     sys.stdout.flush()
 
 
+Call = Callable[..., tuple[int, str]]  # runs a command, as `run` does
+
+
 def run(argv: list[str], timeout_s: float = 120.0) -> tuple[int, str]:
     """Run a command; return its exit code and its output, including stderr."""
     try:
@@ -59,8 +63,8 @@ def tail(text: str, lines: int = 12) -> str:
     return "\n".join(f"  {line}" for line in text.strip().splitlines()[-lines:])
 
 
-def checked(argv: list[str], hint: str = "", timeout_s: float = 120.0) -> str:
-    code, output = run(argv, timeout_s)
+def checked(argv: list[str], hint: str = "", timeout_s: float = 120.0, call: Call = run) -> str:
+    code, output = call(argv, timeout_s)
     if code != 0:
         raise Refused(f"`{shlex.join(argv)}` ended with code {code}:\n{tail(output)}", hint)
     return output
@@ -93,7 +97,7 @@ def read(path: str) -> bytes | None:
 
 
 def read_file(path: str) -> tuple[bytes, os.stat_result] | None:
-    """Read a regular file, and return its status too. Return None for anything else, such as a link or a pipe.
+    """Return the content and status of a regular file; None if `path` is missing or is anything else, such as a link.
 
     The folder may belong to a daemon's user, who can replace the file at any time.
     """
@@ -113,14 +117,14 @@ def read_file(path: str) -> tuple[bytes, os.stat_result] | None:
         os.close(handle)
 
 
-MAX_LINKS = 40  # the kernel's own limit
+MAX_LINKS = 40  # maximum number of links in a path, as in the kernel
 
 
 def make_folder(path: str) -> int:
-    """Create a folder and those above it, and return it opened.
+    """Create a folder and its missing parents, and return a descriptor of it.
 
-    Every folder is opened relative to its parent. A link is followed only if root alone can have created it. Otherwise
-    a daemon's user, who owns one of these folders, could choose which folder root changes.
+    Every folder is opened relative to its parent. A link is followed only if nobody but root can have created it.
+    Otherwise a daemon's user who owns one of the folders could make root change any other folder.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     folder, links = os.open("/", flags), 0
@@ -177,7 +181,7 @@ class Record:
         self.kept = json.dumps(self.data)
 
     def back_up(self, path: str, kind: str) -> None:
-        """Record what exists at `path`, and keep a copy if it is a file, unless this was done before."""
+        """Record what exists at `path`, unless it is already recorded. If it is a file, keep a copy."""
         part = self.part(kind)
         if path in part:
             return
@@ -196,7 +200,10 @@ class Record:
         self.save()
 
     def restore(self, path: str, kind: str) -> str:
-        """Restore what was at `path`. Return the path at which an edited file was kept; "" if it was not edited."""
+        """Restore what was at `path` before our file.
+
+        If somebody has edited our file, rename it and return its new path; otherwise return "".
+        """
         entry, edited = self.part(kind)[path], ""
         present = read_file(path)
         if present is not None and entry.get("digest") not in (None, digest(present[0])):

@@ -1,6 +1,6 @@
-"""The daemons of one machine: under systemd, or else under Dal Segno's own init.
+"""The daemons of one machine, run by systemd, or by Dal Segno's own init where there is no systemd.
 
-Like `applier.py`, this uses the standard library only, and Python 3.9.
+Like `applier.py`, this module uses only the standard library of Python 3.9.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dalsegno.setup.machine_record import (
     CODE,
     ENV,
     SETUP,
+    Call,
     Change,
     Json,
     Record,
@@ -31,6 +32,7 @@ from dalsegno.setup.machine_record import (
 
 START_TIMEOUT_S = 90.0
 UNITS = "/etc/systemd/system"
+LOG_FILE = "DALSEGNO_LOG_FILE"  # the variable that `log.py` reads
 INIT = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from dalsegno.system.guest.init import main; sys.exit(main(sys.argv[1:]))"
@@ -38,7 +40,7 @@ INIT = (
 
 
 class MachineServices:
-    """The services of a plan, compared with those that run. With another root folder, services are left alone."""
+    """Compares the services of a plan with those that run. If the root folder is not /, there is nothing to compare."""
 
     def __init__(self, plan: Json, record: Record, root: str) -> None:
         self.plan, self.record = plan, record
@@ -63,7 +65,7 @@ class MachineServices:
         return "" if self.kept[service["name"]].get("revision") == service["revision"] else "restart"
 
     def apply(self, then: Callable[[str], None]) -> None:
-        """Start and restart services in order. `then` is called with each service's name when it is ready."""
+        """Start or restart services in order. Call `then` with the name of each service when it is ready."""
         for name in self.stale():
             emit(step=f"stopping {name}")
             self.supervisor.stop(name)
@@ -101,7 +103,7 @@ class MachineServices:
         self.supervisor.stop_all()
 
     def restore(self) -> None:
-        """Start the services again that ran before this cluster was set up. Their files have already been restored."""
+        """Start the services that ran before this cluster was set up. Their files have already been restored."""
         for name, entry in self.kept.items():
             if entry.get("was_enabled"):
                 run(["systemctl", "enable", "--quiet", entry["unit"]])
@@ -114,7 +116,8 @@ class MachineServices:
 
 
 def end_marked(entry: str) -> None:
-    """Kill the processes with this entry in their environment, such as coordinators, which outlive our services."""
+    """Kill all processes with this entry in their environment. Some of them, such as coordinators, outlive our
+    services."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if int(pid) != os.getpid() and entry.encode() in (read(f"/proc/{pid}/environ") or b"").split(b"\0"):
@@ -122,55 +125,73 @@ def end_marked(entry: str) -> None:
 
 
 class Systemd:
-    """Services as systemd units: those of the distribution, or units that this program writes."""
+    """Runs services as systemd units: the distribution's, or units that this program writes."""
 
-    def __init__(self, services: MachineServices) -> None:
-        self.services = services
+    def __init__(self, services: MachineServices, call: Call = run, units: str = UNITS) -> None:
+        self.services, self.call, self.units = services, call, units
 
     def unit(self, name: str) -> str:
         return str(self.services.kept[name]["unit"])
 
     def runs(self, name: str) -> bool:
-        return run(["systemctl", "is-active", "--quiet", self.unit(name)])[0] == 0
+        return self.call(["systemctl", "is-active", "--quiet", self.unit(name)])[0] == 0
 
     def start(self, service: Json) -> None:
         name, own = service["name"], not service["unit"]
         unit = service["unit"] or f"dalsegno-{name}.service"
+        if name in self.services.kept and self.unit(name) != unit:
+            self.stop(name)  # an earlier version used another unit, which holds the service's port
+            del self.services.kept[name]
         if name not in self.services.kept:
-            enabled = run(["systemctl", "is-enabled", "--quiet", unit])[0] == 0
-            active = run(["systemctl", "is-active", "--quiet", unit])[0] == 0
+            # Our own unit can be enabled before it is recorded, if an earlier version kept the entry of another unit.
+            enabled = not own and self.call(["systemctl", "is-enabled", "--quiet", unit])[0] == 0
+            active = not own and self.call(["systemctl", "is-active", "--quiet", unit])[0] == 0
             self.services.kept[name] = {"unit": unit, "own": own, "was_enabled": enabled, "was_active": active}
             self.services.record.save()
         if own:
-            write(f"{UNITS}/{unit}", unit_text(service, self.services.plan["cluster"]).encode(), 0o644)
-            checked(["systemctl", "daemon-reload"])
-        checked(["systemctl", "enable", "--quiet", unit])
-        run(["systemctl", "reset-failed", unit])
-        checked(["systemctl", "restart", unit], "`journalctl -u UNIT` on that machine has more")
+            write(f"{self.units}/{unit}", unit_text(service, self.services.plan["cluster"]).encode(), 0o644)
+            checked(["systemctl", "daemon-reload"], call=self.call)
+        checked(["systemctl", "enable", "--quiet", unit], call=self.call)
+        self.call(["systemctl", "reset-failed", unit])
+        checked(["systemctl", "restart", unit], "`journalctl -u UNIT` on that machine has more", call=self.call)
 
     def death(self, name: str) -> str:
-        return "failed" if run(["systemctl", "is-failed", "--quiet", self.unit(name)])[0] == 0 else ""
+        return "failed" if self.call(["systemctl", "is-failed", "--quiet", self.unit(name)])[0] == 0 else ""
 
     def log(self, service: Json) -> str:
-        journal = run(["journalctl", "--no-pager", "-n", "12", "-o", "cat", "-u", self.unit(service["name"])])[1]
+        journal = self.call(["journalctl", "--no-pager", "-n", "12", "-o", "cat", "-u", self.unit(service["name"])])[1]
         return journal + (read(service["log"]) or b"").decode(errors="replace")[-2000:]
 
     def stop(self, name: str) -> None:
         entry = self.services.kept[name]
-        run(["systemctl", "disable", "--quiet", "--now", entry["unit"]])
+        self.call(["systemctl", "disable", "--quiet", "--now", entry["unit"]])
+        if scopes := step_scopes(entry["unit"], self.services.record.data.get("host", "")):
+            self.call(["systemctl", "stop", *scopes])  # fails for the scope that does not exist
         if entry["own"]:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{UNITS}/{entry['unit']}")
-            run(["systemctl", "daemon-reload"])
+                os.unlink(f"{self.units}/{entry['unit']}")
+            self.call(["systemctl", "daemon-reload"])
 
     def stop_all(self) -> None:
         for name in reversed(list(self.services.kept)):
             self.stop(name)
 
 
+def step_scopes(unit: str, host: str) -> list[str]:
+    """Return the scopes in which slurmd starts the steps of jobs, for the unit of slurmd.
+
+    A process of slurmd waits in the scope forever (`slurmstepd infinity`), even after slurmd has stopped.
+    """
+    return [f"{host}_slurmstepd.scope", "slurmstepd.scope"] if unit == "slurmd.service" else []
+
+
 def unit_text(service: Json, cluster: str) -> str:
-    """Return the unit of one of our services. Processes that it started, such as coordinators, outlive it."""
-    env = "".join(f"Environment={_quoted(f'{key}={value}')}\n" for key, value in sorted(service["env"].items()))
+    """Return the systemd unit of one of our services. It leaves child processes, such as coordinators, running.
+
+    systemd never rotates the log, so our daemons do (`log.py`).
+    """
+    known = {**service["env"], LOG_FILE: service["log"]}
+    env = "".join(f"Environment={_quoted(f'{key}={value}')}\n" for key, value in sorted(known.items()))
     return (
         f"# Written by Dal Segno for cluster {cluster}.\n"
         f"[Unit]\nDescription=Dal Segno {service['name']}\n"
@@ -189,7 +210,7 @@ def _quoted(word: str) -> str:
 
 
 class OwnInit:
-    """Services as children of Dal Segno's init, on machines without systemd. They do not start at boot."""
+    """Runs services as children of Dal Segno's init, on machines without systemd. They do not start at boot."""
 
     def __init__(self, services: MachineServices) -> None:
         self.services, self.folder = services, f"{SETUP}/services"
@@ -201,10 +222,10 @@ class OwnInit:
 
     def process(self) -> int:
         """Return the PID of Dal Segno's init; 0 if it does not run."""
-        told = json.loads(read(f"{self.folder}/init.json") or b"{}")
-        stat = read(f"/proc/{told.get('pid', 0)}/stat")
-        alive = stat is not None and int(stat.rpartition(b")")[2].split()[19]) == told.get("start")
-        return int(told["pid"]) if alive else 0
+        recorded = json.loads(read(f"{self.folder}/init.json") or b"{}")
+        stat = read(f"/proc/{recorded.get('pid', 0)}/stat")
+        alive = stat is not None and int(stat.rpartition(b")")[2].split()[19]) == recorded.get("start")
+        return int(recorded["pid"]) if alive else 0
 
     def runs(self, name: str) -> bool:
         fact = self.facts().get(name, {})
@@ -222,7 +243,8 @@ class OwnInit:
         self.load()
 
     def load(self) -> None:
-        """Write the plan of Dal Segno's init. Make the init read it again, or start the init if it does not run."""
+        """Write the plan of Dal Segno's init. Then make the init read the plan again, or start the init if it does not
+        run."""
         listed = [
             {"name": name, "argv": entry["argv"], "env": entry["env"], "log": entry["log"], "hold": False,
              "revision": entry["asked"], "keep": entry["keep"]}
@@ -246,9 +268,9 @@ class OwnInit:
             raise Refused(f"the init of Dal Segno did not start:\n{tail(code.stderr.decode(errors='replace'))}")
 
     def death(self, name: str) -> str:
-        """Return how the service ended since its last start; "" if it has not ended."""
+        """Return how the service has ended since its last start; "" if it has not ended."""
         fact = self.facts().get(name, {})
-        # Whether the fact is about the current revision, not an earlier one.
+        # The init may still report the end of an earlier revision.
         current = fact.get("revision") == self.services.kept.get(name, {}).get("asked")
         ended = current and fact.get("exit_code") is not None and float(fact.get("ended", 0.0)) >= self.started_at
         return fact.get("error") or f"ended with code {fact['exit_code']}" if ended and not fact.get("pid") else ""

@@ -1,7 +1,7 @@
 """The plan of one machine as a value: its packages, accounts, folders, files, services and commands.
 
-A target computes a `NodePlan` for each machine. `setup/applier.py` makes a machine match its plan. Neither knows how
-the plan reaches the machine: over ssh, or inside a bootstrap script.
+A target computes a `NodePlan` for each machine. `setup/applier.py` makes a machine match its plan. The plan reaches the
+machine over ssh or in a bootstrap script, which makes no difference to this module.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dalsegno.spec.facts import facts_from_json, facts_to_json
+from dalsegno.spec.facts import facts_to_json
 
 
 @dataclass(frozen=True)
 class PlannedUser:
-    """An account that must exist, with its own group of the same number.
+    """An account that must exist. The gid of its private group equals its uid.
 
-    An account that already exists on the machine is not changed. If its uid differs, that is an error.
+    An account that already exists on the machine is not changed. A different uid of that account is an error.
     """
 
     name: str
@@ -27,14 +27,14 @@ class PlannedUser:
     home: str = ""  # "" means /home/NAME
     shell: str = "/bin/bash"
     ssh_keys: tuple[str, ...] = ()
-    make_home: bool = True  # false if another machine creates the home, on shared storage
-    cluster_key: bool = False  # whether the home gets a key with which the user reaches the other machines
-    directory: bool = False  # whether the account is in a directory, so that the machine has only the home
+    make_home: bool = True  # false if another machine creates the home on shared storage
+    cluster_key: bool = False  # whether to create an SSH key with which the user can log in to the other machines
+    directory: bool = False  # whether the account is in a directory, so that this machine only stores the home
 
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A group and its members from the cluster. Other members of an existing group are kept."""
+    """A group, and the members that the cluster adds to it. An existing group keeps its other members."""
 
     name: str
     gid: int | None = None  # None if the machine already has the group
@@ -43,19 +43,19 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class PlannedFolder:
-    """A folder with its owner and mode. If the plan created it, the removal deletes it with everything in it, unless
+    """A folder with its owner and mode. A removal deletes a folder that the plan created, with its content, unless
     `keep` is set."""
 
     path: str
     mode: int = 0o755
     owner: str = "root"
     group: str = "root"
-    keep: bool = False  # whether a removal leaves the folder, because it contains files of users
+    keep: bool = False  # whether a removal leaves the folder, because users' files are in it
 
 
 @dataclass(frozen=True)
 class PlannedMount:
-    """A line of /etc/fstab, and a mount point where it must be mounted. The removal unmounts it."""
+    """A line of /etc/fstab, and the mount point of that line. A removal unmounts the file system."""
 
     path: str
     line: str
@@ -63,7 +63,8 @@ class PlannedMount:
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file with its owner and mode. With `block`, the content is a marked part of a file that others also edit."""
+    """A file with its owner and mode. If `block` is set, the content is only a marked block in a file that others also
+    edit."""
 
     path: str
     content: str
@@ -71,7 +72,7 @@ class PlannedFile:
     owner: str = "root"
     group: str = "root"
     block: bool = False
-    secret: bool = False  # set if the content must not be shown
+    secret: bool = False  # whether the content must not be shown
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,11 @@ class PlannedCommand:
 
 @dataclass(frozen=True)
 class PlannedService:
-    """A daemon. A new `revision` restarts it.
+    """A daemon. It is restarted when `revision` changes.
 
-    Under systemd, `unit` names a unit of the distribution; without one, the applier writes a unit that runs `argv`. On
-    a machine without systemd, Dal Segno's own init runs `argv`. The command `ready` succeeds when the daemon answers.
+    Under systemd, `unit` names a unit of the distribution. If it is empty, the applier writes a unit that runs `argv`.
+    On a machine without systemd, Dal Segno's own init runs `argv`. The command `ready` succeeds when the daemon
+    answers.
     """
 
     name: str
@@ -116,7 +118,7 @@ class PlannedService:
 
 @dataclass(frozen=True)
 class HostParts:
-    """A part of a machine's plan, for one purpose such as storage or monitoring. Parts can be added together."""
+    """The part of a machine's plan that serves one purpose, such as storage or monitoring. `+` combines two parts."""
 
     packages: tuple[str, ...] = ()
     folders: tuple[PlannedFolder, ...] = ()
@@ -138,7 +140,8 @@ class HostParts:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """The plan of one machine. `bundle` is the key of the code in /opt/dalsegno; "" if the machine needs no code."""
+    """The plan of one machine. `bundle` is the key of our code in /opt/dalsegno; "" if the machine does not need the
+    code."""
 
     cluster: str
     cluster_id: str
@@ -161,17 +164,13 @@ class NodePlan:
 
 
 def plan_to_json(plan: NodePlan) -> dict[str, Any]:
-    """Return the whole plan, with the secrets in it."""
+    """Return the whole plan as JSON, including its secrets."""
     return facts_to_json(plan)
 
 
-def plan_from_json(data: Mapping[str, Any]) -> NodePlan:
-    return facts_from_json(NodePlan, data)
-
-
 def outline(plan: NodePlan) -> dict[str, Any]:
-    """Return the plan with digests in place of contents. It is sufficient to compare a machine with the plan, and it
-    contains no secret."""
+    """Return the plan as JSON with digests in place of file contents. This is enough to compare a machine with the
+    plan, and it contains no secret."""
     bare = facts_to_json(replace(plan, files=tuple(replace(each, content="") for each in plan.files)))
     for each, file in zip(bare["files"], plan.files, strict=True):
         del each["content"]

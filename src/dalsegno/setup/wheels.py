@@ -1,7 +1,7 @@
-"""Compiled packages that our code needs, for machines with another Python or processor than this one.
+"""Download compiled packages for machines whose Python version or processor differs from that of this machine.
 
-Only `pydantic_core` is compiled. pip downloads its wheel, in the version that is installed here, from the package index
-that this machine uses. The hosts need no access to an index.
+Only `pydantic_core` is compiled. pip downloads its wheel from the package index of this machine, in the version that is
+installed here. The hosts need no access to an index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOWNLOAD_S = 300.0
 
 
 def fetch_wheels(runner: Runner, cache: Path, fit: CodeFit) -> Path:
-    """Return a folder with the compiled packages for a Python and a processor; download them unless they are cached."""
+    """Return a folder with the compiled packages for a Python version and processor; download them if needed."""
     wanted = _installed_version()
     python = ".".join(map(str, fit.python))
     folder = cache / f"{COMPILED}-{wanted}-{python}-{fit.machine}"

@@ -54,6 +54,7 @@ from dalsegno.slurm.parse.nodes import (
     NODES_ARGV,
     PARTITIONS_ARGV,
     NodeEvent,
+    NodeParser,
     PartitionInfo,
     parse_events,
     parse_nodes,
@@ -65,13 +66,14 @@ from dalsegno.slurm.parse.partitions import (
     PartitionSettings,
     SwitchInfo,
     parse_partition_settings,
+    parse_raw_partitions,
     parse_topology,
 )
 from dalsegno.slurm.parse.text import TIME_ENV, Separators
 from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed, Runner
 
-# A program that ends an allocation as salloc does at the end of its command, so that Slurm records the exit code
+# This program ends an allocation, as salloc does when its command has ended, so that Slurm records the exit code.
 _PROGRAM = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # Slurm's plugins need its symbols
@@ -83,7 +85,7 @@ sys.exit(library.slurm_complete_job(ctypes.c_uint32(int(sys.argv[2])), ctypes.c_
 
 def complete_argv(plugins: str, job: int, exit_code: int) -> tuple[str, ...]:
     """Return the command that completes a job. `plugins` is Slurm's plugin folder, which also contains its library."""
-    status = (exit_code & 0xFF) << 8  # encoded like a status of wait(2)
+    status = (exit_code & 0xFF) << 8  # the exit code, encoded like a status of wait(2)
     return (sys.executable, "-I", "-S", "-c", _PROGRAM, f"{plugins}/libslurmfull.so", str(job), str(status))
 
 
@@ -112,10 +114,8 @@ def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> lis
 
 
 def _is_done(answer: str) -> bool:
-    """Return whether an answer reports success.
-
-    The success message may follow a remark, for example that the user is unknown.
-    """
+    """Return whether an answer reports success. A remark, for example that the user is unknown, may precede the success
+    message."""
     return any(line.strip().startswith(_DONE) for line in answer.splitlines())
 
 
@@ -162,13 +162,15 @@ class SlurmClient:
         self._prefix = tuple(prefix)
         self._bin_dir = bin_dir
         self._timeout_s = timeout_s
+        self._node_parser = NodeParser()
 
     # Methods that query Slurm
 
     def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]:
         """Return all nodes, or only those in `names`."""
-        wanted = (node_list(names),) if names else ()
-        return parse_nodes(self._ask((*NODES_ARGV, *wanted)))
+        if names:
+            return parse_nodes(self._ask((*NODES_ARGV, node_list(names))))
+        return self._node_parser.parse(self._ask(NODES_ARGV))
 
     def node(self, name: str) -> NodeInfo:
         done = self._run((*NODES_ARGV, node_list(name)))
@@ -177,7 +179,7 @@ class SlurmClient:
         return parse_nodes(done.checked(hint=_hint(done)).stdout)[0]
 
     def queue(self, *, ended: bool = False) -> JobList:
-        """Return the queue. With `ended`, include ended jobs that slurmctld still holds."""
+        """Return the queue. With `ended`, include ended jobs that slurmctld has not purged yet."""
         marks = Separators.fresh()
         done = self._squeue(jobs_env(marks), *(("--states=all",) if ended else ()))
         return parse_jobs(done.checked(hint=_hint(done)).stdout, marks)
@@ -198,7 +200,7 @@ class SlurmClient:
         return next((one for one in found if str(job) in (str(one.id), one.label)), found[0])
 
     def excluded_nodes(self, job: int) -> tuple[str, ...]:
-        """Return the nodes that a job excludes; empty if slurmctld no longer holds the job."""
+        """Return the nodes that a job excludes; empty if slurmctld has purged the job."""
         marks = Separators.fresh()
         done = self._squeue(excluded_env(marks), "--states=all", f"--jobs={job_id(job)}")
         return () if done.exit_code else parse_excluded(done.stdout, marks)
@@ -218,6 +220,10 @@ class SlurmClient:
     def partition_settings(self) -> list[PartitionSettings]:
         """Return the settings of the partitions."""
         return parse_partition_settings(self._ask(PARTITION_SETTINGS_ARGV))
+
+    def raw_partitions(self) -> dict[str, Mapping[str, str]]:
+        """Return the settings of the partitions by name, with the names and values that slurmctld prints."""
+        return parse_raw_partitions(self._ask(PARTITION_SETTINGS_ARGV))
 
     def topology(self) -> list[SwitchInfo]:
         return parse_topology(self._ask(TOPOLOGY_ARGV))
@@ -259,10 +265,8 @@ class SlurmClient:
         return parse_reservations(self._ask(RESERVATIONS_ARGV))
 
     def ping(self) -> list[ControllerPing]:
-        """Return which controllers answer.
-
-        If none answers, this returns quickly, while other queries take 9 s to fail.
-        """
+        """Return which of the slurmctlds answer. If none answers, this takes little time, while other queries take 9 s
+        to fail."""
         done = self._run(PING_ARGV)
         answered = done if "Slurmctld(" in done.stdout else done.checked(hint=_hint(done))
         return parse_ping(answered.stdout)
@@ -313,8 +317,8 @@ class SlurmClient:
         """Return nodes to service. It is not an error if a node is already in service."""
         names = [nodes] if isinstance(nodes, str) else list(nodes)
         done = self._run(("scontrol", "update", f"NodeName={node_list(names)}", "State=RESUME"))
-        # Slurm reports this error for nodes in service, and for nodes that have not registered since slurmctld started,
-        # although it does undrain the latter. The state of the nodes shows whether anything is left to do.
+        # Slurm reports this error for nodes in service. It also reports it for nodes that have not registered since
+        # slurmctld started, although it undrains them. So only the state of the nodes shows whether the command failed.
         if "Invalid node state" in done.stderr:
             out = [node.name for node in self.nodes(names) if node.draining or node.down]
             if not out:

@@ -81,7 +81,7 @@ class JobState(Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether the job has ended for good."""
+        """Return whether the job has ended for good."""
         return self in _ENDED
 
 
@@ -194,12 +194,12 @@ class NodeInfo:
 
     @property
     def drained(self) -> bool:
-        """Whether the node is set to drain and no job is left on it."""
+        """Return whether the node is set to drain and no job is left on it."""
         return self.draining and self.state not in (NodeState.ALLOCATED, NodeState.MIXED) and not self.completing
 
     @property
     def draining(self) -> bool:
-        """Whether the node is set to drain, with or without jobs on it."""
+        """Return whether the node is set to drain, with or without jobs on it."""
         return NodeFlag.DRAIN in self.flags
 
     @property
@@ -216,8 +216,14 @@ class NodeInfo:
 
     @property
     def powered_down(self) -> bool:
-        """Whether the node is powered down until a job needs it."""
+        """Return whether the node is powered down until a job needs it."""
         return bool(self.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.POWER_DOWN})
+
+    @property
+    def on_demand(self) -> bool:
+        """Return whether Slurm has powered the node down, or is powering it down or up. Nodes out of service do not
+        count."""
+        return bool(self.flags & _POWER_SAVING) and not (self.draining or self.down)
 
     @property
     def word(self) -> str:
@@ -229,11 +235,18 @@ class NodeInfo:
 
     @property
     def in_service(self) -> bool:
-        """Whether Slurm would start a job on this node, now or when the current jobs end."""
+        """Return whether Slurm would start a job on this node, now or when the current jobs end."""
         busy_or_free = self.state in (NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED)
         return busy_or_free and self.responding and not self.flags & _OUT_OF_SERVICE
 
 
+_POWER_SAVING = {
+    NodeFlag.POWER_DOWN,
+    NodeFlag.POWERED_DOWN,
+    NodeFlag.POWERING_DOWN,
+    NodeFlag.POWER_UP,
+    NodeFlag.POWERING_UP,
+}
 _OUT_OF_SERVICE = {
     NodeFlag.DRAIN,
     NodeFlag.FAIL,
@@ -301,7 +314,7 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class AccountsInfo:
-    """The content of the accounting database, in sacctmgr's spelling. Empty for a new database."""
+    """The content of the accounting database, in sacctmgr's spelling. It is empty for a new database."""
 
     qos: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     accounts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

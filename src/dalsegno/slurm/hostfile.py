@@ -9,7 +9,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import expand
 from dalsegno.slurm.facts import NodeInfo
 
-# The HPC stack of OCI gives each node a second name, for its address in the RDMA network, and has this folder.
+# Hosts of OCI's HPC stack have this folder. The stack gives each node a second name for its RDMA address.
 STACK_FOLDER = "/etc/opt/oci-hpc"
 RDMA_SUFFIX = "-rdma.local.rdma"
 
@@ -32,7 +32,7 @@ def lines_of_job(env: Mapping[str, str]) -> list[HostLine] | None:
 
 
 def lines_of_nodes(nodes: Iterable[NodeInfo], partition: str = "") -> list[HostLine]:
-    """Return the nodes in service, or those of one partition. Raise if there is none."""
+    """Return the nodes in service, of one partition or of all. Raise an error if there is none."""
     chosen = [node for node in nodes if not partition or partition in node.partitions]
     if partition and not chosen:
         raise DalsegnoError(f"there is no node in partition `{partition}`", hint="`sinfo` lists the partitions")
@@ -43,5 +43,5 @@ def lines_of_nodes(nodes: Iterable[NodeInfo], partition: str = "") -> list[HostL
 
 
 def render_hostfile(lines: Iterable[HostLine], *, slots: bool = False, suffix: str = "") -> str:
-    """Return the host file: plain names, or with the number of slots, as Open MPI reads it."""
+    """Return the host file: plain names, or names with the number of slots, as Open MPI reads them."""
     return "".join(f"{line.name}{suffix}{f' slots={line.slots}' if slots and line.slots else ''}\n" for line in lines)

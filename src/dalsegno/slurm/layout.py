@@ -61,7 +61,7 @@ class DaemonHost:
 
 @dataclass(frozen=True)
 class DatabaseStorage:
-    """The database that slurmdbd uses. If `socket` is set, start slurmdbd with MYSQL_UNIX_PORT set to it."""
+    """The database that slurmdbd uses. If `socket` is set, start slurmdbd with MYSQL_UNIX_PORT set to that path."""
 
     user: str
     password: str = ""
@@ -95,7 +95,7 @@ class Cgroups:
     """The settings of cgroup.conf. `constrain` lists what Slurm limits for jobs: cores, memory, devices."""
 
     mountpoint: str = ""  # where cgroups are mounted; "" means /sys/fs/cgroup
-    plugin: str = ""  # CgroupPlugin: cgroup/v1 or cgroup/v2; "" for Slurm's default; none if Slurm does not use cgroups
+    plugin: str = ""  # CgroupPlugin: cgroup/v1, cgroup/v2, or "none" to use no cgroups; "" for Slurm's default
     constrain: tuple[str, ...] = ()
     ignore_systemd: bool = False  # set for virtual hosts, which have no systemd
 
@@ -113,7 +113,7 @@ class Programs:
     health_check: str = ""
     health_check_interval_s: int = 300
     mail: str = ""
-    contain: bool = False  # whether each job has a step that ssh sessions on its nodes are put into
+    contain: bool = False  # whether each job has a step to which its user's ssh sessions are added
 
 
 @dataclass(frozen=True)

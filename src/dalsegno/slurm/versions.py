@@ -45,7 +45,7 @@ _FIRST = Version(0, 0)
 
 @dataclass(frozen=True)
 class Difference:
-    """A feature or behaviour that holds from one release up to, but not including, another."""
+    """A feature or behaviour that exists from one release up to, but not including, another."""
 
     since: Version = _FIRST
     until: Version | None = None
@@ -75,16 +75,16 @@ CGROUP_AUTOMOUNT = _until(23, 11)  # the setting is an error since 23.11
 IGNORE_SYSTEMD = _since(22, 5)
 ENABLE_CONTROLLERS = _since(23, 2)
 
-# slurmctld exits if its state folder has a cluster name but no assoc_usage, which is first written after five minutes
-# or at a clean shutdown. With `-i`, slurmctld starts anyway.
+# slurmctld exits if its state folder has a cluster name but no assoc_usage. slurmctld first writes assoc_usage after
+# five minutes or at a clean shutdown. With `-i`, it starts without the file.
 NEEDS_ASSOC_USAGE = _since(25, 5)
 
-# Since 25.11, the name `nobody` means no user. Older releases of slurmdbd compare names, so `nobody` must be written as
-# a name for them.
+# Since 25.11, the name `nobody` means no user, so the uid is written. Older releases of slurmdbd compare names, so they
+# need the name.
 NOBODY_IS_NO_USER = _since(25, 11)
 NOBODY_UID = 65534
 
-# slurmrestd: the part of its API that needs no slurmdbd, by release, the newest first
+# The part of slurmrestd's API that needs no slurmdbd, by release, the newest release first
 REST_API = (
     (_since(23, 11), "slurmctld"),
     (_since(23, 2), "v0.0.39"),
@@ -139,7 +139,8 @@ def rest_api(slurm: Version) -> str:
 
 
 def check_settings(names: Iterable[str], slurm: Version) -> None:
-    """Raise for settings in slurm.conf that this release does not support and that would make a daemon exit."""
+    """Raise an error for settings in slurm.conf that this release does not support and that would make a daemon
+    exit."""
     for name in names:
         difference = _SETTINGS.get(name.lower())
         if difference is None or difference.holds(slurm):

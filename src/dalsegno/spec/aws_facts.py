@@ -62,9 +62,10 @@ class SlurmQueue:
     max_count: int
     capacity_type: str = "ONDEMAND"
     capacity_reservation: str = ""
-    subnets: tuple[str, ...] = ()  # empty: the subnets of the cluster
+    subnets: tuple[str, ...] = ()  # empty means the subnets of the cluster
     security_groups: tuple[str, ...] = ()
     placement_group: bool = True
+    placement_group_name: str = ""  # an existing group; empty: ParallelCluster creates one
     efa: bool = False
     spot_price: float | None = None
     root_volume_gib: int = 200

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from dalsegno.errors import UsageError
 
-TRAITS = ("orchestrator", "management", "recovery_alone", "recovery_with_us", "health", "spot", "price", "not_for")
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -40,7 +38,7 @@ def choices() -> tuple[Choice, ...]:
 
 
 class TrainingPlace(Enum):
-    """Where the machines are."""
+    """The location of the machines."""
 
     LAPTOP = "laptop"
     OWN_HOSTS = "own-hosts"
@@ -50,7 +48,7 @@ class TrainingPlace(Enum):
 
 
 class TrainingPurpose(Enum):
-    """What the cluster is for."""
+    """The purpose of the cluster."""
 
     LEARNING = "learning"
     FINE_TUNING = "fine-tuning"
@@ -59,7 +57,7 @@ class TrainingPurpose(Enum):
 
 
 class TrainingDuration(Enum):
-    """How long one training runs."""
+    """The duration of one training run."""
 
     HOURS = "hours"
     DAYS = "days"

@@ -45,8 +45,8 @@ class YamlNode:
         self.height = max(self.height, child.height + 1)
 
 
-class _Builder:
-    """Builds the tree from YAML events. Raises SpecError if the file is too deep, too large or not one document."""
+class _TreeBuilder:
+    """Builds the tree from YAML events, and raises SpecError if the file is too deep, too large or not one document."""
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
@@ -104,12 +104,12 @@ class _Builder:
             raise self._refuse(f"the file is nested more than {MAX_DEPTH} levels deep", line)
 
     def _refuse(self, what: str, line: int, hint: str = "") -> SpecError:
-        return SpecError([Problem(what, f"{self.filename}:{line}", hint)])
+        return SpecError([Problem(what, self.filename, hint, line)])
 
 
 def read_tree(text: str, filename: str) -> YamlNode | None:
     """Return the tree of the only document in `text`; None if it is empty. Raise SpecError if it is not valid YAML."""
-    builder = _Builder(filename)
+    builder = _TreeBuilder(filename)
     for event in _events(text, filename):
         builder.take(event)
     root = builder.root
@@ -126,16 +126,16 @@ def _events(text: str, filename: str) -> Iterator[yaml.Event]:
         raise SpecError([_syntax(error, filename)]) from None
     except yaml.YAMLError as error:
         raise SpecError(
-            [Problem(f"not valid YAML: {error}", f"{filename}:1", "`dalsegno init` writes a file to start from")]
+            [Problem(f"not valid YAML: {error}", filename, "`dalsegno init` writes a file to start from", 1)]
         ) from None
 
 
 def _unreadable(error: yaml.reader.ReaderError, text: str, filename: str) -> Problem:
-    # The C reader reports the position in bytes. The Python reader reports it in characters, so the line may be too
-    # low.
+    # The C reader reports the position in bytes. The Python reader reports it in characters, so the line
+    # number may be too small.
     line = text.encode("utf-8", "replace")[: error.position].count(b"\n") + 1
     what = "the file has a character that YAML does not allow"
-    return Problem(what, f"{filename}:{line}", "check that this is a text file")
+    return Problem(what, filename, "check that this is a text file", line)
 
 
 def _syntax(error: yaml.MarkedYAMLError, filename: str) -> Problem:
@@ -144,9 +144,7 @@ def _syntax(error: yaml.MarkedYAMLError, filename: str) -> Problem:
     reason = " ".join(part for part in (error.context, error.problem) if part)
     tab = "cannot start any token" in reason
     hint = "indent with spaces, not tabs, and quote text that starts with a special character" if tab else ""
-    return Problem(
-        f"not valid YAML: {reason}", f"{filename}:{line}", hint or "check the indentation and brackets there"
-    )
+    return Problem(f"not valid YAML: {reason}", filename, hint or "check the indentation and brackets there", line)
 
 
 KeyPath = tuple[str | int, ...]
@@ -162,7 +160,7 @@ _KNOWN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "int", "fl
 
 
 class Table(dict[str, Any]):
-    """A mapping in the file, with its path. The section built from it keeps the path."""
+    """A mapping in the file, with its path. A section that is built from this mapping keeps the path."""
 
     path: KeyPath = ()
 
@@ -176,11 +174,15 @@ class Document:
     lines: dict[KeyPath, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def where(self, path: KeyPath) -> str:
-        """Return `file:line` of the value at `path`, or of its closest parent that has a line."""
+    def line(self, path: KeyPath) -> int:
+        """Return the line of the value at `path`, or of its closest parent that has a line."""
         while path and path not in self.lines:
             path = path[:-1]
-        return f"{self.filename}:{self.lines.get(path, 1)}"
+        return self.lines.get(path, 1)
+
+    def problem(self, what: str, path: KeyPath, hint: str) -> Problem:
+        """Return a problem with the value at `path`."""
+        return Problem(what, self.filename, hint, self.line(path))
 
 
 def read_document(text: str, filename: str) -> Document:
@@ -189,11 +191,11 @@ def read_document(text: str, filename: str) -> Document:
     root = read_tree(text, filename)
     if root is not None:
         document.lines[()] = root.line
-        document.data = _Reader(document).value(root, ())
+        document.data = _DocumentReader(document).value(root, ())
     return document
 
 
-class _Reader:
+class _DocumentReader:
     """Converts nodes to values and records lines and problems in the document."""
 
     def __init__(self, document: Document) -> None:
@@ -277,4 +279,4 @@ class _Reader:
         return 1
 
     def _note(self, what: str, line: int, hint: str = "") -> None:
-        self.document.problems.append(Problem(what, f"{self.document.filename}:{line}", hint))
+        self.document.problems.append(Problem(what, self.document.filename, hint, line))

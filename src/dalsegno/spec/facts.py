@@ -17,6 +17,7 @@ from dalsegno.spec.aws_facts import PclusterSettings
 from dalsegno.spec.platform_facts import HyperPodFacts, OciFacts
 
 DEFAULT_ACCOUNT = "users"  # the account of users without an account
+FOREIGN_TARGET = "existing"  # the target of a cluster that Dal Segno did not create
 BUILT_IN_QOS = "normal"  # Slurm creates it, and every user may use it
 
 
@@ -145,7 +146,7 @@ class Storage:
     options: str = ""
     throughput_mb_per_s_per_tib: int | None = None
     home: bool = False  # whether it holds the users' home folders
-    required: bool = False  # scratch: whether a job may not start without its folder
+    required: bool = False  # scratch: whether a job cannot start without its folder
     min_mb_per_s: int | None = None
     min_files_per_s: int | None = None
 
@@ -201,17 +202,17 @@ class Local:
     hosts: str = "auto"  # kind of hosts: virtual (namespaces, needs root), loopback (processes on ports) or auto
     gpus: str = "auto"  # kind of GPUs: simulated, real or auto
     subnet: str = ""  # subnet of the virtual hosts; "" chooses a free one
-    cloud: str = "none"  # the cloud that virtual hosts believe to be on: none or ec2
+    cloud: str = "none"  # the cloud whose metadata service is simulated for virtual hosts: none or ec2
 
 
 @dataclass(frozen=True)
 class SshHost:
-    """How to reach the machine of a node, the head node or a login node over SSH."""
+    """The ssh settings for the machine of a compute node, the head node or a login node."""
 
     name: str
     address: str
     user: str = "root"
-    port: int | None = None  # port of sshd; None: ssh's own configuration decides
+    port: int | None = None  # port of sshd; None leaves the port to ssh's own configuration
     key: str = ""
     jump: str = ""
     # Command on the head node that switches the machine off and on; empty if there is none.
@@ -227,7 +228,7 @@ class SshAccess:
     sudo_password_file: str = ""
     packages: tuple[str, ...] = ()  # additional packages to install
     slurm_packages: tuple[str, ...] = ()  # packages of Slurm to install instead of the distribution's
-    slurm_version: str = ""  # the release of these packages, if hosts do not have them yet
+    slurm_version: str = ""  # release of Slurm's packages, used if a host does not have the packages yet
     logins_need_job: bool = False  # whether users may log in only to compute nodes on which they have a job
 
     def host(self, name: str) -> SshHost | None:
@@ -266,7 +267,7 @@ class Health:
 class Containers:
     """Support for container jobs with Pyxis's options."""
 
-    enabled: bool | None = None  # None: enabled if the required tools are installed
+    enabled: bool | None = None  # None means enabled if the required tools are installed
     folder: str = ""  # folder for imported images; "" for the target's default
     images: tuple[str, ...] = ()  # images that `up` imports
 
@@ -322,7 +323,7 @@ class Monitoring:
     slack: tuple[SlackAlerts, ...] = ()
     webhook: tuple[WebhookAlerts, ...] = ()
     remote_write: RemoteWrite | None = None
-    gpu_hour_price: float | None = None  # price of one GPU hour; None: the list price
+    gpu_hour_price: float | None = None  # price of one GPU hour; None means the list price
 
 
 @dataclass(frozen=True)
@@ -351,6 +352,21 @@ class Cluster:
     hyperpod: HyperPodFacts | None = None
     oci: OciFacts | None = None
     parallelcluster: PclusterSettings | None = None
+
+    @classmethod
+    def foreign(cls, name: str, slurm: Slurm) -> Cluster:
+        """Return a cluster that Dal Segno did not create, and that has no cluster file."""
+        return cls(name, FOREIGN_TARGET, (), (), slurm=slurm)
+
+    @property
+    def names_hosts(self) -> bool:
+        """Whether the cluster file names existing hosts, which are reached over ssh."""
+        return self.target == "ssh"
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the cluster file describes a cluster that Dal Segno did not create, and does not change."""
+        return self.target == FOREIGN_TARGET
 
 
 _T = TypeVar("_T")

@@ -23,7 +23,7 @@ def _switch(value: Any) -> Any:
 
 
 def _image(value: str) -> str:
-    """Check that `srun --container-image` accepts an image name and that the image can be imported."""
+    """Check that a value is a valid name of an image to import. Files and relative paths are refused."""
     try:
         name = parse_name(value)
     except UsageError as error:
@@ -134,8 +134,8 @@ CHECK_THRESHOLDS: Mapping[str, tuple[str, ...]] = {
     "host-names": (),
     "cloud-notice": ("maintenance_s", "reservation_s"),
 }
-# Load tests of a validation that can be switched off, under `checks` as well. They have no other settings.
+# Load tests of the validation that can be switched off under `checks`, like health checks. They have no other settings.
 LOAD_TESTS = ("load-product", "load-memory", "load-loopback", "pair-collective")
-# `corruption`: whether a node is drained if a run has convicted it of wrong gradients. By default, only runs of root
-# and of the cluster's owner have that effect.
+# `corruption`: whether a node is drained if a run has found that the node computes wrong gradients. By default, only
+# runs of root and of the cluster's owner have that effect.
 SWITCHES = (*LOAD_TESTS, "corruption")

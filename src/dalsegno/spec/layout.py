@@ -106,8 +106,8 @@ def find_partition_cycle(spec: ClusterSpec) -> list[str]:
 # Default size of a local node: enough for a toy job, and small enough for many nodes on a laptop
 _LOCAL_CPUS, _LOCAL_MEMORY_MIB = 2, 2048
 # Some memory is left for the system, because Slurm drains a node that registers with less than slurm.conf says.
-_ALLOCATABLE = 0.95
-UNSIZED_MIB = int(_LOCAL_MEMORY_MIB * _ALLOCATABLE)  # memory of a local node without a size in the file
+ALLOCATABLE = 0.95
+UNSIZED_MIB = int(_LOCAL_MEMORY_MIB * ALLOCATABLE)  # memory of a local node without a size in the file
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def size_of(partition: PartitionSpec, target: str) -> Size:
     gpus = instance.gpus if instance and instance.gpus else partition.gpus or 0
     return Size(
         cpus=_cpus(partition, instance, target),
-        memory_mib=int(_memory_mib(partition, instance, target) * (1 if target == "existing" else _ALLOCATABLE)),
+        memory_mib=int(_memory_mib(partition, instance, target) * (1 if target == "existing" else ALLOCATABLE)),
         gpus=gpus,
         gpu_type=(gpu.slurm_type if gpu else partition.gpu_type) if gpus else "",
         gpu_memory_mib=int(gpu_memory_gib * 1024) if gpus else 0,

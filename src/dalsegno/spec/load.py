@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,7 +158,7 @@ def salvage(document: Document) -> ValidPart:
 
 
 def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[KeyPath]) -> None:
-    doomed: dict[tuple[int, str | int], tuple[Any, str | int, bool]] = {}
+    to_remove: dict[tuple[int, str | int], tuple[Any, str | int, bool]] = {}
     # Unknown keys come first, because they show which missing keys are merely misspelt.
     for error in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         loc = _clean(error["loc"])
@@ -166,10 +166,10 @@ def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[KeyPath]) 
         if not blank:
             _note(error, loc, document, cut)
         container, key = _cut_point(loc, error["type"] == "missing", document.data)
-        doomed[id(container), key] = (container, key, blank)
+        to_remove[id(container), key] = (container, key, blank)
     # Remove values from the end, so that the indices of earlier entries in the same list stay valid.
-    for container, key, blank in sorted(doomed.values(), key=lambda each: str(each[1]).zfill(9), reverse=True):
-        _remove(container, key, stand_in=not blank)
+    for container, key, blank in sorted(to_remove.values(), key=lambda each: str(each[1]).zfill(9), reverse=True):
+        _remove(container, key, placeholder=not blank)
 
 
 def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[KeyPath]) -> None:
@@ -178,7 +178,7 @@ def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[KeyPath])
     what, hint = describe_error(error, loc, document.data, ClusterSpec)
     # If a required value was invalid or its key misspelt, that error has already been reported.
     if not (missing and path in cut):
-        document.problems.append(Problem(what, document.where(path), hint))
+        document.problems.append(document.problem(what, path, hint))
     cut.add(path)
     if missing:
         cut.add(_place_of(loc[:-1], document.data))
@@ -192,7 +192,7 @@ def _clean(loc: _Loc) -> _Loc:
 
 
 def _place_of(loc: _Loc, data: Any) -> KeyPath:
-    """Return the path in the file for `loc` in the data. They differ if values were removed from the data."""
+    """Return the path in the file for `loc` in the data. The two differ if values were removed from the data."""
     path: KeyPath = ()
     value = data
     for step in loc:
@@ -231,12 +231,12 @@ def _cut_point(loc: _Loc, missing: bool, data: Any) -> tuple[Any, str | int]:
     return best
 
 
-def _remove(container: Any, key: str | int, stand_in: bool) -> None:
+def _remove(container: Any, key: str | int, placeholder: bool) -> None:
     if isinstance(container, list):
         del container[int(key)]
         return
     container.pop(key, None)
-    if stand_in and container.path == () and key in _PLACEHOLDERS:
+    if placeholder and container.path == () and key in _PLACEHOLDERS:
         container[key] = _PLACEHOLDERS[str(key)]
 
 
@@ -254,7 +254,7 @@ _S = TypeVar("_S", bound=Section)
 
 
 def validate_section(kind: type[_S], values: dict[str, Any]) -> _S:
-    """Return a section from the options of a command, which obey the rules of the cluster file. Raise UsageError."""
+    """Return a section from a command's options. Raise UsageError if they break the rules of the cluster file."""
     try:
         return kind.model_validate(values)
     except ValidationError as refused:
@@ -306,10 +306,10 @@ def _not_a_mapping(document: Document) -> Problem:
     if document.data is None and not document.lines:
         return Problem("the file is empty", document.filename, _INIT)
     what = "a cluster file is a mapping with `name`, `target` and `partitions`"
-    return Problem(what, document.where(()), _INIT)
+    return document.problem(what, (), _INIT)
 
 
 def _in_order(problems: list[Problem]) -> list[Problem]:
     """Sort problems by line, without duplicates, and keep every message on one line."""
-    clean = (Problem(one_line(each.what), each.where, one_line(each.hint)) for each in problems)
-    return sorted(dict.fromkeys(clean), key=lambda problem: int(problem.where.rpartition(":")[2]))
+    clean = (replace(each, what=one_line(each.what), hint=one_line(each.hint)) for each in problems)
+    return sorted(dict.fromkeys(clean), key=lambda problem: problem.line)

@@ -18,7 +18,7 @@ from dalsegno.spec.monitoring import MonitoringSpec
 from dalsegno.spec.oci import Oci
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.slurm import Amount, PreemptMode, RawSettings, ReservationSpec, SlurmSpec, TresName
-from dalsegno.spec.targets import TARGETS, Existing, HyperPod, LocalSpec, ParallelCluster, Ssh, Target
+from dalsegno.spec.targets import DEFAULT_TARGET, TARGETS, Existing, HyperPod, LocalSpec, ParallelCluster, Ssh, Target
 from dalsegno.spec.values import (
     AbsolutePath,
     AccountName,
@@ -290,7 +290,7 @@ def json_schema() -> dict[str, Any]:
 _STARTERS = Path(__file__).parent / "starters"
 
 
-def starter(target: str = "local", name: str = "demo") -> str:
+def starter(target: str = DEFAULT_TARGET, name: str = "demo") -> str:
     """Return the starter cluster file for a target, which passes `dalsegno validate` unchanged."""
     if target not in TARGETS:
         raise UsageError(f"there is no target `{target}`", hint=did_you_mean(target, TARGETS, ", ".join(TARGETS)))

@@ -41,7 +41,9 @@ class Oci(Section):
     vcn: VcnId | None = Field(default=None, description="Existing network (VCN). Default: a new one.")
     public_subnet: OciSubnetId | None = Field(default=None, description="Subnet of head and login nodes; needs vcn.")
     private_subnet: OciSubnetId | None = Field(default=None, description="Subnet of compute nodes; needs vcn.")
-    allowed_ips: Cidr | None = Field(default=None, description="Addresses that may reach the head node's sshd.")
+    allowed_ips: Cidr | None = Field(
+        default=None, description="Addresses that may reach the head node's sshd. By default, all addresses."
+    )
     rdma: bool | None = Field(default=None, description="Use a cluster network. Default: depends on the shape.")
     boot_volume: SizeMiB = Field(default=250 * 1024, description="Boot volume size of compute nodes.")
     hyperthreading: bool = Field(default=True, description="Two CPUs per core.")
@@ -52,4 +54,8 @@ class Oci(Section):
     template: File | None = Field(
         default=None, description="Terraform files of the HPC stack, as a zip file. Default: `stack` has them."
     )
-    tags: Tags = Field(default={}, description="Free-form tags on all created resources.")
+    tags: Tags = Field(
+        default={},
+        max_length=9,
+        description="Free-form tags on the stack. What its Terraform creates does not get them.",
+    )

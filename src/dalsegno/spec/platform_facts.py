@@ -35,7 +35,7 @@ class HyperPodFacts:
     controller_group: str = "controller"
     login_group: str = "login"
     groups: Mapping[str, InstanceGroupFacts] = field(default_factory=dict)  # settings by partition
-    ssh_key: str = ""  # path of a public key; "": SSM sessions only
+    ssh_key: str = ""  # path of a public key; "" means SSM sessions only
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -56,6 +56,8 @@ class OciFacts:
     login_instance: str = ""
     login_cpus: int | None = None
     login_memory_gib: int | None = None
+    pool_cpus: int | None = None  # of each node of the first partition, as in the file
+    pool_memory_gib: int | None = None
     tenancy: str = ""
     ad: str = ""
     profile: str = "DEFAULT"

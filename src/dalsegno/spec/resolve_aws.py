@@ -59,7 +59,8 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
     common = own.capacity_reservation if kind != "SPOT" else ""  # a capacity reservation cannot hold SPOT nodes
     reservation = queue.capacity_reservation or common or ""
     grouped = own.placement_group if queue.placement_group is None else queue.placement_group
-    asked = queue.placement_group is not None or "placement_group" in own.model_fields_set
+    named = placement_group_of(queue, own)
+    asked = bool(named) or queue.placement_group is not None or "placement_group" in own.model_fields_set
     return aws_facts.SlurmQueue(
         name=partition.name,
         instances=types,
@@ -72,11 +73,19 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
         # By default, a queue with reserved capacity or with several instance types gets no placement group. Reserved
         # capacity is placed already, and a mix of types rarely fits into one placement group.
         placement_group=grouped and (asked or not (reservation or len(types) > 1)),
+        placement_group_name=named,
         efa=all(has_efa(each) for each in types) if queue.efa is None else queue.efa,
         spot_price=queue.spot_price,
         root_volume_gib=(queue.root_volume or own.root_volume) // _GIB,
         ami=queue.ami or "",
     )
+
+
+def placement_group_of(queue: QueueSpec, own: ParallelCluster) -> str:
+    """Return the existing placement group of a queue; "" if the file names none. A queue can be outside the common
+    one."""
+    common = own.placement_group_name if queue.placement_group is not False else None
+    return queue.placement_group_name or common or ""
 
 
 def has_efa(instance: str) -> bool:

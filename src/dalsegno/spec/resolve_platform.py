@@ -58,6 +58,8 @@ def resolve_oci(spec: ClusterSpec) -> OciFacts | None:
         login_instance=spec.login.instance,
         login_cpus=spec.login.cpus,
         login_memory_gib=_gib(spec.login.memory),
+        pool_cpus=spec.partitions[0].cpus,
+        pool_memory_gib=_gib(spec.partitions[0].memory),
         tenancy=own.tenancy or "",
         ad=own.ad or "",
         profile=own.profile,

@@ -1,4 +1,4 @@
-"""The base class of all sections in the cluster file. Sections are strict and frozen, and know their path."""
+"""The base class of all sections in the cluster file. Sections are strict and frozen, and store their path."""
 
 from __future__ import annotations
 

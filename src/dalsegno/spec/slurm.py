@@ -42,7 +42,7 @@ def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:
 
 
 def one_of(*words: str) -> WithJsonSchema:
-    """Return a JSON schema that accepts the words in lower case and as written, for editors."""
+    """Return a JSON schema for editors that accepts each word as given here or in lower case."""
     return WithJsonSchema({"enum": list(dict.fromkeys([*(each.lower() for each in words), *words]))})
 
 

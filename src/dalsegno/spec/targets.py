@@ -74,8 +74,11 @@ def _power_command(value: str) -> str:
 
 
 PowerCommand = Annotated[str, AfterValidator(_power_command)]
+_PACKAGE = (
+    r"[a-z0-9][A-Za-z0-9+._-]{0,99}(=[A-Za-z0-9+.:~_-]{1,100})?|(/[A-Za-z0-9][A-Za-z0-9+.:~_-]{0,150}){1,12}\.(deb|rpm)"
+)
 Package = Annotated[
-    str, matching(r"[a-z0-9][A-Za-z0-9+._-]{0,99}(=[A-Za-z0-9+.:~_-]{1,100})?", "write a package's name: `htop`")
+    str, matching(_PACKAGE, "write a package's name: `htop`, or the path of a file on the hosts: `/srv/htop.deb`")
 ]
 SlurmRelease = Annotated[str, matching(r"\d{2}\.\d{2}(\.\d{1,2})?", "write a release such as `24.11.5`")]
 Address = Annotated[str, matching(_ADDRESS, "write a host name or an address")]
@@ -135,10 +138,12 @@ class Ssh(Section):
     )
     packages: list[Package] = Field(default=[], description="Further packages to install on every host.")
     slurm_packages: list[Package] = Field(
-        default=[], description="Packages of Slurm for every host, instead of the distribution's."
+        default=[],
+        description="Slurm packages for every host: names, or paths on the hosts.",
     )
     slurm_version: SlurmRelease | None = Field(
-        default=None, description="Release of `slurm_packages`. Needed until the hosts have them."
+        default=None,
+        description="Slurm release, if no package name or file gives it.",
     )
     logins_need_job: bool = Field(
         default=False, description="Let users log in to a compute node only while they have a job there."
@@ -152,6 +157,7 @@ Region = Annotated[str, shaped(r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
 SubnetId = Annotated[str, shaped(r"subnet-[0-9a-f]{8,17}", "subnet-0123456789abcdef0")]
 SecurityGroupId = Annotated[str, shaped(r"sg-[0-9a-f]{8,17}", "sg-0123456789abcdef0")]
 ReservationId = Annotated[str, shaped(r"cr-[0-9a-f]{8,17}", "cr-0123456789abcdef0")]
+PlacementGroupName = Annotated[str, shaped(r"[A-Za-z0-9_.-]{1,255}", "my-group")]
 AmiId = Annotated[str, shaped(r"ami-[0-9a-f]{8,17}", "ami-0123456789abcdef0")]
 KeyName = Annotated[str, shaped(r"[A-Za-z0-9_.@-]{1,255}", "my-key")]
 Zone = Annotated[str, shaped(r"[a-z]{2}(-[a-z]+)+-\d[a-z]|[a-z]{3,4}\d-az\d", "us-east-1a")]
@@ -258,6 +264,9 @@ class QueueSpec(Section):
     capacity_reservation: ReservationId | None = Field(default=None, description="Capacity reservation or block.")
     subnets: list[SubnetId] = Field(default=[], description="Subnets of its nodes.")
     placement_group: bool | None = Field(default=None, description="Keep the nodes close to each other.")
+    placement_group_name: PlacementGroupName | None = Field(
+        default=None, description="Existing placement group of its nodes, such as that of the capacity reservation."
+    )
     max_count: int | None = Field(
         default=None, ge=1, description="Maximum nodes, started on demand; `nodes` of them always run."
     )
@@ -287,6 +296,9 @@ class ParallelCluster(Section):
     capacity_type: CapacityType = Field(default="ONDEMAND", description="Purchase option of compute nodes.")
     capacity_reservation: ReservationId | None = Field(default=None, description="Capacity reservation or block.")
     placement_group: bool = Field(default=True, description="Keep compute nodes close to each other.")
+    placement_group_name: PlacementGroupName | None = Field(
+        default=None, description="Existing placement group of compute nodes. Default: a new one per queue."
+    )
     scaledown_idletime: Seconds = Field(default=600, description="Idle time after which dynamic nodes are stopped.")
     queue_update: Literal["DRAIN", "TERMINATE", "COMPUTE_FLEET_STOP"] = Field(
         default="DRAIN", description="How nodes change: when their jobs end, at once, or only while all are stopped."
@@ -370,6 +382,7 @@ class Existing(Section):
 
 Target = Literal["local", "ssh", "parallelcluster", "hyperpod", "oci", "existing"]
 TARGETS: tuple[Target, ...] = ("local", "ssh", "parallelcluster", "hyperpod", "oci", "existing")
+DEFAULT_TARGET: Target = "local"
 
 
 _BRACKETS = re.compile(r"\[[^\]]*\]")

@@ -1,1 +1,1 @@
-"""Storage of a cluster: what each host mounts and exports, scratch folders of jobs, and checks from every node."""
+"""Storage of a cluster: the mounts and exports of each host, scratch folders of jobs, and checks from every node."""

@@ -1,4 +1,4 @@
-"""Check storage from every node: ask each one with the program `storage-probe`, then judge the answers."""
+"""Check storage from every node: run the program `storage-probe` on each node, then judge the answers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dalsegno.spec.facts import Storage
 from dalsegno.storage.probe import ProbeAnswer, ProbeOrder, ProbeRole
 from dalsegno.storage.verdict import StorageReport, judge_storage
 
-PARALLEL = 8  # nodes that measure at the same time; with more, the server would be the limit
-MAX_WRITERS = 3  # nodes that may write the token; more than one, because the first may have the wrong file system
+PARALLEL = 8  # number of nodes that measure at the same time; with more, the file server would limit the result
+MAX_WRITERS = 3  # attempts with another writer, because the first one may have the wrong file system
 
 
 class NodePrograms(Protocol):
-    """The interface that runs a helper program on a node and returns its output, or raises DalsegnoError."""
+    """Runs a helper program on a node and returns its output, or raises DalsegnoError."""
 
     def __call__(self, node: str, program: str, arguments: Sequence[str]) -> str: ...
 
@@ -36,7 +36,7 @@ def check_storage(
     measure: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[StorageReport]:
-    """Return a report for each storage, which is tested on all `nodes` with the rights of `user`."""
+    """Test each storage on all `nodes` with the rights of `user`. Return a report for each storage."""
     reports = []
     for storage in storages:
         say(f"checking {storage.name} at {storage.mount} on {compress(nodes)}")
@@ -49,8 +49,11 @@ def check_storage(
 
 
 def _ask_all(storage: Storage, nodes: Sequence[str], user: str, ask: NodePrograms, measure: bool) -> Answers:
-    """Let one node write a token and the others look for it. If most nodes do not find it, another node writes a token,
-    so that the check learns which nodes see the same files."""
+    """Let one node write a token, and let all nodes look for it.
+
+    If most nodes do not find it, let another node write a token, because the first writer may be the node with the
+    wrong file system.
+    """
     best: Answers = {}
     untried = list(nodes)
     for _ in range(MAX_WRITERS):
@@ -89,7 +92,7 @@ def _seers(answers: Answers) -> list[str]:
 
 
 def _with_speed(answer: ProbeAnswer | None, measured: ProbeAnswer | None) -> ProbeAnswer | None:
-    """Return an answer with the speed from the first round, because later rounds do not measure it."""
+    """Return an answer with the speed that was measured in the first round. Later rounds do not measure it."""
     if answer is None or measured is None:
         return answer
     return replace(answer, mb_per_s=measured.mb_per_s, files_per_s=measured.files_per_s)

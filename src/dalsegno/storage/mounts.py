@@ -1,7 +1,7 @@
-"""What each host of a cluster exports and mounts, as values, and the system files that say so. Pure.
+"""Compute what each host of a cluster exports and mounts, and render /etc/exports.d and /etc/fstab. Pure.
 
-On real hosts, the head serves storage of type `folder` over NFS, and of type `nfs` if the head is its server. Virtual
-hosts bind-mount folders of their machine instead (`targets/local/storage.py`).
+On real hosts, the head serves storage of type `folder` over NFS. It also serves storage of type `nfs` whose server is
+the head. Virtual hosts bind-mount folders of their machine instead (`targets/local/storage.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LUSTRE_OPTIONS = ("flock", "noatime", "_netdev", "nofail", "x-systemd.mount-time
 
 @dataclass(frozen=True)
 class NfsExport:
-    """A folder that the head serves over NFS, and the addresses or networks that may mount it."""
+    """A folder that the head serves over NFS, and the addresses or networks that may mount the folder."""
 
     name: str
     folder: str
@@ -32,7 +32,7 @@ class NfsExport:
 
 @dataclass(frozen=True)
 class MountPlan:
-    """A file system that a host mounts, with the fields of fstab(5): source, mount point, type and options."""
+    """A file system that a host mounts: source, mount point, type and options as in fstab(5)."""
 
     name: str
     source: str
@@ -43,7 +43,8 @@ class MountPlan:
 
 @dataclass(frozen=True)
 class HostStorage:
-    """The storage of one host. `packages` are Debian's; `existing` are mount points that are checked, not changed."""
+    """The storage of one host. `packages` are names of Debian packages. `existing` are mount points to check, not to
+    change."""
 
     exports: tuple[NfsExport, ...] = ()
     mounts: tuple[MountPlan, ...] = ()
@@ -90,7 +91,8 @@ def host_storage(cluster: Cluster, host: str, addresses: dict[str, str]) -> Host
 
 
 def _served_folder(storage: Storage, head: set[str]) -> str:
-    """Return the folder that the head serves; "" if another server serves it, or if it is not served over NFS."""
+    """Return the folder that the head serves for this storage; "" if another server serves it, or if it is not on
+    NFS."""
     if storage.type == "folder":
         return storage.source or f"{EXPORTED}/{storage.name}"
     server, _, path = storage.source.partition(":")

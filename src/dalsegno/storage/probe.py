@@ -1,14 +1,15 @@
-"""The program that looks at one storage from one node, and prints what it finds as JSON. Runs as root or as a user.
+"""Test one storage on one node, and print the result as JSON. This program runs as root or as a user.
 
     storage-probe '{"mount": "/fsx", "token": "…", "role": "writer", "user": "ann"}'
 
-The first node (`writer`) writes a file with the token. The others (`reader`) must find the same file: same content,
-same inode number. Everything in the file system is done with the user's rights, because a file server may deny root.
+One node (`writer`) writes a file with the token. The others (`reader`) must find the same file: same content, same
+inode number. All file operations use the user's rights, because a file server may deny root.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -32,7 +33,7 @@ FIND_S = 3.0  # how long to look for the token, because a network file system ma
 
 
 class ProbeRole(Enum):
-    """What a node does: write the token, look for it, measure its local disk, or remove the token."""
+    """The task of a node: write the token, look for it, measure its local disk, or remove the token."""
 
     WRITER = "writer"
     READER = "reader"
@@ -42,15 +43,15 @@ class ProbeRole(Enum):
 
 @dataclass(frozen=True)
 class ProbeOrder:
-    """An order to a node. A user tries the folder with their name below the mount point, then the mount point itself.
-    Root tries only the mount point."""
+    """An order to a node. A user's test first tries the folder with the user's name below the mount point, then the
+    mount point itself. Root's test tries only the mount point."""
 
     mount: str
     token: str
     role: ProbeRole
     user: str
     measure: bool = True
-    export: str = ""  # `server:/folder` of NFS; the server is asked about it if nothing is mounted
+    export: str = ""  # `server:/folder` of NFS storage; if it is not mounted, ask the server about it
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "role": self.role.value})
@@ -63,13 +64,13 @@ class ProbeOrder:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What one node found. `error` is the reason why it could not write; "" if it could."""
+    """The result of an order on one node. `error` says why the node could not write; "" if it could."""
 
     fstype: str = ""  # type of the file system that the path is on; "" if the path does not exist
     source: str = ""
     mount_point: str = ""  # the mount point of that file system
     mounted: bool = False  # whether the mount point is the path itself
-    not_exported: bool = False  # whether nothing is mounted and the NFS server says that it does not export the folder
+    not_exported: bool = False  # whether the NFS server of a missing or stale mount does not export the folder
     read_only: bool = False
     free_bytes: int = 0
     inode: int = 0  # the token's inode number; 0 if the token was not found
@@ -81,20 +82,24 @@ class ProbeAnswer:
     @classmethod
     def from_json(cls, text: str) -> ProbeAnswer:
         """Parse an answer leniently; raise ValueError if the text is not an answer."""
-        value = json.loads(text)
+        try:
+            value = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("not an answer of the probe: nested too deeply") from error
         if not isinstance(value, dict):
             raise ValueError("not an answer of the probe")
         known = {name: type(default) for name, default in asdict(cls()).items()}
         try:
             return cls(**{name: kind(value[name]) for name, kind in known.items() if name in value})
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"not an answer of the probe: {error}") from error
 
 
 def find_mount(mountinfo: str, path: str) -> tuple[str, str, str, bool]:
-    """Return mount point, type, source and read-only flag of the mount that holds a path, from /proc/self/mountinfo.
+    """Return the mount point, type, source and read-only flag of the mount that contains a path, from
+    /proc/self/mountinfo.
 
-    If there are several mounts on one mount point, the last one is visible.
+    If several file systems are mounted on one mount point, only the last one is visible.
     """
     found = ("", "", "", False)
     for line in mountinfo.splitlines():
@@ -117,16 +122,21 @@ def _unescaped(text: str) -> str:
 
 
 def look(order: ProbeOrder) -> ProbeAnswer:
-    """Answer an order with the rights of this process."""
+    """Carry out an order with the rights of this process."""
     if order.role is ProbeRole.CLEANER:
         _remove_token(order)
         return ProbeAnswer()
     path = os.path.realpath(order.mount)
     with open("/proc/self/mountinfo") as file:
         point, kind, source, read_only = find_mount(file.read(), path)
+    try:
+        about = os.statvfs(order.mount)
+    except OSError as error:
+        if is_stale(kind, error):
+            return ProbeAnswer(kind, source, point, point == path, _is_not_exported(source), error="Stale file handle")
+        return ProbeAnswer(error="the folder does not exist")
     if not os.path.isdir(order.mount):
         return ProbeAnswer(error="the folder does not exist")
-    about = os.statvfs(order.mount)
     known: dict[str, Any] = {
         "fstype": kind, "source": source, "mount_point": point, "mounted": point == path,
         "free_bytes": about.f_bavail * about.f_frsize,
@@ -142,8 +152,18 @@ def look(order: ProbeOrder) -> ProbeAnswer:
     return ProbeAnswer(**known)
 
 
+def is_stale(kind: str, error: OSError) -> bool:
+    """Return whether an NFS server no longer knows the mounted folder, for example after an export was removed.
+
+    Only in this case is the server asked about a mounted folder. A mount that works is exported in any case, but a
+    server with NFS 4 may list it under another path.
+    """
+    return kind.startswith("nfs") and error.errno == errno.ESTALE
+
+
 def _is_not_exported(export: str) -> bool:
-    """Return whether the server answers and does not list the folder. Servers with only NFS 4 do not answer."""
+    """Return whether the server answers and does not list the folder. A server with only NFS 4 does not answer, so
+    the result is False."""
     server, _, folder = export.partition(":")
     try:
         done = ask(("showmount", "--no-headers", "--exports", server), timeout_s=SHOWMOUNT_S)
@@ -159,7 +179,8 @@ def lists_export(showmount: str, folder: str) -> bool:
 
 
 def _folders(order: ProbeOrder) -> list[str]:
-    """Return the folders to try. Root does not use a folder with its name, which any user may replace by a link."""
+    """Return the folders to try. For root, leave out the folder named after the user, because any user may replace it
+    by a link."""
     return [order.mount] if os.geteuid() == 0 else [os.path.join(order.mount, order.user), order.mount]
 
 
@@ -178,7 +199,7 @@ def _writable_folder(order: ProbeOrder) -> str:
 
 
 def _use(folder: str, order: ProbeOrder) -> dict[str, Any]:
-    """Write or look for the token and measure the speed, as the order says."""
+    """Do what the order asks in a folder: write the token, look for it, and measure the speed."""
     found: dict[str, Any] = {}
     if order.role is ProbeRole.WRITER:
         with open(os.open(os.path.join(folder, PREFIX + order.token), NEW_FILE, 0o600), "w") as file:
@@ -194,7 +215,8 @@ def _use(folder: str, order: ProbeOrder) -> dict[str, Any]:
 
 
 def _seen_token(order: ProbeOrder) -> dict[str, Any]:
-    """Return the inode of the token, and whether its content is right. A reader waits a little for it to appear."""
+    """Return the token's inode, and whether its content is right. A reader waits a few seconds until the token
+    appears."""
     until = time.monotonic() + (FIND_S if order.role is ProbeRole.READER else 0.0)
     while True:
         for folder in _folders(order):
@@ -214,7 +236,7 @@ def _remove_token(order: ProbeOrder) -> None:
 
 
 def write_speed(path: str, most: int = MAX_BYTES, seconds: float = MAX_S, *, keep: bool = False) -> float:
-    """Return the MB/s at which a file is written, with fsync. The file is removed unless `keep` is set."""
+    """Return the speed of writing a file, in MB/s, including fsync. The file is removed unless `keep` is set."""
     written, handle = 0, os.open(path, NEW_FILE, 0o600)
     try:
         began = time.monotonic()
@@ -259,7 +281,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _look_as(user: pwd.struct_passwd, order: ProbeOrder) -> ProbeAnswer:
-    """Answer in a child process, which changes to the user permanently."""
+    """Carry out the order in a child process that has the user's rights instead of root's."""
 
     def run(sock: socket.socket) -> None:
         os.initgroups(user.pw_name, user.pw_gid)

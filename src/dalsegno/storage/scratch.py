@@ -1,19 +1,22 @@
-"""Slurm's programs for scratch folders: a prolog, an epilog and a task prolog, as text. Pure.
+"""Render the programs that Slurm starts for each job: a prolog, an epilog and a task prolog. Pure.
 
-The prolog and the epilog start the program `job-scratch` (`system/job_scratch.py`) as root. Slurm has one setting for
-each of these programs, so our scripts call the programs that `slurm: extra:` of the cluster file names.
+The prolog checks the node, if the target has such a check. For scratch folders, prolog and epilog start the program
+`job-scratch` (`system/job_scratch.py`) as root. Slurm has only one setting for each program, so our scripts also call
+the programs that the cluster file names in `slurm: extra:`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from shlex import join, quote
 
 from dalsegno.spec.facts import Cluster, Storage
 
 PROLOG, EPILOG, TASK_PROLOG = "slurm-prolog", "slurm-epilog", "slurm-task-prolog"
 SETTINGS = {PROLOG: "Prolog", EPILOG: "Epilog", TASK_PROLOG: "TaskProlog"}
-# These variables are always set to the job's folder. TMPDIR is set only if the user has not set it.
+GLOB = re.compile(r"([*?]|\[[!^]?[A-Za-z0-9-]+\])")  # characters with which Slurm selects several programs
+# These variables always name the job's scratch folder. TMPDIR names it only if the user has not set TMPDIR.
 VARIABLES = ("DALSEGNO_SCRATCH", "SLURM_TMPDIR")
 
 
@@ -22,28 +25,46 @@ def scratch_of(cluster: Cluster) -> Storage | None:
     return next((storage for storage in cluster.storage if storage.type == "scratch"), None)
 
 
-def without_programs(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return raw Slurm settings without the programs that `scratch_scripts` calls."""
-    ours = {key.lower() for key in SETTINGS.values()}
+def without_programs(extra: Mapping[str, str], scripts: Collection[str] = tuple(SETTINGS)) -> dict[str, str]:
+    """Return the raw Slurm settings `extra` without the settings of the programs that our scripts call."""
+    ours = {SETTINGS[script].lower() for script in scripts}
     return {key: value for key, value in extra.items() if key.lower() not in ours}
 
 
-def scratch_scripts(cluster: Cluster, launcher: Sequence[str], boot_id: str = "") -> dict[str, str]:
-    """Return the scripts by file name; none if the cluster has no scratch.
+def job_scripts(cluster: Cluster, launcher: Sequence[str], boot_id: str = "", check: str = "") -> dict[str, str]:
+    """Return the scripts by file name. Without scratch, return only a prolog, and nothing if `check` is empty.
 
-    `launcher` starts our helper programs. `boot_id` is a file that changes when the node boots; "" means the kernel's.
-    In this path, `%n` stands for the node's name.
+    `launcher` is the command that starts our helper programs. `boot_id` is the path of a file that changes when the
+    node boots, in which `%n` stands for the node's name; "" means the kernel's own file. `check` is the part of the
+    prolog that checks the node.
     """
     scratch = scratch_of(cluster)
-    if scratch is None:
-        return {}
     given = {key.lower(): value for key, value in cluster.slurm.extra.items()}
     theirs = {file: given.get(key.lower(), "") for file, key in SETTINGS.items()}
+    before = _call(theirs[PROLOG]) + check
+    if scratch is None:
+        return {PROLOG: f"{_header(cluster, 'Prolog')}{before}exit 0\n"} if check else {}
     return {
-        PROLOG: _prolog(cluster, scratch, launcher, boot_id, theirs[PROLOG]),
+        PROLOG: _prolog(cluster, scratch, launcher, boot_id, before),
         EPILOG: _epilog(cluster, scratch, launcher, theirs[EPILOG]),
         TASK_PROLOG: _task_prolog(cluster, scratch, theirs[TASK_PROLOG]),
     }
+
+
+def _call(theirs: str) -> str:
+    """Return the lines that run a program of the cluster file and stop if it fails; "" if there is no program.
+
+    Like Slurm, they run all programs that match a pattern such as `/etc/slurm/prolog.d/*`.
+    """
+    pattern = _pattern(theirs)
+    if pattern == quote(theirs):
+        return f"{pattern} || exit $?\n" if theirs else ""
+    return f'for program in {pattern}; do\n  [ ! -x "$program" ] || "$program" || exit $?\ndone\n'
+
+
+def _pattern(path: str) -> str:
+    """Quote a path for a shell script, but leave its wildcards unquoted, so that the shell expands them."""
+    return "".join(part if GLOB.fullmatch(part) else quote(part) for part in GLOB.split(path) if part) or quote(path)
 
 
 def _header(cluster: Cluster, what: str) -> str:
@@ -53,31 +74,29 @@ def _header(cluster: Cluster, what: str) -> str:
     )
 
 
-def _prolog(cluster: Cluster, scratch: Storage, launcher: Sequence[str], boot_id: str, theirs: str) -> str:
+def _prolog(cluster: Cluster, scratch: Storage, launcher: Sequence[str], boot_id: str, before: str) -> str:
     boot = ["--boot-id", boot_id] if boot_id else []
     create = [*launcher, "job-scratch", "create", scratch.mount, *boot]
-    first = f"{quote(theirs)} || exit $?\n" if theirs else ""
     if scratch.required:
-        return f"{_header(cluster, 'Prolog')}{first}exec {join([*create, '--required'])}\n"
+        return f"{_header(cluster, 'Prolog')}{before}exec {join([*create, '--required'])}\n"
     return (
-        f"{_header(cluster, 'Prolog')}{first}"
+        f"{_header(cluster, 'Prolog')}{before}"
         "# A failed prolog would drain the node. A job can run without scratch, so this one does not fail.\n"
         f"{join(create)}\nexit 0\n"
     )
 
 
 def _epilog(cluster: Cluster, scratch: Storage, launcher: Sequence[str], theirs: str) -> str:
-    last = f"exec {quote(theirs)}\n" if theirs else "exit 0  # a failed epilog would drain the node\n"
+    last = f"{_call(theirs)}exit 0{'' if theirs else '  # a failed epilog would drain the node'}\n"
     return f"{_header(cluster, 'Epilog')}{join([*launcher, 'job-scratch', 'remove', scratch.mount])}\n{last}"
 
 
 def _task_prolog(cluster: Cluster, scratch: Storage, theirs: str) -> str:
-    """Return the task prolog, whose output sets variables of the task. It runs as the user, inside a container if the
-    task has one."""
-    first = f"{quote(theirs)} || exit $?\n" if theirs else ""
+    """Return the task prolog, whose output sets environment variables of the task. It runs as the user. If the task is
+    in a container, the prolog runs there too."""
     names = "".join(f'    echo "export {name}=$scratch"\n' for name in VARIABLES)
     return (
-        f"{_header(cluster, 'Task prolog')}{first}"
+        f"{_header(cluster, 'Task prolog')}{_call(theirs)}"
         f"scratch={quote(scratch.mount)}/job-$SLURM_JOB_ID\n"
         'if [ -d "$scratch" ] && [ -O "$scratch" ]; then\n'
         f"{names}"

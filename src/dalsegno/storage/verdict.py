@@ -1,4 +1,4 @@
-"""Judge what every node found in a storage: is it mounted, writable, the same everywhere, and fast enough? Pure."""
+"""Judge the nodes' answers about a storage: is it mounted, writable, the same everywhere, and fast enough? Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_FREE_BYTES = 1 << 30
 
 
 class StorageFault(Enum):
-    """What is wrong with a storage on some nodes."""
+    """The kinds of faults that a storage can have on some nodes."""
 
     SILENT = "silent"  # the node did not answer in time, or its file system hangs
     MISSING = "missing"
@@ -46,7 +46,8 @@ class StorageFinding:
 
 @dataclass(frozen=True)
 class StorageReport:
-    """The result of a check of one storage: the answer of each node, None if it did not answer, and the findings."""
+    """The result of checking one storage: the findings, and the answer of each node; None if the node did not
+    answer."""
 
     storage: Storage
     answers: Mapping[str, ProbeAnswer | None]
@@ -58,7 +59,8 @@ class StorageReport:
 
 
 def judge_storage(storage: Storage, answers: Mapping[str, ProbeAnswer | None], user: str) -> StorageReport:
-    """Return the report of a storage. Each node is named only in its first fault, because later ones follow from it."""
+    """Judge the answers of all nodes. Each node is listed only under its first fault, because later ones follow from
+    it."""
     left = dict(answers)
     found: list[StorageFinding] = []
     for fault in (_silent, _missing, _not_exported, _not_mounted, _read_only, _not_writable, _other_files):
@@ -88,15 +90,26 @@ def _missing(storage: Storage, answers: Answers, user: str) -> Iterable[StorageF
 
 
 def _not_exported(storage: Storage, answers: Answers, user: str) -> Iterable[StorageFinding]:
-    if nodes := [node for node, answer in answers.items() if answer and answer.not_exported]:
-        server, _, folder = storage.source.partition(":")
+    """Find nodes whose NFS server does not export the folder.
+
+    The server of a stale mount is taken from the mount, because the cluster file names none for `existing` storage.
+    """
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for node, answer in answers.items():
+        if answer and answer.not_exported:
+            stale = answer.fstype.startswith("nfs")
+            groups.setdefault((answer.source if stale else storage.source, stale), []).append(node)
+    for (source, stale), nodes in groups.items():
+        server, _, folder = source.partition(":")
         text = f"nothing is mounted at {storage.mount}: server {server} does not export {folder}"
+        if stale:
+            text = f"the mount at {storage.mount} is stale: server {server} no longer exports {folder}"
         hint = f"add {folder} to /etc/exports of {server}, then run `exportfs -ra` there"
         yield StorageFinding(storage.name, StorageFault.NOT_EXPORTED, tuple(nodes), text, hint)
 
 
 def _not_mounted(storage: Storage, answers: Answers, user: str) -> Iterable[StorageFinding]:
-    """Find nodes where the path is a plain folder. An existing storage may be a folder inside a mount."""
+    """Find nodes on which the path is a plain folder. Storage of type `existing` may be a folder inside a mount."""
     if storage.type == "scratch":
         return
     strict = storage.type != "existing"
@@ -130,8 +143,8 @@ def _not_writable(storage: Storage, answers: Answers, user: str) -> Iterable[Sto
 
 
 def _other_files(storage: Storage, answers: Answers, user: str) -> Iterable[StorageFinding]:
-    """Find nodes that see another file, or no file, in place of the first node's token. The inode number that most
-    nodes see counts as correct."""
+    """Find nodes that do not see the writer's token, or see another file in its place. The inode number that most nodes
+    see counts as correct."""
     if storage.type == "scratch":
         return
     seen = {node: answer.inode if answer.token else 0 for node, answer in answers.items() if answer}
@@ -144,7 +157,8 @@ def _other_files(storage: Storage, answers: Answers, user: str) -> Iterable[Stor
 
 
 def _slow(storage: Storage, answers: Mapping[str, ProbeAnswer]) -> Iterable[StorageFinding]:
-    """Find slow nodes. Below a limit of the cluster file the check fails; below the usual value there is a warning."""
+    """Find slow nodes. A speed below the limit in the cluster file fails the check; below the usual speed it is a
+    warning."""
     rates = (
         ("writes", "MB/s", storage.min_mb_per_s, USUAL_MB_PER_S, {n: a.mb_per_s for n, a in answers.items()}),
         (

@@ -1,1 +1,1 @@
-"""Access to the operating system: processes, hosts in namespaces, files, network, and facts about this machine."""
+"""Access to the operating system: processes, virtual hosts, files, network, and facts about this machine."""

@@ -1,8 +1,8 @@
 """Control groups: find this machine's hierarchies and a cluster's folders in them, and remove these folders.
 
-Only the list of mounts shows the hierarchies. Virtual hosts use cgroup v1's freezer where it is mounted (also on hybrid
-machines), otherwise cgroup v2. If systemd runs, it owns the tree. A cluster is then in a scope that systemd creates
-with `Delegate=yes`. Neither a daemon-reload nor the end of a login session affects that scope.
+The hierarchies are found in the list of mounts. Virtual hosts use the freezer of cgroup v1 if it is mounted, otherwise
+cgroup v2. If systemd runs, it owns the tree, and a cluster is in a scope that systemd creates with `Delegate=yes`.
+Neither a daemon-reload nor the end of a login session affects that scope.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ REMOVE_TIMEOUT_S = 2.0  # how long to wait for a folder that is busy after its l
 class CgroupTree:
     """The hierarchies of this machine.
 
-    `root` is the hierarchy for the folders of virtual hosts: cgroup v1's freezer, or cgroup v2; "" if neither is
-    writable.
+    `root` is the mount point of the hierarchy that holds the folders of virtual hosts: the freezer of cgroup v1, or
+    cgroup v2. It is "" if neither is writable.
     """
 
     version: int = 0
     root: str = ""
-    systemd: tuple[str, ...] = ()  # the hierarchies with systemd's units; empty without systemd
+    systemd: tuple[str, ...] = ()  # mount points of the hierarchies that systemd manages; empty without systemd
     controllers: frozenset[str] = frozenset()  # v2 controllers that are available below the root
 
     def place(self, cluster_id: str) -> CgroupPlace:
@@ -93,7 +93,7 @@ def controllers_below(root: Path) -> frozenset[str]:
     be enabled for its children, and every Slurm step that needs another controller fails.
     """
     offered = _words(root / "cgroup.controllers")
-    # The file cgroup.type is missing only in the real root.
+    # Without the file cgroup.type, this is the machine's root, which can have processes and still enable controllers.
     if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):
         return offered
     return offered & _words(root / "cgroup.subtree_control")
@@ -120,7 +120,7 @@ KILLS = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.l
 def user_scope_command(user: str, linger: Path = LINGER) -> list[str]:
     """Return the prefix that starts a plain user's command outside the login session.
 
-    It is empty if the user has no systemd instance that outlives the session.
+    The prefix is empty if the user has no systemd instance that outlives the session.
     """
     if not (SYSTEMD_RUNS.is_dir() and (linger / user).exists()):
         return []
@@ -144,7 +144,7 @@ def cluster_folders(cluster_id: str, mounted: Path = Path("/sys/fs/cgroup")) -> 
 def remove_cgroup(root: Path) -> None:
     """Remove a folder and all folders below it, deepest first.
 
-    Wait until each is free, for at most REMOVE_TIMEOUT_S in total.
+    Wait for busy folders, for at most REMOVE_TIMEOUT_S in total.
     """
     until = time.monotonic() + REMOVE_TIMEOUT_S
     for path in _deepest_first([root]):

@@ -32,7 +32,7 @@ class Process:
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
-        # Parsed from the end, because the name may contain any bytes.
+        # Parse from the end, because the process name may contain any bytes.
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -80,7 +80,7 @@ def arguments(pid: int) -> list[str]:
 
 
 def mapped(pid: int) -> bytes:
-    """Return the memory map of a process (/proc/PID/maps); empty if this process may not read it."""
+    """Return the text of /proc/PID/maps; empty if this process may not read it."""
     try:
         return (PROC / str(pid) / "maps").read_bytes()
     except OSError:
@@ -182,13 +182,13 @@ class Child:
             self.fd = -1
 
 
-_USUAL_FILES = 0  # the limit on open files before `allow_many_files` raised it; 0: not raised
+_USUAL_FILES = 0  # the limit on open files before `allow_many_files` raised it; 0 if it was not raised
 
 
 def allow_many_files(most: int = 1 << 16) -> None:
-    """Raise the limit on open files of this process.
+    """Raise this process's limit on open files.
 
-    Processes that it starts get the previous limit, because Slurm would pass a raised limit on to every task.
+    Its child processes get the previous limit, because Slurm would pass a raised limit on to every task.
     """
     import resource  # Windows does not have this module
 
@@ -212,8 +212,8 @@ def start(
 ) -> Child:
     """Start a process in its own session.
 
-    Its output is appended to the file `output`, and its standard error to `errors`, if given. By default, both go to
-    this process's output.
+    Its output is appended to the file `output`, and its standard error to the file `errors`, or to `output` without
+    `errors`. Without files, the process inherits the streams of this process.
     """
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     target, complaints = _open_log(output), _open_log(errors)

@@ -1,4 +1,4 @@
-"""Replace this process with another program, run one as another user, and get root's rights through sudo."""
+"""Replace this process with another program, run a program as another user, and become root through sudo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CannotStart(DalsegnoError):
 
 
 def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process with the program, which keeps its terminal and receives its signals."""
+    """Replace this process with the program. The program keeps the terminal and receives the signals."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -41,9 +41,9 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 def run_for_another(argv: Sequence[str], env: Mapping[str, str], uid: int) -> int:
     """Run a program that switches to user `uid`, in its own session and terminal; return its exit code.
 
-    On the caller's terminal, the program could insert input for the caller (TIOCSTI), and its background processes
-    could read the caller's later input. Therefore, if the caller has a terminal, the program gets a new one. This
-    process forwards input, output, the window size and signals. Closing the terminal ends the session.
+    If the caller has a terminal, the program gets a new one, and this process forwards input, output, the window size
+    and signals. On the caller's own terminal, the program could fake the caller's input (TIOCSTI), and its background
+    processes could read the caller's later input. Closing the new terminal ends the session.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -87,7 +87,7 @@ def _copy_window(source: int, target: int) -> None:
 
 
 def _start_session(argv: Sequence[str], env: Mapping[str, str], slave: int, ours: Sequence[int]) -> NoReturn:
-    """Become the program in the child.
+    """Replace the forked child with the program.
 
     Streams on the caller's terminal move to the new terminal; others stay unchanged.
     """
@@ -121,10 +121,10 @@ def _relay(master: int, child: int, woken: int, typing: bool, output: int) -> No
             data = _read(0)
             if not data:
                 sources.remove(0)
-            _write_all(master, data)
+            write_all(master, data)
         while master in ready or ended:
             data = _read(master) if select.select([master], [], [], 0)[0] else b""
-            _write_all(output, data)
+            write_all(output, data)
             if ended and not data:
                 return
             if not ended:
@@ -140,12 +140,13 @@ def _has_ended(child: int) -> bool:
 def _read(source: int) -> bytes:
     try:
         return os.read(source, 65536)
-    except OSError:  # EIO means that the other side is gone
+    except OSError:  # EIO: the other side has closed the terminal
         return b""
 
 
-def _write_all(target: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the other side may be closed
+def write_all(target: int, data: bytes) -> None:
+    """Write all of the data, unless the other side is closed."""
+    with contextlib.suppress(OSError):
         while data:
             data = data[os.write(target, data) :]
 
@@ -230,8 +231,10 @@ def refusal(runner: Runner) -> str:
 
 
 def as_caller(body: Callable[[], None], env: Mapping[str, str] = os.environ) -> None:
-    """Run `body` with the caller's rights, so that root neither creates files nor follows links in the caller's
-    folders."""
+    """Run `body` with the caller's permissions.
+
+    Root then neither creates files nor follows links in the caller's folders.
+    """
     uid = caller(env)
     if uid == os.geteuid():
         body()

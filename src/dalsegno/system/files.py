@@ -15,7 +15,7 @@ from typing import IO
 from dalsegno.errors import DalsegnoError
 
 _ELSEWHERE = "set DALSEGNO_HOME to another folder, for images DALSEGNO_IMAGES"
-# Windows lacks these flags and needs none of them.
+# These flags do not exist on Windows, where they are not needed.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | _NO_LINK | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _MAX_DEPTH = 100  # number of levels removed at a time, because each level needs a descriptor
@@ -66,10 +66,10 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
-    """Yield an open file without a name, and name it when it is complete, so that a killed process leaves no partial
-    file.
+    """Yield an open file without a name, and give it its name when it is complete.
 
-    With `own`, no other user may write to the file, whatever the umask is.
+    A killed process therefore leaves no partial file. With `own`, no other user may write to the file, whatever the
+    umask is.
     """
     handle, temp = _open_nameless(path)
     try:
@@ -159,7 +159,7 @@ def explain(error: OSError, path: Path) -> DalsegnoError:
 
 
 def closed_to_others(*paths: Path) -> Path | None:
-    """Return the first folder or file on these paths that users other than its owner may not enter or read."""
+    """Return the first folder or file on these paths that other users may not enter or read; None if there is none."""
     for path in dict.fromkeys([*paths, *(path.resolve() for path in paths)]):
         for each in (*reversed(path.parents), path):
             try:
@@ -207,10 +207,11 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and its content. It may be missing, or be removed by other processes at the same time.
+    """Remove a folder and its content.
 
-    Folders in it may belong to users who change them in the meantime. Therefore everything below `path` is opened from
-    its parent's descriptor, no link is followed, and other file systems mounted there are not touched.
+    It is not an error if the folder is missing or another process removes it at the same time. Folders in it may belong
+    to users who change them in the meantime. Therefore everything below `path` is opened from its parent's descriptor,
+    no link is followed, and other file systems mounted there are not touched.
     """
     tries = 5
     while True:
@@ -284,16 +285,18 @@ def _open_own(name: str | Path, parent: int | None = None) -> int:
 def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -> Iterator[None]:
     """Hold a lock file, exclusive or shared. Raise an error if another process holds it for longer than `wait_s`.
 
-    The lock of a dead process is free. The wait is needed because a process that only tests the lock also holds it
-    briefly.
+    A lock is released when its process ends. The wait is needed because a process that only tests the lock also holds
+    it briefly.
     """
     try:
         import fcntl
     except ImportError:
-        raise DalsegnoError("clusters on this machine need Linux", hint="use a remote target from here") from None
+        raise DalsegnoError(
+            "clusters on this machine need Linux", hint="from here, use a remote target, such as `target: ssh`"
+        ) from None
     make_folder(path.parent)
-    # The mode is 0600, because any user who can open the file could hold the lock. Root must not follow another user's
-    # link.
+    # With another mode than 0600, any user could open the file and hold the lock. O_NOFOLLOW prevents root from
+    # following another user's link.
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
         until = time.monotonic() + wait_s
         while not _take(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):

@@ -1,7 +1,7 @@
 """Run commands and calls that may hang forever, for example on a dead NFS server, in separate processes or threads.
 
-A process that sleeps in the kernel cannot be killed. It is abandoned, and until it has ended the same command fails
-at once.
+A process that sleeps in the kernel cannot be killed. It is abandoned. Until it has ended, the same command fails at
+once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(eq=False)
 class Forked:
-    """A forked process. `sock` is connected to it, does not block, and closes when the process ends."""
+    """A forked process. `sock` is a non-blocking socket to the process; its other end closes when the process ends."""
 
     pid: int
     sock: socket.socket
 
     def kill(self) -> None:
-        """Kill the process and everything that it has started, if they are still alive."""
+        """Kill the process and its children, if they are still alive."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.sock.close()
@@ -122,28 +122,70 @@ class TooLate(NoAnswer):
     """A command or call gave no answer in time."""
 
 
+class TooMuch(NoAnswer):
+    """A command printed more than the limit."""
+
+
 _stuck: dict[tuple[str, ...], subprocess.Popen[str]] = {}
 
 
 def ask(
-    argv: Sequence[str], *, stdin: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 5.0
+    argv: Sequence[str],
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 5.0,
+    most_bytes: int | None = None,
 ) -> Completed:
-    """Run a command to its end. Raise NoAnswer if the program does not exist, TooLate if it does not end in time."""
+    """Run a command to its end. Raise NoAnswer if the program does not exist, TooLate if it does not end in time.
+
+    With `most_bytes`, raise TooMuch if the command prints more. Such a command gets no input.
+    """
     key = tuple(argv)
     _forget_ended()
     if key in _stuck:
         raise TooLate(f"`{shlex.join(argv)}` still hangs from an earlier call")
     process = _start(argv, stdin, env)
     try:
-        stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        if most_bytes is None:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        else:
+            stdout, stderr = _read_bounded(process, timeout_s, most_bytes)
     except subprocess.TimeoutExpired:
         _abandon(key, process)
         raise TooLate(f"`{shlex.join(argv)}` gave no answer within {timeout_s:g} s") from None
+    except TooMuch:
+        _abandon(key, process)
+        raise
     return Completed(key, process.returncode, stdout, stderr)
 
 
+def _read_bounded(process: subprocess.Popen[str], timeout_s: float, most_bytes: int) -> tuple[str, str]:
+    """Return the output of a process after its end, decoded like that of `communicate`."""
+    assert process.stdout and process.stderr
+    deadline = time.monotonic() + timeout_s
+    parts = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    waiting = list(parts)
+    while waiting:
+        ready, _, _ = select.select(waiting, [], [], max(deadline - time.monotonic(), 0.0))
+        if not ready:
+            raise subprocess.TimeoutExpired(process.args, timeout_s)
+        for number in ready:
+            data = os.read(number, 1 << 16)
+            if not data:
+                waiting.remove(number)
+            parts[number] += data
+        if sum(map(len, parts.values())) > most_bytes:
+            raise TooMuch(f"it printed more than {most_bytes:,} bytes")
+    process.wait(max(deadline - time.monotonic(), 0.0))
+    stdout, stderr = (part.decode(errors="replace").replace("\r\n", "\n") for part in parts.values())
+    process.stdout.close()
+    process.stderr.close()
+    return stdout, stderr
+
+
 def pace_s(env: Mapping[str, str] | None = None, most_s: float = 1.0) -> float:
-    """Return how long it takes to run `true` now, at most `most_s`, as a measure of the machine's speed."""
+    """Run `true` and return how long that took, at most `most_s`, as a measure of the machine's speed."""
     began = time.monotonic()
     with contextlib.suppress(TooLate):
         ask(("true",), env=env, timeout_s=most_s)
@@ -156,7 +198,7 @@ MAX_SLOWNESS = 30.0
 
 @cache
 def slowness() -> float:
-    """Return how many times slower than usual this machine is, from 1 to 30. It is measured once, to scale time limits.
+    """Return how many times slower than usual this machine is, from 1 to 30. The factor is measured once.
 
     Time limits are multiplied by this factor, because a healthy daemon on a slow machine needs more time.
     """
@@ -217,7 +259,7 @@ class AbandonableCall(Generic[_T]):
         self._thread: threading.Thread | None = None
 
     def within(self, timeout_s: float) -> _T:
-        """Return the function's value or raise its exception; raise TooLate if it takes longer than this."""
+        """Return the function's value or raise its exception. Raise TooLate if this or an earlier call hangs."""
         if self._thread is not None and self._thread.is_alive():
             raise TooLate(f"{self._what} still hangs from an earlier call")
         came: list[_T] = []

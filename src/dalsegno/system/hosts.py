@@ -30,8 +30,8 @@ PACKAGES = str(Path(__file__).parents[2])
 class Service:
     """A daemon of a host.
 
-    A new `revision` restarts it. With `hold`, the host neither starts nor stops the service. With `keep`, the host
-    restarts the service if it dies.
+    A changed `revision` causes a restart. With `hold`, the host neither starts nor stops the service. With `keep`, the
+    host restarts the service if it dies.
     """
 
     name: str
@@ -83,7 +83,7 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class ServiceFact:
-    """A service as its host last reported it."""
+    """The last report of a host about one of its services."""
 
     name: str
     running: bool
@@ -113,7 +113,9 @@ def read_plan(folder: Path) -> HostPlan | None:
 
 
 def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Process]:
-    """Start hosts from their plan files. When this returns, each host is alive and waits for its network link."""
+    """Start hosts from their plan files. When this returns, each host is alive, and waits for its link if it has an
+    address.
+    """
     if not plans:
         return {}
     env = {"PATH": os.environ.get("PATH", os.defpath), MARK: mark}
@@ -162,9 +164,9 @@ def host_process(folder: Path) -> Process | None:
 
 
 def has_its_files(folder: Path) -> bool:
-    """Return whether a live host has its files mounted as planned.
+    """Return whether all planned files are mounted in a live host.
 
-    Only root can check; for other users, return True.
+    Only root can check this; for other users, return True.
     """
     process, plan = host_process(folder), read_plan(folder)
     if process is None or plan is None or not plan.isolate:
@@ -186,7 +188,7 @@ def reload(folder: Path) -> None:
 
 
 def service_facts(folder: Path) -> dict[str, ServiceFact]:
-    """Return the services of a host. A dead host has none."""
+    """Return the host's last reports about its services, by name. If the host is dead, no service counts as running."""
     facts = read_json(folder / "services.json")
     alive = host_process(folder) is not None
     if not isinstance(facts, dict):

@@ -1,12 +1,12 @@
-"""The scratch folder of a job on a node, which Slurm's prolog creates and its epilog removes. Runs as root.
+"""The scratch folder of a job on a node, which Slurm's prolog creates and its epilog removes. The program runs as root.
 
     job-scratch create BASE [--required] [--boot-id FILE]
     job-scratch remove BASE
 
 The folder is `BASE/job-JOBID`, belongs to the job's user and has mode 0700. Only root can write to BASE itself, so no
 user can put a link in the way. A finished job's folder is renamed into `BASE/.dalsegno/trash`, which is fast whatever
-its size. A background process empties the trash. Slurm drains a node whose prolog or epilog fails. Therefore neither
-fails or waits for long, except with `--required`, where jobs must not start without scratch.
+its size. A background process empties the trash. Slurm drains a node whose prolog or epilog fails. Therefore errors are
+ignored and waiting times are short. With `--required`, jobs must not start without scratch, so the prolog fails.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def create(base: Path, job: ScratchJob, boot: str) -> None:
 
 
 def retire(base: Path, job: ScratchJob) -> None:
-    """Move the folder of a finished job to the trash."""
+    """Move a finished job's folder to the trash."""
     with _opened(base) as (top, own), contextlib.suppress(FileNotFoundError):
         _retire(top, own, job.folder)
 
@@ -120,7 +120,7 @@ def empty_trash(base: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(base: Path) -> Iterator[tuple[int, int]]:
-    """Yield descriptors of the base folder, which only root can change, and of our folder in it."""
+    """Yield descriptors of the base folder, which only root can change, and of `.dalsegno` in it."""
     if os.path.realpath(base) != str(base):
         raise PermissionError(errno.EPERM, "a link leads to it", str(base))
     with trusted_folder(base) as top:
@@ -182,7 +182,7 @@ def _write(folder: int, name: str, text: str) -> None:
 def _empty(folder: int, trash: int, depth: int) -> int:
     """Remove the content of a folder. Return how many entries were removed or moved up."""
     removed = 0
-    # Not read as a list, because there may be millions of entries.
+    # The entries are not read as a list, because there may be millions of them.
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -256,7 +256,7 @@ def _unlock(handle: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Create or remove the folder of the job in the environment. Return 1 only if a required folder is missing."""
+    """Create or remove the folder of the job in the environment. Return 1 only if a required folder was not created."""
     action, base = arguments[0], Path(arguments[1])
     boot_id = arguments[arguments.index("--boot-id") + 1] if "--boot-id" in arguments else KERNEL_BOOT_ID
     required = "--required" in arguments

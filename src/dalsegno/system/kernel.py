@@ -1,4 +1,4 @@
-"""Facts from the kernel: its log, listening ports, and the accuracy of the clock."""
+"""Facts that the kernel reports: its log, listening ports, and the maximum error of the clock."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _ports(family: int) -> set[int]:
 
 
 def _take(data: bytes, found: set[int]) -> bool:
-    """Add the ports in one packet; return whether more packets follow."""
+    """Add the ports in one packet to `found`; return whether more packets follow."""
     at = 0
     while at + _HEAD.size <= len(data):
         length, kind, *_ = _HEAD.unpack_from(data, at)

@@ -76,7 +76,7 @@ def collect_facts(runner: Runner) -> MachineFacts:
 
 
 def may_make_namespaces(runner: Runner) -> bool:
-    """Return whether unshare works. Root in a container often lacks that right."""
+    """Return whether this user may create namespaces. In a container, even root often may not."""
     unshare = program("unshare")
     if unshare is None:
         return False

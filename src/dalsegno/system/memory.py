@@ -21,15 +21,15 @@ _HEAD, _SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<IIQQQQQQ")
 
 
 def give_back_freed() -> None:
-    """Return memory to the system that this process has freed but malloc still holds."""
+    """Give memory that this process has freed, but that malloc still keeps, back to the system."""
     with contextlib.suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def give_back_cleared(library: str) -> int:
-    """Release the pages of a loaded library's variables that contain only zeros; return the number of bytes.
+    """Give the pages of a loaded library that contain only zeroed variables back to the system.
 
-    No other thread may call the library during this call.
+    Return the number of bytes. No other thread may call the library during this call.
     """
     page, given = os.sysconf("SC_PAGE_SIZE"), 0
     zeros, advise = bytes(page), _madvise()

@@ -7,10 +7,15 @@ import ipaddress
 import json
 import os
 import socket
+import struct
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dalsegno.system.processes import Runner
+
+NFS_PROGRAM = 100003  # number of NFS in Sun RPC
+LAST_FRAGMENT = 1 << 31
 
 
 def run_ip(runner: Runner, lines: Sequence[str], inside: int | None = None) -> None:
@@ -30,7 +35,7 @@ def reaches_beyond() -> bool:
 
 
 def has_default_route(text: str) -> bool:
-    """Return whether /proc/net/route or /proc/net/ipv6_route has a default route other than the kernel's on `lo`."""
+    """Return whether the text of /proc/net/route or ipv6_route has a default route other than the kernel's on `lo`."""
     for words in map(str.split, text.splitlines()):
         four, six = words[1:2] == ["0" * 8] and words[7:8] == ["0" * 8], words[:2] == ["0" * 32, "00"]
         if (four or six) and "lo" not in (words[0], words[-1]):
@@ -45,7 +50,7 @@ def link_names(runner: Runner, inside: int | None = None) -> set[str]:
 
 
 def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
-    """Return every network that this machine has a route to, except the default route."""
+    """Return the destination networks of this machine's routes, without the default route."""
     routes = json.loads(
         runner.run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout_s=30).checked().stdout or "[]"
     )
@@ -79,8 +84,24 @@ def port_is_free(port: int) -> bool:
     return True
 
 
+def nfs_answers(address: str, port: int, version: int, timeout_s: float) -> bool:
+    """Return whether an NFS server answers the empty request of its protocol over TCP, whatever the answer is.
+
+    The kernel of a server whose NFS daemons hang still accepts connections, so a connection alone proves nothing.
+    """
+    until = time.monotonic() + timeout_s
+    call = struct.pack("!10I", 1, 0, 2, NFS_PROGRAM, version, 0, 0, 0, 0, 0)  # no credentials and no arguments
+    try:
+        with socket.create_connection((address, port), timeout_s) as sock:
+            sock.sendall(struct.pack("!I", LAST_FRAGMENT | len(call)) + call)
+            sock.settimeout(max(until - time.monotonic(), 0.01))
+            return bool(sock.recv(64))
+    except OSError:
+        return False
+
+
 def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ()) -> int | None:
-    """Return the first of `count` consecutive free ports; None if there are none."""
+    """Return the first of `count` consecutive free ports; None if there is no such range."""
     busy = set(taken)
     run = 0
     for port in range(start, stop):

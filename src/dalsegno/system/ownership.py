@@ -1,4 +1,4 @@
-"""Paths that other users may control. Check who can change a path before it is trusted, and read below it safely.
+"""Functions for paths that other users may control: check who can change a path, and read files below it safely.
 
 The owner of a folder can replace its content during a read, leave a pipe without a writer, or link to a file that only
 this process may read. Therefore nothing in the folder is opened by its full path. Each opened file must have the
@@ -18,7 +18,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.files import explain, make_folder
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MAX_LINKS = 40  # the same limit as the kernel's
+_MAX_LINKS = 40  # maximum number of links followed in one path, as in the kernel
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -39,7 +39,7 @@ def trusted_owners(env: Mapping[str, str] = os.environ) -> frozenset[int]:
 def part_of_others(path: Path, owners: Collection[int]) -> str:
     """Return the first part of a path, following links, that other users can replace; "" if there is none.
 
-    The search ends at a part that does not exist, because its parents determine who can create it.
+    The search ends at a part that does not exist, because the permissions of its parents determine who can create it.
     """
     todo, at, links = list(reversed(Path(os.path.abspath(path)).parts[1:])), Path("/"), 0
     while True:
@@ -113,7 +113,7 @@ def is_ours(path: Path, owners: Collection[int]) -> bool:
 
 
 class NotPlainFile(DalsegnoError):
-    """A path that must not be read: it is not a regular file or folder, or its owner is not the folder's owner."""
+    """Raised for a path that must not be read: its type or its owner is wrong, or its content is too long."""
 
 
 def open_beneath(root: Path, inside: str) -> int:
@@ -150,7 +150,7 @@ def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
 
 
 def open_owned(path: Path, uid: int) -> int:
-    """Open a regular file of one user, wherever the path leads. Raise OSError for anything else."""
+    """Open a regular file that this user owns. Links in the path are followed. Raise OSError for anything else."""
     handle = os.open(path, _FILE)
     about = os.fstat(handle)
     if stat.S_ISREG(about.st_mode) and about.st_uid == uid:
@@ -172,7 +172,7 @@ def list_beneath(root: Path, inside: str = ".") -> list[str]:
 
 @contextlib.contextmanager
 def _opened_folder(root: Path, parts: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Yield an open folder below another one, and the owner of both."""
+    """Yield the descriptor of a folder below another one, and the uid that owns both."""
     link = os.lstat(root)
     followed = stat.S_ISLNK(link.st_mode)
     folder = _open(root, _FOLDER | (0 if followed else _NO_LINK), None, root)

@@ -1,15 +1,18 @@
-"""Create random passwords for web servers, and the bcrypt hashes that Prometheus' programs expect."""
+"""Create random passwords for web servers, and the web configurations with which Prometheus' programs check them."""
 
 from __future__ import annotations
 
 import base64
 import ctypes
+import json
 import secrets
+from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.system.files import write_atomic
 
 _LIBRARIES = ("libcrypt.so.1", "libcrypt.so.2")
-_LEAST_COST = "04"  # bcrypt's lowest cost: a slower hash would not make long, random passwords safer
+_LEAST_COST = "04"  # bcrypt's lowest cost; a higher cost adds no safety to long random passwords
 _FROM = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _TO = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -17,6 +20,29 @@ _TO = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 def draw_password() -> str:
     """Return a new random password."""
     return secrets.token_urlsafe(32)
+
+
+def draw_web_login(user: str) -> tuple[str, str]:
+    """Return a new password, and the web configuration with its hash (`--web.config.file`)."""
+    password = draw_password()
+    return password, json.dumps({"basic_auth_users": {user: bcrypt_hash(password)}}) + "\n"  # JSON is valid YAML
+
+
+def make_web_login(user: str, password_file: Path, web_config: Path) -> None:
+    """Write a password and its web configuration, unless both exist: a new hash would differ, even for the same
+    password, and cause a restart."""
+    if password_file.exists() and web_config.exists():
+        return
+    password, config = draw_web_login(user)
+    write_atomic(password_file, password, 0o600)
+    write_atomic(web_config, config, 0o600)
+
+
+def main(arguments: list[str]) -> int:
+    """Run `web-login USER PASSWORD-FILE WEB-CONFIG` and return the exit code."""
+    user, password_file, web_config = arguments
+    make_web_login(user, Path(password_file), Path(web_config))
+    return 0
 
 
 def bcrypt_hash(password: str) -> str:

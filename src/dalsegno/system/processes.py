@@ -1,6 +1,6 @@
 """Run commands to their end, and stream bytes through commands.
 
-There is a Protocol, the real runner, and a fake runner for tests.
+`Runner` is the protocol, `LocalRunner` the real runner, and `FakeRunner` the one for tests.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class SshConnections:
     def each(self, hosts: Iterable[str], work: Callable[[str], T]) -> dict[str, T | DalsegnoError]:
         """Call `work` for each host in threads, at most `limit` at once.
 
-        If it fails for a host, the error is that host's result.
+        If `work` fails for a host, the error is that host's result.
         """
 
         def attempt(host: str) -> T | DalsegnoError:
@@ -210,7 +210,7 @@ class SshConnections:
                 done.result()  # raises any error other than DalsegnoError, which ends the work on all hosts
             return {host: done.result() for host, done in started.items()}
         except BaseException:
-            self.close()  # ends the commands in progress, and with them their threads
+            self.close()  # ends the commands in progress, so that their threads end too
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -259,7 +259,7 @@ def read_password_file(path: Path) -> str:
 
 
 def make_key_pair(comment: str) -> tuple[str, str]:
-    """Return a new key without a passphrase: the private key as the text of a file, and the public key as one line."""
+    """Return a new key pair without a passphrase: the private key file's text, and the public key as one line."""
     from dalsegno.system.ssh_client import generate_key  # imported here, because it needs asyncssh
 
     return generate_key(comment)
@@ -270,7 +270,8 @@ def client_argv(
 ) -> list[str]:
     """Return the `ssh` command with which a person opens a shell or runs a command on a host.
 
-    It asks before it accepts a host key. A jump host gets the same key as the host, which `ssh -J` would not do.
+    With a terminal, ssh asks before it accepts an unknown host key; otherwise it refuses the key. A jump host gets the
+    same login key as the host, which `ssh -J` would not do.
     """
     # Do not forward the agent or the display
     trust = ["-a", "-x", "-o", f"StrictHostKeyChecking={'ask' if terminal else 'yes'}"]
@@ -287,5 +288,5 @@ def client_argv(
 
 
 def _literal(text: str) -> str:
-    """Return the text with characters escaped that ssh would expand."""
+    """Escape the characters in the text that ssh would expand."""
     return text.replace("%", "%%")

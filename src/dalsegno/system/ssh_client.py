@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING, Any
 from dalsegno.errors import CommandTimedOut, DalsegnoError
 from dalsegno.printable import lines as printable_lines
 from dalsegno.system.processes import Completed
-from dalsegno.system.ssh_host import SshAddress, SshError, SshFault, SshSettings
+from dalsegno.system.ssh_host import SILENT_INTERVALS, SshAddress, SshError, SshFault, SshSettings
 from dalsegno.system.ssh_login import MAX_MESSAGE, HostKeyCheck, SshLogin, UserSettings, load_asyncssh, shown
 
 if TYPE_CHECKING:
     import asyncssh
 
-MAX_OUTPUT = 32 << 20  # limit in bytes on both output streams of one command
+MAX_OUTPUT = 32 << 20  # limit in bytes on the two output streams of one command together
 MAX_LINE = 1 << 20  # limit in bytes; a longer line is delivered in pieces
 MAX_LINES = 200_000  # limit on the lines of one command
 SESSIONS = 8  # sessions per connection; sshd's default limit is 10
+SESSION_TIMEOUT_S = 60.0  # how long a command waits for a session on a host that permits fewer
+SESSION_RETRY_S = 0.05
 CHUNK = 1 << 16
-MARGIN_S = 1.0  # how long after the timeout the host itself ends a command
+MARGIN_S = 1.0  # a host ends a command this long after our own timeout
 KILL_AFTER_S = 2
 SUDO_TIMEOUT_S = 30.0
+CLOSED_S = 2.0  # longest wait until sshd has closed the session of an ended command
 LAST_LINES = 10
 NOT_INSTALLED, TIMED_OUT = 127, 124
 
@@ -39,7 +42,7 @@ LineSink = Callable[[str], None]
 
 @dataclass
 class OpenConnection:
-    """An open connection. `sudo` is the task that finds out how a command becomes root on the host."""
+    """An open connection. `sudo` is the task that finds out how to run a command as root on the host."""
 
     connection: asyncssh.SSHClientConnection
     check: HostKeyCheck
@@ -116,10 +119,8 @@ class SshClient:
         output, started = CommandOutput(sink), time.monotonic()
         try:
             async with opened.sessions:
-                process = await opened.connection.create_process(
-                    shlex.join([*prefix, *bound, *argv]),
-                    encoding=None, request_pty=False, send_env=None, env=None, x11_forwarding=False,
-                )  # fmt: skip
+                process = await self._start(host, opened, shlex.join([*prefix, *bound, *argv]))
+                opened.connection.set_keepalive(count_max=SILENT_INTERVALS)
                 try:
                     await asyncio.wait_for(_talk(process, stdin, output), timeout_s)
                 finally:
@@ -127,6 +128,8 @@ class SshClient:
                         with contextlib.suppress(*self._errors):
                             process.kill()
                     process.close()
+                    with contextlib.suppress(asyncio.TimeoutError, *self._errors):
+                        await asyncio.wait_for(process.wait_closed(), CLOSED_S)
         except (asyncio.TimeoutError, TimeoutError):
             last = output.last_lines().rpartition("\n")[2]
             hint = "the command hangs, or the host is overloaded" + (f"; its last line was: {last}" if last else "")
@@ -145,6 +148,25 @@ class SshClient:
         stdout = bytes(output.stdout)
         return Completed(tuple(argv), code, _text(stdout), _text(bytes(output.stderr)), stdout)
 
+    async def _start(self, host: str, opened: OpenConnection, command: str) -> asyncssh.SSHClientProcess[bytes]:
+        """Start a command in its own session. Retry while sshd refuses one: it may still count sessions that have
+        ended, or its `MaxSessions` may be below `SESSIONS`."""
+        library = load_asyncssh()
+        deadline = time.monotonic() + SESSION_TIMEOUT_S
+        while True:
+            try:
+                return await opened.connection.create_process(
+                    command, encoding=None, request_pty=False, send_env=None, env=None, x11_forwarding=False
+                )
+            except library.ChannelOpenError as error:
+                if error.code != library.OPEN_CONNECT_FAILED or opened.check.lost:
+                    raise
+                if time.monotonic() > deadline:
+                    what = f"sshd permitted no further session within {SESSION_TIMEOUT_S:.0f} s"
+                    hint = "raise `MaxSessions` in the host's sshd_config, or end the sessions that hang there"
+                    raise SshError(host, SshFault.REFUSED, what, hint=hint) from error
+            await asyncio.sleep(SESSION_RETRY_S)
+
     # Running commands as root
 
     async def _root(self, host: str, opened: OpenConnection) -> tuple[list[str], bytes]:
@@ -159,7 +181,7 @@ class SshClient:
             raise
 
     async def _find_sudo(self, host: str, opened: OpenConnection) -> tuple[list[str], bytes]:
-        """Find out with harmless commands how this login becomes root.
+        """Find out with harmless commands how this login can run commands as root.
 
         With `-k`, sudo ignores a remembered password. It is then certain whether sudo reads a line from its input.
         Otherwise the password could reach the command, or sudo could read the command's input.
@@ -195,7 +217,7 @@ class SshClient:
         task = self._opened.get((address, hops))
         if task is None or (task.done() and not _usable(task)):
             task = asyncio.ensure_future(self._open(address, tunnel, hops))
-            # Mark the error as retrieved; all waiting callers get it
+            # Mark the error as retrieved, so that asyncio does not log it. All waiting callers get it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._opened[address, hops] = task
         return await asyncio.shield(task)

@@ -10,12 +10,16 @@ from dalsegno.errors import TargetError
 
 AT_ONCE = 16
 CONNECT_TIMEOUT_S = 20.0  # includes the login, because sshd may wait some seconds for DNS
-KEEPALIVE_S = 5.0  # a host that is silent for three intervals is disconnected
+KEEPALIVE_S = 5.0
+SILENT_INTERVALS = 3  # a host that is silent for this many intervals is disconnected
+# After the login, sshd answers nothing until PAM has opened the session. Where systemd starts a manager for the user,
+# this takes many seconds on a busy host.
+FIRST_SILENT_INTERVALS = 18
 
 
 @dataclass(frozen=True)
 class SshAddress:
-    """How to reach one host. Empty fields are taken from the user's own ssh configuration."""
+    """The ssh settings of one host. Empty fields are taken from the user's own ssh configuration."""
 
     name: str
     address: str

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dalsegno.errors import DalsegnoError, install_hint
 from dalsegno.printable import one_line
-from dalsegno.system.ssh_host import SshAddress, SshError, SshFault, SshSettings
+from dalsegno.system.ssh_host import FIRST_SILENT_INTERVALS, SshAddress, SshError, SshFault, SshSettings
 
 if TYPE_CHECKING:
     import asyncssh
@@ -42,7 +42,7 @@ def load_asyncssh() -> Any:
 
 @dataclass(frozen=True)
 class UserSettings:
-    """Settings from the user's ssh configuration for a host that asyncssh does not apply itself."""
+    """Settings for a host from the user's ssh configuration that asyncssh does not apply itself."""
 
     jump: str
     known_hosts: tuple[Path, ...]
@@ -62,7 +62,7 @@ class HostKeyCheck:
     def find(self, host: str, _: str, port: int | None) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """Return the trusted keys, authorities and revoked keys for this name.
 
-        As in ssh, the address that the name resolved to is ignored. Otherwise, somebody who forges DNS answers could
+        As in ssh, the address that the name resolved to is ignored. Otherwise, an attacker who forges DNS answers could
         present any other host that is known by its address.
         """
         keys, authorities, revoked, *_rest = self.entries.match(host, "", port)
@@ -71,7 +71,7 @@ class HostKeyCheck:
 
 
 class SshLogin:
-    """Opens connections with the same settings."""
+    """Opens connections that share the same settings."""
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
@@ -151,7 +151,7 @@ class SshLogin:
             "compression_algs": ["none"],  # a hostile host could send a small message that expands to a huge one
             "connect_timeout": self._settings.connect_timeout_s,
             "keepalive_interval": self._settings.keepalive_s,
-            "keepalive_count_max": 3,
+            "keepalive_count_max": FIRST_SILENT_INTERVALS,
         }
 
     def _explain(self, address: SshAddress, error: Exception, check: HostKeyCheck | None) -> SshError:

@@ -1,1 +1,1 @@
-"""The machines that a cluster can run on: this machine now; hosts over SSH and the clouds later."""
+"""The platforms that a cluster can run on: this machine, hosts reached over ssh, and clouds."""

@@ -1,9 +1,10 @@
-"""The cluster's users and accounts in Slurm's accounting, and its reservations: the same for every target that runs
-Slurm itself."""
+"""Update Slurm's accounting and reservations from the cluster file. Every target that runs Slurm itself uses this
+module."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.errors import CommandFailed, TargetError
@@ -13,22 +14,28 @@ from dalsegno.spec.facts import Cluster
 
 
 def register_cluster(slurm: SlurmClient, name: str) -> None:
-    """Register the cluster before slurmctld first starts: slurmctld exits if slurmdbd does not know the cluster."""
+    """Register the cluster with slurmdbd before slurmctld first starts. slurmctld exits if slurmdbd does not know the
+    cluster."""
     slurm.sacctmgr(["add", "cluster", name])
 
 
-def update_people(slurm: SlurmClient, cluster: Cluster, removed: Sequence[str] = (), *, fresh: bool) -> None:
-    """Add and change QOS, accounts and users. Entries removed from the cluster file are kept, with their history.
+def update_people(
+    slurm: SlurmClient, cluster: Cluster, removed: Sequence[str] = (), *, fresh: bool, keep_admins: bool = False
+) -> None:
+    """Add and change QOS, accounts and users. Delete the users that `dalsegno user rm` has removed (`removed`).
 
-    `removed`: users that a command has removed.
+    Other entries stay in Slurm, with their history, even if the cluster file no longer has them. With `keep_admins`,
+    all admin levels stay too, because the database belongs to a platform, or to several clusters.
     """
     found = None if fresh else slurm.accounts(cluster.name)
+    if found and keep_admins:
+        found = replace(found, users={name: {**user, "AdminLevel": "None"} for name, user in found.users.items()})
     deletions = deletion_commands(cluster, removed, found) if found else []
     slurm.sacctmgr_all([*accounting_commands(cluster, found), *deletions])
 
 
 def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str, ...]) -> None:
-    """Create the reservations of the cluster file. Delete those of an earlier file (`before`) first."""
+    """Delete the reservations of an earlier cluster file (`before`), then create those of the present file."""
     there = _reservation_names(slurm)
     for name in before:
         if name in there:
@@ -52,7 +59,8 @@ DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
 
 
 def mariadbd_options(user: str, folder: Path, init_file: Path, data: str = "data") -> list[str]:
-    """Return the options of a MariaDB server for one cluster. `folder`, of mode 0700, holds its data and its socket.
+    """Return the options of a MariaDB server for one cluster. `folder` has mode 0700, and contains the data and the
+    socket.
 
     The server listens only on that socket, not on the network, so it needs no passwords.
     """

@@ -1,8 +1,7 @@
 """The contract of every target: plan, apply, status, shell, and operations on single nodes.
 
-Code outside `targets/` uses only this module, `registry` and `folder`. Abilities that not every target has are
-protocols of their own (`CanReplace`, `CanInject`): test for one with `isinstance`, or call `require`, which raises a
-clear error.
+Code outside `targets/` uses only this module, `registry` and `folder`. An ability that only some targets have is a
+separate protocol, such as `CanReplace` or `CanInject`. Test for one with `isinstance`, or call `require`, which raises.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import find_user, user_of
 
-if TYPE_CHECKING:  # for types only, because an ordinary `up` must not import fault injection
+if TYPE_CHECKING:  # for type checks only, because an ordinary `up` must not import fault injection
     from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
     from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.slurm.client import SlurmClient
@@ -51,7 +50,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Removal:
-    """What `destroy` would end or delete, such as home folders that are not empty, and what it keeps."""
+    """The jobs that `destroy` would end, the home folders and storage that it would delete, and what it would keep."""
 
     jobs: tuple[JobInfo, ...] = ()
     homes: tuple[str, ...] = ()
@@ -100,7 +99,7 @@ class DaemonStatus:
 
 @dataclass(frozen=True)
 class DaemonLog:
-    """The log of a daemon on this host. Older parts are in the same folder, with `.1`, `.2` … appended to the name."""
+    """The log of a daemon on this host. Older parts are in the same folder, with the suffix `.1`, `.2` and so on."""
 
     host: str
     name: str
@@ -110,11 +109,11 @@ class DaemonLog:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # sinfo's state, such as "idle" or "down*"; "off" if the host is off; "unknown" without an answer
+    state: str  # sinfo's state, such as "idle" or "down*"; "off" if the host is off; "unknown" if Slurm does not answer
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0
-    gpus_used: int | None = 0  # None if Slurm does not know it
+    gpus_used: int | None = 0  # None if Slurm does not report the number
     gpu_type: str = ""
     address: str = ""
     spare: bool = False
@@ -143,7 +142,7 @@ def job_status(job: JobInfo) -> JobStatus:
 
 
 class ClusterPhase(Enum):
-    """Whether a cluster is complete, and whether it works."""
+    """The phases of a cluster: whether it is complete, and whether it works."""
 
     UP = "up"
     DEGRADED = "degraded"  # the cluster is up, but has problems
@@ -157,7 +156,7 @@ class ClusterPhase(Enum):
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """The present state of a cluster. If it is not fully up, `problems` say why."""
+    """The present state of a cluster. `problems` say why the cluster is not fully up."""
 
     name: str
     target: str
@@ -180,7 +179,7 @@ class ClusterSummary:
 
 @dataclass(frozen=True)
 class ShellEntry:
-    """The command to execute for a shell, or for one command, on the cluster."""
+    """The command that opens a shell on the cluster or runs one command there."""
 
     argv: list[str]
     env: dict[str, str]
@@ -190,7 +189,7 @@ class ShellEntry:
 
 @dataclass(frozen=True)
 class RootUse:
-    """What a new cluster gets only if root creates it. `instead` is what it gets otherwise; "" if nothing."""
+    """An advantage that a cluster has only if root creates it. `instead` is what other clusters have in its place."""
 
     needs: str
     instead: str = ""
@@ -198,14 +197,14 @@ class RootUse:
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """Time limits for this target's nodes: `boot_s` to boot, `gone_s` for a lost node to come back by itself."""
+    """Time limits for nodes: `boot_s` for a boot, and `gone_s` for the return of a lost node before its repair."""
 
     boot_s: float
     gone_s: float
 
 
 class Target(Protocol):
-    """One cluster on one kind of infrastructure."""
+    """The part of a target that all platforms have. One object stands for one cluster."""
 
     @property
     def kind(self) -> str:
@@ -217,10 +216,10 @@ class Target(Protocol):
     def plan(self, cluster: Cluster) -> Plan: ...
 
     def apply(self, plan: Plan, say: Say) -> None:
-        """Carry out a plan. If this is interrupted, the next plan continues the work."""
+        """Carry out a plan. After an interruption, the plan of the next `up` contains the remaining steps."""
 
     def import_images(self, plan: Plan, say: Say) -> None:
-        """Import the plan's container images, while the cluster is up and may be used and changed."""
+        """Import the plan's container images. The cluster is already up, and may be used and changed meanwhile."""
 
     def removal(self) -> Removal: ...
 
@@ -246,8 +245,7 @@ class Target(Protocol):
         """Return a client that runs Slurm's commands as a user of the cluster."""
 
     def slurm_runs(self) -> bool:
-        """Return whether slurmctld runs. Without this test, Slurm's commands would wait half a minute for a slurmctld
-        that does not run."""
+        """Return whether slurmctld runs. Call this before Slurm's commands, which wait half a minute if it does not."""
 
     @property
     def controller_socket(self) -> Path: ...
@@ -264,13 +262,13 @@ class Target(Protocol):
         host: str | None = None,
         user: str | None = None,
     ) -> ShellEntry:
-        """Return how to start a shell, or one command, on the login node, the head or `host`."""
+        """Return how to start a shell or one command on the login node, the head or `host`."""
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         """Return how to run one command on a node, in the environment of the node's services."""
 
     def job_images(self) -> str:
-        """Return the folder where jobs find container images by name; "" if each user has a separate folder."""
+        """Return the folder where jobs find container images by name; "" if each user has their own folder."""
 
     @property
     def node_times(self) -> NodeTimes: ...
@@ -278,7 +276,7 @@ class Target(Protocol):
 
 @runtime_checkable
 class HasVirtualNodes(Protocol):
-    """A target whose nodes are virtual hosts. They have the size of their instance type, but not its network."""
+    """A target with virtual hosts. They have the CPUs, memory and GPUs of their instance type, but not its network."""
 
     virtual_nodes: bool
 
@@ -307,7 +305,7 @@ class CanReplace(Protocol):
 
 @runtime_checkable
 class HasMachines(Protocol):
-    """A target whose machines only a person can replace. `machines` describes the machine of each node as text."""
+    """A target whose machines only a person can replace. `machines` returns a text that identifies each machine."""
 
     def machines(self) -> Mapping[str, str]: ...
 
@@ -332,20 +330,20 @@ class CanReadLogs(Protocol):
     """A target that can read the console or the logs of a machine that no longer responds."""
 
     def read_logs(self, node: str) -> Mapping[str, str]:
-        """Return the logs by file name, without waiting for the machine."""
+        """Return the logs by file name. This does not wait for the machine."""
 
 
 @runtime_checkable
 class CanSeeDaemons(Protocol):
-    """A target that knows which daemons of its hosts do not run. This works inside its hosts too."""
+    """A target that can list which daemons of its hosts have stopped. This also works from inside a host."""
 
     def dead_daemons(self) -> Sequence[DaemonStatus]:
-        """Return the daemons that should run and do not, without asking Slurm."""
+        """Return the daemons that should run but do not. This does not ask Slurm."""
 
 
 @runtime_checkable
 class CanNameUsers(Protocol):
-    """A target that knows the users of its cluster, including those that do not exist on this host."""
+    """A target that knows the names of its cluster's users, including users without an account on this host."""
 
     def user_name(self, uid: int) -> str:
         """Return the name of a user, or a phrase with the uid if the name is unknown."""
@@ -359,10 +357,10 @@ class CanInject(Protocol):
         """Inject a fault and return what was done. A lasting fault is recorded before it begins."""
 
     def injected(self) -> Sequence[InjectedFault]:
-        """Return all lasting faults that were injected and not undone."""
+        """Return all lasting faults that were injected and are not undone yet."""
 
     def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
-        """Undo the lasting faults of a node, or only `fault`, and return them."""
+        """Undo the lasting faults of a node, or only `fault`, and return the faults that were undone."""
 
 
 @dataclass(frozen=True)
@@ -374,7 +372,7 @@ class PeopleView:
     gids: Mapping[str, int]
     homes: Path
     directory: str = ""
-    elsewhere: bool = False  # whether the homes are on other machines
+    elsewhere: bool = False  # whether the home folders are on other machines
 
 
 @runtime_checkable
@@ -382,13 +380,13 @@ class CanManageUsers(Protocol):
     """A target that can change the users and groups of a running cluster."""
 
     def people(self) -> PeopleView:
-        """Return the users and groups after the last change."""
+        """Return the users and groups that the last `up` or `dalsegno user` has set up."""
 
     def change_people(self, roster: Roster) -> Plan:
         """Return the plan that adds these users and groups to those of the cluster file."""
 
     def set_password(self, user: str, password: str) -> None:
-        """Set the password of a user in the cluster's LDAP directory. Raise if the cluster has no directory."""
+        """Set a user's password in the cluster's LDAP directory. Raise an error if there is no directory."""
 
 
 @runtime_checkable
@@ -396,18 +394,18 @@ class CanMonitor(Protocol):
     """A target that can run Prometheus, Alertmanager and node_exporter for a cluster."""
 
     def switch_monitor(self, on: bool) -> Plan:
-        """Return the plan that switches monitoring on or off, until the cluster file says otherwise."""
+        """Return the plan that switches monitoring on or off until the setting in the cluster file changes."""
 
     def has_monitor(self) -> bool:
         """Return whether monitoring is on."""
 
     def monitor_layout(self) -> MonitorLayout:
-        """Return where the monitoring programs listen, or would listen if they were on."""
+        """Return the addresses and files of the monitoring programs, whether they run or not."""
 
 
 @runtime_checkable
 class CanUpgrade(Protocol):
-    """A target that updates our code on its hosts only with a plan from `plan_upgrade`."""
+    """A target whose hosts get new versions of our code only with a plan from `plan_upgrade`."""
 
     def plan_upgrade(self, cluster: Cluster) -> Plan: ...
 
@@ -416,12 +414,14 @@ class CanUpgrade(Protocol):
 class CanForward(Protocol):
     """A target whose cluster is on other machines. Most commands run on the head, with the code installed there."""
 
+    def on_head(self, command: Sequence[str]) -> ShellEntry: ...  # as the login user
+
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
-        """Return how to run `dalsegno ARGUMENTS` on the head, as root or as the login user; None if it runs here."""
+        """Return how to run `dalsegno ARGUMENTS` on the head, as root or as the login user; None to run it here."""
 
 
 def name_user(target: Target | None, uid: int) -> str:
-    """Return the name of a user, as this host or the target knows it."""
+    """Return the name of a user from this host's accounts, or else from the target."""
     return find_user(uid) or (target.user_name(uid) if isinstance(target, CanNameUsers) else user_of(uid))
 
 
@@ -443,7 +443,7 @@ _ABILITIES: dict[type[Any], tuple[str, str]] = {  # protocol -> its purpose, and
 
 
 def require(target: Target, ability: type[_Ability]) -> _Ability:
-    """Return the target, typed as one with this ability; raise TargetError if it lacks the ability."""
+    """Return the target as an object with this ability. Raise TargetError if the target lacks the ability."""
     if isinstance(target, ability):
         return target
     purpose, instead = _ABILITIES[ability]

@@ -14,15 +14,15 @@ from dalsegno.spec.facts import Cluster, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
 from dalsegno.users.checks import People, check_people
 
-IDENTITY = "cluster-id"  # name of the file beside slurm.conf; a run knows only the path of slurm.conf
-OLDEST_TARGET = "local"  # the target of state files that name none
-LOGS = "/var/log/dalsegno"  # the logs of our daemons on machines of their own
+IDENTITY = "cluster-id"  # file beside slurm.conf, because a run knows only the path of slurm.conf
+OLDEST_TARGET = "local"  # the target of a state file that does not name its target
+LOGS = "/var/log/dalsegno"  # folder for our daemons' logs on real machines
 FIRST_UID = 10001
 T = TypeVar("T")
 
 
 class ClusterRole(Enum):
-    """The machine whose state folder this is: the one where `up` is run, or the head that the cluster is used on."""
+    """The machine that this state folder is on: the one where `up` is run, or the head where the cluster is used."""
 
     OPERATOR = "operator"
     HEAD = "head"
@@ -40,7 +40,7 @@ class ClusterFolder:
 
     @property
     def id(self) -> str:
-        """A short id for the names of links and cgroups, derived from the path of the folder."""
+        """A short id derived from the folder's path. It is a part of the names of links and cgroups."""
         return hashlib.blake2b(str(self.root).encode(), digest_size=4).hexdigest()
 
     @property
@@ -50,7 +50,7 @@ class ClusterFolder:
 
     @property
     def applied(self) -> Path:
-        """The resolved cluster file of the last `up` that was completed."""
+        """The resolved cluster file of the last complete `up`."""
         return self.root / "cluster.json"
 
     @property
@@ -63,18 +63,19 @@ class ClusterFolder:
 
     @property
     def identity(self) -> Path:
-        """The file with the cluster's random id. Job ids start at 1 in every new cluster; this id tells clusters of the
-        same name apart."""
+        """The file with the cluster's random id. The id distinguishes clusters of the same name, because job ids start
+        at 1 in every new cluster."""
         return self.slurm_conf.with_name(IDENTITY)
 
     @property
     def unpacked(self) -> Path:
-        """Unpacked images, a folder for each user: not every kernel lets users mount images."""
+        """The folder of unpacked images, with a subfolder for each user. It is needed where the kernel does not let
+        users mount images."""
         return self.root / "unpacked"
 
     @property
     def secret(self) -> Path:
-        """A folder of mode 0700 for everything that only the owner may reach."""
+        """A folder of mode 0700 for files that only the owner may read."""
         return self.root / "secret"
 
     @property
@@ -91,8 +92,10 @@ class ClusterFolder:
 
     @property
     def runs(self) -> Path:
-        """The folder with a file for each run that the controller supervises. The file holds the PID and start time of
-        the run's coordinator."""
+        """The folder with a file for each run that the controller supervises.
+
+        Each file contains the PID and start time of the run's coordinator.
+        """
         return self.root / "controller" / "runs"
 
     @property
@@ -117,7 +120,7 @@ class ClusterFolder:
 
     @property
     def uids(self) -> Path:
-        """The uid of each user of a cluster on a cloud, also of users that were removed."""
+        """The file with the uid of each user, including removed users. Only clusters on clouds have it."""
         return self.root / "uids.json"
 
     @property
@@ -145,8 +148,10 @@ def write_applied(folder: ClusterFolder, cluster: Cluster) -> None:
 
 
 def read_facts(kind: type[T], path: Path) -> T | None:
-    """Read a value of type `kind` from a JSON file. Return None only if there is no file: a damaged file must not look
-    like a missing cluster."""
+    """Read a value of type `kind` from a JSON file; return None if the file does not exist.
+
+    Raise an error if the file is damaged. Otherwise a damaged cluster would be treated as a missing one.
+    """
     if not path.exists():
         return None
     value = read_json(path)
@@ -171,7 +176,7 @@ def read_target(folder: ClusterFolder) -> str:
 
 
 def read_role(folder: ClusterFolder) -> ClusterRole | None:
-    """Return the role in the state file; None if it names none or cannot be read."""
+    """Return the role in the state file; None if the file names none or cannot be read."""
     try:
         value = read_json(folder.state)
     except (DalsegnoError, OSError, ValueError):
@@ -186,8 +191,8 @@ def read_identity(slurm_conf: Path) -> str:
 
 
 def with_uids(cluster: Cluster, folder: ClusterFolder) -> Cluster:
-    """Return the cluster with a uid for each user. Users keep theirs, and nobody gets the uid of a removed user, whose
-    files may still exist."""
+    """Return the cluster with a uid for each user. Users keep their uid. Nobody gets the uid of a removed user, because
+    files of that user may still exist."""
     before = _read_uids(folder)
     check_people(cluster.users, People("", ""), before, cluster.groups)
     taken = {*before.values(), *(user.uid for user in cluster.users if user.uid is not None)}
@@ -200,7 +205,7 @@ def with_uids(cluster: Cluster, folder: ClusterFolder) -> Cluster:
 
 
 def write_uids(folder: ClusterFolder, cluster: Cluster) -> None:
-    """Record the uids of all users, in addition to those of removed ones."""
+    """Record the uids of all users. The uids of removed users stay recorded."""
     own = {user.name: user.uid for user in cluster.users}
     make_folder(folder.root)
     write_atomic(folder.uids, json.dumps({**_read_uids(folder), **own}, indent=1))
@@ -217,9 +222,10 @@ def _read_uids(folder: ClusterFolder) -> dict[str, int]:
 
 
 def has_prometheus(cluster: Cluster, folder: ClusterFolder) -> bool:
-    """Return whether Prometheus should run, as `dalsegno monitor up|down` last switched it.
+    """Return whether Prometheus should run.
 
-    The switch counts until `prometheus` changes in the cluster file.
+    The last `dalsegno monitor up` or `down` decides. If `prometheus` in the cluster file has changed since, the file
+    decides.
     """
     wanted = cluster.monitoring.prometheus
     found = read_json(folder.monitor_switch)
@@ -229,6 +235,6 @@ def has_prometheus(cluster: Cluster, folder: ClusterFolder) -> bool:
 
 
 def write_monitor_switch(cluster: Cluster, folder: ClusterFolder, on: bool) -> None:
-    """Switch Prometheus on or off, whatever the cluster file says now."""
+    """Record that Prometheus is switched on or off, which overrides the present setting in the cluster file."""
     value = {"prometheus": on, "file": cluster.monitoring.prometheus}
     write_atomic(folder.monitor_switch, json.dumps(value))

@@ -1,4 +1,7 @@
-"""Nodes that come back into service: which of them Slurm knows again, and which may be resumed. Shared by targets."""
+"""Resume nodes that come back into service, and find nodes that have not registered with Slurm.
+
+The targets `local`, `ssh` and `oci` use this.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ BOOT_REASON = "dalsegno:boot"
 
 
 def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str], set_down: set[str]) -> set[str]:
-    """Resume nodes that have no more reason to be out of service, and return the nodes that have not registered.
+    """Resume nodes whose reason to be out of service no longer holds. Return the nodes that have not registered.
 
-    `set_down`: nodes that this `up` has set down; resumed nodes are removed from the set. While a job still ends
-    on such a node, Slurm 24.11 shows the node as MIXED. A node that was just resumed counts as missing until a later
-    call finds it in service: Slurm may still have it as responding from before its host was booted again.
+    `set_down` are the nodes that this `up` has set down. Resumed nodes are removed from this set. While a job on such a
+    node ends, Slurm may show the node as MIXED (Slurm 24.11). A node that was just resumed counts as missing until a
+    later call finds it in service, because Slurm's information may be from before the host was booted again.
     """
     nodes = [node for node in slurm.nodes() if node.name in wanted]
     back = {node.name for node in nodes if _is_back(node) or (node.name in set_down and node.responding)}
@@ -38,7 +41,8 @@ def is_registered(node: NodeInfo) -> bool:
 
 
 def _is_back(node: NodeInfo) -> bool:
-    """Return whether the node responds, and is out of service only because it was off or was about to be removed."""
+    """Return whether the node responds again, and was out of service only because it was off or was going to be
+    removed."""
     away = node.down and (is_absence(node.reason) or node.reason.startswith(BOOT_REASON))
     return node.responding and (away or (node.draining and node.reason.startswith(REMOVAL_REASON)))
 
@@ -48,7 +52,7 @@ def _is_spare(node: NodeInfo) -> bool:
 
 
 def wait_for(done: Callable[[], bool], error: Callable[[], TargetError]) -> None:
-    """Wait until `done` holds; raise `error` if that takes too long."""
+    """Wait until `done` returns true. Raise `error` if that takes too long."""
     until = time.monotonic() + REGISTER_S * slowness()
     pause_s = 0.01
     while not done():

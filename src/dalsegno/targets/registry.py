@@ -1,4 +1,5 @@
-"""Open targets. Outside its own package, a target is imported only here, and only when it is needed."""
+"""Open targets. A target's package is imported only by this module and by its own modules, and only when it is
+needed."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def _open_on_head(kind: str, folder: Path) -> Target:
 
 
 def is_elsewhere(folder: Path) -> bool:
-    """Return whether the cluster of this state folder is used on another machine, without opening its target."""
+    """Return whether the cluster of this state folder is used on another machine. Its target is not opened."""
     return read_role(ClusterFolder(folder)) is ClusterRole.OPERATOR
 
 

@@ -1,7 +1,7 @@
-"""The two sides of a cluster that is used on its head node: the operator's machine, which creates and changes it, and
-the head, where Slurm, the controller and people work.
+"""The two sides of a cluster that is used on its head node: the operator's machine and the head.
 
-The targets `ssh`, `parallelcluster`, `hyperpod` and `oci` derive their classes from `OperatorSide` and `HeadSide`.
+The operator's machine creates and changes the cluster. Slurm, the controller and users work on the head. The targets
+`ssh`, `parallelcluster`, `hyperpod` and `oci` derive their classes from `OperatorSide` and `HeadSide`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,28 @@ from dalsegno.targets.folder import LOGS, ClusterFolder, read_applied
 COMMAND = "/usr/local/bin/dalsegno"  # path of the command on the head
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ANSWER_S = 60.0
-IMPORT_S = 3600.0  # time limit for the import of an image, which may have tens of GB
+IMPORT_S = 3600.0  # time limit for the import of one image, which may be tens of GB
 State = TypeVar("State")
 Execute = Callable[[Sequence[str]], Completed]
 
 
+def homes_on_machines(applied: Cluster | None, login: str) -> tuple[str, ...]:
+    """Return the users whose home folders are on disks of the machines, and are deleted with them.
+
+    There are none if the home folders are on storage of the cluster file.
+    """
+    if applied is None or any(each.home or each.mount == "/home" for each in applied.storage):
+        return ()
+    return tuple(dict.fromkeys([login, *(user.name for user in applied.users)]))
+
+
+def named_sources(applied: Cluster | None) -> tuple[str, ...]:
+    """Return the storage that the cluster file names as existing, which `down` keeps."""
+    return tuple(f"storage {each.name} ({each.source})" for each in applied.storage if each.source) if applied else ()
+
+
 class ClusterSide:
-    """What both sides share: a state folder, and nothing that needs root on this machine."""
+    """The part that both sides have in common: a state folder, and no need for root on this machine."""
 
     folder: ClusterFolder
     times: NodeTimes
@@ -58,7 +73,8 @@ class ClusterSide:
         raise NotImplementedError
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
-        """Return the phase without asking a platform or Slurm. Raise if the state file is damaged."""
+        """Return the phase in the state file, without asking a platform or Slurm. Raise an error if the file is
+        damaged."""
         raise NotImplementedError
 
     def root_use(self, cluster: Cluster) -> RootUse | None:
@@ -80,7 +96,7 @@ class ClusterSide:
 
     @property
     def controller_socket(self) -> Path:
-        return self.folder.controller_socket  # exists only on the head, which runs the controller
+        return self.folder.controller_socket  # only the head has it, because the controller runs there
 
     def job_images(self) -> str:
         return ""
@@ -91,14 +107,14 @@ class ClusterSide:
 
 
 class OperatorSide(ClusterSide):
-    """The machine where `dalsegno up` is run. Slurm and the logs are on other machines."""
+    """The side of the operator's machine, where `dalsegno up` is run. Slurm and the logs are on other machines."""
 
     @property
     def slurm(self) -> SlurmClient:
         raise NotImplementedError
 
     def import_images(self, plan: Plan, say: Say) -> None:
-        """Do nothing: images are imported on the cluster."""
+        """Do nothing, because images are imported on the cluster."""
 
     def daemon_logs(self) -> list[DaemonLog]:
         return []
@@ -110,7 +126,7 @@ class OperatorSide(ClusterSide):
         )
 
     def unfinished_jobs(self) -> tuple[JobInfo, ...]:
-        """Return the jobs that `down` would end; none if Slurm cannot be asked."""
+        """Return the jobs that `down` would end; none if Slurm does not answer."""
         try:
             return tuple(job for job in self.slurm.jobs() if not job.state.ended)
         except DalsegnoError:
@@ -133,14 +149,19 @@ class OperatorSide(ClusterSide):
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
         """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
         sudo = ["sudo", "--"] if root else []
-        return self.shell([*sudo, COMMAND, *arguments], dict(os.environ), "/", host="head")
+        return self.on_head([*sudo, COMMAND, *arguments])
+
+    def on_head(self, command: Sequence[str]) -> ShellEntry:
+        """Return how to run a command on the head as the login user."""
+        return self.shell(command, dict(os.environ), "/", host="head")
 
 
 class HeadSide(ClusterSide):
-    """The head. The cluster is changed from the operator's machine only: `up` and `down` refuse here."""
+    """The side of the head. There, `up` and `down` refuse, because the cluster is changed only from the operator's
+    machine."""
 
     slurmctld_port = 6817
-    slurm_bin = ""  # the folder of Slurm's commands, if it is not a usual one
+    slurm_bin = ""  # folder of Slurm's commands; "" if they are in PATH
 
     def __init__(self, folder: Path, runner: Runner | None = None) -> None:
         self.folder = ClusterFolder(folder)
@@ -172,7 +193,7 @@ class HeadSide(ClusterSide):
         )
 
     def operator(self) -> str:
-        """Return the user and machine that created the cluster; "" if that is not known."""
+        """Return the user and machine that created the cluster; "" if unknown."""
         return ""
 
     # Reporting the cluster's state
@@ -241,7 +262,7 @@ class HeadSide(ClusterSide):
         return ShellEntry(list(command) or [env.get("SHELL") or "/bin/bash"], {**env, **self.user_env(env)})
 
     def _shell_as(self, user: str, command: Sequence[str], env: Mapping[str, str]) -> ShellEntry:
-        """Return a shell of another user, who gets neither the caller's terminal nor the caller's environment."""
+        """Return a shell of another user, without the caller's terminal and environment."""
         try:
             person = pwd.getpwnam(user)
         except KeyError:
@@ -255,8 +276,19 @@ class HeadSide(ClusterSide):
         return ShellEntry(self.ssh_to(node, command, terminal=False), dict(env))
 
     def ssh_to(self, host: str, command: Sequence[str], *, terminal: bool) -> list[str]:
-        # The machines share the home of the login user, and with it the user's SSH key.
+        # All machines share the login user's home folder, which contains the SSH key for this.
         return ["ssh", "--", host, *([shlex.join(command)] if command else [])]
+
+
+class MonitoredHead(HeadSide):
+    """A head whose Prometheus can be queried there. It is switched on from the operator's machine."""
+
+    def switch_monitor(self, on: bool) -> Plan:
+        self.refuse("changed")
+
+    def has_monitor(self) -> bool:
+        applied = read_applied(self.folder)
+        return applied is not None and applied.monitoring.prometheus
 
 
 # Queries to Slurm, from the operator's machine or from the head
@@ -265,7 +297,7 @@ NO_SLURMCTLD = "slurmctld does not run"
 
 
 class CommandsOnHead:
-    """A runner whose commands run on the head. The environment of this machine is not used there.
+    """The runner of commands on the head, where they do not get the environment of this machine.
 
     `enter` returns the command line that runs a command on the head.
     """
@@ -290,7 +322,7 @@ class CommandsOnHead:
 
 @dataclass(frozen=True)
 class SlurmView:
-    """The answers of slurmctld, or why there are none. `jobs` is None if they are not known."""
+    """The answers of slurmctld, or the reason why there are none. `jobs` is None if the jobs are unknown."""
 
     nodes: Sequence[NodeInfo] = ()
     jobs: tuple[JobStatus, ...] | None = None
@@ -302,7 +334,7 @@ class SlurmView:
 
 
 def ask_slurm(slurm: SlurmClient | None) -> SlurmView:
-    """Return the nodes and jobs. A slurmctld that does not answer is a problem; without `slurm` it is not asked."""
+    """Return the nodes and jobs. If slurmctld does not answer, add a problem. If `slurm` is None, do not ask."""
     if slurm is None:
         return SlurmView()
     try:
@@ -314,7 +346,10 @@ def ask_slurm(slurm: SlurmClient | None) -> SlurmView:
 def node_rows(
     applied: Cluster | None, seen: Sequence[NodeInfo], addresses: Mapping[str, str] | None = None
 ) -> tuple[NodeStatus, ...]:
-    """Return the nodes of the cluster file, then those that only Slurm has. A node that Slurm lacks is `unknown`."""
+    """Return the nodes of the cluster file, then those that only Slurm knows.
+
+    A node that Slurm does not know is `unknown`.
+    """
     known: dict[str, Node] = {node.name: node for node in applied.nodes} if applied else {}
     info = {node.name: node for node in seen}
     return tuple(
@@ -359,7 +394,7 @@ def known(state: State | None, folder: ClusterFolder) -> State:
 
 
 def applied_cluster(folder: ClusterFolder) -> Cluster:
-    """Return the cluster of the last complete `up`. Raise NotThere if there was none."""
+    """Return the cluster of the last complete `up`. Raise NotThere if no `up` was completed."""
     applied = read_applied(folder)
     if applied is None:
         raise NotThere(f"there is no complete cluster {folder.name}", hint="`dalsegno up` creates it")

@@ -1,4 +1,8 @@
-"""The library for training scripts. Modules load on first use, so that importing `contract` does not import torch."""
+"""The library for training scripts.
+
+Names are imported on first use. Otherwise the launcher, the controller and the node agents, which import
+`dalsegno.train.contract`, would also import torch, which takes seconds and may be missing on their hosts.
+"""
 
 from __future__ import annotations
 

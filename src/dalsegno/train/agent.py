@@ -1,4 +1,4 @@
-"""A worker's connection to its run agent, to report steps and to ask for a saver and for permission to commit."""
+"""A worker's connection to its run agent. It reports steps, and asks for a saver and for permission to commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Checkpointer, with which a training script saves its objects and loops over its steps."""
+"""The Checkpointer: a training script uses it to save its objects and to loop over its steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from dalsegno.train.snapshots import RankSnapshots
 from dalsegno.train.state import Objects, TrainingState, take
 
 GRACE_S = 25.0  # default of `grace_s`: less than the 30 s between Slurm's SIGTERM and SIGKILL
-LAST_SAVE_S = 1800.0  # timeout of the last save; at the end of training there is no other deadline
+LAST_SAVE_S = 1800.0  # timeout of the last save, which has no other deadline
 HOW_TO_BEGIN = "loop over steps() or epochs(), or call begin() before the first step and finish() after the last"
 Every = Union[int, str, None]
 _checkpointers = itertools.count()  # numbers the Checkpointers of this process
@@ -81,9 +81,9 @@ class Checkpointer:
         self._grace_s, self._signals = grace_s, signals
         self._clock = StepClock(began=time.monotonic())
         self._number = next(_checkpointers)
-        # The agent stores one state per rank, from the first Checkpointer. Other Checkpointers save to disk only.
+        # The agent stores one state per rank: that of the first Checkpointer. Later Checkpointers save to disk only.
         self._agent = find_agent() if self._number == 0 else None
-        # Without an agent, no process could find a snapshot after a restart.
+        # Without an agent, no process could find snapshots after a restart. They are taken only for saves to disk.
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
         self._where = locate_process()
         self._rank_store = open_rank_store(self._where.rank, self._where.world)
@@ -137,16 +137,16 @@ class Checkpointer:
             self.end()
 
     def begin(self, total: int | None = None) -> None:
-        """Begin a loop of your own. Call this right before the first step; `steps` and `epochs` call it themselves.
+        """Begin your own training loop. Call this right before the first step; `steps` and `epochs` call it themselves.
 
-        It restores the random states and installs signal handlers. `total`: the number of steps.
+        It restores the random states and installs signal handlers. `total` is the number of steps.
         """
         if not self._begun:
             self._begin()
             self._total = total
 
     def finish(self) -> None:
-        """Save after the last step of your own loop, and wait until the save is on disk."""
+        """Save the state after the last step of your own loop, and wait until it is on disk."""
         if self._ended:
             return
         if not self._begun:
@@ -171,7 +171,7 @@ class Checkpointer:
             self.end()
 
     def done(self, step: int | None = None, loss: Any = None, samples: int | None = None, **figures: Any) -> None:
-        """Report that a step is done. Snapshots, saves and stops happen in this call."""
+        """Report that a step is complete. Snapshots, saves and stops happen in this call."""
         if self._ended:
             raise CheckpointError("this Checkpointer's loop has ended", hint=f"is another one using {self.folder}?")
         if not self._begun:
@@ -197,13 +197,21 @@ class Checkpointer:
 
         Call it on every rank in every step, before the step's own forward pass. `backward(module, batch)` computes the
         gradients of a batch with `module`, which is the model without DDP: a forward pass, and `loss.backward()`. If
-        ranks disagree, the run continues without the node that computed wrongly, from a state before that.
+        ranks disagree, the run excludes the node with wrong gradients and resumes from a state that was saved before
+        the error.
         """
         verdict = self._gradient_check.run(self.step, model, batch, backward)
         if verdict is not None:
             self._say(verdict.text)
         elif self._gradient_check.is_due(self.step):
             self._keeping.record_verified(self.step)
+
+    def watch(self, waiting: Any) -> None:
+        """Read from a DDP model or a WaitClock how long this rank waits for others, which shows which rank is slow.
+
+        Call this only if the model was wrapped after the Checkpointer was created, as some frameworks do.
+        """
+        self._reporter.watch(waiting)
 
     def settle(self) -> None:
         """Wait for a running snapshot.
@@ -255,7 +263,7 @@ class Checkpointer:
         return found
 
     def _start_keeping(self, keep: int, keep_every: int | None) -> RankSnapshots:
-        """Start snapshots and saves under a unique name, because a cell of a notebook may run twice."""
+        """Start snapshots and saves under a name that is unique even if a notebook cell runs twice."""
         where, number = self._where, self._number
         run = checkpointer_name(where.run, number)
         sweep_abandoned()
@@ -284,7 +292,7 @@ class Checkpointer:
     # Between steps
 
     def _sync_rank_store(self) -> None:
-        """Write a stop request or a failed save to the rank store, and read the store at intervals."""
+        """Write a stop request or a failed save of this rank to the rank store, and read the store at intervals."""
         now = time.monotonic()
         ahead = next_common_step(self.step, self._clock.fastest_s, self._where.world)
         if self._signal.received is not None:
@@ -339,7 +347,7 @@ class Checkpointer:
             raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
 
     def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
-        """Wait for the saves of all ranks; return whether all succeeded. The first rank's save ends last."""
+        """Wait for the saves of all ranks and return whether all succeeded."""
         self._reporter.report_end(self.step)
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
         ends = self._rank_store.gather(f"ended{attempt}", [self.step, ours])

@@ -1,9 +1,9 @@
 """Detect silent data corruption: other ranks repeat a rank's forward and backward pass, and the gradients are compared.
 
-In a check, every rank computes the gradients of its own batch, and then those of the batch of a rank on another node,
-with that rank's random states. The gradients must agree to the last bit. If they do not, a third rank repeats the step,
-and the majority decides which rank computed wrongly. The training itself is not changed: gradients, random states and
-buffers are restored.
+In a check, every rank computes the gradients of its own batch. It then repeats the step of a rank on another node, with
+that rank's batch and random states. The gradients must be identical to the last bit. If they are not, a third rank
+repeats the step, and the majority decides which rank is wrong. The check does not change the training: gradients,
+random states and buffers are restored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Backward = Callable[[Any, Any], object]  # computes gradients: `backward(module,
 # Digests of gradients
 
 
-_CHUNK = 1 << 22  # number of elements at a time, which limits the memory for a digest
+_CHUNK = 1 << 22  # number of elements per pass, which limits the memory that a digest needs
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FIRST, _SECOND = 0x5BD1E995_9E3779B1, 0x2545F491_4F6CDD1D  # odd, so that a changed bit always changes the first sum
 
@@ -41,8 +41,8 @@ _FIRST, _SECOND = 0x5BD1E995_9E3779B1, 0x2545F491_4F6CDD1D  # odd, so that a cha
 def digest_tensors(tensors: Iterable[torch.Tensor | None]) -> str:
     """Return a digest of the exact bits of tensors, in their order; None stands for a missing gradient.
 
-    The sums of integers are computed where the tensors are, and do not depend on the order of additions: a GPU needs
-    milliseconds for them, and no copy to the host.
+    A digest consists of sums of integers, which do not depend on the order of additions. They are computed on the
+    tensors' device. A GPU needs milliseconds, and no tensor is copied to the host.
     """
     total = hashlib.sha256()
     for tensor in tensors:
@@ -65,14 +65,14 @@ def _sums(tensor: torch.Tensor) -> tuple[int, int]:
     return int(first), int(second)
 
 
-# Who repeats whose step, and who is wrong
+# The ranks that repeat a step, and the decision about which rank is wrong
 
 
 def witness_shifts(world: int, local_world: int) -> tuple[int, ...]:
-    """Return how many ranks after a rank its first and its second witness are.
+    """Return the offsets from a rank to its witnesses, the ranks that repeat its step.
 
-    Witnesses are on the next two nodes. With two nodes, the second one is another rank of the first node. Two ranks
-    have no second witness. A single rank repeats its own step.
+    The witnesses are on the next two nodes. With two nodes, the second witness is the next rank. With one node, the
+    witnesses are the next two ranks. With two ranks there is no second witness, and a single rank repeats its own step.
     """
     if world == 1:
         return (0,)
@@ -83,10 +83,10 @@ def witness_shifts(world: int, local_world: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class GradientVerdict:
-    """Ranks that computed different gradients for the same step. `wrong` is empty if the majority cannot tell."""
+    """The ranks whose gradients differ from those of a witness. `wrong` is empty if no majority could decide."""
 
     step: int
-    differing: tuple[int, ...]  # ranks whose step a witness repeated with another result
+    differing: tuple[int, ...]  # ranks for whose step a witness got a different result
     wrong: tuple[int, ...] = ()
     node: str = ""  # the node of the wrong ranks
     text: str = ""
@@ -100,29 +100,33 @@ class GradientVerdict:
 
 
 def find_differing(own: Sequence[str], first: Sequence[str]) -> tuple[int, ...]:
-    """Return the ranks for which the first witness has another digest. Both are listed by the repeated rank."""
+    """Return the ranks whose own digest differs from that of their first witness.
+
+    Index i of both lists belongs to the step of rank i.
+    """
     return tuple(rank for rank, (mine, other) in enumerate(zip(own, first)) if mine != other)
 
 
 def judge_gradients(
     step: int, nodes: Sequence[str], own: Sequence[str], repeated: Mapping[int, Sequence[str]]
 ) -> GradientVerdict:
-    """Return who computed wrongly. `repeated`: by shift, the digests of the witnesses, listed by the repeated rank.
+    """Return which ranks computed wrong gradients.
 
-    Nobody is convicted unless every majority is against ranks of the same node. If a script is not repeatable, ranks on
-    several nodes differ.
+    `repeated` maps the offset of a witness to the witnesses' digests. Index i of a list belongs to the step of rank i.
+    Ranks are declared wrong only if every vote has a majority, and all outvoted ranks are on one node. If outvoted
+    ranks are on several nodes, the script is probably not repeatable.
     """
     differing = find_differing(own, next(iter(repeated.values())))
     votes = [_votes(rank, own, repeated) for rank in differing]
     odd = [_odd_one(each) for each in votes]
     wrong = tuple(sorted({rank for rank in odd if rank is not None}))
-    accused = {nodes[rank] for rank in wrong}
-    if None in odd or len(accused) != 1:
+    wrong_nodes = {nodes[rank] for rank in wrong}
+    if None in odd or len(wrong_nodes) != 1:
         return GradientVerdict(step, differing, text=_undecided(step, differing, nodes, len(repeated) > 1))
     bad = [(rank, value[:8]) for rank, value in votes[0].items() if rank in wrong]
     right = [(rank, value[:8]) for rank, value in votes[0].items() if rank not in wrong]
     against = " and ".join(f"{rank} on {nodes[rank]}" for rank, _ in right)
-    node = accused.pop()
+    node = wrong_nodes.pop()
     text = f"wrong gradients in step {step}: rank {bad[0][0]} got {bad[0][1]}, ranks {against} got {right[0][1]}"
     return GradientVerdict(step, differing, wrong, node, text)
 
@@ -132,7 +136,7 @@ def _votes(rank: int, own: Sequence[str], repeated: Mapping[int, Sequence[str]])
 
 
 def _odd_one(votes: Mapping[int, str]) -> int | None:
-    """Return the rank whose digest differs from two equal ones; None if there are no two equal ones of three."""
+    """Return the one rank of three whose digest differs from the other two; None if there is no such rank."""
     if len(votes) < 3:
         return None
     alone = [rank for rank, value in votes.items() if list(votes.values()).count(value) == 1]
@@ -160,7 +164,7 @@ class RankExchange:
         self._rank, self._world = rank, world
 
     def shift(self, data: bytes, by: int) -> bytes:
-        """Send the bytes to the rank that is `by` ranks after this one, and return those from the rank before."""
+        """Send the bytes to the rank `by` places after this one, and return those from the rank `by` places before."""
         if by % self._world == 0:
             return data
         group, device = torch.distributed, self._device()
@@ -202,14 +206,14 @@ def pack_step(batch: Any, module: torch.nn.Module) -> bytes:
 
 
 def unpack_step(data: bytes) -> dict[str, Any]:
-    """Unpack another rank's step, with its tensors on this rank's GPU. No code of the batch is run."""
+    """Unpack another rank's step, with its tensors on this rank's GPU. Code in the pickle is not run."""
 
     def place(storage: Any, location: str) -> Any:
         return storage.cuda() if location.startswith("cuda") else storage
 
     try:
         step: dict[str, Any] = torch.load(io.BytesIO(data), map_location=place, weights_only=True)
-    except Exception as error:  # pickle raises many kinds
+    except Exception as error:  # unpickling can raise many exception types
         raise CheckpointError(
             f"verify() cannot send this batch to another rank: {str(error).splitlines()[0]}",
             hint="pass a batch of tensors, numbers and text, in lists, tuples and dicts",
@@ -217,7 +221,7 @@ def unpack_step(data: bytes) -> dict[str, Any]:
     return step
 
 
-_MAX_BUFFER = 1 << 16  # elements; a larger buffer is a table that all ranks have
+_MAX_BUFFER = 1 << 16  # maximum number of elements; a larger buffer is a table that all ranks have
 
 
 def _small_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -228,10 +232,10 @@ def _small_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]
 
 
 class InjectedFlip:
-    """Flips one bit of this rank's gradients while a file in its user's shared memory asks for it.
+    """Flips one bit of this rank's gradients while a certain file exists in the user's shared-memory folder.
 
-    `dalsegno inject bit-flip` creates the file. The flip affects every backward pass, also those of the training, as a
-    faulty GPU would.
+    `dalsegno inject bit-flip` creates the file. As with a faulty GPU, the flip affects every backward pass, including
+    those of the training.
     """
 
     def __init__(self, run: str, rank: int) -> None:
@@ -265,11 +269,11 @@ def flip_bit(gradient: torch.Tensor) -> torch.Tensor:
 # The check
 
 
-KILLED_S = 60.0  # after a conviction, the launcher ends this process within a second
+KILLED_S = 60.0  # how long to wait for the launcher, which normally ends this process within a second of the report
 
 
 class GradientCheck:
-    """The checks of one rank. `every`: the number of steps between two checks; 0: no checks."""
+    """The checks of one rank. `every` is the number of steps between two checks; 0 means no checks."""
 
     def __init__(self, every: int, where: RankPlace, store: RankStore, agent: AgentLink | None) -> None:
         self.every, self._where, self._store, self._agent = every, where, store, agent
@@ -283,7 +287,11 @@ class GradientCheck:
         return self.every > 0 and step % self.every == 0
 
     def run(self, step: int, model: Any, batch: Any, backward: Backward) -> GradientVerdict | None:
-        """Check this step if it is due. Return None if all ranks agree; after a conviction, do not return."""
+        """Check this step if it is due.
+
+        Return None if the check is not due or all ranks agree. If the ranks differ but no majority could decide, return
+        the verdict. If a rank was found to be wrong, do not return.
+        """
         if not self.every:
             return None
         module = unwrap(model)
@@ -314,15 +322,21 @@ class GradientCheck:
         return judge_gradients(step, self._nodes, own, repeated)
 
     def _repeat(self, mine: bytes, by: int, module: Any, backward: Backward) -> list[str]:
-        """Repeat the step of the rank `by` ranks before this one. Return all digests, listed by the repeated rank."""
+        """Repeat the step of the rank `by` places before this one.
+
+        Return the digests of all ranks. Index i belongs to the step of rank i.
+        """
         other = unpack_step(self._exchange.shift(mine, by))
         _restore_step(other, module)
         digests = self._exchange.gather_digests(_gradients(module, other["batch"], backward))
         return [digests[(rank + by) % len(digests)] for rank in range(len(digests))]
 
     def _report(self, verdict: GradientVerdict) -> None:
-        """Report the verdict from the first rank that is not accused. After a conviction, the training must not go on:
-        the launcher ends this process; without a launcher, the script fails."""
+        """Let the first rank on a node without wrong ranks report the verdict.
+
+        If a rank is wrong, training must not continue: the launcher ends this process, or the script fails if there is
+        no launcher.
+        """
         reporter = next((rank for rank, node in enumerate(self._nodes) if node != verdict.node), 0)
         if self._agent is not None and self._where.rank == reporter:
             self._agent.send(verdict.message(self._where.generation))
@@ -371,7 +385,7 @@ def _restore_step(step: Mapping[str, Any], module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def _undisturbed(module: torch.nn.Module) -> Iterator[None]:
-    """Restore gradients, random states and buffers afterwards."""
+    """Restore gradients, random states and buffers when the block ends."""
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     states, buffers = take_randomness(), [(buffer, buffer.clone()) for _, buffer in _small_buffers(module)]
     try:

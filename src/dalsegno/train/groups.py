@@ -3,7 +3,7 @@
 When the last reference to a gloo group is dropped, its destructor joins the group's threads while it holds the GIL. One
 of those threads may be waiting for the GIL. This can happen in the middle of a script, for example when a DDP model
 with the last reference goes out of scope after `destroy_process_group`. One reference that is never released prevents
-it. `destroy_process_group` still shuts the group down and releases its connections and GPU memory.
+the deadlock. `destroy_process_group` still shuts the group down and releases its connections and GPU memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def keep_new_groups(on_new: Callable[[Any], None] = lambda group: None) -> None:
 
 
 def keep(group: Any) -> bool:
-    """Add a reference to the group that is never released, not even at interpreter exit. Return whether it is new."""
+    """Add a reference to the group that is never released, even at interpreter exit. Return whether it was added."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     kind = getattr(c10d, "ProcessGroup", None)
     if kind is None or not isinstance(group, kind) or id(group) in _kept:

@@ -1,7 +1,7 @@
 """Train with Hugging Face's Trainer and resume exactly: `train(trainer, folder)` replaces `trainer.train()`.
 
-The Trainer's own code skips the batches that were used, and restores its TrainerState. The Checkpointer has the model,
-the optimizer, the learning rate schedule, the random states, and the losses that the Trainer has not logged yet.
+The Trainer skips the batches that were used and restores its TrainerState. The Checkpointer saves and restores the
+model, the optimizer, the learning rate schedule, the random states, and the losses that the Trainer has not logged yet.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 from dalsegno.train.checkpointer import Checkpointer
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.options import Folder
+from dalsegno.train.progress import WaitClock
 from dalsegno.train.resume import fix_layout
 from dalsegno.train.state import LateState
 
 # Methods of the Trainer that load a checkpoint of its own. `train` replaces them.
 HOOKS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
-# Sums of the Trainer since the last log entry, and the numbers that belong to them. They differ from rank to rank.
+# The Trainer's loss sums, the steps at which they begin, and its count of FLOPs. They differ between ranks.
 SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 
 
@@ -51,7 +52,7 @@ def _check(trainer: Any) -> None:
 
 
 class TrainerSession:
-    """One call of `train`: the Trainer, and the Checkpointer with its state."""
+    """One call of `train`: the Trainer, its Checkpointer and the saved state."""
 
     def __init__(self, trainer: Any, folder: Folder, options: dict[str, Any]) -> None:
         self.trainer = trainer
@@ -66,7 +67,7 @@ class TrainerSession:
     # State that is saved
 
     def _take(self) -> dict[str, Any]:
-        """Return the state of what the Trainer creates when it starts."""
+        """Return the state of the objects that the Trainer creates when it starts."""
         trainer = self.trainer
         scaler = getattr(trainer.accelerator, "scaler", None)
         parts = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "scaler": scaler}
@@ -74,7 +75,7 @@ class TrainerSession:
         return {**taken, "state": self._take_state()}
 
     def _take_state(self) -> str:
-        """Return the TrainerState as JSON, with the state of callbacks, as the Trainer saves it."""
+        """Return the TrainerState as JSON, including the callbacks' states, in the Trainer's own format."""
         from transformers.trainer_callback import ExportableState
 
         trainer = self.trainer
@@ -82,7 +83,8 @@ class TrainerSession:
             if isinstance(each, ExportableState):
                 saved = trainer.state.stateful_callbacks
                 name = type(each).__name__
-                if not isinstance(saved.get(name), list):  # a list: several callbacks of one class, which start over
+                # A list contains the states of several callbacks of one class, and stays unchanged.
+                if not isinstance(saved.get(name), list):
                     saved[name] = each.state()
         return json.dumps(dataclasses.asdict(trainer.state))
 
@@ -112,13 +114,14 @@ class TrainerSession:
         trainer._load_from_checkpoint = lambda *_: None  # the Checkpointer has loaded the model
         trainer._load_optimizer_and_scheduler = load
         trainer._load_scaler = lambda _: None
-        trainer._load_rng_state = lambda _: self.begin()  # the Trainer calls it after it has skipped the used batches
+        trainer._load_rng_state = lambda _: self.begin()  # called after the Trainer has skipped the used batches
         return self._resume.name
 
     def close(self) -> None:
-        """Undo the changes of the Trainer, also after an error: it can train again."""
+        """Undo the changes to the Trainer, also after an error, so that it can train again."""
         for name in HOOKS:
             vars(self.trainer).pop(name, None)
+        vars(self.trainer.accelerator).pop("gather", None)
         self._remove_resume()
         self.ckpt.end()
 
@@ -133,13 +136,24 @@ class TrainerSession:
     # Events of the Trainer
 
     def started(self) -> None:
-        self._remove_resume()  # the Trainer has read it; a killed process would leave it behind
+        self._remove_resume()  # remove the folder now, because a killed process would leave it on disk
         fix_layout(self.trainer.model_wrapped)
+        self._measure_waiting()
         for name, value in (self._sums.claim() or {}).items():
             present = getattr(self.trainer, name)
             setattr(self.trainer, name, value.to(present.device) if hasattr(present, "device") else value)
         if self.ckpt.resumed is None:
             self.begin()
+
+    def _measure_waiting(self) -> None:
+        """Measure how long this rank waits for others: in DDP, and where the Trainer counts the tokens of a step.
+
+        By default, all ranks exchange that count before each step, so a rank waits there for slower ones.
+        """
+        trainer, clock = self.trainer, WaitClock()
+        trainer.accelerator.gather = clock.wrap(trainer.accelerator.gather, lambda: bool(trainer.model.training))
+        for waiting in (trainer.model_wrapped, clock):
+            self.ckpt.watch(waiting)
 
     def logged(self, logs: dict[str, Any]) -> None:
         self._loss = logs.get("loss", self._loss)
@@ -150,7 +164,7 @@ class TrainerSession:
             self.ckpt.done(loss=self._loss)
 
     def ended(self) -> None:
-        self.begin()  # needed if no step was left to do when the run resumed
+        self.begin()  # needed if no steps remained when the run resumed
         self.between_steps()
         self.ckpt.finish()
 
@@ -159,8 +173,8 @@ class TrainerSession:
 
         session = self
 
-        class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
-            """Passes the Trainer's events on."""
+        class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]
+            """Passes the Trainer's events on to the session."""
 
             def on_train_begin(self, *_: Any, **__: Any) -> None:
                 session.started()
@@ -177,4 +191,4 @@ class TrainerSession:
             def on_train_end(self, *_: Any, **__: Any) -> None:
                 session.ended()
 
-        return CheckpointCallback()
+        return HuggingFaceCallback()

@@ -46,7 +46,7 @@ def fit(trainer: Any, model: Any, folder: Folder, *loaders: Any, options: Any = 
 
 
 class LoaderPlace:
-    """The position in the train loader, which Lightning creates after the saved position was loaded."""
+    """The position in the train loader. Lightning creates the loader after the saved position was loaded."""
 
     def __init__(self) -> None:
         self._place: DataPlace | None = None
@@ -66,7 +66,7 @@ class LoaderPlace:
             self._place.load_state_dict(self._loaded)
 
     def batch_done(self, epoch: int, last: bool) -> None:
-        """Record a batch. `last`: it was the last one of the epoch."""
+        """Record a batch. `last` says whether it was the last batch of the epoch."""
         if self._place is not None and last:
             self._place.finish(epoch)
         elif self._place is not None:
@@ -80,7 +80,7 @@ class LoaderPlace:
 
 
 class FitSession:
-    """One call of `fit`: the trainer, and the Checkpointer with its state."""
+    """One call of `fit`: the trainer, its Checkpointer and the saved state."""
 
     def __init__(self, trainer: Any, model: Any, folder: Folder, options: dict[str, Any]) -> None:
         self.trainer, self.model = trainer, model
@@ -91,7 +91,7 @@ class FitSession:
         self.ckpt = Checkpointer(folder, model=model, lightning=self._checkpoint, data=self._place, **options)
 
     def _take(self) -> dict[str, Any]:
-        """Return Lightning's checkpoint without the weights, which the Checkpointer takes from the model."""
+        """Return Lightning's checkpoint without the weights, because the Checkpointer gets them from the model."""
         if self.trainer.lightning_module is None:
             return {}
         checkpoint: dict[str, Any] = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -99,7 +99,7 @@ class FitSession:
         return checkpoint
 
     def checkpoint_io(self, plain: Any) -> Any:
-        """Return a plugin that gives Lightning the loaded state. It passes all other files on to `plain`."""
+        """Return a plugin that gives Lightning the loaded state. Requests for other files go to `plain`."""
         from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
         session = self
@@ -131,6 +131,7 @@ class FitSession:
 
     def started(self) -> None:
         fix_layout(self.trainer.strategy.model)
+        self.ckpt.watch(self.trainer.strategy.model)
         self.begin()
 
     def batch_ended(self, output: Any) -> None:
@@ -141,7 +142,7 @@ class FitSession:
             self.ckpt.done(loss=loss)
 
     def ended(self) -> None:
-        self.begin()  # needed if no step was left to do when the run resumed
+        self.begin()  # needed if no steps remained when the run resumed
         self.ckpt.finish()
 
     def callback(self) -> Any:
@@ -149,8 +150,8 @@ class FitSession:
 
         session = self
 
-        class CheckpointCallback(Callback):  # type: ignore[misc]
-            """Passes Lightning's events on."""
+        class LightningCallback(Callback):  # type: ignore[misc]
+            """Passes Lightning's events on to the session."""
 
             def on_train_start(self, trainer: Any, module: Any) -> None:
                 session.started()
@@ -161,4 +162,4 @@ class FitSession:
             def on_train_end(self, trainer: Any, module: Any) -> None:
                 session.ended()
 
-        return CheckpointCallback()
+        return LightningCallback()

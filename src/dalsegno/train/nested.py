@@ -12,14 +12,22 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Hole(NamedTuple):
-    """The placeholder for a tensor in a shell."""
+class TensorPlaceholder(NamedTuple):
+    """A placeholder for a tensor in a shell."""
 
     key: str
 
 
+# Checkpoints hold this class as `dalsegno.train.nested.Hole`, so that older versions can read them.
+Hole = TensorPlaceholder
+TensorPlaceholder.__qualname__ = "Hole"
+
+
 def empty_out(nested: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor], dict[str, object]]:
-    """Return the shell, the tensors by name, and the other leaves by name."""
+    """Replace the tensors in nested dicts by placeholders.
+
+    Return the resulting shell and, by name, the tensors and the other leaves.
+    """
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, object] = {}
 
@@ -32,7 +40,7 @@ def empty_out(nested: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor], 
         key = ".".join(path)
         if isinstance(value, torch.Tensor):
             note(tensors, key, value)
-            return Hole(key)
+            return TensorPlaceholder(key)
         if isinstance(value, Mapping):
             return _like(value, {name: walk((*path, str(name)), each) for name, each in value.items()})
         if _holds_tensors(value):
@@ -45,7 +53,7 @@ def empty_out(nested: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor], 
 
 def fill_in(shell: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return the nested dicts with each tensor in its place."""
-    if isinstance(shell, Hole):
+    if isinstance(shell, TensorPlaceholder):
         return tensors[shell.key]
     if isinstance(shell, Mapping):
         return _like(shell, {name: fill_in(each, tensors) for name, each in shell.items()})
@@ -55,7 +63,7 @@ def fill_in(shell: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _like(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
-    """Return `new` as the type of `old`, for example OrderedDict; a read-only view becomes a dict."""
+    """Return `new` converted to the type of `old`, for example OrderedDict. A read-only view becomes a dict."""
     if type(old) is dict or not hasattr(old, "copy") or not hasattr(old, "update"):
         return new
     same = old.copy()
@@ -65,9 +73,10 @@ def _like(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Return whether to descend into the value.
+    """Return whether to descend into a list or a tuple.
 
-    As in torch, this is true for lists; for tuples, only if they contain tensors.
+    As in torch, this is true for a list that contains tensors or mappings, and for a tuple that contains tensors, also
+    in nested lists or tuples.
     """
     if type(value) is list:
         return any(isinstance(each, (torch.Tensor, Mapping)) or _holds_tensors(each) for each in value)

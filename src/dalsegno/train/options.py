@@ -20,7 +20,7 @@ from dalsegno.train.errors import CheckpointError
 
 # Intervals between saves
 
-STALL_SHARE = 0.01  # with "auto", snapshots may stall training for this share of the time
+STALL_SHARE = 0.01  # with "auto", snapshots may stall training for this fraction of the time
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -42,7 +42,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Auto:
-    """Take snapshots as often as possible at a cost of at most 1 % of the time."""
+    """The shortest interval at which snapshots stall training for at most 1 % of the time."""
 
 
 Interval = Union[Never, Steps, Seconds, Auto]
@@ -50,7 +50,7 @@ Interval = Union[Never, Steps, Seconds, Auto]
 
 @dataclass(frozen=True)
 class Measured:
-    """The measured cost so far. None means that nothing has been measured yet."""
+    """The measured costs. None means that a value has not been measured yet."""
 
     step_s: float | None = None
     stall_s: float | None = None
@@ -84,8 +84,7 @@ def auto_steps(measured: Measured) -> int:
 
 
 def suggest_interval_s(stall_s: float, failures: int, over_s: float, save_s: float = 0.0) -> float | None:
-    """Return the interval that loses the least time to saving and to failures together, by the formula of Young and
-    Daly.
+    """Return the interval that minimizes the time lost to saves and failures, by the formula of Young and Daly.
 
     Return None if there was no failure or no stall. `stall_s` is how long a save stalls training. `save_s` is how long
     a save runs while training continues. The interval is never shorter than `save_s`.
@@ -178,11 +177,11 @@ def _check_signals(numbers: object) -> None:
         )
 
 
-# Variables of the launcher
+# Environment variables set by the launcher
 
 
 def parse_verify_every(environ: Mapping[str, str]) -> int:
-    """Return the number of steps between two checks for silent data corruption; 0: no checks."""
+    """Return the number of steps between two checks for silent data corruption; 0 means no checks."""
     value = environ.get(contract.VERIFY_EVERY) or "0"
     if not value.isdigit():
         raise CheckpointError(f"{contract.VERIFY_EVERY}={value!r} is not a number of steps", hint="for example 1000")
@@ -196,6 +195,9 @@ def parse_verified(environ: Mapping[str, str]) -> int | None:
 
 
 def parse_trusted(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return generation and step: what the run saved up to this generation, after this step, may be corrupt."""
+    """Return a generation and a step; None if all saved states are trusted.
+
+    States that the run saved after this step, up to this generation, may be corrupt.
+    """
     generation, _, step = environ.get(contract.TRUSTED, "").partition(":")
     return (int(generation), int(step)) if generation.isdigit() and step.isdigit() else None

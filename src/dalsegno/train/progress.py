@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +16,7 @@ from dalsegno.train.schedule import StepClock
 
 REPORT_S = 0.5
 COUNTED = ("samples", "tokens")  # figures that are reported as a rate
-BUSY = "busy_s"  # name of the figure for the time of a step without waiting for other ranks
+BUSY = "busy_s"  # name of the figure for a step's duration without the time spent waiting for other ranks
 
 
 @dataclass
@@ -29,10 +31,66 @@ class SaveCounts:
     save_s: float = 0.0
 
 
+class WaitClock:
+    """Measures how long this rank waits for others in a collective that a framework calls outside DDP."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._waited_s, self._steps, self._mean_s = 0.0, 0, 0.0
+        self._pending: list[tuple[float, Any, Any]] = []  # time on the host, and two events of the GPU's stream
+
+    def wrap(self, collective: Callable[..., Any], counts: Callable[[], bool]) -> Callable[..., Any]:
+        """Return the collective, measured while `counts` returns True."""
+
+        @functools.wraps(collective)
+        def measured(*args: Any, **options: Any) -> Any:
+            if not counts():
+                return collective(*args, **options)
+            began, first = self._now(), _mark_stream()
+            result = collective(*args, **options)
+            self._pending.append((self._now() - began, first, _mark_stream()))
+            return result
+
+        return measured
+
+    def step_done(self) -> None:
+        self._steps += 1
+
+    def mean_s(self) -> float:
+        """Return the time per step since the last call, or the last result if there was no step."""
+        # A GPU reaches the events later than the host.
+        done = [each for each in self._pending if each[2] is None or each[2].query()]
+        self._pending = [each for each in self._pending if each not in done][-_MAX_PENDING:]
+        # A collective of NCCL lets the host go on, and the GPU waits. With other backends, the host waits.
+        self._waited_s += sum(max(host_s, _between_s(first, last)) for host_s, first, last in done)
+        if self._steps:
+            self._mean_s = self._waited_s / self._steps
+            self._waited_s, self._steps = 0.0, 0
+        return self._mean_s
+
+
+_MAX_PENDING = 1000
+
+
+def _mark_stream() -> Any:
+    """Record an event in the GPU's current stream, and return it; None if no GPU is used."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None
+    event = cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between_s(first: Any, last: Any) -> float:
+    return 0.0 if first is None or last is None else float(first.elapsed_time(last)) / 1000
+
+
 class ProgressReporter:
     """Sends progress at intervals, because a message for each step would slow down training.
 
-    `objects` are the script's objects. A DDP model among them reports how long this rank has waited for others.
+    `objects` are the script's objects. If they include a DDP model, the messages also say how long this rank has waited
+    for others.
     """
 
     def __init__(self, agent: AgentLink | None, generation: int, rank: int, objects: Iterable[Any] = ()) -> None:
@@ -40,13 +98,26 @@ class ProgressReporter:
         self._sent_at = float("-inf")
         self._counts = dict.fromkeys(COUNTED, 0.0)
         self._last: tuple[StepClock, dict[str, Any], SaveCounts] | None = None
-        self._ddp = [each for each in map(_compiled_from, objects) if hasattr(each, _TIMES_OF_DDP)]
+        self._ddp: list[Any] = []
+        self._clocks: list[WaitClock] = []
+        for each in objects:
+            self.watch(each)
+
+    def watch(self, thing: Any) -> None:
+        """Read from this object how long the rank waits for others, if it is a DDP model or a clock."""
+        model = _compiled_from(thing)
+        if isinstance(thing, WaitClock):
+            self._clocks.append(thing)
+        elif hasattr(model, _TIMES_OF_DDP) and not any(model is each for each in self._ddp):
+            self._ddp.append(model)
 
     def report(self, step: int, clock: StepClock, loss: Any, figures: dict[str, Any], counted: SaveCounts) -> None:
         for name in COUNTED:
             self._counts[name] += figures.get(name) or 0
         shown = {name: _detached(value) for name, value in dict(figures, loss=loss).items() if name not in COUNTED}
         self._last = clock, shown, counted
+        for each in self._clocks:
+            each.step_done()
         now = time.monotonic()
         if self._agent is None or now - self._sent_at < REPORT_S:
             return
@@ -77,7 +148,7 @@ class ProgressReporter:
         """
         busy_s = None if reported is None else _number(reported)
         if busy_s is None:
-            busy_s = step_s - sum(map(_waited_s, self._ddp))
+            busy_s = step_s - sum(map(_waited_s, self._ddp)) - sum(each.mean_s() for each in self._clocks)
         return min(max(busy_s, 0.01 * step_s), step_s)
 
 
@@ -85,7 +156,7 @@ _TIMES_OF_DDP = "_get_ddp_logging_data"
 
 
 def _compiled_from(module: Any) -> Any:
-    """Return the module that torch.compile has wrapped, else the module itself."""
+    """Return the original module if torch.compile has wrapped it, otherwise the module itself."""
     return getattr(module, "_orig_mod", module)
 
 

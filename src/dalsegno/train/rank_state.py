@@ -48,10 +48,11 @@ def digest(states: Mapping[str, Any] | None) -> str:
 
 
 def seed_for(rank: int, saved: Sequence[str], world_then: int, now: Sequence[str]) -> int | None:
-    """Return the seed for a rank that did not exist when the state was saved, if each rank draws its own numbers.
+    """Return the seed for a rank that did not exist when the state was saved.
 
-    `saved` and `now` are digests by rank: of the saved states, and of the states that the script has just seeded.
-    Return None for a rank with a saved state, or if all ranks drew the same numbers, as some scripts require.
+    `saved` contains the digests of the ranks' saved random states. `now` contains those of the states that the script
+    has just seeded. Return None for a rank with a saved state, or if all ranks drew the same numbers, as some scripts
+    require.
     """
     alike = len(set(saved[:world_then])) == 1 and len(set(now)) == 1
     if rank < world_then or alike:
@@ -71,7 +72,7 @@ def reseed(seed: int) -> None:
 
 
 def find_place(data: Any) -> DataPlace | None:
-    """Return the position for a sampler, a batch sampler or a loader.
+    """Return the `DataPlace` of a sampler, a batch sampler or a loader.
 
     Return None for other objects, and for objects with their own state_dict.
     """
@@ -93,7 +94,7 @@ def _place_in_loader(loader: Any) -> DataPlace | None:
 
 
 def _place_in_batches(batches: Any) -> DataPlace:
-    """Return the position for a batch sampler.
+    """Return the `DataPlace` of a batch sampler.
 
     torch's own class only groups another sampler, which is tracked instead.
     """
@@ -103,16 +104,16 @@ def _place_in_batches(batches: Any) -> DataPlace:
 
 
 class DataPlace:
-    """The position of a run in its data: the epoch, and how much of it this rank has trained on.
+    """The position of a run in its data: the epoch, and how much of the epoch this rank has used.
 
-    The unit is what the sampler yields: samples or whole batches. `each_step` is how many of them a step takes; 0 if
+    The unit is what the sampler yields: samples or whole batches. `each_step` is how many of them a step uses; 0 if
     unknown.
     """
 
     def __init__(self, sampler: Any, each_step: int = 0, batches: bool = False) -> None:
         self.sampler = sampler
         self._batches = batches
-        self.numbered = False  # whether the script numbers its epochs itself, with set_epoch
+        self.numbered = False  # whether the script itself sets the epoch's number, with set_epoch
         self.epoch = 0
         self.samples = 0
         # torch's random state at the start of the epoch. Some samplers draw their order from it.
@@ -130,12 +131,12 @@ class DataPlace:
         self._resume, self._begun = dict(state), False
 
     def number(self, epoch: int) -> None:
-        """Set the number of the next epoch."""
+        """Set the number of the next epoch in the sampler, if it has `set_epoch`."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
     def finish(self, epoch: int) -> None:
-        """Record that this epoch is over, including the script's work after its last step."""
+        """Record that this epoch is complete, including the work that the script does after the last step."""
         self.epoch, self.samples, self.seed = epoch + 1, 0, None
         self._resume, self._begun = None, False
 
@@ -147,12 +148,12 @@ class DataPlace:
         self.samples += self._each_step
 
     def pass_over(self, draw: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Return an iterator over one epoch, or over its remaining samples."""
+        """Return an iterator over one epoch, or over its remaining samples; an empty one if the epoch is complete."""
         epoch = int(getattr(self.sampler, "epoch", 0)) if self.numbered else self.epoch + (1 if self._begun else 0)
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
         left = self._resume if self._resume is not None and epoch == self._resume["epoch"] else None
-        # If no sample of the interrupted epoch was drawn, the epoch starts as a new one.
+        # If the interrupted epoch had drawn no sample yet, it starts from the beginning.
         left = None if left is not None and left["seed"] is None else left
         self._resume, self._begun = None, True
         self.epoch, self.samples = epoch, left["samples"] if left else 0
@@ -160,7 +161,7 @@ class DataPlace:
         return itertools.islice(_drawn_again(draw, left) if left else draw(), self.samples, None)
 
     def _batch(self) -> int:
-        """Return the batch size of the batch sampler that uses this sampler. Raise if there is not exactly one."""
+        """Return the batch size of the batch samplers that use this sampler. Raise if it is unknown or ambiguous."""
         found = {each.batch_size for each in _owners(self.sampler) if isinstance(each, BatchSampler)}
         if len(found) != 1:
             raise CheckpointError(
@@ -173,7 +174,7 @@ class DataPlace:
 def _drawn_again(draw: Callable[[], Iterator[Any]], state: dict[str, Any]) -> Iterator[Any]:
     """Draw the interrupted epoch's order again, then restore the random state of the interrupted run.
 
-    The first index is read at once, because that is when a sampler draws its order.
+    The first index is read at once, because a sampler draws its order when its first index is read.
     """
     indices = draw()
     if state["seed"] is not None:
@@ -207,7 +208,7 @@ def _track(sampler: Any, place: DataPlace) -> None:
 
 
 def _call_after_iter(loader: Any, call: Callable[[], None]) -> None:
-    """Make the loader call a function whenever an iterator of it was made. Change it in place, as `_track` does."""
+    """Make the loader call a function after it has created an iterator. Change it in place, as `_track` does."""
     kind = type(loader)
 
     class Resuming(kind):  # type: ignore[misc,valid-type]
@@ -270,14 +271,17 @@ class RankOwnState:
             data = dict(data, samples=data["samples"] * world_then // world)
         if self._data is not None and data is not None and (self.place is not None or world == world_then):
             self._data.load_state_dict(data)
-            # Making an iterator draws a seed. The interrupted epoch had already drawn its own when its state was saved,
-            # so the random state is restored after the iterator is made.
+            # Creating an iterator draws a seed. When the state was saved, the interrupted epoch had drawn its seed
+            # already, so the random state is restored after the iterator is created.
             within_epoch = isinstance(data, dict) and not data.get("_iterator_finished", False)
             self._after_iter = own.get("random") if self.place is None and within_epoch else None
         self._randomness, self._seed = own.get("random"), seed
 
     def restore_randomness(self) -> None:
-        """Restore the random states. Called when the loop begins, because a script draws numbers while it sets up."""
+        """Restore the random states.
+
+        Call this when the loop begins, because a script draws random numbers during its setup.
+        """
         if self._seed is not None:
             reseed(self._seed)
         elif self._randomness is not None:

@@ -23,7 +23,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True)
 class RankPlace:
-    run: str  # unchanged by restarts; empty if the run has no name
+    run: str  # stays the same after a restart; empty if the run has no name
     generation: int
     rank: int
     world: int
@@ -52,7 +52,7 @@ def _generation(environ: Mapping[str, str]) -> int:
 
 
 def _run(environ: Mapping[str, str]) -> str:
-    """Return the run's name. torchrun uses `none` for every run without one."""
+    """Return the run's name. Without a name, torchrun's id is `none`."""
     name = environ.get("TORCHELASTIC_RUN_ID") or ""
     return environ.get(contract.RUN) or ("" if name == "none" else _NOT_IN_NAMES.sub("-", name)[:100])
 
@@ -113,7 +113,7 @@ class LocalRankStore:
 
 
 class TorchRankStore:
-    """A store inside torch's rendezvous store, which exists in any case and needs no GPU."""
+    """A store inside torch's rendezvous store, which every process group has and which needs no GPU."""
 
     def __init__(self, store: Any, rank: int, world: int, number: int = 0) -> None:
         self._store, self._rank, self._world = store, rank, world
@@ -137,7 +137,7 @@ class TorchRankStore:
             found = now
 
     def gather(self, subject: str, value: Any) -> list[Any]:
-        """Gather the values with N messages instead of N².
+        """Gather the values of N ranks with N messages instead of N².
 
         The first rank reads all values and writes them as one list.
         """

@@ -21,7 +21,7 @@ from dalsegno.train.memory.snapshot import Snapshot, SnapshotVerdict, judge, ope
 from dalsegno.train.ranks import RankStore
 from dalsegno.train.state import Objects, TensorPiece, TrainingState, layout_for, local_part, with_local
 
-# Checkpoints. Each rank reads and checks a share of the bytes, because a single rank could take hours
+# Checkpoints. Each rank reads and checks a part of the bytes, because a single rank could take hours
 
 Warn = Callable[[str], None]
 
@@ -100,7 +100,10 @@ class Resumed:
 def resume_from_memory(
     objects: Objects, agent: AgentLink, folder: Path, rank_store: RankStore, rank: int, warn: Warn
 ) -> Resumed | None:
-    """Load from memory, on all ranks or on none. Return None if one rank cannot, or the checkpoint on disk is newer."""
+    """Load the state from memory, on all ranks or on none.
+
+    Return None if a rank cannot load its state, or if the checkpoint on disk is newer.
+    """
     layouts = objects.layouts()
     state = _find_in_memory(agent, rank, layouts, warn)
     steps = rank_store.gather("memory", None if state is None else [state.step, state.world])
@@ -120,7 +123,7 @@ def _newest_on_disk(folder: Path) -> int:
 def _find_in_memory(
     agent: AgentLink, rank: int, layouts: Mapping[str, torch.Tensor], warn: Warn
 ) -> TrainingState | None:
-    """Return this rank's state from memory. The agent chooses the step and fetches missing parts from other nodes."""
+    """Return this rank's state from memory. The agent chooses the step, and fetches missing parts from other nodes."""
     answer = agent.ask({"resume": rank}, FETCH_S)
     if not answer.get("own"):
         return None
@@ -135,7 +138,7 @@ def _find_in_memory(
 
 
 def _fits(state: TrainingState, layouts: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether this rank's shards have the shapes they were saved with, which depend on the number of ranks."""
+    """Return whether the saved shards have the shapes that this rank needs. Shapes depend on the number of ranks."""
     for piece in state.pieces:
         like = None if piece.shared else layout_for(piece.key, piece.size, layouts)
         if like is not None and local_part(like).shape != piece.tensor.shape:
@@ -144,7 +147,7 @@ def _fits(state: TrainingState, layouts: Mapping[str, torch.Tensor]) -> bool:
 
 
 def open_intact(path: Path, warn: Warn) -> Snapshot | None:
-    """Return the snapshot, checked and mapped once; None if it is damaged.
+    """Map and check the snapshot, and return it; None if it is damaged.
 
     A snapshot without checksums was made on this node and is accepted.
     """

@@ -30,7 +30,7 @@ from dalsegno.train.state import TrainingState
 
 @dataclass(frozen=True)
 class SaverTerms:
-    """The settings that all saves of one rank in one generation share."""
+    """The settings that are the same for all saves of one rank in one generation."""
 
     folder: str
     run: str
@@ -39,13 +39,13 @@ class SaverTerms:
     world: int
     keep: int
     keep_every: int | None = None
-    sweep: bool = False  # whether the saver removes the run's files in memory when the worker is gone
-    verified: int | None = None  # the last step that was verified: the newest checkpoint up to it is kept
+    sweep: bool = False  # whether the saver removes the run's files in memory after the worker has ended
+    verified: int | None = None  # the last verified step; the newest checkpoint up to it is kept
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request to write a rank's share of a snapshot. The first rank commits a checkpoint of all shares."""
+    """A request to write a rank's share of a checkpoint from its snapshot. The first rank commits all shares."""
 
     terms: SaverTerms
     step: int
@@ -90,7 +90,7 @@ def serve(sock: socket.socket, alive: int | None = None) -> None:
 
 
 def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
-    """Save a snapshot from memory. Return an empty string, or why it failed."""
+    """Save a snapshot from memory. Return the reason if it fails, otherwise an empty string."""
     with hold_snapshot(Path(request.slot)) as snapshot:
         if snapshot is None or snapshot.record.step != request.step:
             return f"the snapshot of step {request.step} is gone"
@@ -99,12 +99,12 @@ def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
 
 
 def save_here(request: Request, state: TrainingState, warn: Warn) -> str:
-    """Save a state that is not in a slot, while training waits."""
+    """Save a state that is not in a slot, in this process, while training waits."""
     return write(request, state) or finish(request, warn)
 
 
 def write(request: Request, state: TrainingState) -> str:
-    """Write this rank's share. Return an empty string, or why it failed."""
+    """Write this rank's share. Return the reason if it fails, otherwise an empty string."""
     terms = request.terms
     try:
         write_share(Path(terms.folder), state, terms.run, terms.generation)
@@ -114,7 +114,7 @@ def write(request: Request, state: TrainingState) -> str:
 
 
 def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda: False) -> str:
-    """Commit a checkpoint of all shares, on the first rank. Return an empty string, or why it failed."""
+    """Commit the shares of all ranks, on the first rank. Return the reason if it fails, otherwise an empty string."""
     terms = request.terms
     if terms.rank != 0:
         return ""
@@ -139,7 +139,7 @@ def grant_for(generation: int) -> Callable[[], bool]:
 
 
 class SaverRequests:
-    """The worker's requests."""
+    """Reads the worker's requests."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -172,7 +172,7 @@ class SaverRequests:
             data = self._sock.recv(65536)
         except (
             ConnectionResetError
-        ):  # raised once if the worker died with unread answers; its requests can still be read
+        ):  # raised once if the worker ended with unread answers; later calls return its requests
             return
         self._over = not data
         *lines, self._buffer = (self._buffer + data).split(b"\n")

@@ -32,7 +32,7 @@ class SaveResult(NamedTuple):
 
 
 class Saver:
-    """A saver, started on first use. Its process outlives the worker to finish a save."""
+    """A connection to a saver, which is started on first use. The saver outlives the worker to finish a save."""
 
     def __init__(self, rank: int, agent: AgentLink | None, inherits: Sequence[int] = ()) -> None:
         """Create the client. `inherits` contains descriptors that a saver started by this process keeps open."""
@@ -49,7 +49,7 @@ class Saver:
             self.started = True
         self._step = request.step
         self.busy = {request.slot: request.step}  # the saver drops a waiting request when a newer one arrives
-        with contextlib.suppress(OSError):  # a dead saver is detected when its answer is read
+        with contextlib.suppress(OSError):  # a dead saver is detected when its answers are read
             self._sock.sendall(render(request))
 
     def results(self, timeout_s: float = 0.0) -> list[SaveResult]:

@@ -1,4 +1,4 @@
-"""Decide at which steps a run takes snapshots, saves and stops. Pure.
+"""Decide at which steps a run takes snapshots, saves and stops. No I/O.
 
 All ranks must make the same decision for the same step. The first rank therefore makes every decision that depends on a
 clock or a measurement, and writes it to the rank store for a later step. The first rank to receive a stop request
@@ -46,17 +46,16 @@ def _by_steps(step: int, every: Interval) -> bool:
 
 
 def _by_start(step: int, start: list[int] | None) -> bool:
-    """Return whether the step is due. `start` contains the first due step and the interval."""
+    """Return whether the step is due. `start` contains the first step that is due, and the interval."""
     return start is not None and step >= start[0] and (step - start[0]) % start[1] == 0
 
 
 def next_common_step(step: int, step_s: float, world: int = 2) -> int:
-    """Return the next step before which every rank will have read the store.
+    """Return the first step that no rank begins before it has read the store again.
 
-    `step_s` is the duration of the fastest steps.
-
-    A single rank need not wait for others. If a step takes longer than the interval between two reads, every rank reads
-    after each step. No rank then finishes a step that another has not begun.
+    With a single rank, this is the current step. `step_s` is the duration of the fastest steps. If steps take longer
+    than the interval between two reads, every rank reads after each step. No rank can then be a whole step ahead of
+    another.
     """
     if world == 1:
         return step
@@ -64,7 +63,7 @@ def next_common_step(step: int, step_s: float, world: int = 2) -> int:
 
 
 class Leader:
-    """The decisions of the first rank, which turn times and measurements into steps."""
+    """Decides for all ranks, on the first rank. It converts times and measurements into steps."""
 
     def __init__(self, memory: Interval, disk: Interval, now: float) -> None:
         self.memory, self.disk = memory, disk
@@ -87,8 +86,8 @@ class Leader:
         """Return the entries to write to the rank store now.
 
         `stall_s` is the cost of a snapshot. `failed` is the step of the last failed save. `ahead` is the first step
-        that all ranks can act on. `busy` says whether the first rank's save is running, which ends after the saves of
-        all other ranks.
+        that all ranks can act on. `busy` says whether the first rank is saving. Its save ends after the saves of all
+        other ranks.
         """
         found: dict[str, Any] = {}
         every = self._memory_steps(step_s, stall_s)
@@ -113,9 +112,9 @@ class Leader:
         return auto_steps(Measured(step_s, stall_s)) if isinstance(self.memory, Auto) else 0
 
     def _near(self, every: int) -> bool:
-        """Return whether the interval is close to the current one.
+        """Return whether the new interval is close to the current one.
 
-        Such changes are ignored, because they may be noise.
+        Small changes are ignored, because they may be noise.
         """
         return self._every > 0 and 0.8 <= every / self._every <= 1.25
 

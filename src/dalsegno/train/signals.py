@@ -1,4 +1,4 @@
-"""Signals that request a save. The handler only sets a flag, so that it can interrupt any code safely."""
+"""Signals that request a save. The handler only sets a flag, which is safe whatever code it interrupts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class SaveSignal:
-    """The last signal received. A second Ctrl-C interrupts at once."""
+    """The last signal received. A second Ctrl-C interrupts the script at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -31,7 +31,7 @@ class SaveSignal:
 
     def stop_listening(self) -> None:
         for number, handler in self._before.items():
-            # This fails if it is not the main thread, or if the old handler was not set from Python.
+            # This fails outside the main thread, or if the old handler was not set from Python.
             with contextlib.suppress(ValueError, TypeError):
                 signal.signal(number, handler)
         self._before.clear()
@@ -46,7 +46,7 @@ class SaveSignal:
     def _begin_in_child(self) -> None:
         """Restore the default action of SIGTERM in a child process of the script, so that the child ends at once.
 
-        SIGINT stays ignored there: Ctrl-C also reaches data loaders, and the current step needs them.
+        SIGINT stays ignored in the child, because Ctrl-C also reaches data loaders, which the current step needs.
         """
         if signal.SIGTERM in self._before:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

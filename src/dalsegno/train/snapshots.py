@@ -1,4 +1,4 @@
-"""Take snapshots in memory and have them saved to disk."""
+"""Take snapshots in memory, and let a saver write them to disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tensor(Protocol):
 class CopyTrust:
     """Decides whether tensors may be copied while training continues.
 
-    This is safe only if tensors change only in an optimizer's step(), which waits for the copy.
+    This is safe if only an optimizer's step() changes the tensors, because step() waits for the copy.
     """
 
     def __init__(self) -> None:
@@ -216,14 +216,14 @@ class RankSnapshots:
         self._open: _Open | None = None
         self._prepared = False
         self._warned: set[str] = set()
-        self._alone = False  # whether training waits for every copy
+        self._alone = False  # whether training waits for every copy, because one of them was invalid
         self._dropped: list[SaveResult] = []
 
     def keep(self, state: TrainingState, steady: Container[int], save: bool) -> None:
-        """Copy the state into memory and, with `save`, have it saved to disk from there.
+        """Copy the state into memory. With `save`, let the saver write it to disk from there.
 
-        If no slot is free, training waits for the save. `steady` contains the addresses of tensors that only an
-        optimizer's step changes.
+        If no slot is free, this process writes the save itself while training waits; without `save`, the snapshot is
+        skipped. `steady` contains the addresses of tensors that only an optimizer's step changes.
         """
         self.settle(wait=True)
         self._prepare(state)
@@ -241,7 +241,7 @@ class RankSnapshots:
             self.counted.skipped += 1
 
     def record_verified(self, step: int) -> None:
-        """Keep the newest checkpoint up to this step, at which all ranks agreed, in all later saves."""
+        """Record a step at which all ranks agreed. All later saves keep the newest checkpoint up to this step."""
         self._terms = replace(self._terms, verified=step)
 
     def step_done(self) -> None:
@@ -299,7 +299,7 @@ class RankSnapshots:
 
     @property
     def left_to_saver(self) -> bool:
-        """Return whether a saver was started. It removes the snapshots after its last save."""
+        """Return whether a saver was started. The saver removes the snapshots after its last save."""
         return self._saver.started
 
     def close(self) -> None:
@@ -314,7 +314,8 @@ class RankSnapshots:
     def _begin(self, state: TrainingState) -> SnapshotDraft | None:
         """Open a slot and return the draft.
 
-        Return None if no slot is free, or if the state has outgrown its slots and memory is short.
+        Return None if no slot is free, or if the state no longer fits into its slots and there is not enough memory for
+        larger ones.
         """
         try:
             return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None

@@ -1,4 +1,4 @@
-"""A training state as one value: this rank's part of every tensor, and all other values."""
+"""A training state as one value: this rank's part of each tensor, and all other values."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def take(
 ) -> TrainingState:
     """Return the current state. Nothing is copied: the state refers to the script's own tensors.
 
-    `apart` names the tensors that may differ between ranks. In memory, each rank keeps its own; the checkpoint on disk
+    `apart` names the tensors that may differ between ranks. In a snapshot, each rank keeps its own; a checkpoint
     contains those of the first rank.
     """
     shell, tensors, values = empty_out(nested)
@@ -128,14 +128,14 @@ def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> TensorPiec
 
 # Objects of the script whose state is saved
 
-_MAX_STATISTICS = 1 << 16  # maximum number of elements of statistics; a larger integer buffer is a table
+_MAX_STATISTICS = 1 << 16  # an integer buffer with more elements is a lookup table, not statistics of batches
 RESERVED = ("dalsegno",)
 
 
 class LateState:
     """The state of objects that a framework creates only when its training starts.
 
-    A state that is loaded before that waits until the framework takes it with `claim`.
+    A state that is loaded earlier is kept until the framework gets it with `claim`.
     """
 
     def __init__(self, take: Callable[[], dict[str, Any]], optimizers: Callable[[], Iterable[Any]] = tuple) -> None:
@@ -150,7 +150,7 @@ class LateState:
         self._loaded = state
 
     def claim(self) -> dict[str, Any] | None:
-        """Return the loaded state, and forget it; None if no state was loaded."""
+        """Return the loaded state and drop it; None if no state was loaded."""
         loaded, self._loaded = self._loaded, None
         return loaded
 
@@ -169,14 +169,14 @@ class Objects:
     def apart(self) -> set[str]:
         """Return the names of buffers that may differ between ranks, such as batch norm statistics of a rank's batches.
 
-        DDP makes them equal, but only when the next step begins. Large integer tables are left out.
+        DDP makes the buffers equal, but only when the next step begins. Large integer tables are not included.
         """
         modules = {name: each for name, each in self._named.items() if isinstance(each, torch.nn.Module)}
         buffers = ((f"{name}.{key}", buffer) for name, each in modules.items() for key, buffer in each.named_buffers())
         return {key for key, buffer in buffers if buffer.is_floating_point() or buffer.numel() <= _MAX_STATISTICS}
 
     def steady(self) -> set[int]:
-        """Return the addresses of the tensors that only an optimizer's step changes: its parameters and states."""
+        """Return the addresses of the tensors that only optimizer steps change: parameters and optimizer states."""
         found: set[int] = set()
         late = [
             optimizer for each in self._named.values() if isinstance(each, LateState) for optimizer in each.optimizers()
@@ -190,7 +190,10 @@ class Objects:
         return found
 
     def layouts(self) -> dict[str, torch.Tensor]:
-        """Return, by name, the sharded tensors that exist now or will exist. Saved tensors get the same layouts."""
+        """Return, by name, the sharded tensors of the objects, including the future states of optimizers.
+
+        Loaded tensors get the layouts of these tensors.
+        """
         found = {key: tensor for key, tensor in empty_out(self.nested())[1].items() if is_sharded(tensor)}
         for name, each in self._named.items():
             if isinstance(each, torch.optim.Optimizer):
@@ -198,7 +201,10 @@ class Objects:
         return found
 
     def restore(self, shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads) -> None:
-        """Load a saved state. The tensors may be views of a file: modules copy them, and other objects get copies."""
+        """Load a saved state.
+
+        The tensors may be views of a file. Modules copy them; other objects get copies of them.
+        """
         saved = rebuild_state(shell, _copied(tensors, self._copying()), unpickle)
         for name, each in self._named.items():
             if name not in saved:
@@ -221,9 +227,9 @@ class Objects:
 
 
 def _moves(thing: Any) -> bool:
-    """Return whether loading a saved state copies it to a GPU, so that a copy in host memory would be useless.
+    """Return whether the object itself copies a loaded state to a GPU. If so, it is given the state without a copy.
 
-    This is true for torch's own optimizers, except for step counts. Other optimizers may keep the loaded tensors.
+    torch's own optimizers copy all of it except the step counts. Other optimizers may keep the loaded tensors.
     """
     if not isinstance(thing, torch.optim.Optimizer) or not type(thing).__module__.startswith("torch.optim."):
         return False

@@ -1,4 +1,7 @@
-"""`report`: the progress of any script, with or without torch, for `runs`, charts, metrics and hang detection."""
+"""`report`, which sends the progress of any script, with or without torch.
+
+`runs`, charts, metrics and hang detection use it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class StepReporter:
     def report(self, step: int, loss: Any, figures: dict[str, Any], last: bool, now: float) -> None:
         if self._begun:
             self._clock.step(now)
-        else:  # the first step began at an unknown time, so it does not count as a duration
+        else:  # the start of the first step is unknown, so it gives no duration
             self._begun = True
             self._clock.begin(now)
         self._reporter.report(step, self._clock, loss, figures, SaveCounts())
@@ -43,10 +46,10 @@ def report(
 ) -> None:
     """Report that this process has completed a step.
 
-    Call it after every step: it sends at most two messages a second, and nothing without Dal Segno's launcher. A loss
-    on a GPU is read only when it is sent. `samples` and `tokens` are those of this step on this rank, and appear as
-    rates. Set `last` at the last step, so that a long evaluation is not taken for a hang. A script with a
-    `Checkpointer` need not call it, because `done` reports the steps.
+    Call it after every step. It sends at most two messages a second, and none without Dal Segno's launcher. A loss on a
+    GPU is read only when it is sent. `samples` and `tokens` are those of this step on this rank, and appear as rates.
+    Set `last` at the last step, so that a long evaluation is not taken for a hang. A script with a `Checkpointer` need
+    not call it, because `done` reports the steps.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ValueError(f"a step is a number from 0, not {step!r}")

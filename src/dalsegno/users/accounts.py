@@ -1,28 +1,27 @@
 """Accounts as values, and the difference between the wanted accounts and the existing ones. Pure.
 
-The difference is an `AccountPlan`, which a directory carries out (`LdapDirectory`). `dalsegno plan` shows its
-sentences. Accounts in the files of machines are compared on the machines themselves (`setup/machine_accounts.py`).
+The difference is an `AccountPlan`. A directory carries it out (`LdapDirectory`), and `dalsegno plan` shows it as
+sentences. Accounts in /etc/passwd are compared on the machines themselves (`setup/machine_accounts.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster
 from dalsegno.users.checks import People
 
 SHELL = "/bin/bash"
-# The names of the fields in sentences.
+# The text for each field in the sentences of a plan.
 _FIELDS = {"full_name": "full name", "home": "home", "shell": "shell", "ssh_keys": "SSH keys"}
 _NAMED = 4  # a sentence lists at most this many names
 
 
 @dataclass(frozen=True)
 class PosixUser:
-    """An account: its ids, its home folder, and the keys that may log in."""
+    """An account: its ids, its home folder, and the public SSH keys with which the user can log in."""
 
     name: str
     uid: int
@@ -35,7 +34,7 @@ class PosixUser:
 
 @dataclass(frozen=True)
 class PosixGroup:
-    """A group and its members. In a user's own group, that user is not listed."""
+    """A group and its members. A user's own group does not list that user."""
 
     name: str
     gid: int
@@ -55,21 +54,9 @@ class AccountSet:
 
     @property
     def ids(self) -> frozenset[int]:
-        """The uids and gids that are in use."""
+        """All uids and gids of these accounts."""
         users = [number for user in self.users.values() for number in (user.uid, user.gid)]
         return frozenset([*users, *(group.gid for group in self.groups.values())])
-
-
-class AccountDirectory(Protocol):
-    """A place that keeps accounts for many hosts."""
-
-    def read(self) -> AccountSet:
-        """Return all accounts in the directory."""
-        ...
-
-    def apply(self, plan: AccountPlan) -> None:
-        """Carry out a plan. A plan that was interrupted can be carried out again."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -116,7 +103,7 @@ class AccountPlan:
         )  # fmt: skip
 
     def sentences(self) -> list[str]:
-        """Return the changes as sentences. They do not mention the users' own groups."""
+        """Return the changes as sentences, without the private groups of added and removed users."""
         people = {user.name for user in (*self.add_users, *self.remove_users)}
         edits = [f"{edit.after.name} ({', '.join(_FIELDS[name] for name in edit.fields)})" for edit in self.edit_users]
         moved = [
@@ -149,10 +136,10 @@ def _joined(names: list[str]) -> str:
 
 
 def plan_accounts(wanted: AccountSet, found: AccountSet, former: AccountSet | None = None) -> AccountPlan:
-    """Return the plan that changes the accounts `found` to the wanted ones.
+    """Return the plan that changes the existing accounts `found` into the wanted ones.
 
-    `former` are the wanted accounts of the last plan. Those that are no longer wanted are removed. All other
-    accounts were created by others and are not changed. Keys and members that others added are kept.
+    `former` are the accounts that the last plan wanted. Those that are no longer wanted are removed. All other accounts
+    in `found` were created by others and are not changed. Keys and members that others added are kept.
     """
     former = former or AccountSet()
     _refuse_conflicts(wanted, found)
@@ -234,7 +221,7 @@ def _refuse_conflicts(wanted: AccountSet, found: AccountSet) -> None:
 def cluster_accounts(
     cluster: Cluster, machine: People, uids: Mapping[str, int], gids: Mapping[str, int], homes: str
 ) -> AccountSet:
-    """Return the accounts of the cluster that the machine lacks. Each user has a group of their own."""
+    """Return the accounts of the cluster that do not exist on the machine. Each user has their own group."""
     own = [user for user in cluster.users if user.name not in machine.names and user.name in uids]
     users = [
         PosixUser(user.name, uids[user.name], uids[user.name], user.full_name, f"{homes}/{user.name}", user.ssh_keys)

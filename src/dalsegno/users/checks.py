@@ -1,4 +1,5 @@
-"""The accounts of a machine, the ids of new users and groups, and the rules that refuse some of them. Pure.
+"""The accounts of a machine, the ids of new users and groups, and the rules by which users and groups are refused.
+Pure.
 
 A new user must never silently get the rights of an existing account: its uid, its name, or a privileged group.
 """
@@ -12,12 +13,12 @@ from itertools import count
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Group, User
 
-FIRST_UID = 20001  # first assigned uid: above those of distributions, below the range of subordinate ids
+FIRST_UID = 20001  # the first uid to assign: above the distributions' own, below the range of subordinate ids
 FIRST_GID = FIRST_UID + 1_000_000
 FIRST_PERSON, NOBODY = 1000, 65534  # uids below 1000, and 65534, are system accounts
 OCI_PRIVILEGE, OCI_PRIVILEGE_GID = "privilege", 9876  # the group that may run containers on OCI's HPC stack
-# Members of these groups are as powerful as root on the machine, or may read files of root or of the cluster's
-# daemons. Group `staff` may write to /usr/local on Debian; slapd's group reads the key of its certificate.
+# Members of these groups can become root on the machine, or can read files of root or of the cluster's daemons. On
+# Debian, `staff` may write to /usr/local. The group of slapd can read the key of its certificate.
 PRIVILEGED = frozenset({
     "root", "wheel", "sudo", "admin", "docker", "podman", "lxd", "incus", "libvirt", "disk", "shadow", "kmem", "mem",
     "adm", "systemd-journal", "staff", "ssl-cert", "slurm", "munge", "mysql", "openldap", "ldap", OCI_PRIVILEGE,
@@ -82,9 +83,9 @@ def is_system_uid(uid: int) -> bool:
 def check_people(
     users: Sequence[User], machine: People, before: Mapping[str, int], groups: Sequence[Group] = ()
 ) -> None:
-    """Raise if a user would get the rights of another person on this machine. `before` has the uids assigned earlier.
+    """Raise if a user would get the rights of another person on this machine.
 
-    `groups` are the groups of the cluster.
+    `before` has the uids that were assigned earlier. `groups` are the groups of the cluster.
     """
     gids = {**{group.name: group.gid for group in groups}, **machine.groups}
     for user in users:
@@ -101,10 +102,10 @@ def check_people(
 
 
 def _check_account(user: User, account: PasswdEntry, machine: People, before: Mapping[str, int]) -> None:
-    """Check a user whose name is also an account of the machine.
+    """Check a user whose name is also the name of an account on the machine.
 
-    Refuse a system account, a name that already has its own uid in the cluster, a uid that differs, and a privileged
-    account unless its uid is given.
+    Raise for a system account, for a user who already has a uid in the cluster, for a uid that differs from the
+    account's, and for a privileged account unless the user is given with its uid.
     """
     name, other = f"`{user.name}`", "choose another name"
     if _is_system(account):
@@ -122,9 +123,10 @@ def _check_account(user: User, account: PasswdEntry, machine: People, before: Ma
 
 
 def check_added(users: Sequence[User], machine: People) -> None:
-    """Raise if a command adds a user who has an account on this machine, unless it states the account's uid.
+    """Raise if `dalsegno user` adds a user who already has an account on this machine, unless the command states its
+    uid.
 
-    System accounts are refused by `check_people`.
+    `check_people` refuses system accounts.
     """
     for user in users:
         account = machine.account(user.name)
@@ -138,7 +140,7 @@ def check_added(users: Sequence[User], machine: People) -> None:
 def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:
     before = uids.get(user.name)
     other = next((name for name, uid in uids.items() if uid == user.uid and name != user.name), None)
-    if other is not None:  # a removed user counts too, because their files still exist
+    if other is not None:  # this includes removed users, because their files still exist
         raise TargetError(
             f"uid {user.uid} of user `{user.name}` belongs to {other}, who is or was a user of the cluster",
             hint="leave the uid out, or choose a free one",
@@ -158,7 +160,8 @@ def _check_new(user: User, uids: Mapping[str, int], machine: People) -> None:
 
 
 def check_groups(user: User, gids: Mapping[str, int | None]) -> None:
-    """Raise if a user is in a privileged group without explicit permission. `gids` has the gids of known groups."""
+    """Raise if a user is in a privileged group and the cluster file does not allow that. `gids` has the gids of known
+    groups."""
     for group in user.groups:
         privileged = group in PRIVILEGED or gids.get(group) in (0, OCI_PRIVILEGE_GID)
         if privileged and group not in user.allow_privileged:
@@ -206,8 +209,8 @@ def check_new_groups(
 def assign_uids(
     users: Sequence[User], machine: People, before: Mapping[str, int], in_use: Collection[int] = ()
 ) -> dict[str, int]:
-    """Return a uid for each user without an account on the machine. Users keep their uids, and no uid is assigned
-    twice. `in_use` has ids that are in use elsewhere, for example in a directory."""
+    """Return a uid for each user without an account on the machine. Users keep the uid that they have, and no uid is
+    assigned twice. `in_use` has further ids that must not be assigned, for example those in a directory."""
     fixed = {user.name: user.uid for user in users if user.uid is not None and user.name not in machine.names}
     taken = {*machine.ids, *fixed.values(), *before.values(), *in_use}
     free = (uid for uid in range(FIRST_UID, FIRST_GID) if uid not in taken)
@@ -226,9 +229,10 @@ def assign_gids(
     before: Mapping[str, int],
     in_use: Collection[int] = (),
 ) -> dict[str, int]:
-    """Return a gid for each group that the machine lacks, from the groups of the cluster and of its users.
+    """Return a gid for each group that the cluster or its users name and that does not exist on the machine.
 
-    Groups keep their gids, and no gid is assigned twice. The group `privilege` gets the gid that it has on OCI.
+    Groups keep the gid that they have, and no gid is assigned twice. The group `privilege` gets the gid that OCI gives
+    it.
     """
     fixed = {group.name: group.gid for group in groups if group.gid is not None}
     wanted = dict.fromkeys([*(group.name for group in groups), *(name for user in users for name in user.groups)])

@@ -1,4 +1,5 @@
-"""Home folders and their SSH keys. Root uses file descriptors there, because the owner may change paths meanwhile."""
+"""Create home folders and install SSH keys in them. Root uses file descriptors, because the owner may change a path at
+any time."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_home(homes: Path, name: str, uid: int, gid: int) -> bool:
-    """Create the home of a user with mode HOME_MODE. Return False if it exists already.
+    """Create the home of a user with mode HOME_MODE. Return False if it already exists.
 
-    The folder is created under a temporary name and renamed when its owner is set, so that it never has a wrong owner.
+    The folder is created under a temporary name and renamed after its owner is set, so that it never has a wrong owner.
     """
     parent = os.open(homes, _FOLDER)
     try:
@@ -32,7 +33,7 @@ def make_home(homes: Path, name: str, uid: int, gid: int) -> bool:
         try:
             home = os.open(part, _FOLDER, dir_fd=parent)
             try:
-                os.fchmod(home, HOME_MODE)  # set again, because the umask may have removed bits at the creation
+                os.fchmod(home, HOME_MODE)  # again, because the umask may have removed bits when the folder was created
                 _give(home, uid, gid)
             finally:
                 os.close(home)
@@ -102,7 +103,7 @@ def _make_ssh_folder(home: int, uid: int, gid: int) -> None:
     os.mkdir(".ssh", HOME_MODE, dir_fd=home)
     made = os.open(".ssh", _FOLDER, dir_fd=home)
     try:
-        if os.listdir(made):  # the user has put another folder there, which may contain files of others
+        if os.listdir(made):  # the user has put another folder in its place, which may contain other people's files
             raise PermissionError(".ssh was replaced")
         _give(made, uid, gid)
     finally:
@@ -148,9 +149,10 @@ def _write(folder: int, text: str, uid: int, gid: int) -> None:
 
 
 def with_keys(text: str, keys: Sequence[str]) -> str:
-    """Return the text of authorized_keys with these keys in the cluster's part. Without keys, remove this part.
+    """Return the text of authorized_keys with these keys in the cluster's block. If there are no keys, remove the
+    block.
 
-    If the last line of the part is missing, all lines count as the user's own.
+    If the last line of the block is missing, all lines count as the user's own.
     """
     lines = text.removesuffix("\n").split("\n") if text else []
     if not keys and FIRST_LINE not in lines:
@@ -171,7 +173,7 @@ def with_keys(text: str, keys: Sequence[str]) -> str:
 
 
 def check_home(home: Path, uid: int | None) -> None:
-    """Raise if a home folder, which may be on storage that others use too, belongs to somebody else."""
+    """Raise if a home folder belongs to somebody else. This can happen on storage that others use too."""
     try:
         owner = home.lstat().st_uid
     except FileNotFoundError:
@@ -183,16 +185,18 @@ def check_home(home: Path, uid: int | None) -> None:
 
 
 def remove_home(home: Path, uid: int) -> None:
-    """Delete the home folder of a user with everything in it. Nobody but root may be able to replace it meanwhile.
+    """Delete the home folder of a user with everything in it.
 
-    Below it, no link is followed, and no other file system is entered (`remove_tree`).
+    Raise if other users can change the parent folder, because they could replace the home during the deletion.
+    `remove_tree` follows no link below the folder, and enters no other file system.
     """
-    from dalsegno.system.files import remove_tree  # imported here: machines get this module without it
+    from dalsegno.system.files import remove_tree  # imported here, because machines get this module alone
 
     about = home.parent.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         raise DalsegnoError(
-            f"users can change {home.parent}, so {home} is not deleted", hint=f"`chmod 755 {home.parent}`, or delete it"
+            f"{home.parent} is writable by users, so {home} was not deleted",
+            hint=f"run `chmod 755 {home.parent}` first, or delete the folder yourself",
         )
     check_home(home, uid)
     try:

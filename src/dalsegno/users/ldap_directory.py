@@ -1,4 +1,4 @@
-"""An LDAP server as a directory of accounts. Every connection is encrypted, and the server's certificate is checked."""
+"""Keep accounts in an LDAP server. Every connection is encrypted, and the server's certificate is checked."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class LdapError(DalsegnoError):
 
 @dataclass(frozen=True)
 class LdapSettings:
-    """The address and the login of an LDAP server. With `ldap://`, StartTLS encrypts the connection."""
+    """The address of an LDAP server and the login for it. With `ldap://`, StartTLS encrypts the connection."""
 
     url: str  # address of the server: ldaps://host:port or ldap://host:port
     base: str
     bind_dn: str
     password_file: Path
     ca_file: Path
-    page: int = 500  # entries per answer, because servers limit the size of an answer
+    page: int = 500  # entries per page; servers limit the number of entries in one answer
 
 
 def check_ldap3() -> None:
@@ -144,7 +144,7 @@ class LdapDirectory:
             self._modify(connection, entry)
 
     def _refuse_other_ids(self, connection: Any, entry: LdapEntry) -> None:
-        """Raise if the existing entry has other ids and so belongs to somebody else."""
+        """Raise if the existing entry has different ids, because it then belongs to somebody else."""
         from ldap3 import BASE
 
         numbers = [name for name in ("uidNumber", "gidNumber") if name in entry.attributes]
@@ -159,7 +159,7 @@ class LdapDirectory:
             )
 
     def _modify(self, connection: Any, entry: LdapEntry) -> None:
-        """Replace the attributes of an entry, except those in its distinguished name."""
+        """Replace the attributes of an entry, except objectClass and the one in its distinguished name."""
         from ldap3 import MODIFY_REPLACE
 
         naming = entry.dn.partition("=")[0]
@@ -234,8 +234,8 @@ class LdapDirectory:
 
 
 def _verified_tls(ldap3: Any, ca_file: Path) -> Any:
-    """Return TLS settings for ldap3 with which Python checks the certificate. With Python 3.12 or later, ldap3 itself
-    cannot check a certificate for an IP address."""
+    """Return TLS settings for ldap3 that let Python check the certificate. ldap3 itself cannot check a certificate for
+    an IP address with Python 3.12 or later."""
     import ssl
 
     class VerifiedTls(ldap3.Tls):  # type: ignore[misc]
@@ -252,7 +252,7 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class DirectoryAccounts:
-    """The accounts that a directory must hold, and where it is. The program below reads it from a file."""
+    """The accounts that a directory must hold, and the address of the directory. `main` reads this from a file."""
 
     url: str
     base: str
@@ -261,8 +261,11 @@ class DirectoryAccounts:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `directory-accounts FOLDER DONE` on the head of a cluster: make its directory hold the accounts of the file
-    `ldap/accounts.json`, then create the file DONE. Accounts of the last call that are not in it are removed."""
+    """Run `directory-accounts FOLDER DONE` on the head of a cluster.
+
+    Make the directory hold the accounts in FOLDER/ldap/accounts.json, then create the file DONE. Accounts that the last
+    call wrote and that are no longer in the file are removed.
+    """
     folder, done = Path(arguments[0]), Path(arguments[1])
     wanted = facts_from_json(DirectoryAccounts, json.loads((folder / "ldap/accounts.json").read_text()))
     former_file = folder / "ldap/former.json"

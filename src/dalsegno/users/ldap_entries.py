@@ -32,14 +32,6 @@ def escape_dn(value: str) -> str:
     )  # fmt: skip
 
 
-def escape_filter(value: str) -> str:
-    """Return a value escaped for a search filter (RFC 4515). Everything but letters and digits becomes `\\XX`."""
-    return "".join(
-        char if char.isascii() and char.isalnum() else "".join(f"\\{byte:02x}" for byte in char.encode())
-        for char in value
-    )
-
-
 def user_dn(name: str, base: str) -> str:
     return f"uid={escape_dn(name)},{PEOPLE},{base}"
 
@@ -49,7 +41,8 @@ def group_dn(name: str, base: str) -> str:
 
 
 def base_entries(base: str) -> list[LdapEntry]:
-    """Return the entries above users and groups, from the top."""
+    """Return the entry at the base DN and the parent entries of all users and groups, in the order in which to add
+    them."""
     kind, _, name = base.partition(",")[0].partition("=")
     classes = {"dc": ["organization", "dcObject"], "o": ["organization"], "ou": ["organizationalUnit"]}[kind]
     top = {"objectClass": classes, kind: [name], **({"o": [name]} if kind == "dc" else {})}
@@ -58,7 +51,8 @@ def base_entries(base: str) -> list[LdapEntry]:
 
 
 def user_entry(user: PosixUser, base: str) -> LdapEntry:
-    """Return the entry of a user. An attribute with an empty value is removed from the entry."""
+    """Return the entry of a user. If the entry is modified, an attribute with an empty value is removed from the
+    server."""
     name = user.full_name.strip() or user.name
     gecos = user.full_name if user.full_name.isascii() else ""  # the syntax of gecos allows ASCII only
     attributes = {

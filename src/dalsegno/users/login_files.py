@@ -1,7 +1,8 @@
-"""Files that let hosts use an LDAP directory (nslcd), and that let users log in only to nodes of their jobs. Pure.
+"""Render files that let hosts use an LDAP directory (nslcd), and files that let users log in only to nodes where they
+have a job. Pure.
 
-The PAM module of Slurm, pam_slurm_adopt, puts an ssh session into the user's job on the node, and refuses users without
-a job there. Root and the members of an administrators' group can always log in.
+Slurm's PAM module, pam_slurm_adopt, puts an ssh session into the user's job on the node, and refuses users without a
+job there. Root and the members of an administrators' group can always log in.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class DirectoryClient:
 
 
 def render_nslcd_conf(client: DirectoryClient) -> str:
-    """Return /etc/nslcd.conf. The server's certificate is checked, and no entry can stand for a system account."""
+    """Return /etc/nslcd.conf. nslcd checks the server's certificate, and no LDAP entry can replace a system account."""
     lines = [
         MADE_BY.format(cluster=client.cluster),
         "uid nslcd",
@@ -74,9 +75,10 @@ ADMIN_GROUPS = ("sudo", "wheel")  # their members can become root anyway
 def render_pam_sshd(found: str, session_files: Mapping[str, str], admins: Sequence[str] = ()) -> str:
     """Return /etc/pam.d/sshd with pam_slurm_adopt as the last account module.
 
-    Root, the users `admins` and the members of administrators' groups can always log in. `session_files` are the PAM
-    files that the file may include. They are copied without pam_systemd, which would move a session out of the job's
-    cgroup, into which pam_slurm_adopt has put it. Other services keep it.
+    Root, the users `admins` and the members of administrators' groups can always log in. `session_files` are PAM files
+    that /etc/pam.d/sshd may include. Their lines are copied in their place, without pam_systemd, because it would move
+    the session out of the job's cgroup, into which pam_slurm_adopt has moved it. The session files themselves do not
+    change.
     """
     lines = restore_pam(found).splitlines()
     adopt = [
@@ -94,7 +96,11 @@ def render_pam_sshd(found: str, session_files: Mapping[str, str], admins: Sequen
 
 
 def _without_systemd(line: str, session_files: Mapping[str, str]) -> list[str]:
-    """Return a line of a PAM file; in place of an included session file, its lines without pam_systemd."""
+    """Return the lines that replace one line of a PAM file, so that pam_systemd is not loaded.
+
+    A line that includes a session file is replaced by that file's lines without pam_systemd. The replaced line is kept
+    as a comment.
+    """
     if _is_pam_systemd(line):
         return [f"{SESSION_FIRST}{line}", ADOPT_LAST]
     included = _included_session(line)

@@ -1,6 +1,6 @@
 """Users and groups that commands add to those of the cluster file. Pure.
 
-Commands may not change users that the cluster file names, because the next `up` would undo the change.
+Commands must not change users that the cluster file names, because the next `up` would undo the change.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def roster_of(cluster: Cluster) -> Roster:
 
 
 def with_roster(cluster: Cluster, roster: Roster) -> Cluster:
-    """Return a cluster with the users and groups that commands have added. For names in the file too, the file wins."""
+    """Return the cluster with the users and groups that commands have added. If the file has the same name, the file
+    wins."""
     names, group_names = {user.name for user in cluster.users}, {group.name for group in cluster.groups}
     users = [user for user in roster.users if user.added and user.name not in names]
     groups = [group for group in roster.groups if group.added and group.name not in group_names]
@@ -67,7 +68,7 @@ def with_roster(cluster: Cluster, roster: Roster) -> Cluster:
 
 
 def from_file(cluster: Cluster) -> Cluster:
-    """Return a cluster without the users, groups and accounts that exist only because commands have added them."""
+    """Return the cluster as its file describes it: without users, groups and accounts that only commands have added."""
     users = tuple(user for user in cluster.users if not user.added)
     groups = tuple(group for group in cluster.groups if not group.added)
     used = any(DEFAULT_ACCOUNT in user.accounts for user in users)
@@ -75,8 +76,14 @@ def from_file(cluster: Cluster) -> Cluster:
     return replace(cluster, users=users, groups=groups, accounts=accounts)
 
 
+def removed_by_command(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
+    """Return the users that `dalsegno user rm` removes. Others stay in Slurm, even if the file no longer has them."""
+    names = {user.name for user in wanted.users}
+    return tuple(user.name for user in before.users if user.added and user.name not in names) if before else ()
+
+
 def group_name(word: str) -> str:
-    """Return the name of a group that is given by name or, as in `cluster user add -g` of OCI's stack, by gid."""
+    """Return the name of a group. OCI's gid 9876 is read as `privilege`, as in `cluster user add -g`."""
     return OCI_PRIVILEGE if word == str(OCI_PRIVILEGE_GID) else word
 
 
@@ -112,7 +119,7 @@ def add_group(roster: Roster, group: Group) -> Roster:
 
 
 def edit_group(roster: Roster, name: str, join: Sequence[str], leave: Sequence[str], allow: bool = False) -> Roster:
-    """Add users to a group, or remove them. With `allow`, the group may be privileged."""
+    """Add users to a group, and remove users from it. `allow` permits a privileged group."""
     roster.group(name)
     changed = {}
     for who in dict.fromkeys([*join, *leave]):

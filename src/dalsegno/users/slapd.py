@@ -1,7 +1,7 @@
-"""The files of an OpenLDAP server (slapd) that keeps the accounts of one cluster. Pure.
+"""Render the files of an OpenLDAP server (slapd) that keeps the accounts of one cluster. Pure.
 
-Only the administrator changes entries. Users change nothing but their own password and SSH keys. Hosts read accounts
-without a password and see only what /etc/passwd and /etc/group would show. Passwords are accepted only over TLS.
+Only the administrator changes entries. Users can change only their own password and SSH keys. Hosts read accounts
+without a password, and see only what /etc/passwd and /etc/group would show. Passwords are accepted only over TLS.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ LDAP_PORT, LDAPS_PORT = 389, 636
 SCHEMA_FOLDERS = ("/etc/ldap/schema", "/etc/openldap/schema")  # on Debian and Ubuntu; on the RHEL family
 MODULE_FOLDERS = ("/usr/lib/ldap", "/usr/lib64/openldap")
 SCHEMAS = ("core", "cosine", "nis", "inetorgperson")
-DATABASE_BYTES = 1 << 30  # the largest size that the database may grow to; disk space is used only as it grows
-# The attributes of accounts that /etc/passwd and /etc/group have, and those of the entries above accounts.
+DATABASE_BYTES = 1 << 30  # the maximum size of the database; it uses disk space only as it grows
+# Everyone may read these attributes: those that /etc/passwd and /etc/group show, and those of the parent entries.
 PUBLIC = (
     "entry", "children", "objectClass", "uid", "cn", "uidNumber", "gidNumber", "homeDirectory", "loginShell", "gecos",
     "memberUid", "ou", "dc", "o",
 )  # fmt: skip
-# The names and object ids are those of the OpenSSH-LPK schema, which sssd and other programs know.
+# The names and object ids are those of the OpenSSH-LPK schema, which sssd and other programs support.
 SSH_KEY_SCHEMA = """\
 attributetype ( 1.3.6.1.4.1.24552.500.1.1.1.13 NAME 'sshPublicKey'
     DESC 'public key of OpenSSH' EQUALITY octetStringMatch SYNTAX 1.3.6.1.4.1.1466.115.121.1.40 )
@@ -36,7 +36,7 @@ class SlapdLayout:
 
     cluster: str
     base: str
-    folder: str  # the folder of this slapd, which writes only to `db` in it
+    folder: str  # folder of this server, which writes only to its subfolder `db`
     schemas: str = SCHEMA_FOLDERS[0]
     modules: str = MODULE_FOLDERS[0]
 
@@ -50,7 +50,7 @@ class SlapdLayout:
 
 
 def render_slapd_conf(layout: SlapdLayout) -> str:
-    """Return slapd.conf. The administrator's password is in a separate file and is generated once."""
+    """Return slapd.conf. The hash of the administrator's password is in a separate file, which is generated once."""
     folder = layout.folder
     lines = [
         f"# Written by Dal Segno for {layout.cluster}'s cluster file; `dalsegno up` overwrites it.",
@@ -60,6 +60,7 @@ def render_slapd_conf(layout: SlapdLayout) -> str:
         f"argsfile {_quoted(f'{folder}/db/slapd.args')}",
         f"modulepath {layout.modules}",
         "moduleload back_mdb",
+        "moduleload ppolicy",
         "loglevel stats",
         "threads 4",
         "idletimeout 300",
@@ -80,6 +81,8 @@ def render_slapd_conf(layout: SlapdLayout) -> str:
         "access to attrs=sshPublicKey by self write by users read by * none",
         f"access to attrs={','.join(PUBLIC)} by * read",
         "access to * by self read by * none",
+        "overlay ppolicy",
+        "ppolicy_hash_cleartext",  # otherwise a password that a user sets with ldapmodify would be stored as it is
     ]
     return "\n".join(lines) + "\n"
 
@@ -96,7 +99,8 @@ def render_rootpw(password: str, salt: bytes) -> str:
 
 
 def slapd_args(layout: SlapdLayout, addresses: Sequence[str], user: str = "") -> list[str]:
-    """Return the arguments of slapd: it stays in the foreground, logs to stderr, and runs as `user` if it is root."""
+    """Return the arguments of slapd. slapd stays in the foreground and logs to stderr. If root starts it, it changes to
+    `user`."""
     urls = " ".join(f"{scheme}{address}/" for address in addresses for scheme in ("ldap://", "ldaps://"))
     as_user = ["-u", user, "-g", user] if user else []
     return ["-d", "stats", "-h", urls, "-f", layout.config, *as_user]

@@ -29,7 +29,8 @@ CONTROLLER_S = 5.0
 
 
 class ActionRunner:
-    """Carries out actions. The caller must have checked that the visitor is allowed to."""
+    """The object that carries out actions. Its caller must have checked that the visitor is allowed to do what they ask
+    for."""
 
     def __init__(
         self, folder: ClusterFolder, slurm: SlurmClient, target: Callable[[], Target], env: Mapping[str, str]
@@ -37,7 +38,8 @@ class ActionRunner:
         self._folder, self._slurm, self._target, self._env = folder, slurm, target, env
 
     def do(self, action: WebAction, visitor: Visitor, snapshot: ClusterPicture) -> str:
-        """Carry out an action and return a sentence about it. A failure is recorded too, and raised."""
+        """Carry out an action and return a sentence about it. If the action fails, record the failure, then raise the
+        error."""
         who = f"{visitor.user} in the web page"
         try:
             text = self._carry_out(action, visitor, snapshot, who)
@@ -83,7 +85,7 @@ class ActionRunner:
         if not isinstance(target, CanInject):
             raise ActionRefused("faults cannot be injected into the nodes of this cluster")
         fault = find_fault(action.fault)
-        # The form sends a code even if the chosen fault has none, because it only hides the field.
+        # The form sends a code even if the chosen fault has none, because the form only hides the field.
         options = FaultOptions(code=action.code if "code" in fault.options else None)
         check_options(fault, options)
         target.inject(fault, action.node, options)
@@ -112,7 +114,7 @@ def _phrase(action: WebAction) -> str:
 
 
 def cancel_run(view: RunPicture, env: Mapping[str, str]) -> None:
-    """Start `dalsegno cancel` as the owner of the run: root writes nothing into a user's folder."""
+    """Start `dalsegno cancel` as the owner of the run, so that root writes nothing into a user's folder."""
     try:
         person = pwd.getpwuid(view.uid)
     except KeyError:

@@ -20,8 +20,7 @@ from dalsegno.web.html import Markup, join, link, tag
 from dalsegno.web.live import LivePicture
 from dalsegno.web.pages import frame
 from dalsegno.web.pages.cluster_map import cluster_page
-from dalsegno.web.pages.confirm import confirm_page
-from dalsegno.web.pages.frame import SECTIONS
+from dalsegno.web.pages.frame import SECTIONS, confirm_page
 from dalsegno.web.pages.goodput import goodput_page, users_page
 from dalsegno.web.pages.history import drills_page, events_page
 from dalsegno.web.pages.node import node_page
@@ -46,7 +45,8 @@ TYPES = {
 FOREVER = (("Cache-Control", "public, max-age=31536000, immutable"),)
 REFRESH_S = 5  # browsers without scripts reload the page at this interval
 MIN_GZIP_BYTES = 16 << 10
-# Limits on the actions of each user who is not an operator: every action is recorded, and must not fill the journal.
+# Limits on the actions of each user who is not an operator. Every action is recorded in the journal, which users must
+# not be able to fill.
 ACTION_BURST, ACTIONS_PER_S = 20.0, 0.2
 REPORT_POLICY = ("Content-Security-Policy", "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 _PAGES: dict[str, Callable[[PageContext], Page]] = {
@@ -74,12 +74,13 @@ class WebSite:
     cluster: str
     cookie: str
     names: frozenset[str]
-    drills: Path  # folder of drill reports; both folders are below the cluster's state folder
-    evidence: Path
+    drills: Path  # folder of drill reports, below the cluster's state folder
+    evidence: Path  # folder of the evidence about nodes, also below the state folder
+    login: str  # the command that prints an address to log in
 
 
 class WebApp:
-    """Answers all requests. It may be called by many threads."""
+    """The application that answers all requests. Many threads may call it at the same time."""
 
     def __init__(
         self,
@@ -107,13 +108,14 @@ class WebApp:
             return HttpResponse(403, b"this server does not have that name\n")
         if request.path.startswith("/assets/"):
             return self._asset(request.path.removeprefix("/assets/"))
-        if request.path == "/favicon.ico":  # needs no session, because browsers also request it for the login page
+        # the icon needs no session, because browsers also request it for the login page
+        if request.path == "/favicon.ico":
             return self._asset("icon.svg")
         if request.path == "/login" and request.method == "GET":
             return self._login(request)
         visitor = self._sessions.visitor(guard.cookie_of(request, self._site.cookie))
         if visitor is None:
-            return self._html(401, frame.login_needed(self._site.cluster, self._version))
+            return self._html(401, frame.login_needed(self._site.cluster, self._version, self._site.login))
         if request.method == "POST":
             return self._post(request, visitor)
         if request.method not in ("GET", "HEAD"):
@@ -131,7 +133,7 @@ class WebApp:
         cookie = self._sessions.exchange(request.query.get("token", ""))
         visitor = self._sessions.visitor(cookie) if cookie else None
         if cookie is None or visitor is None:
-            return self._html(401, frame.login_needed(self._site.cluster, self._version))
+            return self._html(401, frame.login_needed(self._site.cluster, self._version, self._site.login))
         age_s = LINK_S if visitor.role is WebRole.VIEWER else SESSION_S
         body = join([
             Markup('<!doctype html><html lang="en"><head><meta charset="utf-8">'),
@@ -202,7 +204,7 @@ class WebApp:
         return self._html(status, frame.message_page(title, self._site.cluster, self._version, words, back))
 
     def _stream(self, request: HttpRequest, visitor: Visitor) -> HttpResponse:
-        """Answer with the live updates of a page, until the browser leaves or the session ends."""
+        """Answer with the live updates of a page, until the browser disconnects or the session ends."""
         cookie = guard.cookie_of(request, self._site.cookie)
         try:
             url = urlsplit(request.query.get("path", "/"))
@@ -238,7 +240,7 @@ class WebApp:
         return HttpResponse(200, body, HTML, (REPORT_POLICY,))
 
     def _evidence(self, visitor: Visitor, node: str, bundle: str, file: str) -> HttpResponse:
-        """Answer with a file of evidence. It may show the jobs of other users, so only operators get it."""
+        """Answer with a file of evidence. Only operators get it, because it may show the jobs of other users."""
         if not visitor.operates:
             return HttpResponse(403, b"only root and the cluster's owner may read evidence\n")
         known = node in self._live.fresh().nodes
@@ -257,7 +259,8 @@ class WebApp:
         return self._shown(confirm_page(action, visitor, faults), visitor, "", request)
 
     def _may_act_now(self, visitor: Visitor) -> bool:
-        """Return whether the limit allows another action, and count the action."""
+        """Return whether the visitor's limit allows one more action. If it does, count the action. Operators have no
+        limit."""
         with self._lock:
             allowance = self._allowances.of(visitor.uid)
             return visitor.operates or (allowance.ready_in_s() == 0.0 and allowance.spend())

@@ -1,4 +1,5 @@
-"""The verdict on the cluster for the web page: the same as in `dalsegno status`, from the parts of the snapshot."""
+"""Compute the verdict on the cluster for the web page, from the parts of the snapshot. The verdict equals that of
+`dalsegno status`."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ SLURM, CONTROLLER = "slurm", "controller"  # names of sources
 
 
 class Assessor:
-    """Computes the verdict, but only if data that it depends on has changed: that takes 20 ms for 1,000 nodes, and GPU
-    readings change all the time."""
+    """The object that computes the verdict. It does so only after a change of data that the verdict depends on.
+
+    A computation takes 20 ms for 1,000 nodes. GPU readings change all the time, but the verdict does not depend on
+    them.
+    """
 
     def __init__(self) -> None:
         self._known: tuple[object, ClusterVerdict] | None = None
@@ -36,7 +40,7 @@ class Assessor:
         now = time.time()
         active = [(run.status, is_silent(run.status, now)) for run in runs if not run.status.over]
         gone = {name for name, agent in controller.agents.items() if agent.presence is Presence.GONE}
-        rules = (controller.care, controller.automation.paused, controller.slurm_users)
+        rules = (controller.nodes, controller.automation.paused, controller.slurm_users)
         key = (slurm.nodes, rules, gone, hosts, active, frozenset(silent))
         if self._known is None or self._known[0] != key:
             self._known = key, assess_picture(slurm, controller, hosts, runs, silent, now)
@@ -53,7 +57,7 @@ def assess_picture(
 ) -> ClusterVerdict:
     """Return the verdict. `silent` names the sources that do not answer."""
     known = {info.name: info for info in slurm.nodes}
-    unknown = [NodeInfo(name, NodeState.UNKNOWN) for name in controller.care if name not in known]
+    unknown = [NodeInfo(name, NodeState.UNKNOWN) for name in controller.nodes if name not in known]
     status = ClusterStatus(
         "",
         "",
@@ -62,7 +66,7 @@ def assess_picture(
         (*hosts.dead, OBSERVER),
         jobs=None if SLURM in silent else (),
     )
-    view = RecoveryView(controller.care, controller.automation.paused, controller.slurm_users)
+    view = RecoveryView(controller.nodes, controller.automation.paused, controller.slurm_users)
     observed = tuple(ObservedRun(run.status, run.progress, is_silent(run.status, now)) for run in runs)
     scrapes = hosts.failing_scrapes
     return assess(Overview(status, None if CONTROLLER in silent else view, runs=observed, failing_scrapes=scrapes))

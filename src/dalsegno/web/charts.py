@@ -49,7 +49,7 @@ class Span:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A linear scale."""
+    """A linear scale, from values (`low` to `high`) to positions in the chart (`first` to `last`)."""
 
     low: float
     high: float
@@ -96,7 +96,8 @@ def figure_text(value: float) -> str:
 
 def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Axis, top: float) -> Markup:
     values = sorted(value for _, value, _ in own)
-    high = values[min(len(values) - 1, int(len(values) * 0.995))]  # one slow first step must not flatten the curve
+    # scale the axis so that one slow first step does not flatten the curve
+    high = values[min(len(values) - 1, int(len(values) * 0.995))]
     low = min(values[0], high) if not unit else 0.0  # times start at zero, so that noise does not look like a change
     pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
     y = _Axis(low - (pad if low else 0.0), high + pad, top + PANEL, top)
@@ -193,7 +194,8 @@ def _times(x: _Axis) -> list[float]:
 
 
 def shares_bar(shares: Sequence[tuple[str, float]], label: str) -> Markup:
-    """Return a bar whose segments, each with a class, have these shares of the whole."""
+    """Return a bar with a segment for each share. A share is the class of its segment, and its size relative to the
+    others."""
     total = sum(value for _, value in shares) or 1.0
     at, segments = 0.0, []
     for name, value in shares:

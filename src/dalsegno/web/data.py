@@ -20,7 +20,7 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import read_json
-from dalsegno.targets.base import CanInject, Target
+from dalsegno.targets.base import CanInject
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.run_files import read_entries, read_gpus_per_node, read_points
 from dalsegno.web.snapshot import RunPicture
@@ -42,14 +42,14 @@ MAX_EVIDENCE_BYTES = 1 << 20
 GPU_JOURNAL_BYTES = 256 << 10  # limit per journal, because the list of runs reads the ends of up to a hundred journals
 MAX_GPU_COUNTS = 1000
 MAX_NODES = 65536
-HOURS_KEPT_S = 60.0  # minimum time between two calls of sacct
+HOURS_KEPT_S = 60.0  # an answer of sacct is reused for this long
 
 
 class ClusterData:
     """The data of a real cluster. Methods may be called by any thread."""
 
     def __init__(
-        self, folder: ClusterFolder, slurm: SlurmClient, target: Callable[[], Target], cluster: Callable[[], Cluster]
+        self, folder: ClusterFolder, slurm: SlurmClient, target: Callable[[], object], cluster: Callable[[], Cluster]
     ) -> None:
         self._folder, self._slurm, self._target = folder, slurm, target
         self._cluster, self._lock = cluster, threading.Lock()
@@ -61,7 +61,8 @@ class ClusterData:
         return price_of(self._cluster())
 
     def node_details(self, node: str) -> NodeDetails:
-        """Return the controller's records of a node; if the controller does not answer, only the evidence."""
+        """Return the controller's records of a node. If the controller does not answer, return only the saved
+        evidence."""
         evidence, faults = list_evidence(self._folder.evidence / node), self._faults()
         try:
             answer = ask(self._folder.controller_socket, {"node": node}, ANSWER_S)
@@ -74,14 +75,18 @@ class ClusterData:
             return ()
         from dalsegno.inject.faults import FAULTS
 
-        return tuple(name for name, fault in FAULTS.items() if "peer" not in fault.options)  # the form has one node
+        # The form has no field for a second node.
+        return tuple(name for name, fault in FAULTS.items() if "peer" not in fault.options)
 
     def run_details(self, view: RunPicture) -> RunDetails:
         record = record_of(view)
         return RunDetails(read_points(record), tuple(read_entries(record)))
 
     def gpus_of(self, view: RunPicture) -> int:
-        """Return the largest number of GPUs that a run has held. Its files are read again only if its nodes change."""
+        """Return the largest number of GPUs that a run has held.
+
+        The run's files are read again only after a change of its generation or nodes, or after its end.
+        """
         stamp = (view.status.generation, len(view.status.nodes), view.status.over)
         known = self._gpus.get(view.folder)
         if known is None or known[0] != stamp:
@@ -109,7 +114,8 @@ class ClusterData:
 
 
 def price_of(cluster: Cluster) -> GpuPrice:
-    """Return the price of a GPU hour: the one in the cluster file, else the list price of the cluster's GPUs."""
+    """Return the price of a GPU hour: the one in the cluster file or, if there is none, the list price of the cluster's
+    GPUs."""
     own = cluster.monitoring.gpu_hour_price
     if own is not None:
         return GpuPrice(own, f"at {own:g} per GPU hour, as the cluster file says") if own else GpuPrice()
@@ -119,8 +125,8 @@ def price_of(cluster: Cluster) -> GpuPrice:
         return GpuPrice()
     amount = sum(gpus * price.usd_per_gpu_hour for gpus, price in known) / sum(gpus for gpus, _ in known)
     names = list(dict.fromkeys(f"{price.source} ({price.date})" for _, price in known))
-    of = names[0] if len(names) == 1 else f"the mean of {', '.join(names[:3])}" + (" …" if len(names) > 3 else "")
-    text = f"at {amount:.4g} USD per GPU hour, the list price of {of}; monitoring.gpu_hour_price sets your own"
+    source = names[0] if len(names) == 1 else f"the mean of {', '.join(names[:3])}" + (" …" if len(names) > 3 else "")
+    text = f"at {amount:.4g} USD per GPU hour, the list price of {source}; monitoring.gpu_hour_price sets your own"
     return GpuPrice(amount, text)
 
 
@@ -153,7 +159,7 @@ def _verdict(word: object) -> Verdict:
 
 
 def list_evidence(folder: Path) -> tuple[EvidenceBundle, ...]:
-    """Return the saved bundles of a node, newest first."""
+    """Return the last MAX_BUNDLES bundles of evidence about a node, newest first."""
     try:
         names = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), reverse=True)
         return tuple(
@@ -174,8 +180,9 @@ def read_evidence(folder: Path, bundle: str, file: str) -> bytes | None:
 
 
 def most_nodes(entries: Sequence[Entry], now: int = 0) -> int:
-    """Return the largest number of nodes, with spares, that a run has held at a time. `now` is the present number."""
-    held = (RunEvent.GRANTED.value, RunEvent.GENERATION.value)  # both list nodes, but only GRANTED includes spares
+    """Return the largest number of nodes, with spares, that a run has held at a time; `now` is how many it has now."""
+    # both events list nodes, but only GRANTED includes spares
+    held = (RunEvent.GRANTED.value, RunEvent.GENERATION.value)
     groups = [entry.get("nodes") for entry in entries if entry.get("event") in held]
     return min(max([now, *(len(nodes) for nodes in groups if isinstance(nodes, list))]), MAX_NODES)
 

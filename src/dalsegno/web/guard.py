@@ -1,7 +1,8 @@
 """Check a request before any page handles it: Host, Origin, session, form token. Add security headers to every answer.
 
-A page of another site can make a browser send requests to this server. Its Host is then a name of that site (DNS
-rebinding), or its Origin is not ours. Only literal addresses and names of this cluster are accepted as Host.
+A page of another site can make a browser send requests to this server. The Host of such a request is a name of that
+site (DNS rebinding), or its Origin is not ours. So the Host must be a loopback address, or an address or name of the
+cluster's head.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def host_name(header: str) -> str:
 
 
 def host_is_ours(request: HttpRequest, names: Collection[str]) -> bool:
-    """Return whether the Host header names this server: an address, `localhost`, or a name of the cluster's head."""
+    """Return whether the Host header is `localhost`, a loopback address, or an address or name of the head node."""
     name = host_name(request.headers.get("host", ""))
     if name == "localhost" or (name and name in names):
         return True

@@ -80,7 +80,7 @@ def number(value: object) -> NumberCell:
 
 
 def moment(at: float | None, how: str = "age") -> Markup:
-    """Return a time element. Scripts show it as an age (`how="age"`) or as the duration until now (`how="for"`)."""
+    """Return a time element. Scripts replace it with "3 min ago" (`how="age"`) or "3 min" (`how="for"`)."""
     if not at:
         return DASH
     try:

@@ -11,12 +11,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.web.assessment import Assessor
-from dalsegno.web.snapshot import ClusterPicture, ControllerPart, HostPart, NodeView, RunPicture, SlurmPart, node_views
-from dalsegno.web.sources import PictureSources
+from dalsegno.web.snapshot import (
+    ClusterPicture,
+    ControllerPart,
+    HostPart,
+    NodeView,
+    RunPicture,
+    SlurmPart,
+    SourceTrouble,
+    node_views,
+)
+from dalsegno.web.sources import PictureSources, SourceSilent
 
 log = logging.getLogger("web.live")
 
@@ -39,28 +48,21 @@ SILENT_TEXT = {
 FIRST_S = 3.0  # how long the first page waits for the first snapshot
 
 
-@dataclass(frozen=True)
-class _Trouble:
-    """A source that does not answer, and a text about it for people."""
-
-    source: str
-    text: str
-
-
 class LivePicture:
     """The current snapshot. All methods may be called by any thread."""
 
     def __init__(self, sources: PictureSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._clock = sources, clock
         self._changed = threading.Condition()
-        # Numbers do not restart with the observer: otherwise a browser could mistake a new one for the one it shows.
+        # Snapshot numbers do not restart with the observer: otherwise a browser could mistake a new snapshot for the
+        # one that it shows.
         self._snapshot = ClusterPicture(int(time.time() * 10) % 10**9, cluster=cluster)
         self._slurm, self._controller, self._runs = SlurmPart(), ControllerPart(), tuple[RunPicture, ...]()
         self._hosts = HostPart()
         self._joined: tuple[SlurmPart, ControllerPart] | None = None
         self._nodes: Mapping[str, NodeView] = {}
         self._assessor = Assessor()
-        self._troubles: dict[str, _Trouble] = {}
+        self._troubles: dict[str, SourceTrouble] = {}
         self._answered: dict[str, float] = {}  # when each query last ended, with or without success
         self._began: dict[str, float] = {}  # when each query that is still running began
         self._slow: set[str] = set()
@@ -103,7 +105,7 @@ class LivePicture:
             event.set()
 
     def fresh(self, most_s: float = FIRST_S) -> ClusterPicture:
-        """Return a recent snapshot; wait at most `most_s` for one."""
+        """Return a recent snapshot. If there is none, wait for one, but at most `most_s` seconds."""
         until = self._clock() + most_s
         with self._changed:
             self._wanted_until = max(self._wanted_until, self._clock() + LINGER_S)
@@ -121,7 +123,7 @@ class LivePicture:
             return self._snapshot
 
     def wait(self, after: int, most_s: float) -> ClusterPicture:
-        """Return the snapshot as soon as its number is larger than `after`, at the latest after `most_s`."""
+        """Return the snapshot as soon as its number is larger than `after`, but wait at most `most_s` seconds."""
         until = self._clock() + most_s
         with self._changed:
             while self._snapshot.number <= after and not self._closed and (left := until - self._clock()) > 0:
@@ -146,10 +148,11 @@ class LivePicture:
                 ask()
                 self._note(name, None)
             except DalsegnoError as error:
-                self._note(name, _Trouble(name, error.what.partition("\n")[0]))
+                first = error.what.partition("\n")[0]
+                self._note(name, SourceTrouble(name, first, silent=isinstance(error, SourceSilent)))
             except Exception:  # a bug in one source must not stop the updates from others
                 log.exception("%s failed", name)
-                self._note(name, _Trouble(name, f"reading {name} failed; see the log of the observer"))
+                self._note(name, SourceTrouble(name, f"reading {name} failed; see the log of the observer"))
             took = self._clock() - began
             del self._began[name]
             (self._slow.add if took > SLOW_S else self._slow.discard)(name)
@@ -172,7 +175,7 @@ class LivePicture:
     def _ask_controller(self) -> None:
         before, part = self._controller, self._sources.controller()
         self._controller = before if part == before else part
-        if self._controller.events[-1:] != before.events[-1:] or self._controller.care != before.care:
+        if self._controller.events[-1:] != before.events[-1:] or self._controller.nodes != before.nodes:
             self._soon["slurm"].set()  # the controller has acted, so Slurm's state has changed too
 
     def _ask_runs(self) -> None:
@@ -181,7 +184,7 @@ class LivePicture:
     def _ask_hosts(self) -> None:
         self._hosts = self._sources.hosts()
 
-    def _note(self, name: str, trouble: _Trouble | None) -> None:
+    def _note(self, name: str, trouble: SourceTrouble | None) -> None:
         """Create the next snapshot, and wake all waiting pages."""
         with self._changed:
             self._answered[name] = self._clock()
@@ -195,18 +198,17 @@ class LivePicture:
                 self._snapshot = replace(self._snapshot, at=made.at)
             self._changed.notify_all()
 
-    def _trouble_texts(self) -> dict[str, str]:
-        """Return a text for each source that failed, or whose current query takes long."""
+    def _all_troubles(self) -> dict[str, SourceTrouble]:
+        """Return the trouble of each source that failed, or that takes long to answer the current query."""
         now = self._clock()
-        late = {name: SILENT_TEXT[name] for name, began in list(self._began.items()) if now - began > LATE_S}
-        known = {name: trouble.text for name, trouble in self._troubles.items()}
-        return {**late, **known}
+        late = [name for name, began in list(self._began.items()) if now - began > LATE_S]
+        return {**{name: SourceTrouble(name, SILENT_TEXT[name], silent=True) for name in late}, **self._troubles}
 
     def _made(self) -> ClusterPicture:
         parts = (self._slurm, self._controller)
         if self._joined is None or self._joined[0] is not parts[0] or self._joined[1] is not parts[1]:
             self._joined, self._nodes = parts, node_views(*parts)  # takes 20 ms for 1,000 nodes, so only after a change
-        troubles = self._trouble_texts()
+        troubles = self._all_troubles()
         return ClusterPicture(
             0,
             time.time(),

@@ -10,7 +10,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +32,15 @@ ANSWER_S = 5.0
 START_S = 2.0
 
 
-def role_of(uid: int, owners: Collection[int]) -> WebRole:
-    """Return a user's role. `owners`, like root, may operate the cluster: its owner and the web server's own user."""
-    return WebRole.OPERATOR if uid in {0, *owners} else WebRole.USER
+def role_on_cluster(uid: int, owner: int | None) -> WebRole:
+    """Return a user's role. Root, the cluster's owner and the web server's own user may operate the cluster."""
+    return WebRole.OPERATOR if uid in {0, owner, os.geteuid()} else WebRole.USER
 
 
 class LoginServer:
-    """Answers `{"login": true}`, `{"link": true}` and `{"revoke": true}`. `address` is the HOST:PORT of the page.
+    """The server of the socket. It answers `{"login": true}`, `{"link": true}` and `{"revoke": true}`.
 
-    Operators may also send `{"revoke": true, "uid": N}`.
+    `address` is the HOST:PORT of the page. Operators may also send `{"revoke": true, "uid": N}`.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class LoginServer:
         folder: Path,
         sessions: Sessions,
         address: str,
-        owner: Callable[[], int | None],
+        role_of: Callable[[int], WebRole],
         name_of: Callable[[int], str] = user_of,
     ) -> None:
-        self._sessions, self._address, self._owner, self._name_of = sessions, address, owner, name_of
+        self._sessions, self._address, self._role_of, self._name_of = sessions, address, role_of, name_of
         self._selector = selectors.DefaultSelector()
         listener = listen_at(folder / SOCKET, 0o666)
         complain = RefusalLog(log.warning).log
@@ -77,7 +77,7 @@ class LoginServer:
 
     def answer(self, uid: int, request: Message) -> Message:
         """Answer one request of a user."""
-        role, user = role_of(uid, own_uids(self._owner())), self._name_of(uid)
+        role, user = self._role_of(uid), self._name_of(uid)
         if request == {"login": True}:
             log.info("login of %s (%s)", user, role.value)
             return self._granted(self._sessions.issue(role, uid, user), role, TOKEN_S)
@@ -131,7 +131,8 @@ def request_login(folder: Path, *, read_only: bool = False) -> LoginAddress:
 
 
 def revoke_logins(folder: Path, uid: int | None = None) -> int:
-    """End sessions and links, and return how many: the caller's own; for operators all, or those of `uid`."""
+    """End sessions and links, and return how many. An operator ends those of `uid` or of all users, any other user only
+    their own."""
     whose = {} if uid is None else {"uid": uid}
     return int(_asked(folder, {"revoke": True, **whose})["revoked"])
 
@@ -152,8 +153,3 @@ def _asked(folder: Path, request: Message) -> Message:
     if "error" in answer:
         raise DalsegnoError(str(answer["error"]), hint=str(answer.get("hint", "")))
     return answer
-
-
-def own_uids(owner: int | None) -> set[int]:
-    """Return the uids that may operate the cluster, in addition to root."""
-    return {os.geteuid(), *([] if owner is None else [owner])}

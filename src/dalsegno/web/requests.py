@@ -27,7 +27,7 @@ class ActionKind(Enum):
 
 
 class ActionRefused(DalsegnoError):
-    """The action is not allowed, or not possible."""
+    """Raised if an action is not allowed, or not possible."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class WebAction:
 
 
 def parse_action(fields: Mapping[str, str]) -> WebAction:
-    """Parse the fields of a form or an address. Raises ActionRefused."""
+    """Parse the fields of a form or an address; raise ActionRefused if they are not valid."""
     kind = next((each for each in ActionKind if each.value == fields.get("do")), None)
     node, run, job, code = (fields.get(name, "") for name in ("node", "run", "job", "code"))
     valid = all(_NAME.fullmatch(name) for name in (node, run) if name)

@@ -75,7 +75,7 @@ def read_run(record: RunRecord, *, kept: bool) -> RunPicture | None:
     if status is None or status.run != record.run:
         return None
     progress = _progress(_value(record, folder.progress, MAX_PROGRESS_BYTES))
-    # The file may name another user: only the owner of the folder is certain.
+    # The status file may name another user, so the user is taken from the owner of the folder.
     return RunPicture(record.folder, record.uid, replace(status, user=user_of(record.uid)), progress, kept)
 
 
@@ -95,7 +95,7 @@ def _progress(value: Mapping[str, object] | None) -> TrainingProgress | None:
 
 
 def read_gpus_per_node(record: RunRecord) -> int:
-    """Return the number of GPUs per node that a run requested; 0 if its plan does not contain it."""
+    """Return the number of GPUs per node that a run requested; 0 if the run's plan does not contain the number."""
     found: object = _value(record, RunFolder(Path(record.folder)).plan, MAX_PLAN_BYTES)
     for name in ("request", "gpus_per_node", "count"):
         found = found.get(name) if isinstance(found, dict) else None
@@ -122,7 +122,7 @@ def _entries(lines: list[str]) -> Iterator[Entry]:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value can be shown. Nested values are not, because deep ones would exceed Python's limits."""
+    """Return whether a value is a scalar or a list of scalars. Deeper values could exceed Python's recursion limit."""
     if isinstance(value, list):
         return all(isinstance(each, (str, int, float)) for each in value)
     return value is None or isinstance(value, (str, int, float))

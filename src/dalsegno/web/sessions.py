@@ -39,7 +39,7 @@ class WebRole(Enum):
 
 @dataclass(frozen=True)
 class Visitor:
-    """A person who may use the web page. `csrf` is the token that this visitor's forms must send."""
+    """A person with a valid session of the web page. `csrf` is the token that this visitor's forms must send."""
 
     role: WebRole
     uid: int
@@ -67,7 +67,7 @@ class WebSession:
 
 
 @dataclass(frozen=True)
-class _Saved:
+class _SavedSessions:
     sessions: tuple[WebSession, ...] = ()
 
 
@@ -81,7 +81,7 @@ def csrf_of(cookie: str) -> str:
 
 
 class Sessions:
-    """All login tokens and sessions. Methods may be called by any thread."""
+    """The store of all login tokens and sessions. Any thread may call its methods."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock, self._lock = path, clock, threading.Lock()
@@ -89,7 +89,7 @@ class Sessions:
         self._sessions = {each.digest: each for each in _read(path)}
 
     def issue(self, role: WebRole, uid: int, user: str) -> str:
-        """Return a new login token, which is valid once and for a minute."""
+        """Return a new login token. It can be used once, within a minute."""
         token = secrets.token_urlsafe(32)
         entry = WebSession(digest_of(token), role, uid, user, self._clock() + TOKEN_S)
         with self._lock:
@@ -103,7 +103,8 @@ class Sessions:
         return secret
 
     def exchange(self, token: str) -> str | None:
-        """Return a cookie for a login token, which is then used up, or for a read-only link; None if it is invalid."""
+        """Return a cookie in exchange for a login token or the secret of a read-only link; None if it is invalid. A
+        login token can be exchanged only once."""
         found = digest_of(token)
         with self._lock:
             self._tokens = self._current(self._tokens)
@@ -154,12 +155,13 @@ class Sessions:
 
     def _save(self) -> None:
         with contextlib.suppress(DalsegnoError):  # operators must be able to log in even if the disk is full
-            text = json.dumps(facts_to_json(_Saved(tuple(self._sessions.values()))))
+            text = json.dumps(facts_to_json(_SavedSessions(tuple(self._sessions.values()))))
             write_atomic(self._path, text, 0o600, durable=False)
 
 
 def _with(entries: dict[str, WebSession], entry: WebSession, most: int, most_per_user: int) -> dict[str, WebSession]:
-    """Return the entries with a new one. If there are too many, remove the user's oldest, then the oldest of all."""
+    """Return the entries with a new one added. If there are too many, remove the oldest entry of this user or, above
+    the total limit, the oldest entry of all."""
     own = [key for key, each in entries.items() if each.uid == entry.uid]
     dropped = set(own[: max(0, len(own) + 1 - most_per_user)])
     kept = {key: each for key, each in entries.items() if key not in dropped}
@@ -171,6 +173,6 @@ def _with(entries: dict[str, WebSession], entry: WebSession, most: int, most_per
 def _read(path: Path) -> tuple[WebSession, ...]:
     try:
         value = read_json(path)
-        return facts_from_json(_Saved, value).sessions if isinstance(value, dict) else ()
+        return facts_from_json(_SavedSessions, value).sessions if isinstance(value, dict) else ()
     except (DalsegnoError, OSError):
         return ()  # the file is damaged, so everybody must log in again

@@ -51,8 +51,8 @@ TONE_TEXT = {
 
 
 @dataclass(frozen=True)
-class NodeCare(NodeRecovery):
-    """The controller's record of a node."""
+class NodeRecoveryDetail(NodeRecovery):
+    """The controller's record of a node, and when the node last passed a validation."""
 
     validated_at: float | None = None
 
@@ -91,7 +91,7 @@ class SlurmPart:
 class ControllerPart:
     """The data from the controller. `events` are the latest events, oldest first."""
 
-    care: Mapping[str, NodeCare] = field(default_factory=dict)
+    nodes: Mapping[str, NodeRecoveryDetail] = field(default_factory=dict)
     agents: Mapping[str, AgentReport] = field(default_factory=dict)
     automation: Automation = field(default_factory=Automation)
     events: tuple[Event, ...] = ()
@@ -154,11 +154,18 @@ class NodeView:
 
 
 @dataclass(frozen=True)
-class ClusterPicture:
-    """All data that the pages show. `troubles` describes sources that do not answer; their last known data is kept.
+class SourceTrouble:
+    """A source that could not be read, with a text for people. `silent`: whether it does not answer at all."""
 
-    `verdict` is the same as in `dalsegno status`.
-    """
+    source: str
+    text: str
+    silent: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterPicture:
+    """The data that the pages show. `troubles` are the sources that cannot be read; their last known data is kept.
+    `verdict` is the same as in `dalsegno status`."""
 
     number: int = 0
     at: float = 0.0
@@ -168,7 +175,7 @@ class ClusterPicture:
     runs: tuple[RunPicture, ...] = ()
     events: tuple[Event, ...] = ()
     automation: Automation = field(default_factory=Automation)
-    troubles: tuple[str, ...] = ()
+    troubles: tuple[SourceTrouble, ...] = ()
     verdict: ClusterVerdict = field(default_factory=lambda: ClusterVerdict((VerdictCode.HEALTHY,)))
 
     def run(self, name: str) -> RunPicture | None:
@@ -185,11 +192,11 @@ def node_views(slurm: SlurmPart, controller: ControllerPart) -> dict[str, NodeVi
         for node in job.nodes if not job.state.ended else ():
             jobs.setdefault(node, []).append(job)
     infos = {info.name: info for info in slurm.nodes}
-    names = [*infos, *(name for name in controller.care if name not in infos)]
+    names = [*infos, *(name for name in controller.nodes if name not in infos)]
     return {
         name: node_view(
             infos.get(name) or NodeInfo(name, NodeState.UNKNOWN),
-            controller.care.get(name, NodeCare(name)),
+            controller.nodes.get(name, NodeRecoveryDetail(name)),
             controller.agents.get(name, AgentReport(name)),
             jobs.get(name, ()),
         )
@@ -197,13 +204,13 @@ def node_views(slurm: SlurmPart, controller: ControllerPart) -> dict[str, NodeVi
     }
 
 
-def node_view(info: NodeInfo, care: NodeCare, agent: AgentReport, jobs: Sequence[JobInfo]) -> NodeView:
+def node_view(info: NodeInfo, record: NodeRecoveryDetail, agent: AgentReport, jobs: Sequence[JobInfo]) -> NodeView:
     """Return the view of one node."""
-    tone = tone_of(info, care, agent)
-    state = care.phase.value if care.phase.out or care.phase is NodePhase.LENT else TONE_TEXT[tone]
-    if agent.presence is Presence.GONE and not care.phase.out:
+    tone = tone_of(info, record, agent)
+    state = record.phase.value if record.phase.out or record.phase is NodePhase.LENT else TONE_TEXT[tone]
+    if agent.presence is Presence.GONE and not record.phase.out:
         state = "lost"
-    elif is_held_back(care):
+    elif is_held_back(record):
         state = "not repaired"
     return NodeView(
         info.name,
@@ -217,18 +224,18 @@ def node_view(info: NodeInfo, care: NodeCare, agent: AgentReport, jobs: Sequence
         info.memory_mib,
         info.memory_used_mib,
         tuple(jobs),
-        describe_reason(care.reason or info.reason) or care.note,
-        care.since if care.phase.out else info.reason_at,
+        describe_reason(record.reason or info.reason) or record.note,
+        record.since if record.phase.out else info.reason_at,
         agent.findings,
         agent.presence,
-        care.validated_at,
+        record.validated_at,
     )
 
 
 _PHASE_TONES = {
     NodePhase.REPAIRING: NodeTone.REPAIRING,
     NodePhase.VALIDATING: NodeTone.VALIDATING,
-    NodePhase.GIVEN_UP: NodeTone.DOWN,
+    NodePhase.NEEDS_ADMIN: NodeTone.DOWN,
     NodePhase.DOWN: NodeTone.DOWN,
     NodePhase.DRAINED: NodeTone.DRAINED,
 }
@@ -239,17 +246,18 @@ _STATE_TONES = {
 }
 
 
-def tone_of(info: NodeInfo, care: NodeCare, agent: AgentReport) -> NodeTone:
-    """Return the appearance of a node: from the controller's phase, else from a lost host, else from Slurm's state."""
-    if care.phase in _PHASE_TONES:
-        return _PHASE_TONES[care.phase]
+def tone_of(info: NodeInfo, record: NodeRecoveryDetail, agent: AgentReport) -> NodeTone:
+    """Return a node's appearance. The controller's phase decides, then whether the agent is lost, then Slurm's
+    state."""
+    if record.phase in _PHASE_TONES:
+        return _PHASE_TONES[record.phase]
     if agent.presence is Presence.GONE or info.down:
         return NodeTone.DOWN
     if info.draining:
-        return NodeTone.SPARE if care.phase is NodePhase.SPARE else NodeTone.DRAINED
+        return NodeTone.SPARE if record.phase is NodePhase.SPARE else NodeTone.DRAINED
     if not info.responding:
         return NodeTone.UNKNOWN
-    if care.phase is NodePhase.SUSPECTED:
+    if record.phase is NodePhase.SUSPECTED:
         return NodeTone.SUSPECT
     return _STATE_TONES.get(info.state, NodeTone.UNKNOWN)
 

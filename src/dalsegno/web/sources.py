@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
@@ -20,7 +21,15 @@ from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.targets.base import CanSeeDaemons, Target
 from dalsegno.targets.folder import ClusterFolder
 from dalsegno.web.run_files import read_run
-from dalsegno.web.snapshot import AgentReport, Automation, ControllerPart, HostPart, NodeCare, RunPicture, SlurmPart
+from dalsegno.web.snapshot import (
+    AgentReport,
+    Automation,
+    ControllerPart,
+    HostPart,
+    NodeRecoveryDetail,
+    RunPicture,
+    SlurmPart,
+)
 from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import Presence
 
@@ -31,8 +40,13 @@ ENDED_KEPT_S = 10.0  # the files of ended runs are read again after this time
 MAX_RUNS = 200  # maximum number of runs that are shown: active runs first, then the newest
 
 
+class SourceSilent(DalsegnoError):
+    """Raised if a source does not answer at all."""
+
+
 class PictureSources(Protocol):
-    """The sources of the live snapshot. Each method raises DalsegnoError if its source does not answer."""
+    """The sources of the live snapshot. Each method raises DalsegnoError if its source cannot be read, and SourceSilent
+    if it does not answer at all."""
 
     def slurm(self) -> SlurmPart: ...
 
@@ -43,42 +57,29 @@ class PictureSources(Protocol):
     def runs(self) -> tuple[RunPicture, ...]: ...
 
 
-class ClusterReader:
-    """The sources of a real cluster, found in its state folder."""
+class ControllerReader:
+    """Reads the data of a controller, or of `dalsegno adopt watch`, which has no agents."""
 
-    def __init__(self, folder: ClusterFolder, client: SlurmClient, target: Callable[[], Target]) -> None:
-        self._folder, self._client, self._target = folder, client, target
+    def __init__(self, socket: Path, *, agents: bool = True) -> None:
+        self.socket, self._agents = socket, agents
         self._events: tuple[Event, ...] = ()
-        self._ended: dict[RunRecord, RunPicture | None] = {}
-        self._ended_until = 0.0
 
-    def slurm(self) -> SlurmPart:
-        try:
-            return SlurmPart(tuple(self._client.nodes()), tuple(self._client.jobs()))
-        except CommandFailed as fault:
-            silent = isinstance(fault, CommandTimedOut) or not _SILENT.isdisjoint(parse_troubles(fault.stderr))
-            hint = "`dalsegno status` shows the daemons, `dalsegno up` starts what is missing"
-            raise (DalsegnoError("slurmctld does not answer", hint=hint) if silent else fault) from None
-
-    def controller(self) -> ControllerPart:
-        answer, agents = self._ask({"nodes": True}), self._ask({"agents": True})["agents"]
+    def read(self) -> ControllerPart:
+        answer = self._ask({"nodes": True})
+        agents = self._ask({"agents": True})["agents"] if self._agents else ()
         automation = self._ask({"automation": "status"})
         self._events = self._with_new_events()
         return ControllerPart(
-            {str(each["node"]): parse_care(each) for each in answer["nodes"]},
+            {str(each["node"]): parse_recovery(each) for each in answer["nodes"]},
             {str(each["node"]): parse_agent(each) for each in agents},
             parse_automation(automation),
             self._events,
             slurm_users_of(answer),
         )
 
-    def hosts(self) -> HostPart:
-        target = self._target()
-        dead = tuple(target.dead_daemons()) if isinstance(target, CanSeeDaemons) else ()
-        return HostPart(dead, ask_failing_scrapes(target))
-
     def _with_new_events(self) -> tuple[Event, ...]:
-        """Return the known events and newer ones; () if the journal does not have the last known event any more."""
+        """Return the known events and those that were added since. Return () if the journal no longer contains the last
+        known event."""
         last = self._events[-1].id if self._events else 0
         found = [read_event(each) for each in self._ask({"events": last - 1 if last else -MAX_EVENTS})["events"]]
         if not last or (found and found[0] == self._events[-1]):
@@ -87,19 +88,50 @@ class ClusterReader:
 
     def _ask(self, request: Message) -> Message:
         try:
-            answer = ask(self._folder.controller_socket, request, ANSWER_S)
+            answer = ask(self.socket, request, ANSWER_S)
         except DalsegnoError:
-            raise DalsegnoError("the controller does not answer", hint="it is restarted automatically") from None
+            raise SourceSilent("the controller does not answer", hint="it is restarted automatically") from None
         if "error" in answer:
             raise DalsegnoError(f"the controller refused: {answer['error']}", hint=str(answer.get("hint", "")))
         return answer
+
+
+def read_slurm(client: SlurmClient) -> SlurmPart:
+    """Return the nodes and jobs of Slurm."""
+    try:
+        return SlurmPart(tuple(client.nodes()), tuple(client.jobs()))
+    except CommandFailed as fault:
+        silent = isinstance(fault, CommandTimedOut) or not _SILENT.isdisjoint(parse_troubles(fault.stderr))
+        hint = "`dalsegno status` shows the daemons, `dalsegno up` starts what is missing"
+        raise (SourceSilent("slurmctld does not answer", hint=hint) if silent else fault) from None
+
+
+class ClusterReader:
+    """The sources of a real cluster, found in its state folder."""
+
+    def __init__(self, folder: ClusterFolder, client: SlurmClient, target: Callable[[], Target]) -> None:
+        self._folder, self._client, self._target = folder, client, target
+        self._controller = ControllerReader(folder.controller_socket)
+        self._ended: dict[RunRecord, RunPicture | None] = {}
+        self._ended_until = 0.0
+
+    def slurm(self) -> SlurmPart:
+        return read_slurm(self._client)
+
+    def controller(self) -> ControllerPart:
+        return self._controller.read()
+
+    def hosts(self) -> HostPart:
+        target = self._target()
+        dead = tuple(target.dead_daemons()) if isinstance(target, CanSeeDaemons) else ()
+        return HostPart(dead, ask_failing_scrapes(target))
 
     def runs(self) -> tuple[RunPicture, ...]:
         kept, _ = RunRecords(self._folder.runs).read()
         found = [view for each in kept.values() if (view := read_run(each, kept=True))]
         names = {view.run for view in found}
         found += [view for view in self._ended_runs() if view.run not in names]
-        return tuple(sorted(found, key=lambda view: (view.status.over, -view.status.created))[:MAX_RUNS])
+        return newest_runs(found)
 
     def _ended_runs(self) -> list[RunPicture]:
         """Return the runs that have ended. There may be hundreds, and their files rarely change."""
@@ -110,9 +142,14 @@ class ClusterReader:
         return [view for view in self._ended.values() if view]
 
 
-def parse_care(message: Mapping[str, Any]) -> NodeCare:
+def newest_runs(runs: Iterable[RunPicture]) -> tuple[RunPicture, ...]:
+    """Return the runs that are shown: active runs first, then the newest."""
+    return tuple(sorted(runs, key=lambda view: (view.status.over, -view.status.created))[:MAX_RUNS])
+
+
+def parse_recovery(message: Mapping[str, Any]) -> NodeRecoveryDetail:
     """Parse the controller's record of a node."""
-    return NodeCare(**vars(read_node(message)), validated_at=message.get("validated_at"))
+    return NodeRecoveryDetail(**vars(read_node(message)), validated_at=message.get("validated_at"))
 
 
 def parse_agent(message: Mapping[str, Any]) -> AgentReport:
@@ -146,7 +183,8 @@ def parse_automation(message: Mapping[str, Any]) -> Automation:
 
 @dataclass
 class PlayedSources:
-    """Sources for tests and benchmarks: return the parts that the caller sets, or raise a part that is an error."""
+    """Sources for tests and benchmarks. Each method returns the part that the caller has set, or raises it if it is an
+    error."""
 
     slurm_part: SlurmPart | DalsegnoError
     controller_part: ControllerPart | DalsegnoError

@@ -12,16 +12,17 @@ from dalsegno.web.sessions import Visitor, WebRole
 from dalsegno.web.snapshot import ClusterPicture
 from dalsegno.web.view import PagePart, changes
 
-PING_S = 5.0  # interval between pings, which reveal that a browser has left
+PING_S = 5.0  # interval between pings, which reveal that a browser has disconnected
 MAX_STREAMS = 80
 MAX_PER_VISITOR = 16  # maximum number of streams of one user, or of all read-only links that one user created
 FOR_OPERATORS = 16  # number of streams that are reserved for operators
 
-Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # returns None if the page or session is gone
+Render = Callable[[ClusterPicture], Sequence[PagePart] | None]  # returns None if the page or session has ended
 
 
 class StreamSlots:
-    """Limits the number of open streams, because each needs a thread and a connection. One user cannot use them all."""
+    """The limit on the number of open streams, because each needs a thread and a connection. One user cannot take all
+    of them."""
 
     def __init__(self, most: int = MAX_STREAMS, most_per_visitor: int = MAX_PER_VISITOR) -> None:
         self._most, self._most_per_visitor = most, most_per_visitor
@@ -48,7 +49,7 @@ class StreamSlots:
 
 
 class SlotStream(Iterator[bytes]):
-    """A stream that releases its slot when the server closes it, even if it never sent anything."""
+    """A stream that gives its slot back when the server closes it, even if it never sent anything."""
 
     def __init__(self, chunks: Generator[bytes, None, None], slots: StreamSlots, visitor: Visitor) -> None:
         self._chunks, self._slots, self._visitor, self._closed = chunks, slots, visitor, False
@@ -93,7 +94,7 @@ def _changes(live: LivePicture, render: Render, known: int) -> Iterator[bytes]:
 
 
 def _next(live: LivePicture, snapshot: ClusterPicture) -> Generator[bytes, None, ClusterPicture]:
-    """Wait for the next snapshot. Send pings meanwhile, so that a browser that has left is noticed."""
+    """Wait for the next snapshot. Send pings in the meantime, to detect that the browser has disconnected."""
     while True:
         after = live.wait(snapshot.number, PING_S)
         if after.number != snapshot.number or live.closed:

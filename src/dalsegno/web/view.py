@@ -17,10 +17,10 @@ from dalsegno.web.snapshot import ClusterPicture, RunPicture
 
 @dataclass(frozen=True)
 class PagePart:
-    """A piece of a page. Its outer element has the id `id`.
+    """A piece of a page. The id of its outer element is `id`.
 
-    If `items` are given, each is an element with its own id, between `before` and `after`. Only items that have changed
-    are sent, because a map may have a thousand nodes.
+    If `items` are given, each of them is an element with its own id, between `before` and `after`. Only items that have
+    changed are sent, because a map may have a thousand nodes.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Page:
 
 
 def changes(before: Sequence[PagePart], after: Sequence[PagePart]) -> dict[str, str] | None:
-    """Return the elements to replace, by id; None if the parts of the page differ, so that it must be reloaded."""
+    """Return the elements to replace, by id. Return None if the page now has other parts and must be loaded again."""
     if [part.id for part in before] != [part.id for part in after]:
         return None
     found: dict[str, str] = {}

@@ -88,7 +88,7 @@ def why_it_waits(reason: str, job: str, partition: str, user: str) -> Conclusion
 
 
 def explain_job(job: JobInfo, run: str = "") -> Conclusion:
-    """Return the verdict on a job. `run` is the run that it belongs to; "" if none."""
+    """Return the verdict on a job. `run` is the run that the job belongs to; "" if it belongs to none."""
     found = _by_state(job)
     sentence = f"{found.sentence}{_of_run(job, run)}{_excluded(job, run)}"
     return Conclusion(sentence, f"dalsegno why {run}" if run and job.state is not JobState.PENDING else found.next)
@@ -105,7 +105,7 @@ def _of_run(job: JobInfo, run: str) -> str:
 
 
 def _excluded(job: JobInfo, run: str) -> str:
-    """Return a clause about the nodes that a pending job excludes: it may wait although they are free."""
+    """Return a clause about the nodes that a pending job excludes: the job may wait although these nodes are free."""
     if job.state is not JobState.PENDING or not job.excluded:
         return ""
     text = f"run {run} excludes {{}}: nodes it uses or has left" if run else "nodes are excluded: {}"
@@ -157,7 +157,8 @@ def aftermath_s(job: JobInfo) -> float:
 
 
 def never_started(job: JobInfo) -> bool:
-    """Return whether slurmd could not start the batch script. The exit code is then 0:53, which is no signal."""
+    """Return whether slurmd could not start the batch script. The exit code is then 0:53, in which 53 is not a
+    signal."""
     return job.state is JobState.FAILED and not job.exit_code and job.exit_signal == _NOT_STARTED
 
 

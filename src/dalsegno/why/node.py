@@ -9,9 +9,9 @@ from typing import Any
 from dalsegno.health import Remedy
 from dalsegno.health import Verdict as CheckVerdict
 from dalsegno.recovery.decisions.facts import NodeFault
+from dalsegno.recovery.decisions.forecast import Forecast
 from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from dalsegno.recovery.decisions.reason import SLURM_USERS, Topic, read_reason, rule_of, slurm_users_of
-from dalsegno.recovery.decisions.repair import Forecast
 from dalsegno.recovery.journal.event import EventKind
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.nodes import NodeEvent
@@ -91,7 +91,7 @@ _PERSON = "it stays out of service until that check passes: an administrator mus
 def explain_node(node: NodeInfo, controller: ControllerView = _UNKNOWN) -> Conclusion:
     """Return the verdict on a node."""
     fault = read_reason(node.reason)
-    if controller.phase is NodePhase.GIVEN_UP and node.draining:
+    if controller.phase is NodePhase.NEEDS_ADMIN and node.draining:
         return Conclusion(
             f"{node.name} is not repaired automatically any more: {controller.note or node.reason}",
             f"dalsegno nodes show {node.name}",
@@ -154,6 +154,8 @@ def _drained_by_others(node: NodeInfo, controller: ControllerView) -> Conclusion
 def _fault(fault: NodeFault, controller: ControllerView) -> str:
     code = f" {fault.code}" if fault.code else ""
     details = f" ({fault.text})" if fault.text else ""
+    if fault.server_away:
+        return f"{fault.text or fault.check}; it is not repaired, and returns to service when the server answers"
     if notice := fault.notice:
         text = fault.text or notice.summary
         return f"{text}; it is not repaired, and returns to service when the cloud has given it another machine"
@@ -161,7 +163,7 @@ def _fault(fault: NodeFault, controller: ControllerView) -> str:
 
 
 def _does(remedy: Remedy, controller: ControllerView) -> str:
-    """Return a clause about what the controller does with the node now or next."""
+    """Return a clause that says what the controller does with the node now, or will do next."""
     if controller.phase is None:
         return "there is no controller to repair it"
     if controller.phase is NodePhase.REPAIRING:

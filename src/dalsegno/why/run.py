@@ -17,8 +17,11 @@ _HANGING = (RunPhase.RUNNING, RunPhase.STOPPING)
 def explain_run(
     status: RunStatus, entries: Sequence[Entry], hang: HangReport | None = None, slow_rank: str = ""
 ) -> Conclusion:
-    """Return the verdict on a run. `hang` is why one of its generations hung, from the evidence in its folder.
-    `slow_rank` is a sentence about a rank that the others wait for."""
+    """Return the verdict on a run.
+
+    `hang` says why one of its generations hung, according to the evidence in the run's folder. `slow_rank` is a
+    sentence about a rank that the others wait for.
+    """
     if status.over:
         return _ended(status, entries, hang)
     logs = f"dalsegno logs -f {status.run}"
@@ -47,15 +50,19 @@ def explain_run(
 
 
 def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
-    """Return the last journal entry that reports idle ranks of this generation; None if there is none."""
+    """Return the journal entry that reports idle ranks of this generation; None if there is none.
+
+    An entry without ranks reports that the ranks work again.
+    """
     found = [
         entry for entry in entries if entry.get("event") == RunEvent.IDLE and entry.get("generation") == generation
     ]
-    return found[-1] if found else None
+    return found[-1] if found and found[-1].get("ranks") != {} else None
 
 
 def generation_to_explain(status: RunStatus, entries: Sequence[Entry]) -> int:
-    """Return the generation whose hang may explain the run: the last that failed or was idle, else the current one."""
+    """Return the generation whose hang may explain the run: the last one that failed or was idle, or else the current
+    one."""
     kinds = (RunEvent.FAILED, RunEvent.HUNG, RunEvent.IDLE)
     failed = [_generation(entry) for entry in entries if entry.get("event") in kinds]
     return failed[-1] if failed else status.generation
@@ -100,7 +107,8 @@ def _ended(status: RunStatus, entries: Sequence[Entry], hang: HangReport | None)
 
 
 def _fault(entry: Entry) -> object:
-    """Return a value that is equal for equal faults. Older journals have no signature."""
+    """Return a value that is the same for the same kind of fault: the signature or, in older journals, the exit
+    code."""
     return entry.get("signature") or entry.get("code")
 
 
@@ -126,15 +134,15 @@ def _because(entries: Sequence[Entry]) -> str:
 
 
 def _left(entry: Entry) -> str:
-    """Return the text for a node that the run left by itself; "" for other entries.
+    """Return the text for a node that the run itself decided to leave; "" for other entries.
 
-    The timeline does not use this text: it shows the run's own note.
+    The timeline shows the run's own note instead of this text.
     """
     return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
 
 
 def _hung(entry: Entry) -> str:
-    """Return the text for a hang; "" for other entries. The timeline does not use it: it shows the run's own note."""
+    """Return the text for a hang; "" for other entries. The timeline shows the run's own note instead."""
     return (
         f"generation {entry.get('generation')} hung: {entry.get('text')}" if entry.get("event") == RunEvent.HUNG else ""
     )
@@ -153,7 +161,8 @@ def _failed(entry: Entry) -> str:
 
 
 def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the first failure if no entry names a cause. Such a failure only reports that a peer has gone."""
+    """Return the first failure if no entry names the real cause: the failure then only reports that a peer has ended.
+    Otherwise return an empty list."""
     if any(_left(entry) or _hit(entry) for entry in entries):
         return []
     return [entry for entry in entries if entry.get("event") == RunEvent.FAILED][:1]

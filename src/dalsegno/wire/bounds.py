@@ -18,7 +18,7 @@ class HeldConnection(Protocol):
 
     @property
     def until(self) -> float:
-        """The monotonic time at which the connection is overdue."""
+        """The monotonic time at which the server closes the connection."""
 
 
 H = TypeVar("H", bound=HeldConnection)
@@ -28,11 +28,15 @@ class WaitingConnections(Generic[H]):
     """Connections with a deadline, in the order of arrival.
 
     When the limit is reached, the owner with the most connections loses its oldest one. A flood from one address or
-    user displaces its own connections; an owner with a single connection loses it last.
+    user displaces its own connections; an owner with a single connection loses it last. Only connections for which
+    `may_close` is true are displaced. It must be true for a new connection.
     """
 
-    def __init__(self, max_total: int, max_per_owner: int | None = None) -> None:
+    def __init__(
+        self, max_total: int, max_per_owner: int | None = None, may_close: Callable[[H], bool] = lambda each: True
+    ) -> None:
         self._max_total, self._max_per_owner = max_total, max_total if max_per_owner is None else max_per_owner
+        self._may_close = may_close
         self._held: list[H] = []
 
     def __contains__(self, connection: H) -> bool:
@@ -45,15 +49,17 @@ class WaitingConnections(Generic[H]):
         return list(self._held)
 
     def add(self, connection: H) -> H | None:
-        """Add a connection; return the connection that must be closed to make room, if any."""
+        """Add a connection; return the connection that must be closed to make room, if any. It can be the new one."""
         self._held.append(connection)
-        own = [each for each in self._held if each.owner == connection.owner]
-        if len(own) > self._max_per_owner:
-            return own[0]
-        if len(self._held) <= self._max_total:
+        counts = Counter(each.owner for each in self._held)
+        if counts[connection.owner] > self._max_per_owner:
+            largest: list[Hashable] = [connection.owner]
+        elif len(self._held) > self._max_total:
+            largest = [owner for owner, _ in counts.most_common()]
+        else:
             return None
-        ((largest, _),) = Counter(each.owner for each in self._held).most_common(1)
-        return next(each for each in self._held if each.owner == largest)
+        closable = (each for owner in largest for each in self._held if each.owner == owner and self._may_close(each))
+        return next(closable)
 
     def remove(self, connection: H) -> None:
         """Remove a connection. It is not an error if it was removed already."""

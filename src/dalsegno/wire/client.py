@@ -15,7 +15,7 @@ _LENGTH_BYTES = 4
 def prove_as_client(
     sock: socket.socket, handshake: ClientHandshake, secret: bytes, *names: str, fields: Message, until: float
 ) -> Session:
-    """Run the handshake; return the session once both sides are authenticated. `fields` identify the client."""
+    """Run the handshake; return the session once both sides are authenticated. `fields` identifies the client."""
     greeting = parse(read_frame(sock, HANDSHAKE_BYTES, until))
     send(sock, {**fields, **handshake.answer(greeting, secret, *names)})
     return handshake.finish(parse(read_frame(sock, HANDSHAKE_BYTES, until)))

@@ -1,6 +1,7 @@
-"""Notices with which a cloud announces that it takes a machine: their values, and the parsers of EC2's answers. Pure.
+"""Notices in which a cloud announces that it will stop or reclaim a machine, and parsers for EC2's notices. No I/O.
 
-A notice travels as the code of a failed check and in a drain reason, `cloud-notice[spot:2026-11-18T12:02:00Z]`.
+A notice is encoded as text such as `cloud-notice[spot:2026-11-18T12:02:00Z]`. This text is the code of a failed health
+check, and it is part of a drain reason.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from enum import Enum
 from time import gmtime, strftime, strptime
 from typing import Any
 
-CHECK = "cloud-notice"  # the health check of notices
-CLOUD_FILE = "dalsegno-cloud.json"  # beside slurm.conf; tells the agents of nodes which cloud they are on
-SPOT_S = 120.0  # EC2 announces the end of a spot instance two minutes before it
+CHECK = "cloud-notice"  # name of the health check that reports notices
+CLOUD_FILE = "dalsegno-cloud.json"  # a file beside slurm.conf that names the cloud, for node agents
+SPOT_S = 120.0  # EC2 announces the termination of a spot instance two minutes in advance
 MAX_EVENTS = 100
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _CODE = re.compile(r"([a-z-]{1,32}):(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)")
@@ -23,10 +24,10 @@ _REASON = re.compile(rf"dalsegno:[a-z]+:{CHECK}\[([^\]]*)\]")
 
 
 class NoticeKind(Enum):
-    """Why the cloud takes a machine."""
+    """The reason why the cloud stops or reclaims a machine."""
 
-    SPOT = "spot"  # the cloud needs the capacity of a spot instance
-    CAPACITY_BLOCK = "capacity-block"  # the reserved time ends, and the cloud takes the machine
+    SPOT = "spot"  # the cloud reclaims a spot instance because it needs the capacity
+    CAPACITY_BLOCK = "capacity-block"  # the reserved time ends, and the cloud reclaims the machine
     MAINTENANCE = "maintenance"  # the machine is stopped, retired or rebooted at a scheduled time
 
 
@@ -36,11 +37,11 @@ class BadNotice(ValueError):
 
 @dataclass(frozen=True)
 class CloudNotice:
-    """A notice. `deadline` is when the cloud takes the machine, in seconds since 1970."""
+    """A notice. `deadline` is when the cloud stops or reclaims the machine, in seconds since 1970."""
 
     kind: NoticeKind
     deadline: float
-    action: str = ""  # what the cloud does then, in its own word: terminate, stop, instance-retirement
+    action: str = ""  # what the cloud does at the deadline, in EC2's terms: terminate, stop, instance-retirement
 
     @property
     def code(self) -> str:
@@ -48,9 +49,9 @@ class CloudNotice:
 
     @property
     def summary(self) -> str:
-        """Return a line such as `the cloud takes this node at 2026-11-18T12:02:00Z (spot: terminate)`."""
+        """Return a line such as `the cloud provider ends this instance at 2026-11-18T12:02:00Z (spot: terminate)`."""
         why = f"{self.kind.value}: {self.action}" if self.action else self.kind.value
-        return f"the cloud takes this node at {format_time(self.deadline)} ({why})"
+        return f"the cloud provider ends this instance at {format_time(self.deadline)} ({why})"
 
 
 def format_time(at: float) -> str:
@@ -58,7 +59,7 @@ def format_time(at: float) -> str:
 
 
 def parse_code(code: str) -> CloudNotice | None:
-    """Return the notice that a code stands for; None for any other code."""
+    """Return the notice that is encoded in a health check's code; None if the code contains no notice."""
     found = _CODE.fullmatch(code)
     if not found:
         return None
@@ -69,20 +70,20 @@ def parse_code(code: str) -> CloudNotice | None:
 
 
 def find_notice(reason: str) -> CloudNotice | None:
-    """Return the notice for which the controller drained a node; None for any other drain reason."""
+    """Return the notice in a drain reason that the controller wrote; None for any other drain reason."""
     found = _REASON.match(reason)
     return parse_code(found[1]) if found else None
 
 
-# Answers of EC2's metadata service
+# Parsers for the answers of EC2's metadata service
 
 
-# What EC2 does at the scheduled time. Other events, such as network maintenance, leave the machine running.
+# Events that stop or reboot the machine. Other events, such as network maintenance, leave it running.
 TAKING = ("instance-stop", "instance-retirement", "instance-reboot", "system-reboot")
 
 
 def parse_spot(text: str) -> CloudNotice:
-    """Parse `spot/instance-action`: `{"action": "terminate", "time": "2026-11-18T12:02:00Z"}`."""
+    """Parse the item `spot/instance-action`, such as `{"action": "terminate", "time": "2026-11-18T12:02:00Z"}`."""
     answer = _object(text)
     action, at = answer.get("action"), answer.get("time")
     if not isinstance(action, str) or not isinstance(at, str) or not action.isprintable() or len(action) > 32:
@@ -91,7 +92,7 @@ def parse_spot(text: str) -> CloudNotice:
 
 
 def parse_rebalance(text: str) -> float:
-    """Parse `events/recommendations/rebalance` and return when EC2 wrote it."""
+    """Parse the item `events/recommendations/rebalance` and return when EC2 issued the recommendation."""
     at = _object(text).get("noticeTime")
     if not isinstance(at, str):
         raise BadNotice(f"not a rebalance recommendation: {text[:80]!r}")
@@ -99,7 +100,10 @@ def parse_rebalance(text: str) -> float:
 
 
 def parse_scheduled(text: str) -> list[CloudNotice]:
-    """Parse `events/maintenance/scheduled` and return the events that take the machine, the earliest first."""
+    """Parse the item `events/maintenance/scheduled`.
+
+    Return the events that stop or reboot the machine, earliest first.
+    """
     events = _json(text)
     if not isinstance(events, list) or len(events) > MAX_EVENTS:
         raise BadNotice(f"not a list of scheduled events: {text[:80]!r}")
@@ -116,8 +120,8 @@ def _event(event: Any) -> CloudNotice | None:
 
 
 def _mail_date(value: Any) -> float:
-    """Parse EC2's form of a date in scheduled events, `21 Jan 2026 09:00:43 GMT`."""
-    from email.utils import parsedate_tz  # here, because only events have such dates, and it takes memory
+    """Parse the date of a scheduled event, such as `21 Jan 2026 09:00:43 GMT`."""
+    from email.utils import parsedate_tz  # imported here to save memory, because only scheduled events need it
 
     found = parsedate_tz(value) if isinstance(value, str) else None
     if found is None:

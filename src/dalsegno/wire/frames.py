@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -15,20 +16,33 @@ Message = dict[str, Any]
 MAX_BYTES = 1 << 20  # maximum message length; a peer that announces a longer message is disconnected
 MAX_DEPTH = 64  # maximum levels of nested arrays and objects; valid messages have fewer than ten
 _LENGTH = struct.Struct("!I")
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` would create one for each message
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+@dataclass(frozen=True)
+class EncodedMessage:
+    """A message that its sender has already encoded, so that parts shared by many messages are encoded only once."""
+
+    first_key: str
+    text: bytes
 
 
 class BadFrame(Exception):
     """The peer violated the protocol."""
 
 
-def pack(message: Message) -> bytes:
+def pack(message: Message | EncodedMessage) -> bytes:
     return frame(encode(message))
 
 
-def encode(message: Message) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode()
+def encode(message: Message | EncodedMessage) -> bytes:
+    return message.text if isinstance(message, EncodedMessage) else to_json(message).encode()
+
+
+def to_json(value: object) -> str:
+    return _ENCODER.encode(value)
 
 
 def frame(body: bytes, max_bytes: int = MAX_BYTES) -> bytes:
@@ -41,7 +55,8 @@ def frame(body: bytes, max_bytes: int = MAX_BYTES) -> bytes:
 class Reader:
     """Parses a byte stream that arrives in pieces of any size into messages of at most `max_bytes`.
 
-    The time is linear in the number of bytes, however small the pieces: a `bytearray` drops its front without a copy.
+    The time is linear in the number of bytes even for small pieces, because a `bytearray` drops its front without a
+    copy.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -53,7 +68,10 @@ class Reader:
             yield parse(body)
 
     def bodies(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes, then yield the body of each complete frame. Frames not consumed stay for the next call."""
+        """Add bytes, then yield the body of each complete frame.
+
+        Frames that the caller does not consume stay for the next call.
+        """
         self.add(data)
         while (body := self.take()) is not None:
             yield body
@@ -108,7 +126,7 @@ def _depth(body: bytes) -> int:
 
 
 def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> None:
-    """Send a whole message. The file descriptors in `files` are attached to its first byte."""
+    """Send a complete message. The file descriptors in `files` are attached to its first byte."""
     data = pack(message)
     if not files:
         sock.sendall(data)

@@ -24,7 +24,7 @@ import re
 import secrets
 from collections.abc import Callable
 
-from dalsegno.wire.frames import MAX_BYTES, BadFrame, Message, encode, frame, parse
+from dalsegno.wire.frames import MAX_BYTES, BadFrame, EncodedMessage, Message, encode, frame, parse
 
 TAG_BYTES = 32
 MAX_SEALED_BYTES = MAX_BYTES + TAG_BYTES
@@ -32,7 +32,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class BadProof(BadFrame):
-    """The peer does not know the secret, or wanted to reach another party."""
+    """The peer does not know the secret, or it meant to connect to another party."""
 
 
 def nonce() -> str:
@@ -70,7 +70,7 @@ class Seal:
         self._mac = _digest(secret, "seal: authenticate", side, *transcript)
         self._count = 0
 
-    def close(self, message: Message) -> bytes:
+    def close(self, message: Message | EncodedMessage) -> bytes:
         """Return the sealed message as a frame; raise BadFrame, and change nothing, if it is too long."""
         text = encode(message)
         if len(text) > MAX_BYTES:
@@ -108,7 +108,7 @@ class Session:
 
 
 class ClientHandshake:
-    """The client's part. `own_side` and `peer_side` differ, so that no proof or sealed message can be reflected."""
+    """The client's side of the handshake. `own_side` and `peer_side` differ, so that no message can be reflected."""
 
     def __init__(self, own_side: str, peer_side: str) -> None:
         self._own_side, self._peer_side, self._nonce = own_side, peer_side, nonce()
@@ -129,7 +129,7 @@ class ClientHandshake:
 
 
 class ServerHandshake:
-    """The server's part of the handshake."""
+    """The server's side of the handshake."""
 
     def __init__(self, own_side: str, peer_side: str) -> None:
         self._own_side, self._peer_side, self._nonce = own_side, peer_side, nonce()
@@ -145,15 +145,18 @@ class ServerHandshake:
         return Session(secret, self._own_side, self._peer_side, transcript)
 
     def welcome(self, session: Session) -> Message:
-        """Return the server's own proof.
+        """Return the server's proof.
 
-        It is sent only after the client's proof, so that an unknown peer learns nothing.
+        Send it only after the client's proof was checked, so that an unauthenticated peer learns nothing.
         """
         return {"proof": prove(session.secret, self._own_side, *session.transcript)}
 
 
 class Tags:
-    """Authenticates the unencrypted bulk data that one side of a session sends. Each piece counts once, in order."""
+    """Authenticates the unencrypted bulk data that one side of a session sends.
+
+    Each piece is accepted once, in order.
+    """
 
     def __init__(self, session: Session, side: str) -> None:
         self._key, self._count = _digest(session.secret, "tag: authenticate", side, *session.transcript), 0

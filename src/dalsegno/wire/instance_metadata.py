@@ -1,7 +1,8 @@
 """The instance metadata service of EC2, version 2. It answers only the machine itself, at a link-local address.
 
-The address is fixed. Neither proxies nor redirects are followed, answers are bounded, and no request waits longer than
-a second for the next bytes. Clouds other than EC2 announce nothing there, so nothing else is read.
+The address is fixed. Neither proxies nor redirects are followed, answers have a maximum size, and no request waits
+longer than a second for the next bytes. Only EC2 is supported, because other clouds do not announce notices at this
+address.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class InstanceMetadata:
     """Reads the metadata of this machine. A token is requested when it is needed, and again after it has expired."""
 
     def __init__(self, address: tuple[str, int] = ADDRESS) -> None:
-        self._address = address
+        self.address = address
         self._token, self._renew_at = "", 0.0
 
     def get(self, path: str) -> str | None:
         """Return the text of an item below meta-data/; None if there is no such item."""
         status, text = self._ask(path)
-        if status == 401:  # the token has expired, or the machine was resumed elsewhere
+        if status == 401:  # the token has expired, or the machine was resumed on another host
             self._token = ""
             status, text = self._ask(path)
         if status == 404:
@@ -56,9 +57,9 @@ class InstanceMetadata:
         return self._request("GET", FOLDER + path, {TOKEN_HEADER: self._token})
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        import http.client  # here, because node agents outside clouds do not need it, and it takes memory
+        import http.client  # imported here to save memory, because node agents outside clouds do not need it
 
-        connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection(*self.address, timeout=TIMEOUT_S)
         try:
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()
@@ -81,6 +82,6 @@ def is_ec2(vendor: Path = VENDOR) -> bool:
 
 
 def read_spot_notice(metadata: InstanceMetadata) -> CloudNotice | None:
-    """Return the notice of a spot instance; None if there is none. Raises NoMetadata and BadNotice."""
+    """Return the notice of a spot instance; None if there is none. Raise NoMetadata or BadNotice on failure."""
     text = metadata.get(SPOT)
     return parse_spot(text) if text is not None else None

@@ -45,20 +45,20 @@ class LivenessLimits:
     known_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class PeerSign:
-    """The signs of life of one peer."""
+    """The signs of life of one peer. Heartbeats change it in place, because a watcher gets thousands per second."""
 
     presence: Presence
     since: float  # when `presence` last changed
-    last_seen: float  # time of the agent's last message, or when silence began to count
-    alive: float  # time of the last message or answer from the agent or host, or when silence began to count
+    last_seen: float  # when the agent last sent a message, or when its silence began to count
+    alive: float  # when the agent or the host last answered, or when their silence began to count
     probe: float  # when the next probe is due
     probing: bool = False
     known: bool = False  # whether the previous watcher had this peer in service
     broken: bool = False  # whether the connection broke, so that no more messages can arrive on it
-    host: bool | None = None  # whether the host answered the last probe; None: not probed
-    # Whether a service on the host, such as slurmd, answered the last probe; None: not probed
+    host: bool | None = None  # whether the host answered the last probe; None if there was none
+    # Whether a service on the host, such as slurmd, answered the last probe; None if there was none
     service: bool | None = None
 
 
@@ -96,11 +96,10 @@ class Liveness:
     def beat(self, peer: str, now: float) -> None:
         """Record a message from the peer's agent."""
         if sign := self.signs.get(peer):
-            since = sign.since if sign.presence is Presence.CONNECTED else now
-            due = now + self.limits.silent_s
-            self.signs[peer] = PeerSign(
-                Presence.CONNECTED, since, now, now, due, sign.probing, host=True, service=sign.service
-            )
+            if sign.presence is not Presence.CONNECTED:
+                sign.presence, sign.since, sign.known, sign.broken = Presence.CONNECTED, now, False, False
+            sign.last_seen = sign.alive = now
+            sign.probe, sign.host = now + self.limits.silent_s, True
 
     def disconnected(self, peer: str, now: float) -> None:
         """Record that the peer's connection broke."""
@@ -109,12 +108,12 @@ class Liveness:
             self.signs[peer] = replace(_with_presence(sign, Presence.SILENT, now), broken=True, probe=now, service=None)
 
     def ask(self, peer: str, now: float) -> None:
-        """Make a probe of the peer and its service due now."""
+        """Schedule a probe of the peer and its service for now."""
         if sign := self.signs.get(peer):
             self.signs[peer] = replace(sign, probe=now, service=None)
 
     def look(self, now: float) -> LivenessLook:
-        """Return the peers to probe. Call this every `look_s`; a late call restarts all periods."""
+        """Return the peers to probe. Call this every `look_s`; a late call restarts all timers."""
         late = self._looked is not None and now - self._looked > self.limits.look_s + LATE_S
         self._looked = now
         if late:
@@ -139,12 +138,15 @@ class Liveness:
         return replace(sign, probing=True, probe=now + (self.limits.settled_s if slowly else self.limits.again_s))
 
     def probe_ended(self, peer: str, now: float, *, host: bool | None, service: bool | None = None) -> None:
-        """Record whether the host and the service answered a probe. None: not probed, or the probe was not sent."""
+        """Record whether the host and the service answered their probes.
+
+        None means that the probe of the host or of the service was not sent.
+        """
         sign = self.signs.get(peer)
         if sign is None or not sign.probing:
             return
         sign = replace(sign, probing=False, service=sign.service if service is None else service)
-        # An agent that has reconnected is not judged. If the probe could not be sent, there is no result to judge by.
+        # Ignore the result if the agent has reconnected. If the probe could not be sent, there is no result.
         if sign.presence is not Presence.CONNECTED and (host is not None or service):
             sign = self._judge(replace(sign, host=host), bool(host or service), now)
         self.signs[peer] = sign
@@ -155,11 +157,12 @@ class Liveness:
             return sign
         due = max(sign.probe, now + self.limits.rest_s)
         if sign.presence is Presence.SILENT:
-            # The next probe is at the latest when an agent whose host still answers is declared dead.
+            # Probe again at `stuck_s` at the latest, to declare an agent dead whose host still answers.
             due = min(due, sign.last_seen + self.limits.stuck_s)
         return replace(sign, alive=now, probe=due, last_seen=now if sign.presence is Presence.NEVER else sign.last_seen)
 
     def _verdict(self, sign: PeerSign, alive: bool, now: float) -> Presence:
+        """Return the presence of a peer after a probe. `alive` says whether its host or service has answered."""
         if sign.presence is Presence.NEVER:
             waits = now < (sign.last_seen if sign.known else sign.since) + self._grace_s(sign)
             return Presence.NEVER if alive or waits else Presence.GONE
@@ -169,9 +172,10 @@ class Liveness:
         return Presence.AGENT_DEAD if stuck else Presence.SILENT
 
     def _grace_s(self, sign: PeerSign) -> float:
-        """Return how long a new peer may stay silent.
+        """Return how many seconds a new peer may stay silent.
 
-        The time is longer if no peer is connected, because the watcher itself may be cut off.
+        The shorter limit `known_s` applies only while another peer is connected: if none is, the watcher itself may be
+        cut off.
         """
         others_connected = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
         return self.limits.known_s if others_connected else self.limits.new_s

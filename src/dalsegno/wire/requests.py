@@ -1,7 +1,7 @@
 """A request server on a Unix socket that is open to every user of the machine. The kernel identifies the caller.
 
-Each turn of the loop answers at most one request per user. The time that an answer takes is charged to the user. A user
-who exceeds the allowed share has to wait; other users do not.
+Each call of `turn` answers at most one request per user. The time that an answer takes is charged to the user. A user
+who exceeds the allowed share of the time has to wait; other users do not.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dalsegno.wire.peer import uid_of
 
 MAX_CALLERS = 128
 MAX_PER_USER = 48
-CALL_S = 10.0  # a caller that has not finished by then is disconnected
+CALL_S = 10.0  # a caller that has not finished after this time is disconnected
 MAX_BYTES = 1 << 16  # limit per caller; valid requests are far shorter
 ACCEPT_AT_ONCE = 32
-BURST_S, SHARE = 1.0, 0.1  # limits on one user's requests: seconds in a burst, and share of the loop's time
+BURST_S, SHARE = 1.0, 0.1  # limits on the time for one user's requests: seconds in a burst, and share of all time
 TURN_S = 0.05  # after this time, a turn starts no further answers
 MIN_CHARGE_S = 0.001  # minimum charge for a request
 
@@ -33,7 +33,7 @@ Answer = Callable[[int, Message], Message]  # (uid, request) -> answer
 
 @dataclass(eq=False)
 class Caller:
-    """A connected process, its current request and the unsent part of its answer."""
+    """A connected process, its current request, and the unsent part of its answer."""
 
     sock: socket.socket
     uid: int
@@ -51,12 +51,12 @@ class Caller:
 
     @property
     def waits(self) -> bool:
-        """Whether the caller waits for an answer and has been sent all of the previous one."""
+        """Whether the caller waits for an answer and has received all of the previous one."""
         return not self.unsent and not self.finished and (self.request is not None or bool(self.broken))
 
 
 class RequestServer:
-    """Accepts callers and replies to each request with the result of `answer`. The loop calls `turn` in every turn.
+    """Accepts callers and replies to each request with the result of `answer`. The event loop must call `turn`.
 
     If `answer` fails, `complain` is called with a message and the traceback. An answer has at most `max_answer_bytes`.
     """
@@ -84,7 +84,7 @@ class RequestServer:
         self.listener.close()
 
     def turn(self) -> float | None:
-        """Answer one request from each user, disconnect overdue callers, and return when the next turn is due."""
+        """Answer at most one request per user, disconnect overdue callers, and return when the next turn is due."""
         now = time.monotonic()
         for caller in self.callers.overdue(now):
             self._drop(caller)

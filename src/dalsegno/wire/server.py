@@ -1,8 +1,8 @@
 """A server that authenticates its peers and then exchanges sealed messages with them.
 
-A peer that has not authenticated is called a stranger. The number of strangers is limited, as are the bytes
-and the time for each one, and a stranger receives only the greeting. A refused peer has no effect on others. The
-program that uses the server decides which peers with a valid proof are admitted (`MessageHandler.admit`).
+The number of unauthenticated peers is limited, and so are the bytes and the time for each of them. They receive only
+the greeting. A refused peer has no effect on others. The program that uses the server decides which peers with a valid
+proof are admitted (`MessageHandler.admit`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dalsegno.wire.bounds import Allowance, WaitingConnections
-from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.wire.frames import BadFrame, EncodedMessage, Message, Reader, pack, parse
 from dalsegno.wire.handshake import MAX_SEALED_BYTES, ServerHandshake, Session
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 ACCEPT_AT_ONCE = 64  # connections accepted per turn, so that a flood of them does not delay admitted peers
 ACCEPT_S = 0.01  # time per turn for new connections, so that slow greetings do not delay admitted peers
-FULL_PAUSE_S = 0.2  # length of the pause if no file descriptor is left and there is no stranger to disconnect
+FULL_PAUSE_S = 0.2  # length of the pause if no file descriptor is left and no unauthenticated peer can be disconnected
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-Ready = Callable[[int], None]  # called with the events that occurred
+Ready = Callable[[int], None]  # called with the socket's events
 W = TypeVar("W")  # type of a peer's identity
 
 
@@ -38,7 +38,7 @@ class Watcher(Protocol):
     """The event loop that a server runs in."""
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
-        """From now on, call `ready` for exactly these events of the socket."""
+        """Call `ready` for exactly these events of the socket, instead of the events requested before."""
 
     def unwatch(self, sock: socket.socket) -> None: ...
 
@@ -49,7 +49,8 @@ class Watcher(Protocol):
 class SelectorWatcher:
     """A watcher on a selector.
 
-    The program's loop calls each key's data with its events, and calls `wake` at the returned deadline.
+    The program's loop calls the `data` of each ready key with the events. It also calls `BoundedServer.wake` at the
+    deadline that the last call returned.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -70,7 +71,7 @@ class SelectorWatcher:
 
 
 class LoopWatcher:
-    """A watcher on an asyncio loop."""
+    """Watches sockets and deadlines with an asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -97,9 +98,9 @@ class LoopWatcher:
 class ServerLimits:
     """The limits of a server. Byte limits are per message."""
 
-    strangers: int = 256  # maximum number of unauthenticated connections
-    stranger_s: float = 3.0  # time limit for the handshake, which takes one packet each way
-    stranger_bytes: int = 2048
+    unauthenticated: int = 256  # maximum number of unauthenticated connections
+    unauthenticated_s: float = 3.0  # time limit for the handshake, which takes one packet each way
+    unauthenticated_bytes: int = 2048
     message_bytes: int = MAX_SEALED_BYTES
     unsent_bytes: int = 16 << 20  # maximum number of bytes queued for one peer
     read_bytes: int = 64 << 10  # maximum size of one read
@@ -119,7 +120,7 @@ class MessageHandler(Protocol[W]):
     """The program that uses a server."""
 
     def greeting(self) -> Message:
-        """Return the fields to send to strangers in addition to the nonce."""
+        """Return the fields to send to unauthenticated peers in addition to the nonce."""
 
     def identify(self, hello: Message, handshake: ServerHandshake) -> Proved[W]:
         """Return the identity that a peer proves in its first message; raise BadFrame if the proof is invalid."""
@@ -157,7 +158,7 @@ class Connection(Generic[W]):
     def owner(self) -> str:
         return self.address
 
-    def queue(self, message: Message) -> None:
+    def queue(self, message: Message | EncodedMessage) -> None:
         self.unsent += self.session.closer.close(message) if self.session else pack(message)
 
 
@@ -172,7 +173,7 @@ class BoundedServer(Generic[W]):
     ) -> None:
         self._watcher, self._host, self._limits = watcher, host, limits
         self._peer_side, self._own_side = peer_side, own_side
-        self.strangers: WaitingConnections[Connection[W]] = WaitingConnections(limits.strangers)
+        self.unauthenticated: WaitingConnections[Connection[W]] = WaitingConnections(limits.unauthenticated)
         self._listener: socket.socket | None = None
         self._paused_until, self._reminded = 0.0, False
 
@@ -189,36 +190,36 @@ class BoundedServer(Generic[W]):
         self._watcher.watch(listener, READ, lambda events: self._accept())
 
     def close(self) -> None:
-        """Stop listening and close the connections of strangers. Admitted peers stay connected."""
-        for stranger in self.strangers.all():
-            self._refuse(stranger)
+        """Stop listening, and close all unauthenticated connections. Admitted peers stay connected."""
+        for peer in self.unauthenticated.all():
+            self._refuse(peer)
         if self._listener is not None:
             self._watcher.unwatch(self._listener)
             self._listener.close()
             self._listener = None
 
     def wake(self, now: float) -> float | None:
-        """Disconnect strangers that are past their deadline; return the next deadline (monotonic)."""
-        for stranger in self.strangers.overdue(now):
-            self._host.on_refused("a peer that did not authenticate in time", stranger.address)
-            self._refuse(stranger)
+        """Disconnect unauthenticated peers that are past their deadline; return the next deadline (monotonic)."""
+        for peer in self.unauthenticated.overdue(now):
+            self._host.on_refused("a peer that did not authenticate in time", peer.address)
+            self._refuse(peer)
         if self._paused_until and now >= self._paused_until and self._listener is not None:
             self._paused_until = 0.0
             self._watcher.watch(self._listener, READ, lambda events: self._accept())
-        due = [at for at in (self.strangers.next_deadline(), self._paused_until or None) if at is not None]
+        due = [at for at in (self.unauthenticated.next_deadline(), self._paused_until or None) if at is not None]
         return min(due, default=None)
 
-    def send(self, peer: Connection[W], message: Message) -> None:
+    def send(self, peer: Connection[W], message: Message | EncodedMessage) -> None:
         """Send a message to a peer. If that fails, the connection is closed."""
         if peer.open:
             peer.queue(message)
-            self._try(peer, lambda: self._flush(peer))
+            self._try(peer, self._flush)
 
     def drop(self, peer: Connection[W]) -> None:
-        """Close a connection at once, without flushing: a dead host would never read the rest."""
+        """Close a connection at once, without flushing, because a dead host would never read the rest."""
         if peer.open:
             peer.open = False
-            self.strangers.remove(peer)
+            self.unauthenticated.remove(peer)
             self._watcher.unwatch(peer.sock)
             peer.sock.close()
 
@@ -232,14 +233,14 @@ class BoundedServer(Generic[W]):
         peer.open = False
         self._watcher.unwatch(peer.sock)
         try:
-            peer.sock.settimeout(self._limits.stranger_s)
+            peer.sock.settimeout(self._limits.unauthenticated_s)
             peer.sock.sendall(peer.unsent)
         except OSError:
             peer.sock.close()
             raise
         return peer.sock
 
-    # Connections that have not authenticated yet
+    # Unauthenticated connections
 
     def _accept(self) -> None:
         until = time.monotonic() + ACCEPT_S
@@ -255,8 +256,8 @@ class BoundedServer(Generic[W]):
             self._greet(sock, str(address[0]))
 
     def _make_room(self) -> None:
-        """Free a file descriptor. If that fails, pause, so that the loop does not spin on the ready listener."""
-        oldest = self.strangers.oldest()
+        """Free a file descriptor. If that fails, pause, so that the event loop is not woken without end."""
+        oldest = self.unauthenticated.oldest()
         if oldest is not None:
             self._refuse(oldest)
         elif self._listener is not None:
@@ -265,7 +266,7 @@ class BoundedServer(Generic[W]):
             self._remind(self._paused_until)
 
     def _remind(self, when: float) -> None:
-        """Set a timer unless one is set, so that a flood of strangers does not create a flood of timers."""
+        """Set a timer if none is set, so that many unauthenticated peers share one timer."""
         if not self._reminded:
             self._reminded = True
             self._watcher.at(when, self._reminder)
@@ -277,20 +278,22 @@ class BoundedServer(Generic[W]):
             self._remind(due)
 
     def _greet(self, sock: socket.socket, address: str) -> None:
-        limits, until = self._limits, time.monotonic() + self._limits.stranger_s
+        limits, until = self._limits, time.monotonic() + self._limits.unauthenticated_s
         allowance = Allowance(limits.burst, limits.per_s)
         handshake = ServerHandshake(self._own_side, self._peer_side)
-        peer: Connection[W] = Connection(sock, address, until, Reader(limits.stranger_bytes), allowance, handshake)
+        peer: Connection[W] = Connection(
+            sock, address, until, Reader(limits.unauthenticated_bytes), allowance, handshake
+        )
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        excess = self.strangers.add(peer)
+        excess = self.unauthenticated.add(peer)
         self._watcher.watch(sock, READ, lambda events: self._ready(peer, events))
         if excess is not None:
             self._host.on_refused("too many peers that have not authenticated", excess.address)
             self._refuse(excess)
         self._remind(until)
-        self._try(peer, lambda: peer.queue({**self._host.greeting(), **handshake.greeting()}))
-        self._try(peer, lambda: self._flush(peer))
+        self._try(peer, lambda peer: peer.queue({**self._host.greeting(), **handshake.greeting()}))
+        self._try(peer, self._flush)
 
     def _identify(self, peer: Connection[W], hello: Message) -> None:
         proved = self._host.identify(hello, peer.handshake)
@@ -298,7 +301,7 @@ class BoundedServer(Generic[W]):
             self._host.on_refused(why, peer.address)
             self._refuse(peer)
             return
-        self.strangers.remove(peer)
+        self.unauthenticated.remove(peer)
         peer.queue(peer.handshake.welcome(proved.session))
         peer.who, peer.session, peer.reader.max_bytes = proved.who, proved.session, self._limits.message_bytes
         self._host.on_connect(peer)
@@ -309,8 +312,9 @@ class BoundedServer(Generic[W]):
         if not peer.open:
             return  # the peer was dropped in this turn to make room for another one
         if events & READ:
-            self._try(peer, lambda: self._receive(peer))
-        self._try(peer, lambda: self._flush(peer))
+            self._try(peer, self._receive)
+        if peer.unsent or peer.writing:
+            self._try(peer, self._flush)
 
     def _receive(self, peer: Connection[W]) -> None:
         try:
@@ -344,11 +348,11 @@ class BoundedServer(Generic[W]):
                 peer.sock, READ | (WRITE if peer.writing else 0), lambda events: self._ready(peer, events)
             )
 
-    def _try(self, peer: Connection[W], step: Callable[[], None]) -> None:
+    def _try(self, peer: Connection[W], step: Callable[[Connection[W]], None]) -> None:
         if not peer.open:
             return
         try:
-            step()
+            step(peer)
         except BadFrame as error:
             self._host.on_refused(f"a message of {self._name(peer)}", str(error))
             self._refuse(peer)

@@ -17,7 +17,7 @@ from tests.overview.clusters import healthy, replacing, run, with_runs
 
 
 class PlayedSources:
-    """Answers from an overview. While `slurm` or `controller_answers` is False, that source does not answer."""
+    """Sources that answer from an overview, except those whose switch (`slurm`, `controller_answers`) is False."""
 
     controller: Path | None = Path("/controller.sock")
     sees_all_runs = True
@@ -47,14 +47,14 @@ class PlayedSources:
 
 
 class FailingSources(PlayedSources):
-    """Fails with its own error at the first query, as a damaged cluster does."""
+    """Sources that raise an error at the first query, like those of a damaged cluster."""
 
     def status(self) -> ClusterStatus:
         raise DalsegnoError("the cluster is damaged")
 
 
 class HangingSources(PlayedSources):
-    """Never answers, like a Slurm whose network is down."""
+    """Sources that never answer, like a Slurm whose network is down."""
 
     def status(self) -> ClusterStatus:
         threading.Event().wait()

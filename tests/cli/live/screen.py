@@ -20,7 +20,7 @@ _HANGS_S = 60.0  # timeout for a program that hangs
 
 
 class Screen:
-    """The lines that a terminal shows. It knows the sequences that the view uses, and fails on others."""
+    """The lines that a terminal shows. Only the escape sequences that the view uses are accepted."""
 
     def __init__(self) -> None:
         self.lines: dict[int, str] = {}
@@ -115,7 +115,7 @@ class PtyProgram:
         return True
 
     def ended(self) -> int:
-        """Wait for the end, read the rest of the output, and return the exit code."""
+        """Wait for the program to end, read the rest of its output, and return its exit code."""
         until = time.monotonic() + _HANGS_S
         while self.process.poll() is None:
             self.read(0.02)
@@ -126,13 +126,13 @@ class PtyProgram:
 
     @property
     def stopped(self) -> bool:
-        """Whether the program was stopped, as by Ctrl-Z."""
+        """Return whether the program is stopped, as by Ctrl-Z."""
         found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         return found is not None and found.si_status == signal.SIGSTOP
 
     @property
     def restored(self) -> bool:
-        """Whether the terminal is as before: its settings, the usual screen, a visible cursor, line breaks."""
+        """Return whether the terminal is as before: its settings, the usual screen, a visible cursor, line breaks."""
         screen = self.screen
         same = termios.tcgetattr(self.theirs) == self.before
         return same and not screen.alternate and screen.cursor and screen.wraps

@@ -1,4 +1,4 @@
-"""Keys, the state of the view, text widths, and the readings of sources that fail."""
+"""Keys, the state of the view, text widths, and readings from sources that fail."""
 
 from __future__ import annotations
 

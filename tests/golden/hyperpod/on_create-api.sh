@@ -34,18 +34,18 @@ echo "dalsegno: instance group $group, role $role, controller $controller"
 
 mount_shared() {  # TYPE SOURCE MOUNT-POINT OPTIONS
   mkdir -p "$3"
+  if mountpoint -q "$3"; then return; fi  # HyperPod mounts the file systems that are in the request
   grep -qsF "$2 $3 " /etc/fstab || echo "$2 $3 $1 $4 0 0" >> /etc/fstab
-  if ! mountpoint -q "$3"; then
-    for attempt in 1 2 3 4 5; do
-      mount -t "$1" -o "$4" "$2" "$3" && break
-      echo "dalsegno: mounting $3 failed, attempt $attempt of 5"
-      sleep "${DALSEGNO_RETRY_S:-10}"
-    done
-  fi
+  for attempt in 1 2 3 4 5; do
+    mount -t "$1" -o "$4" "$2" "$3" && break
+    echo "dalsegno: mounting $3 failed, attempt $attempt of 5"
+    sleep "${DALSEGNO_RETRY_S:-10}"
+  done
   mountpoint -q "$3" || fail "$2 cannot be mounted at $3: check the security group of the file system"
 }
-
+mount_shared lustre fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh /fsx noatime,flock,_netdev
 
 export DALSEGNO_HEAD="$controller"
 bash "$here/bootstrap-$(tr '[:upper:]' '[:lower:]' <<< "$role").sh"
+/opt/dalsegno/python -I /opt/dalsegno/current/dalsegno/programs.py hyperpod-containers on "$role" /fsx/images
 echo "dalsegno: $(hostname -s) is set up"

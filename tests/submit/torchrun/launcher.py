@@ -58,8 +58,12 @@ class Launcher:
     def run(self, *words: str, program: list[str] | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         return ended(self.start(*words, program=program, **env))
 
+    def named(self, name: str) -> list[int]:
+        """Return the processes of this folder with this name."""
+        return [pid for pid in _marked(self.mark) if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+
     def left(self) -> list[str]:
-        """Return processes that still run, and folders in the temporary one."""
+        """Return processes that still run, and temporary folders that were not removed."""
         found = [f"process {pid}: {_command(pid)}" for pid in _marked(self.mark)]
         return found + [
             path.name for path in self.folder.glob("*") if path.name.startswith(("torchelastic_", "dalsegno"))

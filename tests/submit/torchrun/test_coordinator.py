@@ -1,9 +1,10 @@
-"""The coordinator in its thread may end at any moment, even during a call."""
+"""The coordinator of a torchrun command: its thread may end at any moment, and it prints instead of saving."""
 
 from __future__ import annotations
 
+from dalsegno.runs.coordinator.generations.standbys import StandbyLost, StandbyMode, StandbyPlan, StandbyReady
 from dalsegno.runs.torchrun.args import TorchrunArgs
-from dalsegno.runs.torchrun.coordinator import CoordinatorThread, TorchrunSite
+from dalsegno.runs.torchrun.coordinator import CoordinatorThread, OutputWriter, TorchrunSite
 from dalsegno.runs.torchrun.rendezvous import ALONE, Keys
 
 
@@ -16,4 +17,35 @@ def test_ended_coordinator_accepts_leave_and_stop() -> None:
     hosted.join(30)
     hosted.leave("SIGTERM")
     hosted.stop("seen more than enough")
+    assert said == []
+
+
+def test_each_lost_standby_worker_is_printed_and_other_notes_are_not() -> None:
+    said = list[str]()
+    output = OutputWriter(TorchrunSite(TorchrunArgs("train.py"), "j", "id", 1, ALONE), said.append)
+    plan, agent = StandbyPlan(StandbyMode.ON), "0@gpu-1#4711"
+    messages = [
+        StandbyReady(887),
+        StandbyReady(887),
+        StandbyLost("standby worker 0 was killed by SIGKILL; the next worker is forked without it", 0),
+        StandbyLost("standby worker 0 was killed by SIGKILL; the next worker is forked without it", 0),
+        StandbyLost("no standby workers: a worker ran out of GPU memory"),
+        StandbyLost("no standby workers: the CUDA driver is too old"),
+    ]
+    for message in messages:
+        output.note_standby(plan.record(message, output.name_of(agent), 1, 20.0))
+    output.note("modules are not preloaded on gpu-1: no torch")
+    assert said == [
+        "standby workers are ready; each holds about 887 MiB of its GPU's memory",
+        "gpu-1: standby worker 0 was killed by SIGKILL; the next worker is forked without it",
+        "gpu-1: standby worker 0 was killed by SIGKILL; the next worker is forked without it",
+        "gpu-1: no standby workers: a worker ran out of GPU memory",
+    ]
+
+
+def test_nothing_is_said_about_standby_workers_while_the_nodes_leave() -> None:
+    said = list[str]()
+    output = OutputWriter(TorchrunSite(TorchrunArgs("train.py"), "j", "id", 1, ALONE), said.append)
+    output.quiet = True
+    output.note_standby("gpu-1: no standby workers: a worker ran out of GPU memory")
     assert said == []

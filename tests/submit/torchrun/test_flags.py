@@ -114,7 +114,7 @@ def test_other_variables_of_torch_have_the_lowest_precedence() -> None:
         ("--local-ranks-filter a t.py", "write `0,1`"),
     ],
 )
-def test_what_torchrun_would_refuse_is_refused(line: str, hint: str) -> None:
+def test_arguments_that_torchrun_refuses_are_refused(line: str, hint: str) -> None:
     with pytest.raises(UsageError) as fault:
         read(line)
     assert hint in fault.value.hint

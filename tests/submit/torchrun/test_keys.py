@@ -1,4 +1,4 @@
-"""Which peers the agents of a torchrun trust, with munge and without."""
+"""Tests of which peers the agents of a torchrun trust, with munge and without."""
 
 from __future__ import annotations
 

@@ -235,8 +235,8 @@ def test_second_agent_on_a_node_connects_to_the_first(torchrun: Launcher, port: 
     words = ["--nnodes", "2", "--nproc-per-node", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py"]
     done = [ended(each) for each in [torchrun.start(*words), torchrun.start(*words)]]
     assert [each.returncode for each in done] == [0, 0], [each.stderr for each in done]
-    told = sorted(json.loads(line) for each in done for line in each.stdout.splitlines())
-    assert told == [[rank, rank // 2, 4, 2, 0] for rank in range(4)]
+    answer = sorted(json.loads(line) for each in done for line in each.stdout.splitlines())
+    assert answer == [[rank, rank // 2, 4, 2, 0] for rank in range(4)]
     assert torchrun.left() == []
 
 
@@ -245,8 +245,8 @@ def test_static_agents_keep_their_given_ranks(torchrun: Launcher, port: int) -> 
     common = ["--nnodes", "3", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     order = [2, 0, 1]
     started = [torchrun.start(*common, "--node-rank", str(rank), "train.py") for rank in order]
-    told = [json.loads(ended(each).stdout) for each in started]
-    assert told == [[rank, rank, 3, 3, 0] for rank in order]
+    answer = [json.loads(ended(each).stdout) for each in started]
+    assert answer == [[rank, rank, 3, 3, 0] for rank in order]
 
 
 def test_growing_and_shrinking_cost_no_restart(torchrun: Launcher, port: int) -> None:
@@ -289,7 +289,7 @@ def test_agent_that_loses_the_rendezvous_ends_in_time(torchrun: Launcher, port: 
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
-def test_both_nodes_can_save_when_told_to_end(torchrun: Launcher, port: int, first: int, second: int) -> None:
+def test_both_nodes_can_save_after_a_request_to_end(torchrun: Launcher, port: int, first: int, second: int) -> None:
     torchrun.script(WAITS)
     words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py", "SIGTERM"]
     nodes = [torchrun.start(*words), torchrun.start(*words)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.submit.torchrun.launcher import OURS, Launcher, ended, python_with_torch
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster  # real processes, some with torch: too slow for the unit part
 
@@ -162,3 +165,57 @@ def test_recorded_traceback_is_in_the_report(torchrun: Launcher) -> None:
     report = done.stderr[done.stderr.index("train.py FAILED") :]
     assert "rank      : 1 (local_rank: 1)" in report and "ValueError: bad batch" in report
     assert "error.json" in report
+
+
+# Standby workers
+
+
+REPORTS = """
+import time
+from dalsegno.train import report
+
+for step in range(600):
+    time.sleep(0.1)
+    report(step)
+"""
+
+
+def test_killed_standby_worker_is_named_on_stderr(torchrun: Launcher) -> None:
+    started = torchrun.start("--standalone", torchrun.script(REPORTS), DALSEGNO_RUN_STANDBY="1")
+    (standby,) = eventually(lambda: torchrun.named("ds:s0"))
+    os.kill(standby, signal.SIGKILL)
+    assert started.stderr is not None
+    line = started.stderr.readline()
+    os.kill(started.pid, signal.SIGTERM)
+    assert "standby worker 0 was killed by SIGKILL; the next worker is forked without it" in line
+    assert socket.gethostname() in line and ended(started).returncode != 0
+
+
+# Hangs
+
+
+HANGS = """
+import datetime, os, sys, time
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+    total = torch.ones(8)
+    dist.all_reduce(total)
+    if dist.get_rank() == 1:
+        time.sleep(600)  # does not arrive
+    dist.all_reduce(total)
+
+main()
+"""
+
+
+def test_rank_that_did_not_arrive_is_named_when_a_collective_times_out(torchrun: Launcher) -> None:
+    done = torchrun.run("--standalone", "--nproc-per-node", "2", torchrun.script(HANGS))
+    assert done.returncode == 1
+    host = socket.gethostname()
+    (line,) = [line for line in done.stderr.splitlines() if "did not arrive" in line]
+    assert f"rank 1 on {host} did not arrive: it is at train.py:" in line
+    assert "1 rank waits in collective 2 of process group 0, all_reduce (8); the code is suspected" in line

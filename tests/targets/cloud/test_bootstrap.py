@@ -19,6 +19,7 @@ from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.setup.bootstrap import HOST, PYTHON, BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.delivery import find_bundle
 from dalsegno.setup.node_plan import NodePlan, PlannedFile
+from dalsegno.spec.facts import Health
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
 from dalsegno.targets.cloud.node_plans import ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
@@ -97,6 +98,17 @@ def test_prolog_stops_a_job_only_for_a_failed_check(tmp_path):
     assert code("exit 127") == 0
     program.unlink()
     assert subprocess.run(["sh", script], capture_output=True, timeout=20).returncode == 0
+
+
+def test_prolog_checks_nothing_where_recovery_only_observes():
+    def text(health: Health) -> str:
+        cluster = replace(site().cluster, health=health)
+        return prolog_text(replace(site(), cluster=cluster))
+
+    parts = tuple(part.name for part in site().cluster.partitions)
+    assert "dalsegno health" in text(Health()) and "dalsegno health" in text(Health(mode="observe", armed=parts))
+    observed = text(Health(mode="observe"))
+    assert "dalsegno health" not in observed and "install -d -m 0700" in observed, "containers still need their folders"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
@@ -194,10 +206,29 @@ def test_prometheus_on_the_head_reads_the_nodes_that_always_run():
     assert {"prometheus", "slurm-exporter", "node-exporter"} <= {service.name for service in head.services}
     targets = json.loads(next(file.content for file in head.files if file.path.endswith("targets/nodes.json")))
     assert [each["targets"] for each in targets] == [["train-st-train-1:9100"], ["train-st-train-2:9100"]]
+    argv = {role: next(each.argv for each in plans[role].services if each.name == "node-exporter") for role in plans}
+    assert "--web.listen-address=127.0.0.1:9100" in argv["head"], "only Prometheus beside it reads it"
+    assert "--web.listen-address=:9100" in argv["compute"]
+    for plan in plans.values():
+        (disable,) = [each for each in plan.commands if "systemctl disable" in each.argv[-1]]
+        assert disable.argv[-1].split()[3:] == list(plan.packages), "their own units would take our ports at a boot"
     assert plans["compute"].packages == plans["login"].packages == ("prometheus-node-exporter",)
     for plan in plans.values():
         paths = [folder.path for folder in plan.folders]
         assert len(paths) == len(set(paths))
+
+
+def test_head_creates_a_folder_for_all_users_on_each_new_lustre_file_system():
+    storage = (
+        "storage:\n  - {name: fsx, mount: /fsx, type: lustre, size: 1200G}\n"
+        "  - {name: data, mount: /data, type: lustre, source: fs-0123456789abcdef0}\n"
+    )
+    cluster = resolve(parse_spec(f"{SPEC}{storage}", "cluster.yaml"))
+    state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-1", "3.16.1", bucket="b")
+    plans = machine_plans(site_of(cluster, state, "0.1-abc"), "b")
+    made = {role: [each for each in plan.folders if each.mode == 0o1777] for role, plan in plans.items()}
+    assert [(each.path, each.owner, each.keep) for each in made["head"]] == [("/fsx/shared", "root", True)]
+    assert made["compute"] == made["login"] == [], "the head is enough"
 
 
 def test_shell_of_a_user_gets_neither_terminal_nor_environment_of_root(tmp_path):
@@ -230,17 +261,19 @@ esac
 @pytest.mark.cluster
 @pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "-")
 def test_scripts_of_parallelcluster_connect_a_node_to_the_controller_and_run_twice(tmp_path):
-    """Two virtual hosts in the place of a head node and a compute node. The test stands in for three things that
-    ParallelCluster's machines have: the AWS CLI, the file with the head's address, and the shared /opt/slurm."""
-    cluster = with_uids(resolve(parse_spec(users_of("ada"), "cluster.yaml")), ClusterFolder(tmp_path))
+    """Virtual hosts in the place of a head node, a compute node and a login node, with containers. The test stands in
+    for three things that ParallelCluster's machines have: the AWS CLI, the file with the head's address, and the shared
+    /opt/slurm."""
+    text = f"{users_of('ada')}containers: {{enabled: true}}\n"
+    cluster = with_uids(resolve(parse_spec(text, "cluster.yaml")), ClusterFolder(tmp_path))
     bundle = find_bundle()
     state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-1", "3.16.1", bucket="b")
     scripts = bootstrap_scripts(cluster, state, bundle.key)
     archive = tmp_path / "code.tar.gz"
     archive.write_bytes(bundle.archive())
     node_name = "train-st-train-1"
-    with running_hosts(2, tmp_path / "hosts", ["head-node", node_name]) as rack:
-        head, node = rack["head-node"], rack[node_name]
+    with running_hosts(3, tmp_path / "hosts", ["head-node", node_name, "login-node"]) as rack:
+        head, node, login = rack["head-node"], rack[node_name], rack["login-node"]
 
         def copy(host: VirtualHost, path: str, data: bytes, mode: str = "600") -> None:
             packed = base64.b64encode(data).decode()
@@ -265,6 +298,11 @@ def test_scripts_of_parallelcluster_connect_a_node_to_the_controller_and_run_twi
         assert head.run("stat", "-c", "%a", "/opt/slurm/etc/scripts/prolog.d/50_dalsegno") == "755\n"
         copy(node, f"{agents}/{node_name}", head.run("cat", f"{agents}/{node_name}").encode())
         boot(node, "compute")
+        assert boot(login, "login") and '"changes": []' in boot(login, "login")
+        assert login.run("/usr/local/bin/dalsegno", "--version") == head.run("/usr/local/bin/dalsegno", "--version")
+        assert "spank_pyxis.so" in head.run("cat", "/opt/slurm/etc/plugstack.conf.d/pyxis.conf")
+        assert "ENROOT_RUNTIME_PATH /run/enroot/user-" in node.run("cat", "/etc/enroot/enroot.conf")
+        assert node.run("stat", "-c", "%a %U", "/run/enroot", "/var/lib/enroot") == "755 root\n" * 2
         assert '"changes": []' in node.run("dalsegno-refresh")
         assert {host.run("id", "-u", "ada") for host in rack.hosts} == {"10001\n"}
         assert node.run("readlink", PYTHON).startswith("/usr/")

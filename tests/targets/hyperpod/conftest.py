@@ -75,9 +75,9 @@ def one_api(region: str) -> HyperPodApi:
 
 
 def open_hyperpod(folder: Path, runner: Runner | None = None, *, fresh: bool = False) -> HyperPodTarget:
-    """Open the target of cluster `demo` in a home folder. It waits for nothing, and ssh is a fake.
+    """Open the target of cluster `demo` in a home folder. The target never waits, and its ssh is a fake.
 
-    With `fresh`, it has its own client, which looks for credentials again.
+    With `fresh`, the target has its own client, which searches for credentials again.
     """
     root = folder / "clusters" / "demo"
     return HyperPodTarget(

@@ -1,4 +1,4 @@
-"""AWS on loopback: a moto server, and in front of it a recorder that plays what moto lacks.
+"""AWS on loopback: a moto server, and in front of it a recorder that simulates what moto lacks.
 
 moto has HyperPod's create, describe, list and delete, S3 and FSx. It lacks UpdateCluster and the batch requests, is in
 service at once, and never fails. The recorder answers those requests itself and can make others fail. Its invented
@@ -31,8 +31,13 @@ class Emulator:
     statuses: list[Json] = field(default_factory=list)  # the next answers to DescribeCluster; then moto's own
     refusals: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)  # operation -> next refusals
     groups: dict[str, Json | None] = field(default_factory=dict)  # groups since UpdateCluster; None: deleted
+    created: Json = field(default_factory=dict)  # CreateCluster, because moto does not keep all of it
+    tags: dict[str, str] = field(default_factory=dict)
+    training_plans: dict[str, Json] = field(default_factory=dict)  # answers to DescribeTrainingPlan, by ARN
     failed_nodes: dict[str, str] = field(default_factory=dict)  # instance id -> error code of batch requests
     instance_states: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> state and message
+    deletion_takes: int = 0  # number of answers to DescribeCluster for which a deletion lasts
+    deletion: Callable[[], tuple[int, Json]] | None = None  # completes the deletion that runs
 
     def sent(self, operation: str) -> list[Json]:
         return [request for name, request in self.requests if name == operation]
@@ -40,6 +45,10 @@ class Emulator:
     def reset(self) -> None:
         for each in (self.requests, self.statuses, self.refusals, self.groups, self.failed_nodes, self.instance_states):
             each.clear()
+        self.created.clear()
+        self.deletion_takes, self.deletion = 0, None
+        self.tags.clear()
+        self.training_plans.clear()
 
     # What the recorder adds to moto
 
@@ -54,35 +63,68 @@ class Emulator:
             wrong = [each for each in request["NodeIds"] if each in self.failed_nodes]
             failed = [{"NodeId": each, "ErrorCode": self.failed_nodes[each], "Message": "it said"} for each in wrong]
             return 200, {"Successful": [each for each in request["NodeIds"] if each not in wrong], "Failed": failed}
+        if operation == "DescribeTrainingPlan":
+            found = self.training_plans.get(request["TrainingPlanName"])
+            return (200, found) if found else (400, {"__type": "ResourceNotFound", "message": "no such plan"})
+        if operation in ("ListTags", "AddTags", "DeleteTags"):
+            return 200, self._change_tags(request)
+        if operation == "DeleteCluster" and self.deletion_takes:
+            self.deletion = ask
+            return 200, {"ClusterArn": "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl"}
+        if operation == "CreateCluster" and self.deletion:
+            return 400, {"__type": "ResourceInUse", "message": "the cluster is being deleted"}
+        if operation == "DescribeCluster" and self.deletion:
+            if self.deletion_takes:
+                self.deletion_takes -= 1
+                return 200, {**self._described(ask()[1]), "ClusterStatus": "Deleting"}
+            self.deletion()
+            self.deletion = None
+            self.groups.clear()
+            self.created.clear()
+            return 400, {"__type": "ResourceNotFound", "message": "there is no such cluster"}
         status, found = ask()
+        if operation == "CreateCluster" and status == 200:
+            self.created |= request
+            self.tags = {each["Key"]: each["Value"] for each in request["Tags"]}
         if operation == "DescribeCluster" and status == 200:
             found = self._described(found)
         if operation == "ListClusterNodes" and status == 200:
             found = self._listed(found)
         if operation == "DeleteCluster" and status == 200:
             self.groups.clear()
+            self.created.clear()
         return status, found
+
+    def _change_tags(self, request: Json) -> Json:
+        self.tags |= {each["Key"]: each["Value"] for each in request.get("Tags", ())}
+        for key in request.get("TagKeys", ()):
+            self.tags.pop(key, None)
+        return {"Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()]}
 
     def _update(self, request: Json, ask: Callable[[], tuple[int, Json]]) -> Json:
         for each in request.get("InstanceGroups", ()):
-            self.groups[each["InstanceGroupName"]] = {
-                **{key: each[key] for key in ("InstanceGroupName", "InstanceType", "LifeCycleConfig", "ExecutionRole")},
-                "CurrentCount": each["InstanceCount"],
-                "TargetCount": each["InstanceCount"],
-            }
+            count = {"CurrentCount": each["InstanceCount"], "TargetCount": each["InstanceCount"]}
+            self.groups[each["InstanceGroupName"]] = {**each, **count}
         for name in request.get("InstanceGroupsToDelete", ()):
             self.groups[name] = None
+        self.created |= {key: request[key] for key in ("NodeRecovery", "Orchestrator") if key in request}
         return {"ClusterArn": "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl"}
 
     def _described(self, found: Json) -> Json:
-        own = {each["InstanceGroupName"]: each for each in found["InstanceGroups"]}
+        sent = {each["InstanceGroupName"]: each for each in self.created.get("InstanceGroups", ())}
+        own = {name: {**sent.get(name, {}), **each} for name, each in _by_name(found["InstanceGroups"]).items()}
         own |= self.groups
-        found["InstanceGroups"] = [each for each in own.values() if each]
+        found |= {
+            key: self.created[key] for key in ("NodeRecovery", "Orchestrator", "VpcConfig") if key in self.created
+        }
+        found["InstanceGroups"] = [
+            {key: value for key, value in each.items() if key != "InstanceCount"} for each in own.values() if each
+        ]
         found["ClusterArn"] = "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl"
         return {**found, **(self.statuses.pop(0) if self.statuses else {})}
 
     def _listed(self, found: Json) -> Json:
-        """Give moto's nodes the ids and host names that HyperPod's have, and those of groups that were added."""
+        """Add the nodes of added groups to moto's nodes, and give all nodes ids and host names like HyperPod's."""
         nodes = [
             each for each in found["ClusterNodeSummaries"] if self.groups.get(each["InstanceGroupName"], {}) is not None
         ]
@@ -106,6 +148,10 @@ class Emulator:
             status, message = self.instance_states.get(each["InstanceId"], ("Running", ""))
             each["InstanceStatus"] = {"Status": status, "Message": message}
         return {**found, "ClusterNodeSummaries": nodes}
+
+
+def _by_name(groups: list[Json]) -> dict[str, Json]:
+    return {each["InstanceGroupName"]: each for each in groups}
 
 
 @contextmanager
@@ -153,8 +199,10 @@ def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
                 self._reply(status, headers, text)
                 return
 
+            sent = dict(self.headers)  # a connection may send other requests before `ask` is called
+
             def ask() -> tuple[int, Json]:
-                status, _, text = self._forward(body)
+                status, _, text = self._forward(body, sent)
                 return status, json.loads(text or b"{}")
 
             status, found = emulator.answer(target.partition(".")[2], json.loads(body or b"{}"), ask)
@@ -174,10 +222,10 @@ def _handler(emulator: Emulator) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-        def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        def _forward(self, body: bytes, sent: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
             dropped = ("host", "content-length", "transfer-encoding", "expect", "connection")
-            headers = {key: value for key, value in self.headers.items() if key.lower() not in dropped}
-            headers.setdefault("Content-Type", "application/octet-stream")  # urllib would call it a form
+            headers = {key: value for key, value in (sent or self.headers).items() if key.lower() not in dropped}
+            headers.setdefault("Content-Type", "application/octet-stream")  # the default of urllib is a form
             request = urllib.request.Request(emulator.moto + self.path, body or None, headers, method=self.command)
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:

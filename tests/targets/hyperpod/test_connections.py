@@ -1,20 +1,23 @@
-"""Ways to the instances of a HyperPod cluster, and actions on them."""
+"""Connections to the instances of a HyperPod cluster, and actions on the instances."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dalsegno.errors import NotThere, TargetError
 from dalsegno.system.processes import Completed, FakeRunner
 from dalsegno.targets.base import CanForward, CanReboot, CanReplace, CanResize, require
 from dalsegno.targets.hyperpod.answers import InstanceInfo, InstanceStatus
 from dalsegno.targets.hyperpod.connect import find_instance, name_instances, render_ssh_config, session_argv
-from dalsegno.targets.hyperpod.folder import HyperPodFolder
+from dalsegno.targets.hyperpod.folder import HyperPodFolder, read_hyperpod_state, write_hyperpod_state
 from dalsegno.targets.hyperpod.head import HyperPodHead
+from dalsegno.targets.hyperpod.workspace import write_permission
 from dalsegno.targets.machines import CanExport, CanManageMachines, InstanceAction
 from tests.targets.hyperpod.conftest import CPU, cluster_of, open_hyperpod
 from tests.targets.hyperpod.test_lifecycle_of_cluster import up
@@ -84,7 +87,7 @@ def test_without_a_key_shells_are_ssm_sessions_and_status_says_what_is_missing(a
     assert "ssh_key" in problem
 
 
-def test_repairs_use_exactly_the_words_that_hyperpod_waits_for(aws, tmp_path):
+def test_repairs_use_exactly_the_reasons_that_hyperpod_waits_for(aws, tmp_path):
     runner = FakeRunner(lambda argv, stdin: "")
     target = open_hyperpod(tmp_path, runner)
     up(target, cluster_of(CPU, key_file(tmp_path)))
@@ -99,7 +102,7 @@ def test_repairs_use_exactly_the_words_that_hyperpod_waits_for(aws, tmp_path):
     assert aws.sent("BatchReplaceClusterNodes") == []
 
 
-def test_head_repairs_nodes_with_the_same_words(tmp_path):
+def test_head_repairs_nodes_with_the_same_reasons(tmp_path):
     runner = FakeRunner(lambda argv, stdin: "")
     head = HyperPodHead(tmp_path / "demo", runner)
     head.replace("ip-10-0-0-2")
@@ -142,7 +145,7 @@ def test_monitor_up_puts_exporters_on_every_instance(aws, tmp_path):
     target = open_hyperpod(tmp_path, runner)
     cluster = cluster_of(CPU, key_file(tmp_path), WRITE)
     up(target, cluster)
-    plan = target.switch_exporters(True)
+    plan = target.switch_exporters(True, lambda text: None)
     assert any("uploads 3 files" in line for line in plan.sentences())
     target.apply(plan, lambda text: None)
     refreshed = [call for call in runner.calls if call[-1] == "sudo dalsegno-refresh"]
@@ -150,12 +153,28 @@ def test_monitor_up_puts_exporters_on_every_instance(aws, tmp_path):
     assert target.plan(cluster).empty, "the next `up` does not remove them"
 
 
-def test_monitor_up_needs_a_workspace(aws, tmp_path):
+def test_monitor_up_creates_one_workspace_and_grafana_reads_it(aws, tmp_path, command, monkeypatch):
+    monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path))
     target = open_hyperpod(tmp_path)
     up(target, cluster_of())
-    with pytest.raises(TargetError, match="no workspace of Amazon Managed Service for Prometheus") as caught:
-        target.switch_exporters(True)
-    assert "remote_write" in caught.value.hint
+    said: list[str] = []
+    assert target.metrics_workspace() is None
+    target.apply(target.switch_exporters(True, said.append), said.append)
+    assert said[0] == "creating the workspace dalsegno-demo of Amazon Managed Service for Prometheus"
+    found = target.metrics_workspace()
+    assert found is not None and found.url.endswith("/api/v1/remote_write") and found.region == "us-east-1"
+    again: list[str] = []
+    write_hyperpod_state(target.folder, replace(read_hyperpod_state(target.folder), workspace=""))
+    target.switch_exporters(True, again.append)
+    assert again == [] and target.metrics_workspace() == found, "a workspace of an earlier call is used again"
+    assert target.plan(cluster_of()).empty, "the scripts name the workspace, and the next `up` keeps it"
+    done = command("dashboards", "export", tmp_path / "grafana", "--cluster", "demo")
+    assert done.returncode == 0, done.stderr
+    source = yaml.safe_load((tmp_path / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][
+        0
+    ]
+    assert source["url"] == found.url.removesuffix("/api/v1/remote_write")
+    assert source["jsonData"]["sigV4Auth"] and source["jsonData"]["sigV4Region"] == "us-east-1"
 
 
 def test_abilities_of_the_target(tmp_path):
@@ -181,3 +200,11 @@ def test_ls_status_and_nodes_are_the_command_line_of_hyperpod(aws, tmp_path, com
     assert len(aws.sent("BatchReplaceClusterNodes")) == 1
     refused = command("nodes", "replace", "cpu-9", "--api")
     assert refused.returncode == 1 and "there is no instance `cpu-9`" in refused.stderr
+
+
+def test_permission_to_write_metrics_is_a_command_for_the_role_of_the_instances():
+    role = "arn:aws-cn:iam::123456789012:role/service-role/demo-hyperpod"
+    assert write_permission(role) == (
+        "aws iam attach-role-policy --role-name demo-hyperpod "
+        "--policy-arn arn:aws-cn:iam::aws:policy/AmazonPrometheusRemoteWriteAccess"
+    )

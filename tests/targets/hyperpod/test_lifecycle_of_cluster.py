@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from dalsegno.errors import DalsegnoError, TargetError
@@ -43,6 +45,24 @@ def test_up_creates_bucket_scripts_and_cluster(aws, tmp_path):
     assert {"demo/on_create.sh", "demo/roles.json", "demo/bootstrap-controller.sh", "demo/dalsegno.tar.gz"} <= files
     assert "demo/provisioning_parameters.json" not in files, "the request has it all: a file would be used instead"
     assert [len(each["InstanceGroups"]) for each in aws.sent("CreateCluster")] == [3]
+
+
+def test_up_uploads_the_provisioning_parameters_of_the_older_generation_with_the_addresses_of_storage(aws, tmp_path):
+    """They name the file system that `up` has created, whose address the plan does not know yet."""
+    target = open_hyperpod(tmp_path)
+    cluster = cluster_of(CPU + GPU, f"  configuration: provisioning\n{SUBNETS}", LUSTRE)
+    up(target, cluster)
+    key = "demo/provisioning_parameters.json"
+    sent = call("s3", "get_object", Bucket="sagemaker-demo-lifecycle", Key=key)["Body"].read()
+    parameters = json.loads(sent)
+    assert parameters["controller_group"] == "controller" and parameters["login_group"] == "login"
+    assert [each["partition_name"] for each in parameters["worker_groups"]] == ["cpu", "gpu"]
+    (made,) = call("fsx", "describe_file_systems")["FileSystems"]
+    assert parameters["fsx_dns_name"] == made["DNSName"]
+    assert parameters["fsx_mountname"] == made["LustreConfiguration"]["MountName"]
+    (request,) = aws.sent("CreateCluster")
+    assert "SlurmConfig" not in json.dumps(request), "these clusters read the file"
+    assert target.plan(cluster).empty
 
 
 def test_progress_of_a_creation_is_followed_until_hyperpod_is_in_service(aws, tmp_path):
@@ -89,6 +109,37 @@ def test_interrupted_up_continues_with_the_operation_that_runs(aws, tmp_path):
     again.apply(plan, lambda text: None)
     assert len(aws.sent("CreateCluster")) == 1
     assert again.plan(cluster).empty
+
+
+def test_up_after_an_interrupted_down_waits_for_the_deletion_and_creates_the_cluster_again(aws, tmp_path):
+    target, cluster = open_hyperpod(tmp_path), cluster_of()
+    up(target, cluster)
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    target._pause = {"pause": interrupt}
+    aws.deletion_takes = 5
+    with pytest.raises(KeyboardInterrupt):
+        target.destroy(lambda text: None)
+    again = open_hyperpod(tmp_path)
+    plan = again.plan(cluster)
+    assert plan.fresh and not plan.resumes and not plan.changes
+    assert plan.sentences()[0] == "waits until HyperPod has deleted demo, and creates it again"
+    again.apply(plan, lambda text: None)
+    assert len(aws.sent("CreateCluster")) == 2 and len(aws.sent("DeleteCluster")) == 1
+    assert again.status().phase is ClusterPhase.UP and again.plan(cluster).empty
+
+
+def test_cluster_whose_deletion_ended_after_the_plan_is_created(aws, tmp_path):
+    target, cluster = open_hyperpod(tmp_path), cluster_of()
+    up(target, cluster)
+    aws.deletion_takes = 1
+    one_api("us-east-1").delete("demo")
+    plan = target.plan(cluster)
+    assert plan.deleting
+    target.apply(plan, lambda text: None)
+    assert len(aws.sent("CreateCluster")) == 2 and target.plan(cluster).empty
 
 
 def test_added_gpu_partition_is_one_new_instance_group(aws, tmp_path):
@@ -139,6 +190,7 @@ def test_new_lustre_file_system_is_created_first_and_removed_last(aws, tmp_path)
     assert mounts[0]["FsxLustreConfig"]["DnsName"] == made["DNSName"]
     assert mounts[0]["FsxLustreConfig"]["MountPath"] == "/fsx"
     assert target.removal().storage == ("fsx",), "`down` asks before it deletes data"
+    assert target.removal().homes == ("ubuntu",), "they are on the disks of the instances"
     assert target.plan(cluster).empty
     assert target.destroy(lambda text: None)
     assert call("fsx", "describe_file_systems")["FileSystems"] == []

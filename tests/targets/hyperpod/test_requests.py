@@ -17,12 +17,14 @@ from dalsegno.targets.hyperpod.answers import (
     GroupDescription,
     HyperPodStatus,
     InstanceStatus,
+    SharedFileSystem,
     read_cluster,
     read_instances,
 )
 from dalsegno.targets.hyperpod.api import HyperPodApi
+from dalsegno.targets.hyperpod.changes import find_changes, update_request
 from dalsegno.targets.hyperpod.lifecycle import SCHEMA, check_parameters, provisioning_parameters
-from dalsegno.targets.hyperpod.requests import SharedFileSystem, batches, create_request, find_changes, update_request
+from dalsegno.targets.hyperpod.requests import batches, create_request
 from tests.targets.hyperpod.conftest import CPU, GPU, cluster_of
 
 LUSTRE = SharedFileSystem("fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com", "/fsx", "abcdefgh")
@@ -161,7 +163,7 @@ def test_parameters_with_a_group_that_does_not_exist_are_refused():
 # Answers
 
 
-def test_states_that_are_not_known_do_not_stop_us():
+def test_unknown_states_are_not_an_error():
     cluster = read_cluster({"ClusterArn": "arn:aws:sagemaker:us-east-1:1:cluster/abc", "ClusterStatus": "Dreaming"})
     assert (cluster.id, cluster.status, cluster.groups) == ("abc", HyperPodStatus.UNKNOWN, ())
     (node,) = read_instances(

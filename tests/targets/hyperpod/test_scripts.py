@@ -19,10 +19,11 @@ from dalsegno.system.processes import FakeRunner
 from dalsegno.targets.cloud.agent_secrets import DERIVE
 from dalsegno.targets.cloud.monitoring import prometheus_files
 from dalsegno.targets.folder import ClusterFolder, write_applied
-from dalsegno.targets.hyperpod.answers import SlurmRole
+from dalsegno.targets.hyperpod.answers import SharedFileSystem, SlurmRole
 from dalsegno.targets.hyperpod.lifecycle import lifecycle_files
 from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.partitions import (
+    PROLOG,
     PartitionGuard,
     ReservationChange,
     plan_repair,
@@ -30,7 +31,6 @@ from dalsegno.targets.hyperpod.partitions import (
     read_groups,
     real_cluster,
 )
-from dalsegno.targets.hyperpod.requests import SharedFileSystem
 from tests.targets.hyperpod.conftest import CPU, GPU, cluster_of
 
 LUSTRE = SharedFileSystem("fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com", "/fsx", "abcdefgh")
@@ -47,7 +47,7 @@ def resources(**groups: tuple[str, ...]) -> str:
 
 
 def write_folder(folder: Path, **groups: tuple[str, ...]) -> dict[str, str]:
-    """Write the lifecycle folder with bootstrap scripts that only say who they are; return the environment."""
+    """Write the lifecycle folder with bootstrap scripts that only record their role; return the environment."""
     scripts = {role: f"echo {role.value} head=$DALSEGNO_HEAD > {folder}/ran\n" for role in SlurmRole}
     for name, content in lifecycle_files(cluster_of(), [], scripts, b"code").items():
         (folder / name).write_bytes(content)
@@ -82,7 +82,8 @@ def test_lifecycle_script_says_why_it_fails(tmp_path):
 
 @pytest.mark.parametrize("configuration", ["api", "provisioning"])
 def test_scripts_are_clean_for_shellcheck(tmp_path, configuration, golden):
-    cluster = cluster_of(CPU + GPU, f"  configuration: {configuration}\n", WRITE)
+    containers = "containers: {enabled: true, folder: /fsx/images}\n" if configuration == "api" else ""
+    cluster = cluster_of(CPU + GPU, f"  configuration: {configuration}\n", WRITE + containers)
     plans = {role: role_plan(cluster, role, "0.1-abc", "ssh-ed25519 AAAA", monitored=True) for role in SlurmRole}
     code = BootstrapCode(CodeSource.BESIDE)
     scripts = {
@@ -130,7 +131,7 @@ PRESENT = {"dev": tuple(KNOWN), "cpu": GROUPS["cpu"]}
 
 
 def real(partitions: str = CPU + GPU, known=KNOWN):
-    return real_cluster(cluster_of(partitions), GROUPS, known)
+    return real_cluster(cluster_of(partitions, rest="health: {mode: observe}\n"), GROUPS, known)
 
 
 def test_missing_partition_is_added_in_a_marked_block_and_nothing_else_changes():
@@ -140,6 +141,39 @@ def test_missing_partition_is_added_in_a_marked_block_and_nothing_else_changes()
     (line,) = [line for line in repair.conf.splitlines() if line.startswith("PartitionName=gpu")]
     assert "Nodes=ip-10-3-96-[1-2]" in line and "MaxTime=10080" in line and "State=UP" in line
     assert plan_repair(repair.conf, real(), PRESENT) == replace(repair, added=()), "a second look changes nothing"
+
+
+ARMED = "health: {mode: auto}\n"
+
+
+def test_compute_nodes_get_the_settings_of_the_checks_and_a_prolog():
+    files = {each.path: each for each in role_plan(cluster_of(rest=ARMED), SlurmRole.COMPUTE, "k").files}
+    assert "/opt/slurm/etc/health.json" in files, "the machines share no folder"
+    assert "health --context prolog" in files[PROLOG].content and files[PROLOG].mode == 0o755
+    others = role_plan(cluster_of(rest="health: {mode: 'off'}\n"), SlurmRole.COMPUTE, "k").files
+    assert PROLOG not in [each.path for each in others]
+
+
+def test_prolog_is_named_only_where_recovery_is_armed_and_hyperpod_has_none():
+    armed = real_cluster(cluster_of(CPU + GPU, rest=ARMED), GROUPS, KNOWN)
+    theirs = f"{THEIRS}SchedulerParameters=bf_continue,defer\nPartitionName=gpu Nodes=ip-10-3-96-[1-2] State=UP\n"
+    added = plan_repair(theirs, armed, PRESENT).conf.removeprefix(theirs).splitlines()
+    flags = "SchedulerParameters=bf_continue,defer,nohold_on_prolog_fail"
+    assert added[2:-1] == ["Prolog=/usr/bin/true*", flags], "a glob that also matches on a node that is not set up"
+    assert plan_repair(theirs, real(), PRESENT).conf == theirs, "mode observe"
+    own = f"{theirs}Prolog=/opt/site/prolog.sh\n"
+    assert plan_repair(own, armed, PRESENT).conf == own
+
+
+def test_new_file_system_gets_a_folder_in_which_all_users_can_write():
+    lustre = "storage: [{name: fsx, mount: /fsx, type: lustre, size: 1200G}]\n"
+    network = "  subnets: [subnet-0123456789abcdef0]\n  security_groups: [sg-0123456789abcdef0]\n"
+    plan = role_plan(cluster_of(CPU, network, lustre), SlurmRole.CONTROLLER, "k")
+    (folder,) = [each for each in plan.folders if each.path.startswith("/fsx")]
+    assert (folder.path, folder.mode, folder.owner, folder.keep) == ("/fsx/shared", 0o1777, "root", True)
+    given = lustre.replace("size: 1200G", "source: fs-0123456789abcdef0")
+    others = role_plan(cluster_of(CPU, network, given), SlurmRole.CONTROLLER, "k")
+    assert not any(each.path.startswith("/fsx") for each in others.folders), "a file system of others is left alone"
 
 
 def test_block_disappears_once_hyperpod_writes_the_partition_itself():
@@ -234,7 +268,7 @@ def test_reservation_that_ended_or_was_deleted_by_a_person_is_not_created_again(
     assert reserved(CARE, made) == reserved(CARE, made, ("care",)) == ReservationChange((), {})
 
 
-def test_changed_reservation_is_created_anew_and_one_that_left_the_file_is_deleted():
+def test_changed_reservation_is_recreated_and_one_that_left_the_file_is_deleted():
     made = reserved(CARE).create
     changed = reserved(CARE.replace("2h", "3h"), made, ("care", "theirs"))
     assert changed.delete == ("care",) and list(changed.create) == ["care"]

@@ -86,7 +86,7 @@ def test_scripts_are_clean_for_shellcheck(tmp_path):
         assert shellcheck(text, tmp_path / "script.sh") == ""
 
 
-def test_file_system_that_does_not_exist_yet_is_asked_for(tmp_path):
+def test_script_without_its_file_system_says_to_run_up_first(tmp_path):
     new = "storage: [{name: fsx, mount: /fsx, type: lustre, size: 1200G}]\n"
     script = tmp_path / "studio.sh"
     script.write_text(open_hyperpod(tmp_path).platform_files(cluster_of(CPU, NETWORK, new))["studio.sh"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -50,13 +50,21 @@ def cluster_of(folder: Path, partitions: str = GPUS, settings: str = "", rest: s
     return resolve(parse_spec(text, "cluster.yaml"))
 
 
-def open_oci(folder: Path, manager: FakeResourceManager, runner: Runner | None = None) -> OciTarget:
+CODE = CodeBundle("0.1-abc", ((Path(__file__), "dalsegno/x.py"),))
+
+
+def open_oci(
+    folder: Path,
+    manager: FakeResourceManager,
+    runner: Runner | None = None,
+    bundle: Callable[[], CodeBundle] = lambda: CODE,
+) -> OciTarget:
     return OciTarget(
         folder / "clusters" / "demo",
         lambda own: manager,
         runner or controller(),
         lambda seconds: None,
-        lambda: CodeBundle("0.1-abc", ((Path(__file__), "dalsegno/x.py"),)),
+        bundle,
     )
 
 

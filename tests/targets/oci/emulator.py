@@ -1,7 +1,7 @@
 """Resource Manager on loopback: the HTTP interface of a `FakeResourceManager`, for the real SDK.
 
-Its answers have the form of the API 20180917. What it invents proves nothing about OCI: it shows which requests the SDK
-sends, and what is done with such answers.
+Its answers have the form of the API 20180917. These invented answers prove nothing about OCI. They show which requests
+the SDK sends, and how such answers are handled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dalsegno.targets.oci.resource_manager import FakeResourceManager, SdkResour
 
 REFUSALS = {
     CloudRefusal.WRONG_CREDENTIALS: (401, "NotAuthenticated"),
+    CloudRefusal.EXPIRED: (401, "NotAuthenticated"),  # OCI has no code of its own for it
     CloudRefusal.THROTTLED: (429, "TooManyRequests"),
     CloudRefusal.DENIED: (404, "NotAuthorizedOrNotFound"),
 }
@@ -36,9 +37,18 @@ class OciServer:
     requests: list[tuple[str, str, dict[str, Any], str]] = field(default_factory=list)
 
     def connect(self) -> SdkResourceManager:
-        """Return the real client. It never waits."""
+        """Return the real SDK client, which does not wait before it repeats a request."""
+        return self.connect_with(self.profile)
+
+    def connect_with(self, profile: Path, federation: str = "") -> SdkResourceManager:
+        """Return a client with the profile DEFAULT of another file."""
         return SdkResourceManager(
-            "eu-frankfurt-1", "DEFAULT", str(self.profile), self.endpoint, pause=lambda seconds: None
+            "eu-frankfurt-1",
+            "DEFAULT",
+            str(profile),
+            self.endpoint,
+            pause=lambda seconds: None,
+            federation=federation,
         )
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, object]:
@@ -57,10 +67,13 @@ class OciServer:
                 return [{"id": each, "lifecycleState": "ACTIVE"} for each in memory.find_stacks("demo", "")]
             case "POST", ["stacks"]:
                 archive = base64.b64decode(body["configSource"]["zipFileBase64Encoded"])
-                made = memory.create_stack(body["displayName"], body["compartmentId"], archive, body["variables"])
+                given = (body["displayName"], body["compartmentId"], archive, body["variables"], body["freeformTags"])
+                made = memory.create_stack(*given)
                 return {"id": made, "lifecycleState": "ACTIVE"}
             case "PUT", ["stacks", stack]:
-                memory.update_stack(stack, body["variables"])
+                known = memory.tags.get(stack, {})
+                tags = body.get("freeformTags", known)
+                memory.update_stack(stack, body["variables"], tags, known.keys() - tags.keys())
                 return {"id": stack, "lifecycleState": "ACTIVE"}
             case "DELETE", ["stacks", stack]:
                 memory.delete_stack(stack)
@@ -68,7 +81,7 @@ class OciServer:
             case "GET", ["stacks", stack]:
                 if not memory.has_stack(stack):
                     raise KeyError(stack)
-                return {"id": stack, "lifecycleState": "ACTIVE"}
+                return {"id": stack, "lifecycleState": "ACTIVE", "freeformTags": memory.tags.get(stack, {})}
             case "POST", ["jobs"]:
                 details = body["jobOperationDetails"]
                 plan = str(details.get("executionPlanJobId") or "")
@@ -91,23 +104,45 @@ class OciServer:
         raise AssertionError(f"unknown request {method} {words}")
 
 
-def write_profile(folder: Path) -> Path:
-    """Write a profile with a new key, and return its file."""
+def write_key(file: Path) -> None:
+    """Write a new private key without a password."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     no_password = serialization.NoEncryption()
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, no_password)
-    (folder / "key.pem").write_bytes(pem)
+    file.write_bytes(pem)
+    file.chmod(0o600)
+
+
+def write_profile(folder: Path) -> Path:
+    """Write a profile with a new API key, and return its file."""
+    write_key(folder / "key.pem")
+    return _write_config(folder, f"user=ocid1.user.oc1..aaaa\nkey_file={folder}/key.pem\n")
+
+
+def write_session(folder: Path, expires: float) -> Path:
+    """Write a profile as `oci session authenticate` does, and return its file. It has a token and no user."""
+    write_key(folder / "session.pem")
+    (folder / "token").write_text(token_until(expires))
+    return _write_config(folder, f"key_file={folder}/session.pem\nsecurity_token_file={folder}/token\n")
+
+
+def _write_config(folder: Path, more: str) -> Path:
     profile = folder / "config"
     profile.write_text(
-        "[DEFAULT]\nuser=ocid1.user.oc1..aaaa\nfingerprint=20:3b:97:13:55:1c:5b:0d:d3:37:d8:50:4e:c5:3a:34\n"
-        f"tenancy=ocid1.tenancy.oc1..aaaa\nregion=eu-frankfurt-1\nkey_file={folder}/key.pem\n"
+        "[DEFAULT]\nfingerprint=20:3b:97:13:55:1c:5b:0d:d3:37:d8:50:4e:c5:3a:34\n"
+        f"tenancy=ocid1.tenancy.oc1..aaaa\nregion=eu-frankfurt-1\n{more}"
     )
-    for file in (folder / "key.pem", profile):
-        file.chmod(0o600)
+    profile.chmod(0o600)
     return profile
+
+
+def token_until(expires: float) -> str:
+    """Return a token (JWT) with this time of expiry, and without a signature."""
+    parts = ({"alg": "none", "typ": "JWT"}, {"sub": "ocid1.user.oc1..aaaa", "iat": 0, "exp": int(expires)})
+    return ".".join([*(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts), ""])
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def test_compute_node_gets_agent_health_settings_and_prolog_but_not_slurms_own_f
 
 def test_controller_runs_our_daemons_and_new_nodes_of_release_3_set_themselves_up(folder):
     plan = role_plan(cluster_of(folder), MachineRole.HEAD, "0.1-abc")
-    assert {service.name for service in plan.services} >= {"controller", "agent-secrets"}
+    assert {service.name for service in plan.services} >= {"controller", "agent-secrets", "slurm-policy"}
     role = (
         f'---\n- name: Test role\n  ansible.builtin.debug:\n    msg: "x"\n{BEGIN}\n{file_of(plan, CUSTOM_ROLE)}{END}\n'
     )
@@ -145,9 +145,57 @@ def test_up_sets_up_the_controller_first_and_then_the_nodes_in_slurm_and_the_log
     logins = "login: {count: 1, instance: VM.Standard.E4.Flex, cpus: 4, memory: 32G}\n"
     up(open_oci(folder, FakeResourceManager(), runner), cluster_of(folder, rest=logins))
     commands = [argv[-1] for argv in runner.calls if "BatchMode=yes" in argv]
-    assert commands[:2] == ["true", "sudo bash -s"]
+    assert commands[:3] == ["true", "sudo bash -s", "bash /config/dalsegno/users.sh"]
     names = ("compute-1 compute", "compute-2 compute", "demo-login login")
-    assert sorted(commands[2:]) == [f"bash /config/dalsegno/node.sh {name}" for name in names]
+    assert sorted(commands[3:]) == [f"bash /config/dalsegno/node.sh {name}" for name in names]
+
+
+PEOPLE = "accounts: [{name: ml}]\nusers: [{name: ann, accounts: [ml]}]\n"
+IMAGES = "containers: {enabled: true, folder: /home/images, images: [ubuntu]}\n"
+
+
+def test_up_adds_accounts_after_the_users_and_repeats_it_after_a_failure(folder):
+    failing = controller({"accounts.sh": Completed((), 1, stderr="slurmdbd does not answer")})
+    manager, cluster = FakeResourceManager(), cluster_of(folder, rest=PEOPLE)
+    with pytest.raises(TargetError, match="accounting could not be changed: slurmdbd does not answer"):
+        up(open_oci(folder, manager, failing), cluster)
+    runner = controller()
+    target = open_oci(folder, manager, runner)
+    assert "adds and changes accounts, users and QOS in Slurm's accounting" in target.plan(cluster).sentences()
+    up(target, cluster)
+    scripts = [argv[-1] for argv in runner.calls if "bash /config" in argv[-1]]
+    assert scripts[:2] == ["bash /config/dalsegno/users.sh", "bash /config/dalsegno/accounts.sh"]
+    more = cluster_of(folder, rest=PEOPLE.replace("{name: ml}]", "{name: ml, description: Machine learning}]"))
+    assert target.plan(more).installs and not target.plan(more).changes_stack
+
+
+def test_accounts_script_runs_our_program_with_the_python_that_dal_segno_was_installed_for(folder, tmp_path):
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/bash\necho "$SLURM_CONF $*"\n')
+    (tmp_path / "sudo").write_text('#!/bin/bash\nexec "$@"\n')
+    (tmp_path / "dalsegno").write_text(f"#!{stand_in} -I\n# a program\n")
+    for program in tmp_path.iterdir():
+        program.chmod(0o755)
+    script = setup_files(cluster_of(folder, rest=PEOPLE), "k")["accounts.sh"].replace(
+        "/usr/local/bin/dalsegno", f"{tmp_path}/dalsegno"
+    )
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-s"], input=script, capture_output=True, text=True, env=env)
+    state = "/var/lib/dalsegno/clusters/demo"
+    argv = f"-I /opt/dalsegno/current/dalsegno/programs.py slurm-policy {state} --accounts"
+    assert (done.stdout, done.stderr) == (f"{state}/etc/slurm.conf {argv}\n", "")
+
+
+def test_images_of_the_file_are_imported_on_the_controller_where_all_machines_see_them(folder):
+    runner = controller()
+    target = open_oci(folder, FakeResourceManager(), runner)
+    plan = target.plan(cluster_of(folder, rest=IMAGES))
+    assert "imports 1 image (ubuntu) on the controller" in plan.sentences()
+    target.apply(plan, lambda text: None)
+    target.import_images(plan, lambda text: None)
+    command = "sudo env DALSEGNO_IMAGES=/home/images /usr/local/bin/dalsegno image import --or-kept --quiet"
+    assert runner.calls[-1][-1].startswith(f"{command} ")
+    assert target.plan(cluster_of(folder, rest=IMAGES)).import_images == (), "nothing is left to do"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +224,10 @@ def test_failed_setup_is_continued_by_the_next_up_without_a_job_of_resource_mana
     assert caught.value.hint
     target = open_oci(folder, manager)
     plan = target.plan(cluster_of(folder))
-    assert [text.partition(",")[0] for text in plan.sentences()] == ["installs Dal Segno"]
+    assert [text.partition(",")[0] for text in plan.sentences()] == [
+        "installs Dal Segno",
+        "takes about 1 to 3 minutes",
+    ]
     target.apply(plan, lambda text: None)
     assert [operation for operation, _ in manager.started] == [StackOperation.PLAN, StackOperation.APPLY]
     assert target.plan(cluster_of(folder)).empty
@@ -227,6 +278,30 @@ def test_machine_of_release_2_is_removed_and_added_with_its_script(folder):
     ]
 
 
+def test_new_machine_of_release_2_is_set_up_or_the_next_up_does_it(folder):
+    """The stand-in for the controller gives the new machine the name of the old one, or fails to set it up."""
+    answers: dict[str, Completed | str] = {}
+    runner = controller(answers)
+    target = open_oci(folder, FakeResourceManager(), runner)
+    cluster = cluster_of(folder, settings=V2)
+    up(target, cluster)
+    runner.calls.clear()
+    target.act_on_machines(InstanceAction.REPLACE, ["compute-1"], through_api=False)
+    set_up = [argv[-1] for argv in runner.calls if "node.sh" in argv[-1]]
+    assert set_up == ["bash /opt/dalsegno-scripts/node.sh compute-1 compute"], "the other node is left alone"
+    assert target.plan(cluster).empty
+    answers["node.sh compute-1"] = Completed((), 1, stderr="no route to host")
+    with pytest.raises(TargetError, match="the new machine was not set up: compute-1: no route to host"):
+        target.act_on_machines(InstanceAction.REPLACE, ["compute-1"], through_api=False)
+    assert not target.plan(cluster).empty, "`up` sets it up later"
+
+
+@pytest.mark.parametrize(("settings", "packages"), [(V2, ("nvidia-container-toolkit",)), ("", ())])
+def test_container_toolkit_is_installed_where_the_stack_leaves_it_out(folder, settings, packages):
+    cluster = cluster_of(folder, settings=settings, rest=FULL)
+    assert role_plan(cluster, MachineRole.COMPUTE, "0.1-abc").packages == packages
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -271,3 +346,42 @@ def test_commands_about_training_run_on_the_controller_and_replacement_runs_here
     entry = target.forward(["run", "train.py"])
     assert entry is not None and entry.argv[-1] == "/usr/local/bin/dalsegno run train.py"
     assert target.forward(["nodes", "replace", "compute-1"]) is None
+
+
+# For people who run Terraform themselves
+
+
+@pytest.fixture
+def nodes_script(folder, tmp_path):
+    """Return a function that runs nodes.sh with a stand-in for Slurm and for node.sh, which fails on `broken`."""
+    logins = "login: {count: 1, instance: VM.Standard.E4.Flex, cpus: 4, memory: 32G}\n"
+    text = setup_files(cluster_of(folder, rest=logins), "0.1-abc")["nodes.sh"]
+    (tmp_path / "nodes.sh").write_text(text)
+    (tmp_path / "node.sh").write_text('echo "$1 $2" >> "$(dirname "$0")/done"; [ "$1" != broken ]\n')
+    programs = tmp_path / "bin"
+    programs.mkdir()
+
+    def run(nodes: str) -> tuple[int, str, list[str]]:
+        (programs / "sinfo").write_text(f"#!/bin/sh\nprintf '%s\\n' {nodes}\n")
+        (programs / "sinfo").chmod(0o755)
+        argv, env = ["bash", tmp_path / "nodes.sh"], {"PATH": f"{programs}:/usr/bin:/bin"}
+        done = subprocess.run(argv, capture_output=True, text=True, env=env)
+        return done.returncode, done.stderr, sorted((tmp_path / "done").read_text().splitlines())
+
+    return run
+
+
+def test_nodes_script_sets_up_every_node_once_and_the_login_node(nodes_script):
+    names = [f"compute-{number:02}" for number in range(20)]
+    expected = [*(f"{name} compute" for name in names), "demo-login login"]
+    assert nodes_script(" ".join([*names, *names])) == (0, "", expected), "a node is in several partitions"
+
+
+def test_nodes_script_names_the_machines_that_failed_and_sets_up_the_others(nodes_script):
+    code, stderr, done = nodes_script("broken compute-1")
+    assert (code, done) == (1, ["broken compute", "compute-1 compute", "demo-login login"])
+    assert stderr.startswith("not set up: broken/compute. Read /var/log/dalsegno/bootstrap.log there")
+
+
+def test_nodes_script_does_nothing_to_nodes_of_a_slurm_without_any(nodes_script):
+    assert nodes_script("")[2] == ["demo-login login"]

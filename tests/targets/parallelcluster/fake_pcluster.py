@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -IS
-"""A stand-in for `pcluster` that plays clusters from a folder: FAKE_PCLUSTER/scenario.json says how they behave.
+"""A stand-in for `pcluster` that simulates clusters from a folder: FAKE_PCLUSTER/scenario.json says how they behave.
 
 Its answers have the form of ParallelCluster 3.16's API (openapi.yaml in its package). Each call of describe-cluster
 moves a cluster one step on. All calls are noted in calls.jsonl.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from dalsegno.spec.facts import Cluster
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
@@ -98,17 +95,3 @@ def cluster_of(text: str) -> Cluster:
 
 def known_for(cluster: Cluster) -> Prerequisites:
     return placeholders(given(cluster), cluster)
-
-
-def tools() -> Path:
-    """Return the folder with environments of ParallelCluster, moto and cfn-lint; the long tests fill it."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("DALSEGNO_CLOUD_TOOLS") or f"{home}/dalsegno-cloud")
-
-
-def product_python() -> Path:
-    return tools() / "pcluster-3.16.1" / "bin" / "python"
-
-
-def tools_python() -> Path:
-    return tools() / "tools" / "bin" / "python"

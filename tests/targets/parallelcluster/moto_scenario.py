@@ -1,7 +1,7 @@
 """Play `up`, a dry run of the real `pcluster`, and `down` against a moto server, and print what happened as JSON.
 
-Runs with the Python of an environment that holds moto, boto3 and what Dal Segno needs. The shim below adds three
-answers that moto lacks. These answers are invented, so they prove nothing about AWS itself.
+Runs with the Python of an environment that holds moto, boto3 and what Dal Segno needs. `moto_shim.py` adds answers that
+moto lacks. These answers are invented, so they prove nothing about AWS itself.
 
     moto_scenario.py FOLDER PCLUSTER FAKE_PCLUSTER CLUSTER_FILE
 """
@@ -9,59 +9,15 @@ answers that moto lacks. These answers are invented, so they prove nothing about
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import moto_shim
+
 FOLDER, PCLUSTER, FAKE, FILE = (Path(word) for word in sys.argv[1:5])
-VERSION = "3.16.1"
-IMAGE = {
-    "ami_id": "ami-0123456789abcdef0", "name": f"aws-parallelcluster-{VERSION}-ubuntu-2204-lts-hvm-x86_64-202611010000",
-    "description": "made up", "owner_id": "247102896272", "public": True, "virtualization_type": "hvm",
-    "architecture": "x86_64", "state": "available", "platform": None, "image_type": "machine", "hypervisor": "xen",
-    "root_device_name": "/dev/sda1", "root_device_type": "ebs", "sriov": "simple", "tags": {},
-    "creation_date": "2026-11-01T00:00:00.000Z",
-}  # fmt: skip
-AMIS = FOLDER / "amis.json"
-AMIS.write_text(json.dumps([IMAGE]))
-os.environ |= {
-    "MOTO_AMIS_PATH": str(AMIS), "MOTO_IAM_LOAD_MANAGED_POLICIES": "true", "AWS_ACCESS_KEY_ID": "testing",
-    "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-}  # fmt: skip
-
-from moto.core.responses import ActionResult
-from moto.ec2.responses import EC2Response
-from moto.fsx.responses import FSxResponse
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
-
-RESERVED = {
-    "CapacityReservationId": "cr-0123456789abcdef0", "InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1b",
-    "AvailabilityZoneId": "use1-az2", "TotalInstanceCount": 4, "AvailableInstanceCount": 4, "State": "active",
-    "InstancePlatform": "Linux/UNIX", "Tenancy": "default", "InstanceMatchCriteria": "targeted",
-    "CapacityReservationArn": "arn:aws:ec2:us-east-1:123456789012:capacity-reservation/cr-0123456789abcdef0",
-    "OwnerId": "123456789012", "EndDateType": "unlimited", "EphemeralStorage": False, "EbsOptimized": True,
-}  # fmt: skip
-EC2Response.describe_capacity_reservations = lambda self: ActionResult({"CapacityReservations": [RESERVED]})
-run_instances = EC2Response.run_instances
-
-
-def check_only(self: EC2Response) -> object:
-    """Answer a dry run before moto looks at the disks: it knows no ephemeral ones."""
-    self.error_on_dryrun()
-    return run_instances(self)
-
-
-EC2Response.run_instances = check_only
-FSxResponse.describe_volumes = lambda self: json.dumps({"Volumes": []})
-FSxResponse.describe_data_repository_associations = lambda self: json.dumps({"Associations": []})
-
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = ThreadedMotoServer(port=0, verbose=False)
-server.start()
-host, port = server.get_host_and_port()
-os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+server = moto_shim.start()
 
 import io
 

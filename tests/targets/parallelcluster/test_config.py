@@ -1,4 +1,4 @@
-"""What is rendered for ParallelCluster: cluster.yaml, the template of prerequisites, names of nodes, and changes."""
+"""Tests of rendering for ParallelCluster: cluster.yaml, the template of prerequisites, names of nodes, and changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from dalsegno.targets.cloud.consequences import ChangeEffect, SettingChange
 from dalsegno.targets.cloud.cost import PriceTable
 from dalsegno.targets.cloud.node_plans import compute_plan, head_plan
 from dalsegno.targets.parallelcluster.changes import UpdatePolicy, find_changes, policies, policy_of
-from dalsegno.targets.parallelcluster.config import as_named_there, config_text, node_names, render_config
+from dalsegno.targets.parallelcluster.config import (
+    as_named_there,
+    config_text,
+    custom_settings,
+    node_names,
+    render_config,
+)
 from dalsegno.targets.parallelcluster.folder import PclusterStage, PclusterState
 from dalsegno.targets.parallelcluster.plan import (
     CapacityReservation,
@@ -37,6 +43,7 @@ from dalsegno.targets.parallelcluster.prerequisites import (
 )
 from dalsegno.targets.parallelcluster.scripts import site_of
 from tests.targets.parallelcluster.files import BLOCK, FILES, FULL, MINIMAL, WALKTHROUGH, cluster_of, known_for
+from tests.targets.parallelcluster.test_references import DATABASE
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -85,10 +92,10 @@ def test_outputs_of_published_stacks_are_merged():
         {"home": "fsvol-0aaaaaaaaaaaaaaaa", "fsx": "fs-0aaaaaaaaaaaaaaaa"},
         "a-bucket",
     )
-    assert [each.noun for each in new_resources(cluster, known)] == ["data repository association"]
+    assert [each.noun for each in new_resources(cluster, known, ["s3://a"])] == ["data repository association"]
 
 
-def test_what_the_file_names_wins_over_outputs():
+def test_value_in_the_file_takes_precedence_over_outputs():
     cluster = cluster_of(FULL)
     known = merge_outputs(given(cluster), cluster, OUTPUTS)
     assert known == given(cluster)
@@ -176,12 +183,12 @@ def test_end_of_a_reservation_is_read_from_ec2():
     assert parse_reservation({"CapacityReservationId": "cr-1"}).ends_at is None
 
 
-def test_node_agents_are_told_about_their_cloud_and_the_end_of_their_block():
+def test_node_agents_get_their_cloud_and_the_end_of_their_block():
     cluster = cluster_of(BLOCK)
     state = PclusterState(PclusterStage.UP, "c0ffee", "us-east-2", "3.16.1", bucket="b")
     site = site_of(cluster, state, "k", {"train": 1795000000.0})
-    told = json.loads(site.cloud)
-    assert told["cloud"] == "ec2" and set(told["ends"]) == set(site.nodes)
+    answer = json.loads(site.cloud)
+    assert answer["cloud"] == "ec2" and set(answer["ends"]) == set(site.nodes)
     assert parse_cloud(site.cloud, site.nodes[0]).ends_at == 1795000000.0
     path = "/opt/slurm/etc/dalsegno-cloud.json"
     assert [file.content for file in head_plan(site).files if file.path == path] == [site.cloud]
@@ -277,11 +284,19 @@ def test_strategy_decides_what_happens_to_nodes_that_change():
     assert effects("COMPUTE_FLEET_STOP") == {ChangeEffect.STOPS_NODES}
 
 
-def test_removed_storage_keeps_its_files():
+def test_config_without_a_storage_unmounts_it_and_names_what_stays():
     found = change(WALKTHROUGH, WALKTHROUGH.replace("  - {name: scratch", "  # - {name: scratch").replace(
         "  - {name: home, mount: /home, type: openzfs, size: 512G, home: true}\n", ""))  # fmt: skip
     (gone,) = [each for each in found if each.path == "SharedStorage[home]"]
-    assert gone.effect is ChangeEffect.AS_JOBS_END and "its files stay" in gone.detail
+    kept = "it is unmounted everywhere; fsvol-00000000000000000 stays with its files"
+    assert (gone.effect, gone.detail) == (ChangeEffect.AS_JOBS_END, kept)
+
+
+def test_storage_that_parallelcluster_created_is_kept_by_it_and_costs_money():
+    last = change(FULL, FULL.partition("storage:")[0])
+    details = {each.path: each.detail for each in last}
+    assert "ParallelCluster keeps it with its files, and AWS bills it" in details["SharedStorage[disk]"]
+    assert details["SharedStorage[fsx]"] == "it is unmounted everywhere; fs-0123456789abcdef0 stays with its files"
 
 
 def test_setting_without_a_policy_has_that_of_the_setting_above():
@@ -289,3 +304,14 @@ def test_setting_without_a_policy_has_that_of_the_setting_above():
     assert policy_of("HeadNode/CustomActions/OnNodeConfigured/Sequence") is UpdatePolicy.UNSUPPORTED
     assert policy_of("NothingKnown/At/All") is UpdatePolicy.UNSUPPORTED
     assert len(policies()) > 250
+
+
+def test_priority_of_the_file_is_set_with_and_without_accounting():
+    written = "{age: 7, half_life: 1d, favor_small: true, tres: {gres/gpu: 5}}"
+    without = custom_settings(cluster_of(MINIMAL + "slurm: {priority: {age: 7, favor_small: true}}\n"))
+    assert (without["PriorityWeightAge"], without["PriorityFavorSmall"]) == ("7", "YES")
+    assert custom_settings(cluster_of(MINIMAL)) == {}, "nothing is said, and nothing is set"
+    database = MINIMAL.replace("us-east-1}", f"us-east-1, {DATABASE}}}")
+    found = custom_settings(cluster_of(f"{database}slurm: {{priority: {written}}}\n"))
+    assert found["PriorityDecayHalfLife"] == "1-00:00:00" and found["PriorityWeightTRES"] == "gres/gpu=5"
+    assert "PriorityMaxAge" not in found, "Slurm's default is ours"

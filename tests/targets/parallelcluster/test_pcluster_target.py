@@ -1,4 +1,4 @@
-"""The contract of a cloud target, for ParallelCluster: the real target, with a `pcluster` that plays recorded answers
+"""The contract of a cloud target, for ParallelCluster: the real target, with a `pcluster` that returns recorded answers
 as a process of its own, and an account of AWS in memory. `test_product.py` repeats parts of it on moto."""
 
 from __future__ import annotations
@@ -7,16 +7,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from dalsegno.errors import NotThere, TargetError
-from dalsegno.setup.delivery import CodeBundle
 from dalsegno.system.processes import FakeRunner
 from dalsegno.targets.base import CanForward, CanReboot, CanReplace, ClusterPhase
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
@@ -25,78 +21,15 @@ from dalsegno.targets.folder import ClusterFolder, ClusterRole
 from dalsegno.targets.parallelcluster.client import PclusterStatus, parse_cluster, parse_event, parse_instance
 from dalsegno.targets.parallelcluster.folder import read_state, write_state
 from dalsegno.targets.parallelcluster.head import PclusterHead
-from dalsegno.targets.parallelcluster.plan import PclusterPlan
 from dalsegno.targets.parallelcluster.target import PclusterTarget
 from dalsegno.targets.registry import is_elsewhere, open_existing, open_target
-from tests.targets.parallelcluster.fake_aws import FakeAccount
 from tests.targets.parallelcluster.files import MINIMAL, WALKTHROUGH, cluster_of
+from tests.targets.parallelcluster.stage import Stage
 
-CODE = CodeBundle("0.1-abc", ((Path(__file__), "dalsegno/x.py"),))
-FAKE = Path(__file__).with_name("fake_pcluster.py")
 RESERVED = {
     "CapacityReservationId": "cr-0123456789abcdef0", "InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1b",
     "TotalInstanceCount": 4, "AvailableInstanceCount": 4, "State": "active",
 }  # fmt: skip
-
-
-@dataclass
-class Stage:
-    """A target with its folder, its account and its `pcluster`."""
-
-    root: Path
-    account: FakeAccount = field(default_factory=FakeAccount)
-    said: list[str] = field(default_factory=list)
-    pauses: int = 0
-
-    def __post_init__(self) -> None:
-        (self.root / "bin").mkdir()
-        (self.root / "fake").mkdir()
-        shutil.copy(FAKE, self.root / "bin" / "pcluster")
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"PATH": str(self.root / "bin"), "FAKE_PCLUSTER": str(self.root / "fake")}
-
-    @property
-    def folder(self) -> Path:
-        return self.root / "home" / "clusters" / "demo"
-
-    def scenario(self, **how: Any) -> None:
-        (self.root / "fake" / "scenario.json").write_text(json.dumps(how))
-
-    def target(self) -> PclusterTarget:
-        """Return a new target, as another process would open it."""
-        return PclusterTarget(
-            self.folder, lambda region: self.account, env=self.env, pause=self._pause, code=lambda: CODE
-        )
-
-    def _pause(self, seconds: float) -> None:
-        self.pauses += 1
-        assert self.pauses < 100, self.said
-
-    def up(self, text: str = MINIMAL) -> PclusterPlan:
-        target = self.target()
-        plan = target.plan(cluster_of(text))
-        target.apply(plan, self.said.append)
-        return plan
-
-    @property
-    def calls(self) -> list[list[str]]:
-        lines = (self.root / "fake" / "calls.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-    @property
-    def clusters(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads((self.root / "fake" / "clusters.json").read_text())
-        return found
-
-    def config(self) -> Any:
-        return yaml.safe_load(self.clusters["demo"]["config"])
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 # Plan and apply
@@ -138,6 +71,8 @@ def test_whole_walkthrough_is_one_file(stage: Stage):
         "S3 bucket", "data repository association",
     }  # fmt: skip
     assert stage.account.repositories == {"s3://cluster-data-bucket": "AVAILABLE"}
+    assert "cluster-data-bucket" in stage.account.buckets
+    assert "creates 1 S3 bucket (cluster-data-bucket)" in plan.sentences()
     key = stage.folder / "secret" / "my-keypair.pem"
     assert key.read_text().startswith("-----BEGIN") and key.stat().st_mode & 0o777 == 0o600
     assert [each["StorageType"] for each in stage.config()["SharedStorage"]] == ["FsxOpenZfs", "FsxLustre"]
@@ -235,7 +170,7 @@ def test_failed_stack_names_its_resource_and_is_made_again(stage: Stage):
 
 
 def test_scripts_are_not_written_to_a_bucket_of_another_account(stage: Stage):
-    """Whoever owns the bucket decides what runs as root on the nodes."""
+    """The owner of the bucket decides what runs as root on the nodes."""
     stage.account.bucket_owner = "999999999999"
     with pytest.raises(CloudError) as raised:
         stage.up()
@@ -248,7 +183,7 @@ def test_stack_without_changes_is_no_error_and_a_refused_template_is_one(stage: 
     resources.put_stack(name, stack["template"], {}, stage.said.append)
     stage.account.refusals.append(("update_stack", CloudRefusal.INVALID))
     with pytest.raises(CloudError, match="as the test asked"):
-        resources.put_stack(name, {"Resources": {"Wrong": {}}}, {}, stage.said.append)
+        resources.put_stack(name, {"Resources": {"Wrong": {"Type": "Wrong"}}}, {}, stage.said.append)
 
 
 def test_refused_config_shows_all_faults_and_is_not_kept(stage: Stage):
@@ -295,7 +230,7 @@ def test_missing_credentials_are_named_before_anything_else(stage: Stage):
     assert "aws configure" in raised.value.hint
 
 
-def test_requests_that_are_throttled_for_minutes_are_given_up(stage: Stage):
+def test_requests_that_are_throttled_for_minutes_fail(stage: Stage):
     stage.scenario(throttle=100)
     with pytest.raises(CloudError) as raised:
         stage.target().plan(cluster_of(MINIMAL))
@@ -336,7 +271,7 @@ def test_version_is_pinned(stage: Stage):
         stage.target().plan(cluster_of(MINIMAL.replace("us-east-1}", "us-east-1, version: 3.15.0}")))
 
 
-def test_other_version_on_path_is_refused_unless_uv_or_pipx_can_get_the_right_one(stage: Stage):
+def test_other_version_on_path_is_refused_unless_uv_or_pipx_can_run_the_pinned_one(stage: Stage):
     stage.scenario(version="3.13.0")
     with pytest.raises(TargetError, match=r"ParallelCluster 3\.16\.1 is not installed; the one on PATH is 3\.13\.0"):
         stage.target().plan(cluster_of(MINIMAL))
@@ -365,7 +300,7 @@ def test_down_names_data_and_removes_cluster_and_stack(stage: Stage):
     removal = stage.target().removal()
     assert removal.sentences([]) == [
         "deletes the files of storage demo-home (FSx OPENZFS, 512 GiB), demo-fsx (FSx LUSTRE, 1200 GiB)",
-        "keeps bucket dalsegno-demo-123456789012-ap-northeast-1",
+        "keeps bucket dalsegno-demo-123456789012-ap-northeast-1, bucket cluster-data-bucket",
     ]
     assert stage.target().destroy(stage.said.append)
     assert stage.account.stacks == {} and stage.clusters == {} and not stage.folder.exists()
@@ -431,6 +366,7 @@ printf '%s\\n' "$*" >> "$FAKE_PCLUSTER/ssh"
 case "$*" in
   *dalsegno-refresh*) [ ! -e "$FAKE_PCLUSTER/broken" ] ;;
   *sacctmgr\\ --immediate*) while read -r line; do echo "sacctmgr: $line"; echo " Adding Account(s)"; done ;;
+  *show\\ config*) printf "Configuration data as of now\\nClusterName = the-stack\\n" ;;
   *show\\ node*) while read -r line; do echo "$line"; done < "$FAKE_PCLUSTER/nodes" ;;
 esac
 """
@@ -484,9 +420,11 @@ def test_accounts_of_the_file_are_added_to_slurms_accounting(stage: Stage):
     ssh = stage.root / "bin" / "ssh"
     ssh.write_text(FAKE_SSH)
     ssh.chmod(0o755)
+    stage.account.secrets[secret] = {}
     stage.up(f"{text}accounts: [{{name: ml}}]\nusers: [{{name: ada, accounts: [ml]}}]\n")
     asked = (stage.root / "fake" / "ssh").read_text().splitlines()
     assert re.search(r"sudo env \S+ COLUMNS=\d+ sacctmgr --immediate$", asked[-1])
+    assert any("show assoc" in line and "cluster=the-stack" in line for line in asked), "slurmdbd's name of the cluster"
     more = cluster_of(f"{text}accounts: [{{name: ml}}, {{name: ops}}]\nusers: [{{name: ada, accounts: [ml]}}]\n")
     assert "changes accounts, users or QOS in Slurm's accounting" in stage.target().plan(more).sentences()
 
@@ -532,7 +470,7 @@ OURS = "dalsegno:replace:gpu-lost[79] Xid 79"
         ("train-st-train-1", "reboot", f"reboot ASAP nextstate=RESUME reason={OURS} train-st-train-1"),
     ],
 )
-def test_repairs_use_parallelclusters_words_and_keep_our_reason(tmp_path: Path, node: str, call: str, words: str):
+def test_repairs_use_parallelclusters_reasons_and_keep_ours(tmp_path: Path, node: str, call: str, words: str):
     calls = repair(tmp_path, node, call, OURS)
     assert [" ".join(each[1:]) for each in calls if "show" not in each] == [words]
 
@@ -547,7 +485,7 @@ def test_node_with_a_reason_of_clustermgtd_or_of_a_person_is_left_alone(tmp_path
 
 
 def repair(folder: Path, node: str, call: str, reason: str) -> list[tuple[str, ...]]:
-    """Ask the head's side for a repair, and return the calls of scontrol."""
+    """Ask PclusterHead for a repair, and return the calls of scontrol."""
     shown = f"NodeName={node} State=DOWN CPUTot=8 RealMemory=1000 Partitions=train Reason={reason} [root@2026-11-18]\n"
     runner = FakeRunner(lambda argv, stdin: shown if "show" in argv else "")
     head = PclusterHead(folder, runner)

@@ -1,31 +1,31 @@
-"""What ParallelCluster itself, CloudFormation's linter and an emulator of AWS say about what we render.
+"""Tests of rendered files with ParallelCluster itself, CloudFormation's linter and an emulator of AWS.
 
-The tools are heavy and hold each other's packages back, so they have environments of their own in a cache folder
-($DALSEGNO_CLOUD_TOOLS). Tests marked `long` create them. Where they exist, the other tests use them too.
+`tests/targets/cloud_tools.py` installs these tools in environments of their own.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from dalsegno.targets.parallelcluster.config import render_config
-from tests.targets.parallelcluster.files import FILES, cluster_of, known_for, product_python, tools_python
+from dalsegno.targets.parallelcluster.platform_files import render_files
+from dalsegno.targets.parallelcluster.prerequisites import Prerequisites, render_template, settings_of
+from tests.targets.cloud_tools import python_of
+from tests.targets.parallelcluster.files import FILES, MINIMAL, cluster_of, known_for
 
+PRODUCT, OLD_PRODUCT = "pcluster-3.16.1", "pcluster-3.13.1"
 HERE = Path(__file__).parent
 GOLDEN = HERE.parents[1] / "golden" / "parallelcluster"
 PROGRAM = HERE / "product_schema.py"
 POLICIES = HERE.parents[2] / "src" / "dalsegno" / "targets" / "parallelcluster" / "update_policies.csv"
-ENVIRONMENTS = {
-    product_python: ["aws-parallelcluster==3.16.1"],
-    tools_python: ["moto[server]==5.2.5", "boto3", "cfn-lint", "pydantic>=2.10", "click>=8.1"],
-}
-has_product = pytest.mark.skipif(not product_python().exists(), reason="aws-parallelcluster is not in the cache folder")
-has_tools = pytest.mark.skipif(not tools_python().exists(), reason="moto and cfn-lint are not in the cache folder")
+pytestmark = pytest.mark.timeout(1800)  # pip may download the tools first
 DRY = """
 name: demo
 target: parallelcluster
@@ -46,32 +46,45 @@ storage:
 """
 
 
-def ask_product(*words: str, stdin: str = "") -> str:
+def ask_product(*words: str, stdin: str = "", product: str = PRODUCT) -> str:
     return subprocess.run(
-        [product_python(), PROGRAM, *words], input=stdin, capture_output=True, text=True, check=True, timeout=170
+        [python_of(product), PROGRAM, *words], input=stdin, capture_output=True, text=True, check=True, timeout=170
     ).stdout
 
 
-@has_product
-def test_every_config_passes_the_schema_of_the_product():
+@pytest.mark.parametrize("product", [PRODUCT, pytest.param(OLD_PRODUCT, marks=pytest.mark.long)])
+def test_every_config_passes_the_schema_of_the_product(product):
     clusters = {name: cluster_of(text) for name, text in FILES.items()}
-    configs = [render_config(each, known_for(each)) for each in clusters.values()]
+    configs = [yaml.safe_load(render_files(each, None, "0.1-abc")["cluster.yaml"]) for each in clusters.values()]
     broken = {**configs[0], "HeadNode": {**configs[0]["HeadNode"], "InstanceTyp": "m5.large"}}
-    *faults, wrong = json.loads(ask_product("check", stdin=json.dumps([*configs, broken])))
+    *faults, wrong = json.loads(ask_product("check", stdin=json.dumps([*configs, broken]), product=product))
     assert dict(zip(clusters, faults, strict=True)) == dict.fromkeys(FILES)
     assert wrong == {"HeadNode": {"InstanceTyp": ["Unknown field."]}}, "the schema finds what is wrong"
 
 
-@has_product
 def test_update_policies_are_those_of_the_product():
     assert ask_product("policies") == POLICIES.read_text()
 
 
-@has_tools
+@pytest.mark.long
+def test_update_policies_of_an_old_release_differ_only_where_the_page_says():
+    """ParallelCluster itself refuses what it does not support, so a difference costs a clear message and no cluster."""
+    old, new = (dict(csv.reader(text.splitlines())) for text in (
+        ask_product("policies", product=OLD_PRODUCT), POLICIES.read_text(),
+    ))  # fmt: skip
+    different = {path: (old[path], new[path]) for path in old if path in new and old[path] != new[path]}
+    assert different == {
+        "HeadNode/LocalStorage": ("SUPPORTED", "UNSUPPORTED"),
+        "HeadNode/LocalStorage/RootVolume": ("SUPPORTED", "UNSUPPORTED"),
+        "Tags": ("UNSUPPORTED", "SUPPORTED_UNLESS_ADC"),
+        "Tags/Value": ("UNSUPPORTED", "SUPPORTED_UNLESS_ADC"),
+    }
+
+
 def test_templates_pass_cloudformations_linter():
     # W3010: the zone is in the template because the cluster file names it, or the capacity is there.
     lint = [
-        tools_python().with_name("cfn-lint"),
+        python_of("tools").with_name("cfn-lint"),
         "--ignore-checks",
         "W3010",
         "--regions",
@@ -84,28 +97,56 @@ def test_templates_pass_cloudformations_linter():
     assert len(templates) == len(FILES) and (done.returncode, done.stdout) == (0, "")
 
 
+def in_emulator(program: str, folder: Path, *words: Path | str, stdin: str = "") -> Any:
+    """Run a program with moto and the real `pcluster`, and return what it prints."""
+    words = (HERE / program, folder, python_of(PRODUCT).with_name("pcluster"), *words)
+    source = {"PYTHONPATH": str(HERE.parents[2] / "src"), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder)}
+    done = subprocess.run(
+        [python_of("tools"), *words], input=stdin, capture_output=True, text=True, timeout=900, env=source
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def assert_valid(stdout: str) -> None:
+    """A successful dry run ends with code 1 and this message."""
+    dry = json.loads(stdout)
+    assert dry["message"] == "Request would have succeeded, but DryRun flag is set.", dry
+    assert {each["level"] for each in dry.get("validationMessages", ())} <= {"INFO", "WARNING"}
+
+
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+def test_every_config_passes_all_validators_of_the_product(tmp_path):
+    cases = []
+    for name, text in FILES.items():
+        cluster = cluster_of(text)
+        own = settings_of(cluster)
+        zone = own.availability_zone or f"{own.region}a"
+        alone = cluster_of(MINIMAL.replace("us-east-1", own.region))
+        kind = own.queues[0].capacity_type
+        cases.append({
+            "name": name,
+            "config": render_config(cluster, known_for(cluster)),
+            "template": render_template(alone, Prerequisites(), f"network-of-{name}", zone),
+            "reservation": {
+                "AvailabilityZone": zone, "InstanceType": own.queues[0].instances[0],
+                "ReservationType": "capacity-block" if kind == "CAPACITY_BLOCK" else "default",
+            },
+        })  # fmt: skip
+    found = in_emulator("moto_dry_runs.py", tmp_path, stdin=json.dumps(cases))
+    assert list(found) == list(FILES)
+    for each in found.values():
+        assert_valid(each["stdout"] or each["stderr"])
+
+
+@pytest.mark.long
 def test_up_dry_run_and_down_against_an_emulator(tmp_path):
     """The stack, the key pair and the scripts are made through boto3 on moto, and the real `pcluster` validates the
     config that was sent, with all its validators. It creates nothing: moto cannot run ParallelCluster's own stack."""
-    for python, packages in ENVIRONMENTS.items():
-        if not python().exists():
-            subprocess.run([sys.executable, "-m", "venv", python().parents[1]], check=True)
-            subprocess.run([python(), "-m", "pip", "install", "--quiet", *packages], check=True)
     file = tmp_path / "cluster.yaml"
     file.write_text(DRY)
-    program = [tools_python(), HERE / "moto_scenario.py", tmp_path, product_python().with_name("pcluster")]
-    source = {"PYTHONPATH": str(HERE.parents[2] / "src"), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [*program, HERE / "fake_pcluster.py", file], capture_output=True, text=True, timeout=900, env=source
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    # A successful dry run ends with code 1 and this message.
-    dry = json.loads(found["dryrun"])
-    assert dry["message"] == "Request would have succeeded, but DryRun flag is set.", dry
-    assert {each["level"] for each in dry["validationMessages"]} <= {"INFO", "WARNING"}
+    found = in_emulator("moto_scenario.py", tmp_path, HERE / "fake_pcluster.py", file)
+    assert_valid(found["dryrun"] or found["dryrun_errors"])
     assert found["plan"][0].startswith("creates demo on parallelcluster: 3 nodes")
     assert found["again"] == ["nothing to do: the cluster is as the file says"]
     assert found["objects"] == ["compute.sh", "dalsegno-0.1-abc.tar.gz", "head.sh", "login.sh"]

@@ -42,7 +42,7 @@ def wait(pid: int) -> int:
 
 
 def on_a_small_disk(folder: Path, size: str, work: Callable[[], None]) -> None:
-    """Run the work in a child for which `folder` is a file system of this size. It ends with the child."""
+    """Run the work in a child, for which `folder` is a file system of this size until the child ends."""
 
     def inside() -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS):

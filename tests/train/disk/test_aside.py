@@ -53,7 +53,7 @@ def test_latest_link_moves_with_its_checkpoint(tmp_path: Path) -> None:
 
 
 def fresh(folder: Path, run: str = "ours", named: bool = True, generation: int = 1, number: int = 0) -> list[int]:
-    """Return the steps that remain after a fresh start, of 10 by another run and 20 by `ours`."""
+    """Return which of the steps 10 (of another run) and 20 (of `ours`) remain after a fresh start."""
     save(folder, filled(10), 10, run="other")
     save(folder, filled(20), 20, run="ours")
     open_folder(folder, OpeningRun(run, named, generation, number, fresh=True), pytest.fail)

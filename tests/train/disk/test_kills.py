@@ -97,7 +97,7 @@ def test_savers_killed_at_random_moments_leave_a_complete_checkpoint(tmp_path: P
 
 @pytest.mark.parametrize("fault", ["none", "damaged"])
 def test_saver_killed_before_each_file_system_call_leaves_a_complete_checkpoint(tmp_path: Path, fault: str) -> None:
-    """Kill save, commit and retention at the first call, the second, and so on; in the short form at every fourth."""
+    """Kill the saver before its first file-system call, then its second, and so on, or before every fourth one."""
     for number in range(1, 1000, STRIDE):
         folder = tmp_path / str(number)
         folder.mkdir()

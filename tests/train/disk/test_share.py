@@ -72,7 +72,7 @@ def test_every_row_is_written_once_in_any_order_of_tensors(
 
 
 @given(TENSORS, some.integers(1, 9))
-def test_shares_differ_by_at_most_a_row_or_a_crumb_at_each_end(tensors: list[Shared], world: int) -> None:
+def test_shares_differ_by_at_most_a_row_or_the_smallest_entry_at_each_end(tensors: list[Shared], world: int) -> None:
     total = sum(tensor.bytes for tensor in tensors)
     row = max((tensor.bytes // next((rows for rows in tensor.size if rows > 1), 1) for tensor in tensors), default=0)
     most = max(bytes_of(share, tensors) for share in divide(tensors, world))

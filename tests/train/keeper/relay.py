@@ -19,7 +19,7 @@ Spoil = Callable[[int, bytes], bytes]  # from the bytes sent before and the next
 
 @contextlib.contextmanager
 def relay(to: KeeperAddress, forth: Spoil | None = None, back: Spoil | None = None) -> Iterator[KeeperAddress]:
-    """Yield an address that forwards to the keeper, in its own process."""
+    """Yield the address of a process that forwards to the keeper."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pid = fork(lambda: _relay(listener, to, forth or _as_it_is, back or _as_it_is))
         address = KeeperAddress(*listener.getsockname(), to.node)

@@ -1,4 +1,4 @@
-"""The own part of each rank is copied to a buddy node, and counts there when it is complete."""
+"""Each rank's own part is copied to a buddy node, where only a complete copy counts."""
 
 from __future__ import annotations
 

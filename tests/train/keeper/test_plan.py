@@ -131,7 +131,7 @@ def test_fetched_parts_are_not_needed_when_a_newer_step_is_safe() -> None:
 
 
 def test_files_of_a_moved_rank_are_removed_when_the_new_generation_has_a_safe_step() -> None:
-    """The files are its own slots on its former node and the copies on a former buddy."""
+    """The files are the rank's slots on its former node and the copies on a former buddy."""
     moved = [held(4, rank=1), held(5, rank=1, slot=1), held(4, rank=2, copy=True), held(5, rank=2, copy=True, slot=1)]
     lives = [held(4, rank=0), held(7, rank=0, generation=2, slot=1)]
     copied = [held(5, rank=3, copy=True), held(6, rank=3, generation=2, copy=True, slot=1)]

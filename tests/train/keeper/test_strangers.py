@@ -43,7 +43,7 @@ def test_keeper_with_another_secret_can_neither_send_nor_fetch(node: NewNode) ->
 
 
 def exchange(node: Node, data: bytes) -> bytes:
-    """Return all that a caller receives who sends this and disconnects."""
+    """Send data as an unauthenticated caller, and return everything that the keeper answers."""
     with node.call() as sock:
         sock.sendall(data)
         with contextlib.suppress(OSError):  # the keeper has already disconnected

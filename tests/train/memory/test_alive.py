@@ -12,22 +12,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.files import hold, is_current, list_run_files, sweep_abandoned
+from dalsegno.train.memory.files import hold, is_current, sweep_abandoned
 from dalsegno.train.memory.slots import Slots
 from tests.train.memory.processes import fork
+from tests.train.memory.run_files import list_run_files
 from tests.train.memory.states import filled
 
 SCRIPT = """
-import sys, torch, time
+import os, sys, torch, time
 from dalsegno.train import Checkpointer
 model = torch.nn.Linear(4, 4)
 steps = Checkpointer(sys.argv[1], model=model, disk_every=1)
 for step in steps.steps(1000):
     steps.done()
     if step == 3:
-        from dalsegno.train.memory.files import list_run_files
-        from dalsegno.train.memory.files import find_folder
-        print(find_folder(), *list_run_files(steps._where.run), flush=True)
+        from dalsegno.train.memory.files import find_folder, run_of
+        names = [name for name in sorted(os.listdir(find_folder())) if run_of(name) == steps._where.run]
+        print(find_folder(), *names, flush=True)
         time.sleep(600)
 """
 

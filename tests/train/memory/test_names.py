@@ -15,13 +15,13 @@ from dalsegno.train.memory.files import (
     SlotName,
     alive_name,
     create_own,
-    list_run_files,
     list_slots,
     parse_slot,
     remove_folder,
     safe_name,
     sweep,
 )
+from tests.train.memory.run_files import list_run_files
 
 RUNS = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9.-]{0,30}\Z")
 SLOTS = st.builds(SlotName, RUNS, st.integers(0, 9999), st.integers(0, 9), st.booleans())

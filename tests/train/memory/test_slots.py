@@ -9,12 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.errors import NotEnoughMemory
-from dalsegno.train.memory.files import list_run_files, safe_name
+from dalsegno.train.memory.files import safe_name
 from dalsegno.train.memory.free_memory import FreeMemory
 from dalsegno.train.memory.safe_steps import SafeSteps, write_safe
 from dalsegno.train.memory.slots import Slots, compute_needed_bytes
 from dalsegno.train.memory.snapshot import hold_snapshot
 from tests.train.memory.processes import in_child
+from tests.train.memory.run_files import list_run_files
 from tests.train.memory.states import filled
 
 

@@ -1,4 +1,4 @@
-"""The certificate of a cluster: what was measured, the verdict on it, and what got worse since an older one. Pure.
+"""The certificate of a cluster: its measurements, the verdict, and what got worse since an older certificate. Pure.
 
 `Certificate.level` is the verdict, `compare_certificates` the comparison. `to_json` and `read_certificate` are inverse.
 """
@@ -48,7 +48,7 @@ ON_REQUEST = (CertifyPart.CONTAINER, CertifyPart.POWER_CUT)  # measured only if 
 
 
 class PartOutcome(str, Enum):
-    """Whether a part was measured."""
+    """The states of a part: whether it was measured, and if not, why."""
 
     MEASURED = "measured"
     NOT_MEASURED = "not measured"  # the part was requested, but could not be run
@@ -56,7 +56,7 @@ class PartOutcome(str, Enum):
 
 
 class BetterFigure(str, Enum):
-    """Which direction of a figure is an improvement."""
+    """The direction in which a figure gets better."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -109,7 +109,7 @@ def skipped(part: CertifyPart, reason: str) -> CertifiedPart:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All parts, where and when they were measured, and what was simulated."""
+    """The parts of a certificate, where and when they were measured, and what was simulated."""
 
     cluster: str
     at: float
@@ -122,9 +122,10 @@ class Certificate:
 
     @property
     def level(self) -> BenchLevel:
-        """Return the verdict. A requested part that was not measured rules out PASS; a part without limits does not.
+        """Return the verdict.
 
-        An impossible bandwidth means that the measurement is wrong, which counts as a failure.
+        A requested part that was not measured rules out PASS. A measured part without limits does not. An impossible
+        bandwidth means that the measurement is wrong, which counts as a failure.
         """
         levels = {each.level for each in self.parts if each.outcome is PartOutcome.MEASURED}
         if levels & {BenchLevel.FAIL, BenchLevel.IMPOSSIBLE}:
@@ -136,9 +137,10 @@ class Certificate:
 
     @property
     def heading(self) -> str:
-        """Return the verdict as shown to people, with the parts that count if others were left out.
+        """Return the verdict for people. If parts were left out, name either these parts or the requested ones,
+        whichever are fewer.
 
-        A part that must be requested with an option of its own does not make a certificate partial.
+        A part that is only measured on request does not make a certificate partial.
         """
         word = "no verdict" if self.level is BenchLevel.UNKNOWN else self.level.value
         left_out = [each.part.value for each in self.parts if each.outcome is PartOutcome.SKIPPED]
@@ -183,11 +185,11 @@ def _part_to_dict(each: CertifiedPart) -> dict[str, Any]:
 
 
 class CertificateUnreadable(UsageError):
-    """A file is not a certificate."""
+    """Raised if a file is not a certificate."""
 
 
 def read_certificate(text: str, source: str = "") -> Certificate:
-    """Return the certificate in a JSON report. Parts that this version does not know are left out."""
+    """Return the certificate in a JSON report. Parts that this version of Dal Segno does not know are left out."""
     try:
         found = json.loads(text)
         if found["format"] != FORMAT:
@@ -227,7 +229,7 @@ def _read_part(value: Mapping[str, Any]) -> CertifiedPart:
 
 
 class CertificateTrend(str, Enum):
-    """Whether a verdict or a figure is better or worse than in the older certificate."""
+    """The trend of a verdict or a figure: better or worse than in the older certificate."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -236,7 +238,7 @@ class CertificateTrend(str, Enum):
 
 @dataclass(frozen=True)
 class CertificateChange:
-    """A changed figure, or a changed verdict of a part (then `name` is "verdict")."""
+    """A changed figure, or a changed verdict of a part. For a verdict, `name` is "verdict"."""
 
     part: CertifyPart
     name: str

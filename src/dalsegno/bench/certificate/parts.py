@@ -1,7 +1,7 @@
 """Turn what the benchmarks and the nodes report into the parts of a certificate, with their verdicts. Pure.
 
-Values of `dalsegno bench … --json` come in, `CertifiedPart` goes out. A malformed report raises KeyError, TypeError or
-ValueError, which the caller reports as "not measured".
+The functions take the values of `dalsegno bench … --json` and return a `CertifiedPart`. For a malformed report they
+raise KeyError, TypeError or ValueError, which the caller reports as "not measured".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dalsegno.bench.node.devices import DeviceResult, DeviceTest, judge_devices
 from dalsegno.bench.node.storage_measure import FolderSpeed
 from dalsegno.bench.plot import Curve, draw
 
-SLOW_STORAGE = 0.5  # a node below this share of the median of its folder is slow
+SLOW_STORAGE = 0.5  # a node is slow if its write speed is below this share of the median of the folder on all nodes
 LEAST_NODES = 3  # with fewer nodes, none is called slow
 
 
@@ -35,7 +35,8 @@ def _part(part: CertifyPart, level: BenchLevel, summary: str, **others: Any) -> 
 
 @dataclass(frozen=True)
 class NodeHealth:
-    """A node as Slurm and the controller see it. `failed` and `warned` name checks; both are None without an agent."""
+    """A node as Slurm and the controller see it. `failed` and `warned` are the names of checks; both are None without
+    an agent."""
 
     node: str
     state: str
@@ -138,7 +139,10 @@ def certify_storage(
 
 
 def certify_pairs(report: Mapping[str, Any], commands: Sequence[str], compare_history: bool = True) -> CertifiedPart:
-    """Judge the matrix. A bad node or link means FAIL; one that is slow at times, or slow pairs in general, DEGRADED.
+    """Judge the matrix of pairs.
+
+    The result is FAIL if a node or a link is bad. It is DEGRADED if a pair is slow only in some measurements, or if all
+    pairs are slower than in earlier results. It is UNKNOWN if there is only one pair and no earlier result.
 
     Virtual hosts are not compared with earlier results: other programs use the same processors.
     """
@@ -195,14 +199,15 @@ def certify_collectives(reports: Sequence[Mapping[str, Any]], commands: Sequence
 
 
 def _busbw(row: Mapping[str, Any]) -> float:
-    """Return the lower bus bandwidth of both placements, as the verdict uses it."""
+    """Return the bus bandwidth that the verdict uses: the lower one of the out-of-place and the in-place
+    measurement."""
     return min(float(each["busbw"]) for each in (row["out_of_place"], row["in_place"]) if each is not None)
 
 
 def certify_devices(
     report: Sequence[Mapping[str, Any]], commands: Sequence[str], low: float = devices.LOW
 ) -> CertifiedPart:
-    """Name the devices that are slower than the others. With too few devices there is no verdict."""
+    """Judge all devices: name those that are slower than the others. With too few devices there is no verdict."""
     results = [
         DeviceResult(**{**each["result"], "test": DeviceTest(each["result"]["test"])}) for each in report
     ]  # fmt: skip

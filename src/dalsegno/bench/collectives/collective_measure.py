@@ -47,7 +47,7 @@ from dalsegno.errors import UsageError
 Call = Callable[[], Any]
 _TIMEOUT = timedelta(minutes=10)
 _POISON = 100  # value that fills a buffer before the checked call; no correct result contains only this value
-_CHUNK = 1 << 24  # this many elements are checked at once
+_CHUNK = 1 << 24  # number of elements checked at once, which limits the memory for the check
 # torch 2.13 renamed these two functions.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -106,9 +106,10 @@ def gather_json(value: Any, ranks: int, device: Any) -> list[Any]:
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int) -> Any:
-    """Return the GPU of a rank, or the CPU if there are fewer GPUs than ranks. srun may show a task only its own GPU.
+    """Return the GPU of a rank, or the CPU if there are fewer GPUs than ranks.
 
-    If a GPU is wanted and torch finds none, the process exits with a message.
+    Under srun, a single visible GPU is the rank's own, because srun may hide the others. If a GPU is wanted and torch
+    finds none, the process exits with a message.
     """
     gpus = torch.cuda.device_count()
     if wanted == "cuda" and not gpus:
@@ -261,7 +262,7 @@ def _differences(got: Any, values: Sequence[float], allowed: float = 0.0) -> flo
 
 
 def time_calls(call: Call, iters: int, rank: CollectiveRank) -> float:
-    """Return the mean time of one call in microseconds. All ranks start together."""
+    """Return the mean time of one call in microseconds. All ranks start at the same time."""
     rank.barrier()
     begin = time.perf_counter()
     for _ in range(iters):
@@ -326,7 +327,7 @@ def measure_rows(ask: CollectiveAsk, rank: CollectiveRank) -> Iterator[NcclRow]:
 
 
 def describe_device(rank: CollectiveRank) -> tuple[NcclDevice, str]:
-    """Return this rank's line of the header, and the cloud's instance id of its machine."""
+    """Return this rank's line for the header, and the id that the cloud gives its machine."""
     pci, product = CPU, processor_name()
     if rank.backend == "nccl":
         about = torch.cuda.get_device_properties(rank.device)
@@ -384,7 +385,7 @@ def measure(ask: CollectiveAsk, rank: CollectiveRank, write: Callable[[str], obj
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run each test in the arguments on this rank, which the environment names. Rank 0 prints the results."""
+    """Run each test in the arguments as the rank that the environment variables give. Rank 0 prints the results."""
     from dalsegno.hostlist import expand
 
     os.environ.update(world_env(os.environ, first_host=lambda hosts: expand(hosts)[0]) or {})

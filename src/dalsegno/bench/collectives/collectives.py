@@ -17,8 +17,11 @@ from dalsegno.hardware import did_you_mean
 
 @dataclass(frozen=True)
 class CollectiveTest:
-    """How one test of nccl-tests moves data. If `split` is set, the size is the sum over all ranks.
-    `in_place_checked` says whether nccl-tests check the data of the in-place rows too."""
+    """A test of nccl-tests and the way it moves data.
+
+    If `split` is set, the size is the sum over all ranks. `in_place_checked` says whether nccl-tests check the data of
+    the in-place rows too.
+    """
 
     test: NcclTest
     split: bool = False
@@ -75,7 +78,7 @@ _GLOO_OPERATIONS = OPERATIONS[:4]  # gloo cannot average
 
 
 class Averaging(Enum):
-    """Which rank's time is reported, as the option `-a` of nccl-tests selects."""
+    """The way in which the times of all ranks become the reported time (option `-a` of nccl-tests)."""
 
     RANK_0 = 0
     MEAN = 1
@@ -202,7 +205,8 @@ class ElementCounts:
 
 
 def count_elements(test: CollectiveTest, size: int, data_type: DataType, ranks: int) -> ElementCounts:
-    """Return the element counts for a size. A rank's part of a split size is rounded down to 16 bytes."""
+    """Return the element counts for a size. Where the size is split between ranks, each part is rounded down to 16
+    bytes."""
     count = size // data_type.size
     if not test.split:
         return ElementCounts(count, count, count, count * data_type.size)
@@ -223,7 +227,7 @@ def bandwidths(test: CollectiveTest, size: int, time_us: float, ranks: int) -> t
 
 
 PERIOD = 251  # a prime, so that a shift by a power of two is noticed
-_PLAIN = 97  # values of data that is moved but not reduced are below this, and so exact in every data type
+_PLAIN = 97  # data that is only moved has values below this limit, which every data type represents exactly
 
 
 def moved_values(source: int, target: int = 0) -> list[int]:
@@ -232,7 +236,8 @@ def moved_values(source: int, target: int = 0) -> list[int]:
 
 
 def _scattered(at: int, source: int, target: int = 0) -> int:
-    """Return a pseudo-random number for this position and these ranks, so that sums differ too."""
+    """Return a pseudo-random number for this position and these ranks. With a regular pattern, wrong data could have
+    the right sum."""
     return ((at + 1) * 2654435761 + (source + 1) * (at + 3) * 40503 + (target + 1) * (at + 7) * 69621) % 4294967291 >> 7
 
 

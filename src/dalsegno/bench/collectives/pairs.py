@@ -1,8 +1,8 @@
-"""Every pair of nodes: which pairs to measure at once, and which node or link is bad. Pure.
+"""Decide which pairs of nodes to measure at once, and find the bad node or link. Pure.
 
-A slow node makes all its pairs slow; a slow link makes one pair slow. `judge_pairs` tells them apart from the whole
-matrix. `next_groups` finds them with fewer measurements: it halves the slow group until a pair is left, and measures
-both nodes of that pair with a node that is known to be fast.
+A slow node makes all its pairs slow; a slow link makes one pair slow. `judge_pairs` finds both kinds of fault if all
+pairs were measured. `next_groups` needs fewer measurements: it halves the slow group until a pair is left, and measures
+both nodes of that pair with nodes that are known to be fast.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def pair_of(one: str, other: str) -> Pair:
 
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     """Return the rounds of a tournament: each pair once, and the pairs of a round have no node in common."""
-    seats: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    slots: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     found = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        meets = zip(seats[:half], reversed(seats[half:]), strict=True)
+    for _ in range(len(slots) - 1):
+        half = len(slots) // 2
+        meets = zip(slots[:half], reversed(slots[half:]), strict=True)
         found.append([pair_of(one, other) for one, other in meets if one is not None and other is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        slots = [slots[0], slots[-1], *slots[1:-1]]
     return [each for each in found if each]
 
 
@@ -42,7 +42,7 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 class PairFaultKind(Enum):
-    """Whether a node is bad, or the link between two nodes that are fast with other nodes."""
+    """The kinds of faults: a bad node, or a bad link between two nodes that are fast with other nodes."""
 
     NODE = "node"
     LINK = "link"
@@ -93,9 +93,9 @@ def judge_pairs(measured: Mapping[Pair, float], low: float = LOW, floor: float =
 
 
 def _usual(measured: Mapping[Pair, float]) -> float:
-    """Return the usual bandwidth: compute a median for each node from its faster pairs, then the median of these.
+    """Return the usual bandwidth: the median of all nodes' medians, each over the faster half of the node's pairs.
 
-    The median of all pairs would be too low with several slow nodes, because each slows down the pairs of the others.
+    The median of all pairs would be too low with several slow nodes, because each slows down all its pairs.
     """
     names = {node for pair in measured for node in pair}
     best = []
@@ -114,9 +114,10 @@ def _share(values: Sequence[float], usual: float) -> float:
 
 
 def _bad_nodes(names: Sequence[str], slow: set[Pair], known: set[Pair]) -> list[str]:
-    """Return the names of the nodes that explain the slow pairs. Most pairs of a bad node with good nodes are slow.
+    """Return the names of the nodes that explain the slow pairs.
 
-    The worst node is removed first. With only two nodes, a bad node looks the same as a bad link.
+    Most pairs of a bad node with good nodes are slow. The worst node is found first, and its pairs then no longer count
+    against other nodes. With only two nodes, a bad node looks the same as a bad link.
     """
     bad: list[str] = []
     while True:
@@ -140,7 +141,7 @@ _WITNESSES = 2  # fast nodes with which a node is measured before it is called b
 
 @dataclass(frozen=True)
 class GroupResult:
-    """A measured group, and whether an all-reduce of its nodes was slow."""
+    """The result for one group: whether an all-reduce between its nodes was slow."""
 
     nodes: Group
     slow: bool
@@ -148,7 +149,7 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class PairSearch:
-    """The next step of a bisection: groups without a common node to measure at once, or the faults if it is done."""
+    """The next step of a bisection: groups to measure at once, which share no node, or the faults if `done`."""
 
     groups: tuple[Group, ...] = ()
     faults: tuple[tuple[str, ...], ...] = ()  # one name is a bad node, two names are the ends of a bad link
@@ -157,9 +158,10 @@ class PairSearch:
 
 
 def next_groups(nodes: Sequence[str], results: Iterable[GroupResult]) -> PairSearch:
-    """Return the next groups to measure, or the faults. Call it again with the results of all groups so far.
+    """Return the next groups to measure, or the faults.
 
-    It finds one fault at a time. Then it removes a node of that fault and measures the rest, until the rest is fast.
+    Call it again with the results of all groups so far. It finds one fault at a time, removes a node of that fault, and
+    continues with the other nodes until they are fast.
     """
     known = {frozenset(each.nodes): each.slow for each in results}
     left, faults = list(nodes), list[tuple[str, ...]]()
@@ -188,7 +190,7 @@ def _slow(group: Iterable[str], known: Mapping[frozenset[str], bool]) -> bool | 
 
 
 def _narrow(group: Group, known: Mapping[frozenset[str], bool], nodes: Sequence[str]) -> tuple[str, ...] | PairSearch:
-    """Return the fault in a slow group, or what to measure to find it."""
+    """Return the fault in a slow group or, if more results are needed, the groups to measure next."""
     if len(group) == 2:
         return _blame(group, known, nodes)
     half = len(group) // 2
@@ -206,7 +208,8 @@ def _narrow(group: Group, known: Mapping[frozenset[str], bool], nodes: Sequence[
 def _cross(
     one: Group, other: Group, known: Mapping[frozenset[str], bool], nodes: Sequence[str]
 ) -> tuple[str, ...] | PairSearch:
-    """Return the bad link between two groups that are fast by themselves and slow together, or what to measure."""
+    """Return the bad link between two groups that are fast by themselves and slow together. If more results are needed,
+    return the groups to measure next."""
     if len(one) == 1 and len(other) == 1:
         return _blame((one[0], other[0]), known, nodes)
     if len(one) < len(other):
@@ -218,14 +221,14 @@ def _cross(
             return PairSearch(groups=((*part, *other),))
         if slow:
             return _cross(part, other, known, nodes)
-    # Each part is fast with the other group, but all together are slow: the fault comes and goes.
+    # Each part is fast together with the other group, but all nodes together are slow, so the fault is intermittent.
     return PairSearch(done=True, unsure=(*one, *other))
 
 
 def _blame(
     pair: Sequence[str], known: Mapping[frozenset[str], bool], nodes: Sequence[str]
 ) -> tuple[str, ...] | PairSearch:
-    """Return the bad node of a slow pair, or the pair if both are fast with another node."""
+    """Return the bad node of a slow pair. If both nodes are fast with other nodes, return the pair."""
     if _slow(pair, known) is None:
         return PairSearch(groups=(tuple(pair),))
     fast = {node for each, slow in known.items() if not slow for node in each}

@@ -29,8 +29,10 @@ _TIMEOUT = timedelta(minutes=10)
 _PROBE_BYTES = 1 << 16
 _MAX_CALLS = 200
 _MAX_AGAIN = 16
-_PATIENCE = 4.0  # if one call would take this many times `seconds`, only the small probe is measured
-_GROUP_LOW = 0.85  # without a fault, the slowest pair of a larger group may be slower by this factor
+_AGAIN = 2  # further measurements of a slow group before a bisection calls it slow
+# if a call of full size would take more than this many times `seconds`, calls of _PROBE_BYTES are timed instead
+_PATIENCE = 4.0
+_GROUP_LOW = 0.85  # without a fault, a group of more than two nodes may be slower than a pair by this factor
 _LEAST_CALLS = 3  # minimum number of calls of an exchange; the first may wait for a partner that is not ready
 
 
@@ -87,17 +89,17 @@ class PairsRank:
     def _exchanges(self, members: Any, nodes: Group) -> float:
         """Return the bandwidth between the slowest pair of these nodes in GB/s, in each direction.
 
-        A collective of the whole group would not do: a ring or a tree uses only some links, and its time hides a slow
-        one among the others. Here every pair exchanges data, in rounds in which a node has one partner.
+        A collective of the whole group does not suffice: a ring or a tree uses only some links, and its time hides a
+        slow link among the others. Here every pair exchanges data, in rounds with one partner per node.
         """
         try:
             own = self.hosts[self.rank]
-            seats = {node: [rank for rank, host in enumerate(self.hosts) if host == node] for node in nodes}
+            ranks_of = {node: [rank for rank, host in enumerate(self.hosts) if host == node] for node in nodes}
             partners = [
-                seats[one if other == own else other]
+                ranks_of[one if other == own else other]
                 for each in rounds(nodes) for one, other in each if own in (one, other)
             ]  # fmt: skip
-            at = seats[own].index(self.rank)
+            at = ranks_of[own].index(self.rank)
             peers = [ranks[at] for ranks in partners if at < len(ranks)]
             size, calls = _PROBE_BYTES, _LEAST_CALLS
             took_s = self._slowest(self._sweep(peers, size, calls, members), members)
@@ -106,12 +108,13 @@ class PairsRank:
                 took_s = self._slowest(self._sweep(peers, size, 1, members), members)
                 calls = min(_MAX_CALLS, max(_LEAST_CALLS, int(self.ask.seconds / took_s / len(nodes))))
             slowest_s = self._slowest(self._sweep(peers, size, calls, members), members)
-            return len(seats[own]) * size / 1e9 / slowest_s
+            return len(ranks_of[own]) * size / 1e9 / slowest_s
         finally:
             dist.destroy_process_group(members)
 
     def _sweep(self, peers: Sequence[int], size: int, calls: int, members: Any) -> float:
-        """Exchange data with one rank after the other, and return the time of the slowest, each by its fastest call."""
+        """Exchange data with each peer in turn, and return the time of the slowest peer. Of each peer, the fastest call
+        counts."""
         sent, received = (torch.zeros(max(1, size // 4), device=self.device) for _ in range(2))
         times = [min(self._exchange(sent, received, peer, members) for _ in range(calls)) for peer in peers]
         return max(times, default=0.0)
@@ -126,7 +129,8 @@ class PairsRank:
         return time.perf_counter() - begin
 
     def _bus_bandwidth(self, members: Any, ranks: Sequence[int]) -> float:
-        """Return the bus bandwidth of an all-reduce in GB/s, from the fastest call: other load makes calls slower."""
+        """Return the bus bandwidth of an all-reduce in GB/s. The fastest call counts, because other programs can only
+        make calls slower."""
         try:
             tensor = torch.zeros(_PROBE_BYTES // 4, device=self.device)
             self._call(tensor, members)  # not timed, because the first call opens the connections
@@ -166,7 +170,8 @@ class PairsRank:
 
 
 def measure_all(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float]]:
-    """Yield the bandwidth of every pair. Pairs that look slow are measured again alone; the better result counts."""
+    """Yield each pair's bandwidth. At most _MAX_AGAIN slow pairs are measured a second time, each alone; the better
+    result counts."""
     found: dict[Group, float] = {}
     for each in rounds(rank.nodes):
         for pair, value in rank.measure(each).items():
@@ -184,23 +189,31 @@ def bisect(rank: PairsRank, ask: PairsAsk) -> Iterator[tuple[Group, float] | dic
     first = rank.measure(rounds(rank.nodes)[0])
     yield from first.items()
     usual = median(sorted(first.values())[len(first) // 2 :])
-    results = [GroupResult(pair, value < ask.low * usual) for pair, value in first.items()]
+    results = list[GroupResult]()
+
+    def judged(group: Group, value: float) -> tuple[Group, float]:
+        """Record a result. A slow group is first measured again by itself: one disturbance is not a fault."""
+        limit = (ask.low if len(group) == 2 else ask.low * _GROUP_LOW) * usual
+        for _ in range(_AGAIN):
+            if value < limit:
+                value = max(value, rank.measure([group])[group])
+        results.append(GroupResult(group, value < limit))
+        return group, value
+
+    for pair, value in first.items():
+        judged(pair, value)
     while True:
         step = next_groups(rank.nodes, results)
         groups = rank.share(step.groups)
         if not groups:
             break
         for group, value in rank.measure(groups).items():
-            limit = (ask.low if len(group) == 2 else ask.low * _GROUP_LOW) * usual
-            if value < limit:
-                value = max(value, rank.measure([group])[group])
-            results.append(GroupResult(group, value < limit))
-            yield group, value
+            yield judged(group, value)
     yield {"usual": usual, "faults": [list(each) for each in step.faults], "unsure": list(step.unsure)}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure on this rank, which the environment names. Rank 0 prints the results."""
+    """Measure as the rank that the environment variables give. Rank 0 prints the results."""
     from dalsegno.hostlist import expand
 
     os.environ.update(world_env(os.environ, first_host=lambda hosts: expand(hosts)[0]) or {})

@@ -1,4 +1,7 @@
-"""The ladder benchmark: its settings, its report, and the environment of its processes. Does not import torch."""
+"""The ladder benchmark: its settings, its report, and the environment of its processes. Does not import torch.
+
+Each rung of the ladder is one way to average gradients.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ ASK, MEETING, PROGRESS, REPORT = (
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """One rank's messages in one step. If `computed`, they follow from the formula of a ring all-reduce."""
+    """The messages that one rank sends in one step. If `computed`, the formula of a ring all-reduce gives them, else
+    they are counted."""
 
     calls: int
     messages: int
@@ -53,7 +57,8 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class RungResult:
-    """The result of one rung. `steps_s` has each step's time on its slowest rank. `why_not` is set without a result."""
+    """The result of one rung. `steps_s` is the time of each step on its slowest rank; if there is none, `why_not` says
+    why."""
 
     name: str
     steps_s: tuple[float, ...] = ()
@@ -226,10 +231,10 @@ _FIRST_PORT, _PORTS = 20_000, 20_000
 
 
 def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> dict[str, str] | None:
-    """Return the missing variables that torch needs; None if no launcher has started this process as a rank.
+    """Return the missing variables that torch needs. Return None if no launcher has started this process as a rank.
 
-    `first_host` returns the first host of a Slurm hostlist. SLURM_PROCID is set in a batch script too, but
-    SLURM_STEP_NUM_TASKS only under srun.
+    `first_host` returns the first host of a Slurm hostlist. A batch script has SLURM_PROCID too, but only a task of
+    srun has SLURM_STEP_NUM_TASKS.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return {}

@@ -70,7 +70,7 @@ class RankDevice:
             torch.cuda.synchronize()
 
     def tcp_bytes_sent(self) -> int | None:
-        """Return the bytes sent over TCP; None with NCCL, which does not use TCP if it can avoid it."""
+        """Return the bytes sent over TCP; None with NCCL, which uses TCP only if there is no faster way."""
         return tcp_bytes_sent() if self.backend == "gloo" else None
 
     def gather(self, value: Any) -> list[Any]:
@@ -139,7 +139,8 @@ class MeasuredRung:
 
 
 def list_rungs(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
-    """Return the name, rung and bucket cap in MiB of each row of the report. A cap of None is torch's default."""
+    """Return the name, rung and bucket cap in MiB of each row of the report. If the cap is None, torch's default
+    applies."""
     caps = ask.bucket_caps_mb
     return [
         ("alone", "", None),
@@ -187,7 +188,8 @@ WATCHED_ROUNDS = 3
 
 
 def measure(ask: LadderAsk, meeting: str, each_round: EachRound) -> LadderReport | None:
-    """Measure on this rank, which the environment names. Return the report on rank 0 and None on the others."""
+    """Measure as the rank that the environment variables give. Return the report on rank 0, and None on all other
+    ranks."""
     place = RankDevice(ask.device, meeting)
     try:
         return _measure(ask, place, each_round)
@@ -252,7 +254,7 @@ def _result(name: str, why: str, found: list[Any], measured_rungs: Sequence[Meas
 
 
 def _typical(by_rank: list[list[WatchedStep]]) -> list[WatchedStep]:
-    """Return the watched step of median duration for every rank."""
+    """Return, for every rank, the watched step whose duration is the median."""
     lengths = [max(each.took_s for each in step) for step in zip(*by_rank, strict=True)]
     at = lengths.index(median_low(lengths))
     return [steps[at] for steps in by_rank]

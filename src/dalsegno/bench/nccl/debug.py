@@ -49,7 +49,7 @@ class NcclNetwork(str, Enum):
 
 
 class NcclProblem(str, Enum):
-    """What the log shows to be wrong."""
+    """A problem that the log shows."""
 
     SOCKETS = "sockets instead of RDMA"
     NO_EFA = "no EFA provider"
@@ -75,7 +75,7 @@ class NcclFinding:
 
 @dataclass
 class NcclDebug:
-    """What NCCL logged. `links` and `transports` count how often the log names each of them."""
+    """The facts that NCCL logged. `links` and `transports` count how often the log names each of them."""
 
     network: NcclNetwork = NcclNetwork.UNKNOWN
     provider: str = ""
@@ -98,12 +98,12 @@ class NcclDebug:
         return max(self.ranks, default=None)
 
     def algorithm(self, size: int) -> str:
-        """Return the algorithm of this message size, "" if it was not logged."""
+        """Return the algorithm for this message size; "" if it was not logged."""
         return self.algorithms.get(size, "")
 
 
 def read_debug(text: str) -> NcclDebug:
-    """Return what the NCCL lines of a log say."""
+    """Return the facts in the NCCL lines of a log."""
     found = NcclDebug()
     if "NCCL" not in text:
         return found
@@ -229,7 +229,7 @@ _OFF: Mapping[tuple[str, str], str] = {
 
 
 def find_problems(debug: NcclDebug, machines: BenchMachines, separate: int = 0) -> tuple[NcclFinding, ...]:
-    """Return what the log shows to be wrong on these machines, the most likely cause first."""
+    """Return the problems that the log shows on these machines, the most likely cause first."""
     alone = separate or (len(debug.ranks[1]) if debug.size == 1 else 0)
     return (
         *([_finding(NcclProblem.SEPARATE_RANKS, count=alone)] if alone > 1 else ()),

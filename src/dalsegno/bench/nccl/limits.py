@@ -1,4 +1,4 @@
-"""The highest bandwidth that a collective can reach on given machines, and the lowest that is expected. Pure.
+"""Compute the highest bandwidth that a collective can reach on given machines, and the lowest that is expected. Pure.
 
 N nodes with g GPUs each make n ranks. L is what a GPU sends over NVLink in one direction, B what a node sends over the
 network. All figures are bus bandwidths in GB/s. docs/bench.md has the formulas and where the expectations come from.
@@ -136,7 +136,8 @@ def _between(test: NcclTest, machines: BenchMachines, network: float) -> Bound |
 
 
 def find_expectation(test: NcclTest, machines: BenchMachines, bound: Bound) -> Expectation | None:
-    """Return what the limits imply or the vendor's floor, whichever is higher; None if there is neither."""
+    """Return the higher of two figures: the one that the limits imply, and the vendor's floor. Return None if there is
+    neither."""
     implied = _implied(test, machines)
     asked = _asked(test, machines, bound, implied.by if implied else bound.by)
     found = [each for each in (implied, asked) if each]
@@ -185,7 +186,7 @@ def _share_between(share: float, limit: Bound) -> Expectation:
 
 
 def _floors(test: NcclTest, machines: BenchMachines) -> list[VendorFloor]:
-    """Return the floors for this instance type, or else those of machines with the same limits."""
+    """Return the floors for this instance type. If there are none, return those for machines with the same limits."""
     if test is not NcclTest.ALL_REDUCE or machines.nodes > 2 or machines.gpu is None:
         return []
     alike = [

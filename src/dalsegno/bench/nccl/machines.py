@@ -1,7 +1,8 @@
 """Find the ranks, nodes and instance type that a table of nccl-tests was measured on. Pure.
 
-The number of ranks is in the header. Without a header it is computed from busbw / algbw, which depends only on it. The
-instance type follows from its name in the log, or from the GPUs and the host names; otherwise the user must name it.
+The number of ranks is in the header. Without a header it is computed from busbw / algbw, a ratio that depends only on
+the number of ranks. The instance type follows from its name in the log, or from the GPUs and the host names; otherwise
+the user must name it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class BenchMachines:
     gpus_per_node: int
     instance: Instance | None = None
     gpu: Gpu | None = None
-    assumed: bool = False  # whether `instance` is only one of several types with these GPUs and limits
+    assumed: bool = False  # whether `instance` is only one of several types that have these GPUs and limits
     other_product: str = ""  # the product that the log lists, if it is not the GPU of the named instance type
 
     @property
@@ -56,7 +57,7 @@ class BenchMachines:
 
     @property
     def in_switch(self) -> bool:
-        """Return whether NVLink's switches can reduce data (NVLS), which needs Hopper or later and over two GPUs."""
+        """Return whether the NVLink switches can reduce data (NVLS): on Hopper or later, with more than two GPUs."""
         return self.gpu is not None and self.gpu.link in ("NVLink 4", "NVLink 5") and self.gpus_per_node > 2
 
     def __str__(self) -> str:
@@ -69,7 +70,7 @@ class BenchMachines:
 
 @dataclass(frozen=True)
 class LogHints:
-    """The programs and instance types that the beginning of a log names outside of its tables."""
+    """Tests and instance types that are named near the start of a log, outside its tables."""
 
     tests: frozenset[NcclTest] = frozenset()
     instances: frozenset[str] = frozenset()
@@ -84,7 +85,7 @@ def read_hints(text: str) -> LogHints:
 
 
 def count_ranks(table: NcclTable) -> int | None:
-    """Return the number of ranks: from the header, else from the ratio of the bandwidths, else None."""
+    """Return the number of ranks, from the header or from the ratio of the bandwidths; None if neither shows it."""
     return table.listed_ranks or ranks_of_ratio(table)
 
 
@@ -124,7 +125,7 @@ def _test_of_row(row: NcclRow) -> NcclTest:
         # With two ranks, all_reduce and sendrecv both have ratio 1; all_reduce is more common.
         return NcclTest.ALL_REDUCE if ratio > 0.99 or ratio == 0 else NcclTest.REDUCE_SCATTER
     if rooted:
-        # Scatter and gather have lower ratios, but cannot be told apart.
+        # Scatter and gather have lower ratios, but cannot be distinguished from each other.
         return NcclTest.BROADCAST if ratio > 0.999 else NcclTest.UNKNOWN
     if row.in_place and row.in_place.wrong is not None:
         return NcclTest.ALL_GATHER  # alltoall is excluded, because it does not check in-place data
@@ -180,14 +181,15 @@ def find_gpu_of_product(product: str) -> Gpu | None:
 
 
 def _gpu_of_devices(table: NcclTable) -> Gpu | None:
-    """Return the GPU of all devices; None for PCIe cards, which lack the NVLink listed for their chip."""
+    """Return the GPU of all devices. Return None for PCIe cards: they lack the NVLink that the catalog lists for their
+    chip."""
     products = {each.product for each in table.devices}
     product = next(iter(products)) if len(products) == 1 else ""
     return find_gpu_of_product(product) if "pcie" not in product.lower() else None
 
 
 def _other_product(table: NcclTable, gpu: Gpu | None) -> str:
-    """Return the first listed product that is another chip than this GPU; "" without one. Skip unknown products."""
+    """Return the first listed product that is not this GPU; "" if there is none. Unknown products are skipped."""
     for product in dict.fromkeys(each.product for each in table.devices):
         listed = find_gpu_of_product(product)
         if listed and gpu and listed.slurm_type != gpu.slurm_type:
@@ -196,7 +198,7 @@ def _other_product(table: NcclTable, gpu: Gpu | None) -> str:
 
 
 def _named_in(hints: LogHints, hosts: tuple[str, ...], gpu: Gpu | None) -> Instance | None:
-    """Return the GPU instance type if the log names exactly one. ParallelCluster's node names have it without a dot."""
+    """Return the GPU instance type if the log names exactly one. ParallelCluster's node names omit the dot."""
     names = " ".join(hosts[:64])
     having = [each for each in instances().values() if each.gpus and (gpu is None or each.gpu == gpu.name)]
     found = [

@@ -36,7 +36,7 @@ _PREFIX = re.compile(
     r"|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=[\[<])"  # mpirun --timestamp-output
     r"|(?P<srun>\d{1,7}):(?=[ \t#]) ?"  # srun -l
     r"|\[(?:[^\]\s,]{0,64}@)?\d{1,9},(?P<mpi>\d{1,7})\](?:<std(?:out|err)>)?: ?"  # mpirun --tag-output
-    r"|\[(?:default|rank)?(?P<tag>\d{1,7})\](?:: ?| (?=[ #]))"  # torchrun; MPICH's -prepend-rank
+    r"|\[(?:default|rank)?(?P<tag>\d{1,7})\](?:: ?| (?=[ #]))"  # torchrun, and MPICH with -prepend-rank
     r")"
 )
 _DEBUG = re.compile(r":\d{1,9}:\d{1,9} \[-?\d{1,4}\] ")  # gpu49:65234:65300 [0] NCCL INFO …
@@ -70,7 +70,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _TableColumns:
     """The columns of a table, from its header or guessed from its first row."""
 
     lead: tuple[str, ...] = _LEAD
@@ -83,7 +83,7 @@ class _Layout:
         return sum(map(len, self.placements)) + 2 * self.timestamps
 
 
-_USUAL = _Layout()
+_USUAL = _TableColumns()
 
 
 @dataclass
@@ -100,7 +100,7 @@ class _Draft:
     settings: NcclSettings | None = None
     devices: list[NcclDevice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    layout: _Layout | None = None
+    layout: _TableColumns | None = None
     cpu_time: bool = False
     rows: list[NcclRow] = field(default_factory=list)
     out_of_bounds: int | None = None
@@ -112,7 +112,7 @@ class _Draft:
     pending: list[str] = field(default_factory=list)  # the beginning of a row that other output interrupted
 
     def table(self) -> NcclTable:
-        layout = self.layout or _Layout()
+        layout = self.layout or _TableColumns()
         columns = NcclColumns(
             in_place=len(layout.placements) > 1,
             per_iteration=any("i_min" in each for each in layout.placements),
@@ -133,14 +133,14 @@ def read_tables(text: str) -> tuple[NcclTable, ...]:
 
         if found := read_json(text):
             return found
-    reader = _LogReader()
+    reader = _NcclLogReader()
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > 7:  # shorter lines contain no part of a table
             reader.read(number, line)
     return reader.tables()
 
 
-class _LogReader:
+class _NcclLogReader:
     """The reader of a log. It keeps a draft per rank, because the lines of several ranks may be mixed."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class _LogReader:
             self._comment(number, stream, f"# {head}")
 
     def _failure(self, stream: str, message: str) -> None:
-        """Record why a rank gave up. Rank 0 prints the table, and any rank may fail."""
+        """Record why a rank failed. Rank 0 prints the table, and any rank may fail."""
         draft = self._open.get(stream) or next(iter(self._open.values()), None)
         if draft is not None and not draft.error:
             draft.error = message
@@ -305,28 +305,28 @@ def _device(found: re.Match[str]) -> NcclDevice:
     return NcclDevice(int(rank), int(group or 0), int(pid or 0), host, int(device), pci, product.strip())
 
 
-def _layout(header: str) -> _Layout:
+def _layout(header: str) -> _TableColumns:
     names = [_OLD_NAMES.get(name, name) for name in header.split()[1:]]
     starts = [index for index, name in enumerate(names) if name in _TIMES]
     stamps = "timestamp" in names
     end = names.index("timestamp") if stamps else len(names)
     if not starts:
-        return _Layout()
+        return _TableColumns()
     placements = tuple(tuple(names[start:stop]) for start, stop in zip(starts, [*starts[1:], end], strict=True))
-    return _Layout(tuple(names[: starts[0]]), placements[:2], stamps, milliseconds=" bytes " in header)
+    return _TableColumns(tuple(names[: starts[0]]), placements[:2], stamps, milliseconds=" bytes " in header)
 
 
-def _guess_layout(tokens: list[str]) -> _Layout:
+def _guess_layout(tokens: list[str]) -> _TableColumns:
     """Return the layout of a row without a header, from the number of its values."""
     stamps = len(tokens) > 2 and bool(_STAMP.match(tokens[-2]))
     lead = 3 + sum(1 for token in tokens[3:5] if token.isalpha() or re.fullmatch(r"-?\d{1,3}", token))
     count = len(tokens) - lead - 2 * stamps
     placement = ("time", "algbw", "busbw", "#wrong") + (_ITERATION if count >= 16 else ())
-    return _Layout(_LEAD[:lead], (placement,) * (1 if count < 2 * len(placement) else 2), stamps)
+    return _TableColumns(_LEAD[:lead], (placement,) * (1 if count < 2 * len(placement) else 2), stamps)
 
 
-def _split_lead(tokens: list[str], layout: _Layout) -> list[str]:
-    """Return the tokens. Other output that directly follows the last leading column, without a space, is removed."""
+def _split_lead(tokens: list[str], layout: _TableColumns) -> list[str]:
+    """Return the tokens. If other output follows the last leading column without a space, that output is removed."""
     last = len(layout.lead) - 1
     if len(tokens) > last and (found := re.match(r"-?\d+", tokens[last])) and found[0] != tokens[last]:
         return [*tokens[:last], found[0]]
@@ -355,7 +355,7 @@ def _usual_row(tokens: list[str]) -> NcclRow | None:
     return row if isfinite(sum(values)) else None
 
 
-def _make_row(tokens: list[str], layout: _Layout, line: str) -> NcclRow | None:
+def _make_row(tokens: list[str], layout: _TableColumns, line: str) -> NcclRow | None:
     """Return the row of these tokens; None if there are too few of them."""
     lead = dict(zip(layout.lead, tokens, strict=False))
     values = tokens[len(layout.lead) :]

@@ -6,7 +6,7 @@
     text += render_footer(table)             # "Out of bounds values" to the end
     text = render_rows(table)                # column names and rows alone
 
-All functions are pure and end their text with a line break. `render` is the sum of the other three.
+All functions are pure and end their text with a line break. `render` returns header, rows and footer.
 """
 
 from __future__ import annotations

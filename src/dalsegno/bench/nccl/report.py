@@ -1,4 +1,4 @@
-"""Turn the text of a log into verdicts: find its tables and machines, judge them, and say what to check next. Pure."""
+"""Turn the text of a log into verdicts: find its tables and machines, judge them, and suggest what to check. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROWS_BYTES = 8 << 30  # bandwidth grows up to this size: 2 x p5.48xlarge reach 
 
 @dataclass(frozen=True)
 class MachineAsk:
-    """What the user says about the machines and the test. A value of None is taken from the log."""
+    """The user's description of the machines and the test. A value of None is taken from the log."""
 
     instance: str | None = None
     nodes: int | None = None
@@ -102,7 +102,7 @@ class NcclReport:
 def read_reports(
     source: str, text: str, ask: MachineAsk = MachineAsk(), history: Sequence[NcclTable] = ()
 ) -> list[NcclReport]:
-    """Return a report per table. If several processes ran the test separately at the same time, report it once."""
+    """Return a report per table. If several processes ran the same test separately, return one report for all."""
     hints = read_hints(text)
     tables = [name_test(table, hints, ask.test) for table in read_tables(text)]
     if not tables:
@@ -129,7 +129,8 @@ def _report(
 
 
 def _needs_causes(verdict: BenchVerdict) -> bool:
-    """Return whether to look for causes. If the bandwidth is good, unused features of NCCL do not matter."""
+    """Return whether to look for causes. If the bandwidth is good, it does not matter which features NCCL leaves
+    unused."""
     return verdict.level is not BenchLevel.PASS
 
 

@@ -142,7 +142,7 @@ class NcclRow:
 
 @dataclass(frozen=True)
 class NcclColumns:
-    """Which optional columns the table has."""
+    """The optional columns that the table has."""
 
     in_place: bool = True
     per_iteration: bool = False  # the option -I 1 adds these columns
@@ -197,4 +197,4 @@ def average_busbw(rows: tuple[NcclRow, ...]) -> float:
 
 
 class NcclOutputUnreadable(DalsegnoError):
-    """A file contains no table of nccl-tests."""
+    """Raised if a file contains no table of nccl-tests."""

@@ -33,8 +33,8 @@ TOLERANCE = 1.02  # factor allowed above the limit, for rounding and clock error
 DEGRADED_SHARE = 0.85  # share of the expectation below which the test fails
 PLATEAU_SHARE = 0.8
 HISTORY_K = 3.0
-HISTORY_LEAST = 5  # with fewer results, a median says little
-HISTORY_SPREAD = 0.01  # least spread, as a share of the median; without it, equal results would fail the next one
+HISTORY_LEAST = 5  # with fewer results, the median is not reliable
+HISTORY_SPREAD = 0.01  # minimum spread, as a share of the median: after equal results, a slightly lower one passes
 SPREAD_PERCENT = 5.0  # the threshold in the script of nccl-tests that reads `-J` files
 
 _MAD_TO_SIGMA = 1.4826
@@ -56,7 +56,7 @@ class BenchLevel(str, Enum):
 
 
 class BenchReason(str, Enum):
-    """Why a table got its verdict."""
+    """The reasons for the verdict on a table."""
 
     REACHED = "expectation reached"
     BELOW = "below the expectation"
@@ -126,7 +126,8 @@ class BenchVerdict:
         if self.expected and self.busbw:
             share = self.busbw / self.expected.busbw
             lines.append(f"expected: {self.expected.busbw:.1f} GB/s ({self.expected.why}); reached {share:.0%} of it")
-        possible = self.level is not BenchLevel.IMPOSSIBLE  # otherwise the machines are others, with another network
+        # A result above the limit comes from other machines, so a share of this network would be meaningless.
+        possible = self.level is not BenchLevel.IMPOSSIBLE
         if self.machines.nodes > 1 and self.machines.network_gbytes_per_s and self.busbw and possible:
             lines.append(self._ring())
         if self.knee:
@@ -153,7 +154,8 @@ class BenchVerdict:
         if self.reason in (BenchReason.REACHED, BenchReason.BELOW) and self.expected:
             by = self.expected.by
             same = by is not Bottleneck.UNKNOWN and (self.bound is None or self.bound.by is by)
-            bound_by = f", {by.value}-bound" if same else ""  # an algorithm may be bound by what is not the limit
+            # If the expected value has another bottleneck than the limit, no bottleneck is named.
+            bound_by = f", {by.value}-bound" if same else ""
             return f"{where}: {rate}{bound_by}, expected at least {self.expected.busbw:.0f} GB/s"
         if self.reason is BenchReason.ABOVE_LIMIT and self.bound:
             return f"{where}: {rate} is more than the limit of {self.bound.busbw:.0f} GB/s"
@@ -180,10 +182,10 @@ class BenchVerdict:
 
 
 def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = (), separate: int = 0) -> BenchVerdict:
-    """Return the verdict on one table. `history` has the bandwidths of earlier runs of the same test, with the same
-    number of ranks and at the size of the plateau.
+    """Return the verdict on one table.
 
-    `separate` is the number of processes that ran separately and each printed such a table.
+    `history` holds bus bandwidths at the plateau's size, from earlier runs of the same test with as many ranks.
+    `separate` is the number of processes that did not form one group, so that each printed a table of its own.
     """
     ranks = count_ranks(table)
     plateau = find_plateau(table)
@@ -204,14 +206,14 @@ def judge(table: NcclTable, machines: BenchMachines, history: Sequence[float] = 
 
 
 def find_plateau(table: NcclTable) -> NcclRow | None:
-    """Return the row with the highest bus bandwidth at 1 GiB or more; without such sizes, among all rows."""
+    """Return the row with the highest bus bandwidth among sizes of 1 GiB or more; if there are none, among all rows."""
     rows = [row for row in table.rows if row.out_of_place or row.in_place]
     large = [row for row in rows if row.size >= LARGE_BYTES]
     return max(large or rows, key=lambda row: row.busbw, default=None)
 
 
 def find_knee(table: NcclTable, plateau: float) -> int:
-    """Return the smallest size from which all larger ones reach 80 % of the plateau; 0 if all sizes reach it."""
+    """Return the smallest size from which on every size reaches 80 % of the plateau; 0 if all sizes reach 80 %."""
     knee = 0
     for row in sorted(table.rows, key=lambda row: row.size, reverse=True):
         if row.busbw < PLATEAU_SHARE * plateau:
@@ -221,7 +223,8 @@ def find_knee(table: NcclTable, plateau: float) -> int:
 
 
 def history_threshold(earlier: Sequence[float], k: float = HISTORY_K) -> float | None:
-    """Return median - k x MAD of earlier results, the MAD scaled to a standard deviation; None for too few results."""
+    """Return the median of earlier results minus k times their MAD, which is scaled to a standard deviation. Return
+    None if there are too few results."""
     if len(earlier) < HISTORY_LEAST:
         return None
     middle = median(earlier)
@@ -232,7 +235,8 @@ def history_threshold(earlier: Sequence[float], k: float = HISTORY_K) -> float |
 def _raise_by_history(
     expected: Expectation | None, bound: Bound | None, history: Sequence[float]
 ) -> Expectation | None:
-    """Return the expectation, raised to what this cluster reached before. It never falls below the vendor's floor."""
+    """Return the expectation, raised to what this cluster has reached before. The result is never below the vendor's
+    floor."""
     own = history_threshold(history)
     if own is None or own <= 0 or (expected and expected.busbw >= own) or (bound and own > bound.busbw):
         return expected
@@ -279,7 +283,10 @@ def _decide(
 
 
 def _ranks_differ(ranks: int | None, wanted: int, table: NcclTable) -> bool:
-    """Return whether the test ran with a wrong number of ranks. A number from a ratio is exact up to 64 ranks only."""
+    """Return whether the test ran with a wrong number of ranks.
+
+    A number above 64 that was computed from the ratio of the bandwidths may be wrong by up to 20 %.
+    """
     if ranks is None or ranks == wanted:
         return False
     exact = table.listed_ranks is not None or (ranks_of_ratio(table) or 0) <= 64

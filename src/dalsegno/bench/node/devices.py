@@ -1,4 +1,4 @@
-"""Matrix products and memory bandwidth of single devices: settings, results, and the verdict on them. No torch."""
+"""Settings, results and verdict for matrix products and memory bandwidth of single devices. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST = 3  # with fewer devices, none is called slow
 
 
 class DeviceTest(str, Enum):
-    """What is measured on each device."""
+    """The quantities that are measured on each device."""
 
     GEMM = "gemm"  # TFLOP/s of a matrix product
     MEMORY = "memory"  # GB/s of a copy within the device's memory, reads and writes both counted
@@ -98,7 +98,7 @@ class JudgedDevice:
     of_median: float
     of_peak: float | None
     slow: bool
-    compared: bool = True  # whether there are enough devices of its product to call one slow
+    compared: bool = True  # whether enough devices of this product were measured to call one of them slow
 
     @property
     def word(self) -> str:
@@ -119,7 +119,7 @@ def judge_devices(results: Iterable[DeviceResult], low: float = LOW) -> list[Jud
 
 
 def without_gpu(judged: Iterable[JudgedDevice]) -> list[str]:
-    """Return the hosts on which a processor was measured."""
+    """Return the hosts on which a CPU was measured instead of a GPU."""
     return sorted({each.result.host for each in judged if each.result.device.startswith("CPU")})
 
 

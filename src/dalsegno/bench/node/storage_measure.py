@@ -59,7 +59,7 @@ def measure_folder(folder: str, most: int, seconds: float) -> FolderSpeed:
 
 
 def read_speed(path: str, seconds: float) -> float:
-    """Return the MB/s at which this node reads a file that it has just written, without its page cache."""
+    """Return the speed in MB/s at which this node reads a file that it has just written, without the page cache."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -124,7 +124,7 @@ def table_rows(speeds: Iterable[FolderSpeed]) -> list[list[str]]:
 
 
 def compare(speeds: Sequence[FolderSpeed]) -> list[str]:
-    """Return how the first shared folder compares with the first local one; nothing if either is missing."""
+    """Return sentences that compare the first shared folder with the first local one; none if either is missing."""
     good = [each for each in speeds if not each.error]
     shared, local = ([each for each in good if each.shared is wanted] for wanted in (True, False))
     if not shared or not local:

@@ -159,7 +159,7 @@ def _report(found: FoundCluster, abilities: list[Ability], file: str) -> None:
 # The command `dalsegno adopt watch`
 
 
-@command.command()
+@command.command(short_help="Watch the nodes, and say what recovery would do.")
 @file_argument
 def watch(file: str) -> None:
     """Watch the nodes of the cluster that FILE describes (default: cluster.yaml), and say what recovery would do.
@@ -200,7 +200,8 @@ def watch(file: str) -> None:
 
 
 def _refuse_file_of_others(file: Path) -> None:
-    """Raise if root would read a cluster file that another user can change, to choose which nodes are drained."""
+    """Raise an error if this is root and another user can change the file, because the file decides which nodes are
+    drained."""
     from dalsegno.system.ownership import part_of_others, trusted_owners
 
     theirs = part_of_others(file, trusted_owners()) if os.geteuid() == 0 else ""
@@ -212,7 +213,7 @@ def _refuse_file_of_others(file: Path) -> None:
         )
 
 
-@command.command()
+@command.command(short_help="Let `adopt watch` act in PARTITION.")
 @click.argument("partition")
 @file_argument
 def arm(partition: str, file: str) -> None:

@@ -56,6 +56,7 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
     from dalsegno.spec.choices import fit_starter, recommend
     from dalsegno.spec.load import parse_spec
     from dalsegno.spec.model import starter
+    from dalsegno.spec.targets import DEFAULT_TARGET
     from dalsegno.system.files import write_atomic
 
     path = Path(file)
@@ -69,9 +70,9 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
             "`--target` names the target, and `--on`, `--for` and `--duration` choose it", hint="give one or the other"
         )
     chosen = recommend(needs) if target is None and (ask or needs != Needs()) else None
-    target = target or (chosen.target if chosen else "local")
+    target = target or (chosen.target if chosen else DEFAULT_TARGET)
     text = fit_starter(starter(target, name), needs, target)
-    # Raise for an invalid name before anything is written.
+    # Raise an error for an invalid name before anything is written.
     if parse_spec(text, file).name != name:
         raise UsageError(f"invalid cluster name `{name}`", hint="use lowercase letters, digits, `-` and `_`")
     write_atomic(path, text)
@@ -84,7 +85,7 @@ def init(file: str, target: str | None, name: str, force: bool, ask: bool, **ans
 
 
 def _read_needs(answers: Mapping[str, Any], ask: bool) -> Needs:
-    """Return the needs that the flags name; with `ask`, ask for the others on the terminal."""
+    """Return the needs that the flags name. With `ask`, ask on the terminal for those that no flag names."""
     given = dict(answers)
     if ask:
         for key, text, values in _QUESTIONS:

@@ -27,7 +27,7 @@ OLD_RUNS = 8  # maximum number of this user's runs that are read from their own 
 
 @dataclass(frozen=True)
 class ClusterSources:
-    """The sources of one cluster. Each method queries one source, and raises DalsegnoError if it does not answer."""
+    """The sources of one cluster. Each method queries one source, and raises DalsegnoError if there is no answer."""
 
     name: str
     target: Target | None  # None inside a host of the cluster, and for a Slurm that Dal Segno did not install
@@ -35,7 +35,7 @@ class ClusterSources:
     controller: Path | None
 
     def status(self) -> ClusterStatus:
-        """Return Slurm's view. A slurmctld that does not answer is part of the status, not an error."""
+        """Return Slurm's view. If slurmctld does not answer, the view says so; that is not an error."""
         from dalsegno.cli.controller_requests import meaning_of
         from dalsegno.overview.gather import status_from_slurm
 
@@ -92,7 +92,7 @@ class ClusterSources:
 
     @property
     def sees_all_runs(self) -> bool:
-        """Whether the controller lists the runs of all users to this user."""
+        """Return whether this user may see the runs of all users in the controller's list."""
         try:
             return self.controller is not None and os.geteuid() in (0, self.controller.stat().st_uid)
         except OSError:

@@ -1,14 +1,20 @@
-"""`dalsegno compare`: the places to train and their traits, Kubernetes-based ones included."""
+"""`dalsegno compare`: compare the places where you can train, including those based on Kubernetes."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.out import json_option
 from dalsegno.errors import UsageError
+
+if TYPE_CHECKING:
+    from dalsegno.spec.choices import Choice
 
 LABELS = {
     "orchestrator": "orchestrator",
@@ -20,7 +26,8 @@ LABELS = {
     "price": "price",
     "not_for": "not for",
 }
-COLUMNS = 100
+COLUMNS = 120  # maximum width of a table
+SIDE_BY_SIDE = 3  # places in one table
 
 
 @click.command()
@@ -34,7 +41,7 @@ def command(names: tuple[str, ...], json_: bool) -> None:
     dalsegno compare hyperpod parallelcluster
     """
     from dalsegno.hardware import did_you_mean
-    from dalsegno.spec.choices import TRAITS, choices
+    from dalsegno.spec.choices import choices
     from dalsegno.spec.facts import facts_to_json
 
     known = {choice.name: choice for choice in choices()}
@@ -45,15 +52,24 @@ def command(names: tuple[str, ...], json_: bool) -> None:
     if json_:
         out.as_json([facts_to_json(choice) for choice in chosen])
         return
-    width = max(map(len, LABELS.values()))
-    for choice in chosen:
-        made = f"`dalsegno init --target {choice.target}`" if choice.target else "Dal Segno does not create it"
-        out.data(f"{choice.name}: {made}")
-        for trait in TRAITS:
-            lines = textwrap.wrap(getattr(choice, trait), COLUMNS - width - 4)
-            out.data(f"  {LABELS[trait].ljust(width)}  {lines[0]}")
-            for line in lines[1:]:
-                out.data(f"  {' ' * width}  {line}")
-        if choice.choose_it:
-            out.data(f"  {'choose it if'.ljust(width)}  {choice.choose_it}")
-        out.data("")
+    for at in range(0, len(chosen), SIDE_BY_SIDE):
+        if at:
+            out.data("")
+        group = chosen[at : at + SIDE_BY_SIDE]
+        out.table(["", *(choice.name for choice in group)], table_rows(group))
+
+
+def table_rows(group: Sequence[Choice]) -> list[list[str]]:
+    """Return the traits as rows, with a column for each place. A long cell continues in the next rows."""
+    traits = {label: [getattr(choice, trait) for choice in group] for trait, label in LABELS.items()}
+    made = [f"`init --target {each.target}`" if each.target else "Dal Segno does not create it" for each in group]
+    everything = {"cluster file": made, **traits, "choose it if": [choice.choose_it for choice in group]}
+    label_width = max(map(len, everything))
+    width = (COLUMNS - label_width) // len(group) - 2
+    rows: list[list[str]] = []
+    for label, cells in everything.items():
+        if any(cells):
+            wrapped = [textwrap.wrap(cell, width) for cell in cells]
+            lines = zip_longest(*wrapped, fillvalue="")
+            rows += [["" if number else label, *line] for number, line in enumerate(lines)]
+    return rows

@@ -45,7 +45,12 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     from dalsegno.cluster import find_place, may_change, open_cluster, place_named, places, runs_home
     from dalsegno.recovery.client import controller_answers
 
-    wanted = cluster or name or os.environ.get("DALSEGNO_CLUSTER") or _name_in_this_folder()
+    if cluster and cluster.endswith((".yaml", ".yml")):
+        raise UsageError(
+            f"`down` takes the name of a cluster, and not a file: {cluster}",
+            hint=f"`dalsegno down {_name_in(Path(cluster)) or 'NAME'}`; `dalsegno ls` lists the clusters",
+        )
+    wanted = cluster or name or os.environ.get("DALSEGNO_CLUSTER") or _name_in(Path("cluster.yaml"))
     if wanted is None and not places():
         out.talk("there is no cluster: nothing to remove")
         return
@@ -56,7 +61,8 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
         target, runs = open_cluster(place), runs_on(place)
         removal = target.removal()
         lines = removal.sentences([run.run for run in runs])
-        if not _confirm(place.name, lines, yes, must_say_yes=removal.needs_yes and bool(removal.storage)):
+        loses = bool(removal.storage or removal.homes)
+        if not _confirm(place.name, lines, yes, must_say_yes=removal.needs_yes and loses):
             out.talk(f"{place.name} was not changed")
             raise SystemExit(1)
         started = time.monotonic()
@@ -79,7 +85,8 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
 
 
 def _confirm(name: str, consequences: list[str], yes: bool, *, must_say_yes: bool = False) -> bool:
-    """Show the consequences; in a terminal, ask for confirmation. With `must_say_yes`, a script must pass `--yes`."""
+    """Show the consequences, and return whether the user agrees. Ask only if there is a terminal. With `must_say_yes`,
+    a script must pass `--yes`."""
     for line in consequences:
         out.talk(line)
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
@@ -89,12 +96,12 @@ def _confirm(name: str, consequences: list[str], yes: bool, *, must_say_yes: boo
     return not asked or click.confirm(f"remove {name}?", err=True)
 
 
-def _name_in_this_folder() -> str | None:
-    """Return the cluster name in ./cluster.yaml: `down` removes the cluster that `up` creates in the same folder."""
+def _name_in(file: Path) -> str | None:
+    """Return the cluster name in a file. In ./cluster.yaml, it is the cluster that `up` creates in the same folder."""
     import yaml
 
     try:
-        value = yaml.safe_load(Path("cluster.yaml").read_text())
+        value = yaml.safe_load(file.read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return None
     name = value.get("name") if isinstance(value, dict) else None
@@ -126,8 +133,7 @@ class RunOnCluster:
 
 
 def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
-    """Return the active runs on the cluster: the runs of all users that its controller supervises, and all runs of this
-    user."""
+    """Return the active runs on the cluster: all runs of this user, and all that the controller supervises."""
     own = {run.root.resolve(): RunOnCluster(run, os.geteuid()) for run in _own(place)}
     kept = {run.folder.root.resolve() if run.ours else run.folder.root: run for run in _kept(place)}
     return sorted((run for run in {**kept, **own}.values() if run.is_under_way()), key=lambda each: each.run)
@@ -145,7 +151,8 @@ def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
 
 
 def _own(place: ClusterPlace) -> Iterator[RunFolder]:
-    """Yield the runs of this user, including those in a batch step, which no controller knows."""
+    """Yield this user's active runs. Runs whose coordinator runs in a batch step are included: the controller does not
+    know them."""
     from dalsegno.cluster import runs_home
     from dalsegno.runs.submit.prepare import list_runs, read_plan
     from dalsegno.targets.folder import ClusterFolder, read_identity
@@ -158,8 +165,10 @@ def _own(place: ClusterPlace) -> Iterator[RunFolder]:
 
 
 def end_in_order(runs: Sequence[RunOnCluster]) -> None:
-    """Make each coordinator end its workers, agents and jobs while it can. Runs of other users end with the cluster and
-    show as lost, because nothing is written into their folders."""
+    """Let the coordinators of this user's runs end their workers, agents and jobs before the cluster is removed.
+
+    Runs of other users end with the cluster and show as lost, because nothing is written into their folders.
+    """
     ours = [run for run in runs if run.ours]
     for run in ours:
         with contextlib.suppress(OSError):
@@ -170,7 +179,7 @@ def end_in_order(runs: Sequence[RunOnCluster]) -> None:
 
 
 def write_ends(runs: Sequence[RunOnCluster]) -> None:
-    """Record how the runs ended, after the whole cluster is gone."""
+    """Record the end of this user's runs after the cluster is removed: their coordinators can no longer do so."""
     from dalsegno.runs.status import RunCause, write_status
     from dalsegno.runs.submit.prepare import aborted_status
 

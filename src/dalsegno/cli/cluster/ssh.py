@@ -26,7 +26,8 @@ def command(name: str | None, node: str, command_: tuple[str, ...]) -> None:
 
     place = find_place(name)
     elevate_to_change(place)
-    words = list(command_[1:] if command_[:1] == ("--",) else command_)  # click keeps a `--` that follows NODE
+    # click keeps a `--` that follows the name of the node
+    words = list(command_[1:] if command_[:1] == ("--",) else command_)
     entry = open_cluster(place).shell(words, dict(os.environ), os.getcwd(), host=node)
     for line in entry.warnings:
         out.warn(line)

@@ -19,7 +19,8 @@ from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeS
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView
 
-# Daemons that are counted in one line, with the noun for their hosts. The head runs node-exporter too.
+# Daemons that run on many machines and have one row of the table, and what that row counts. node-exporter also runs on
+# the head node, so its row counts hosts.
 NODE_DAEMONS = {"slurmd": "node", "metadata-service": "node", "node-agent": "node", "node-exporter": "host"}
 NAME_COLUMNS = 40
 
@@ -38,7 +39,7 @@ def command(name: str | None, json_: bool) -> None:
     sources = _open_sources(name)
     target = sources.target
     if target is not None and isinstance(target, CanForward):  # only its head node can give the verdict
-        _report(target.status(), _told_verdict(target), json_)
+        _report(target.status(), _head_verdict(target), json_)
         return
     overview = _look(sources)
     verdict = assess(overview)
@@ -50,7 +51,7 @@ def command(name: str | None, json_: bool) -> None:
 
 
 def _open_sources(name: str | None) -> ClusterSources:
-    """Open the named cluster or Dal Segno's only one, else the machine's own Slurm, which Dal Segno did not create."""
+    """Open the named cluster or the only one that Dal Segno created. Without either, open the Slurm of this machine."""
     from dalsegno.cli.cluster.cluster_sources import open_sources
     from dalsegno.cluster import find_place, foreign_slurm, open_cluster, places
 
@@ -61,13 +62,13 @@ def _open_sources(name: str | None) -> ClusterSources:
     return ClusterSources(place.name, target, None, target.controller_socket)
 
 
-def _told_verdict(target: object) -> dict[str, Any] | None:
-    """Return the verdict that the head of a cluster elsewhere gives; None if it gives none."""
+def _head_verdict(target: object) -> dict[str, Any] | None:
+    """Return the verdict that the head node of a remote cluster reports; None if it reports no verdict."""
     from dalsegno.printable import one_line
     from dalsegno.targets.machines import AsksHead
 
-    told = target.head_status() if isinstance(target, AsksHead) else None
-    verdict = told.get("verdict") if told else None
+    status = target.head_status() if isinstance(target, AsksHead) else None
+    verdict = status.get("verdict") if status else None
     if not isinstance(verdict, dict):
         return None
     return {**verdict, "text": one_line(str(verdict.get("text", "")))}
@@ -85,7 +86,7 @@ def _report(status: ClusterStatus, verdict: Mapping[str, Any] | None, json_: boo
 
 
 def _look(sources: ClusterSources) -> Overview:
-    """Return the present state. A controller that does not answer is part of it."""
+    """Return the present state. If the controller does not answer, the state says so."""
     from dalsegno.overview.facts import Overview
 
     status, view = sources.status(), None
@@ -103,7 +104,7 @@ def _look(sources: ClusterSources) -> Overview:
 
 
 def _slow_ranks(runs: Sequence[ObservedRun], sources: ClusterSources) -> list[str]:
-    """Return a line for each run that waits for one of its ranks, with what the node of that rank reports."""
+    """Return a line for each run that waits for a slow rank, with the readings of that rank's node."""
     slow = [run.status for run in runs if run.status.slow_rank]
     if not slow:
         return []
@@ -114,22 +115,24 @@ def _slow_ranks(runs: Sequence[ObservedRun], sources: ClusterSources) -> list[st
 
 
 def _problems(view: RecoveryView | None) -> list[str]:
-    """Return the problems that the controller reports; [] if it does not answer, which the table of daemons shows."""
+    """Return the problems that the controller reports; [] if it is silent, because the table of daemons shows that."""
     if view is None:
         return []
     paused = "automation is paused: nodes are not repaired; to resume: `dalsegno automation resume`"
-    found = [node for node in view.nodes.values() if _needs_attention(node)]
+    described = ((node, _describe_phase(node)) for node in view.nodes.values())
     return [
         *([paused] if view.paused else []),
-        *(f"{node.node} is {node.phase.value}: {node.note or node.reason}" for node in found),
+        *(f"{node.node} {phase}: {node.note or node.reason}" for node, phase in described if phase),
     ]
 
 
-def _needs_attention(node: NodeRecovery) -> bool:
-    """Return whether a node is in a phase that Slurm's states do not show or that needs an administrator."""
+def _describe_phase(node: NodeRecovery) -> str:
+    """Return the text for a phase that Slurm's states do not show or that needs an administrator; "" for any other
+    phase."""
     from dalsegno.recovery.decisions.phase import NodePhase
 
-    return node.phase in (NodePhase.SUSPECTED, NodePhase.GIVEN_UP)
+    texts = {NodePhase.SUSPECTED: "is suspected", NodePhase.NEEDS_ADMIN: "needs an administrator"}
+    return texts.get(node.phase, "")
 
 
 def _show(status: ClusterStatus) -> None:
@@ -195,7 +198,7 @@ def _show_queue(status: ClusterStatus) -> None:
 
 
 def _cut(name: str) -> str:
-    """Shorten a job name, which may be very long; `--json` has all of it."""
+    """Shorten a job name, which may be very long. `--json` prints the full name."""
     return name if len(name) <= NAME_COLUMNS else name[: NAME_COLUMNS - 1] + "…"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from dalsegno.spec.facts import Cluster, Storage
     from dalsegno.storage.check import NodePrograms
     from dalsegno.storage.verdict import StorageReport
+    from dalsegno.targets.base import Target
 
 ANSWER_S = 60.0  # a node that takes longer is considered hung: a measurement takes at most 5 s
+MAX_ANSWER = 1 << 20  # limit in bytes on the output of a node, which may be hostile
+USER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
 
 @click.group()
@@ -29,7 +33,7 @@ def command() -> None:
     """List the storage of a cluster, and check it from every node."""
 
 
-@command.command("ls")
+@command.command("ls", short_help="List storage: type, mount point and source.")
 @cluster_option
 @json_option
 def list_(name: str | None, json_: bool) -> None:
@@ -48,7 +52,7 @@ def _use(storage: Storage) -> str:
     return "home folders" if storage.home else "shared files"
 
 
-@command.command("check")
+@command.command("check", short_help="Check from every node whether storage is usable.")
 @cluster_option
 @click.argument("names", nargs=-1, metavar="[NAME|/PATH]…")
 @click.option("--user", "-u", metavar="USER", help="Use the storage as this user. Default: the first of the cluster.")
@@ -83,7 +87,8 @@ def check(name: str | None, names: Sequence[str], user: str | None, quick: bool,
 
 
 class CheckedNodes(NamedTuple):
-    """The storage to check, the nodes, the user, and a function that runs a program on a node."""
+    """The storage to check, the nodes to check it on, the user to check it as, and a function that runs a program on a
+    node."""
 
     storage: Sequence[Storage]
     names: Sequence[str]
@@ -92,18 +97,57 @@ class CheckedNodes(NamedTuple):
 
 
 def _nodes(name: str | None, names: Sequence[str], user: str | None) -> CheckedNodes:
-    """Return the nodes of a cluster of Dal Segno, which are entered as root."""
-    from dalsegno.system.files import user_of
-    from dalsegno.system.ownership import caller
+    """Return the nodes of a cluster that Dal Segno created. Programs run on them as root."""
+    from dalsegno.cluster import open_cluster
 
     place, cluster = _open(name)
     elevate_to_change(place)
-    person = user or next((each.name for each in cluster.users), user_of(caller()))
-    return CheckedNodes(_chosen(cluster, names), [node.name for node in cluster.nodes], person, _programs_of(place))
+    target = open_cluster(place)
+    storage = _chosen(cluster, names)
+    person = user or next((each.name for each in cluster.users), "") or _login_user(target)
+    return CheckedNodes(storage, reachable_nodes(target, cluster), person, _programs_of(target))
+
+
+def reachable_nodes(target: Target, cluster: Cluster) -> list[str]:
+    """Return the nodes that can be asked, by their names in Slurm. Some platforms choose other names than those of the
+    cluster file, and start nodes only for jobs."""
+    try:
+        found = target.slurm.nodes()
+    except DalsegnoError as error:
+        out.warn(f"Slurm does not answer, so the nodes of the cluster file are asked: {error.what.splitlines()[0]}")
+        return [node.name for node in cluster.nodes]
+    asleep = [node.name for node in found if node.powered_down or node.on_demand]
+    if asleep:
+        out.talk(f"not checked, because Slurm starts them only for jobs: {compress(asleep)}")
+    names = [node.name for node in found if node.name not in asleep]
+    if not names:
+        raise NotThere("no node runs", hint="`sinfo` on the head shows the nodes; those on demand run while jobs do")
+    return names
+
+
+def _login_user(target: Target) -> str:
+    """Return the user whose rights are checked if the file names none: the caller, or the login user of other
+    machines."""
+    from dalsegno.system.files import user_of
+    from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
+    from dalsegno.system.ownership import caller
+    from dalsegno.targets.base import CanForward
+
+    if not isinstance(target, CanForward):
+        return user_of(caller())
+    entry = target.on_head(["id", "-un"])
+    try:
+        done = ask(entry.argv, env=entry.env, timeout_s=ANSWER_S * slowness(), most_bytes=MAX_ANSWER)
+    except NoAnswer as silence:
+        raise DalsegnoError(f"no answer from the head: {silence}", hint="`dalsegno ssh` shows why") from silence
+    name = done.checked().stdout.strip()
+    if not USER_NAME.fullmatch(name):
+        raise DalsegnoError("the head did not name its login user", hint="name a user of the cluster with `--user`")
+    return name
 
 
 def _nodes_with_paths(name: str | None, paths: Sequence[str], user: str | None) -> CheckedNodes:
-    """Return the nodes of any Slurm cluster. Each node is checked by a small job of this user."""
+    """Return the nodes of any Slurm cluster. On each node, a small job of this user checks the storage."""
     from dalsegno.cli.containers.containers import slurm_here, steps_on
     from dalsegno.programs import launcher
     from dalsegno.spec.facts import Storage
@@ -148,12 +192,10 @@ def _chosen(cluster: Cluster, names: Sequence[str]) -> list[Storage]:
     return [known[name] for name in names] or list(known.values())
 
 
-def _programs_of(place: ClusterPlace) -> NodePrograms:
-    from dalsegno.cluster import open_cluster
+def _programs_of(target: Target) -> NodePrograms:
     from dalsegno.programs import HOST_LAUNCHER, launcher
     from dalsegno.targets.base import CanForward
 
-    target = open_cluster(place)
     start = HOST_LAUNCHER if isinstance(target, CanForward) else launcher()
 
     def enter(node: str, words: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
@@ -166,13 +208,13 @@ def _programs_of(place: ClusterPlace) -> NodePrograms:
 def _runner(
     enter: Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]], start: Sequence[str]
 ) -> NodePrograms:
-    """Return a function that runs a helper program on a node. It stops waiting for a node that hangs."""
+    """Return a function that runs a helper program on a node. The function stops waiting for a node that hangs."""
     from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
 
     def run(node: str, program: str, arguments: Sequence[str]) -> str:
         argv, env = enter(node, [*start, program, *arguments])
         try:
-            return ask(argv, env=env, timeout_s=ANSWER_S * slowness()).checked().stdout
+            return ask(argv, env=env, timeout_s=ANSWER_S * slowness(), most_bytes=MAX_ANSWER).checked().stdout
         except NoAnswer as silence:
             hint = "`dalsegno status` shows its state"
             raise DalsegnoError(f"no answer from {node}: {silence}", hint=hint) from silence

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +16,14 @@ from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import file_argument, json_option
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
 from dalsegno.targets.base import CanManageUsers, CanMonitor, CanUpgrade, ClusterPhase, Plan, Say, Target, require
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
     from dalsegno.spec.facts import Cluster
+
+WRITTEN = ".dalsegno-files"  # in a folder of `plan --write`: the files that it wrote there
 
 
 @click.command()
@@ -27,8 +33,9 @@ if TYPE_CHECKING:
 def plan(file: str, json_: bool, folder: str | None) -> None:
     """Show what `up` would do with FILE (default: cluster.yaml): what it adds, removes, restarts and waits for.
 
-    For HyperPod and OCI, `--write` writes the requests, scripts, Terraform variables and IAM policies, without any
-    query to the cloud.
+    For clouds, `--write` writes the files of their own tools without any query to the cloud: cluster.yaml and the
+    CloudFormation template (ParallelCluster), requests (HyperPod), Terraform variables and IAM policies (OCI), and the
+    scripts of machines. In a folder that it wrote to before, it replaces its own files and no others.
     """
     cluster, _, target = _open(file)
     if folder is not None:
@@ -56,18 +63,52 @@ def _write_files(target: Target, cluster: Cluster, folder: Path) -> None:
 
     if not isinstance(target, CanRenderFiles):
         raise DalsegnoError(
-            f"target `{target.kind}` has no files of a platform", hint="leave `--write` out: `plan` shows the changes"
+            f"target `{target.kind}` has no files for `--write`",
+            hint="use `dalsegno plan` without `--write` to see the changes",
         )
-    for name, text in target.platform_files(cluster).items():
+    files = target.platform_files(cluster)
+    written_before = _read_written(folder)
+    if foreign := [name for name in files if name not in written_before and os.path.lexists(folder / name)]:
+        raise DalsegnoError(
+            f"{folder / foreign[0]} exists, and `plan --write` did not write it",
+            hint="name a folder that does not exist yet, such as `--write files`",
+        )
+    make_folder(folder)
+    write_atomic(folder / WRITTEN, "".join(f"{name}\n" for name in sorted({*files, *written_before})))
+    for name in written_before - files.keys():
+        if (folder / name).parent.resolve().is_relative_to(folder.resolve()):
+            (folder / name).unlink(missing_ok=True)
+    for name, text in files.items():
         make_folder((folder / name).parent)
         write_atomic(folder / name, text)
         out.data(str(folder / name))
+    write_atomic(folder / WRITTEN, "".join(f"{name}\n" for name in sorted(files)))
+
+
+def _read_written(folder: Path) -> set[str]:
+    """Return the names of the files that an earlier `plan --write` wrote to the folder.
+
+    Root trusts no list that another user can change, because the files in it are replaced and removed.
+    """
+    try:
+        if os.geteuid() == 0 and not all(_only_root_writes(path) for path in (folder, folder / WRITTEN)):
+            return set()
+        names = (folder / WRITTEN).read_text().splitlines()
+    except (OSError, ValueError):
+        return set()
+    return {name for name in names if name and not Path(name).is_absolute() and ".." not in Path(name).parts}
+
+
+def _only_root_writes(path: Path) -> bool:
+    status = path.lstat()
+    return status.st_uid == 0 and not stat.S_ISLNK(status.st_mode) and not status.st_mode & 0o022
 
 
 def _open(file: str) -> tuple[Cluster, ClusterPlace, Target]:
-    """Read the cluster file and open its target, as root where it needs root.
+    """Read the cluster file, and return the cluster, its place and its target. If the target needs root, continue as
+    root.
 
-    A user who may not change the cluster is refused, even for `plan`, because they cannot read all of its state.
+    Users who may not change the cluster are refused, even for `plan`, because they cannot read all of its state.
     """
     from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec.load import load_spec
@@ -84,7 +125,8 @@ def _open(file: str) -> tuple[Cluster, ClusterPlace, Target]:
 @click.command()
 @file_argument
 @click.option("--upgrade", is_flag=True, help="Update Dal Segno on the hosts of an ssh cluster to the version here.")
-def command(file: str, upgrade: bool) -> None:
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before Terraform destroys something (OCI).")
+def command(file: str, upgrade: bool, yes: bool) -> None:
     """Create the cluster in FILE (default: cluster.yaml), or apply changes in the file to a running cluster without
     disturbing its jobs. If `up` is interrupted, run it again: it continues from there.
 
@@ -93,6 +135,7 @@ def command(file: str, upgrade: bool) -> None:
     from dalsegno.cli.cluster.user import end_sessions
 
     cluster, place, target = _open(file)
+    let_ask(target, cluster.name, yes)
     started = time.monotonic()
     with place.lock(), interruptible(), out.progress() as say:
         plan = require(target, CanUpgrade).plan_upgrade(cluster) if upgrade else target.plan(cluster)
@@ -111,13 +154,37 @@ def command(file: str, upgrade: bool) -> None:
         _name_prometheus(target)
 
 
+def let_ask(target: Target, name: str, yes: bool) -> None:
+    """Allow the target to ask the user for confirmation. Some targets learn only in `apply` what they will destroy."""
+    from dalsegno.targets.machines import AsksWhileApplying
+
+    if isinstance(target, AsksWhileApplying):
+        target.confirm = lambda lines, destroys: _confirm(name, lines, ask=destroys and not yes)
+
+
+def _confirm(name: str, consequences: Sequence[str], *, ask: bool) -> bool:
+    """Show what the cloud's own plan changes, and return whether to go on. With `ask`, ask the user; a script must pass
+    `--yes` instead."""
+    terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if sys.stderr.isatty():
+        out.replace_line("")
+    for line in consequences:
+        out.talk(line)
+    if ask and not terminal:
+        raise UsageError(f"`up` would destroy parts of {name}", hint="add `--yes` to do it")
+    return not ask or click.confirm(f"change {name}?", err=True)
+
+
 def _users_with_web_page(target: Target, place: ClusterPlace) -> dict[int, str]:
-    """Return the users of the cluster by uid; none if no web page runs here, in which they could be logged in."""
+    """Return the users who may be logged in to the web page, by uid; empty if no web page runs on this machine."""
     from dalsegno.web.login import SOCKET
 
     if not isinstance(target, CanManageUsers) or not (place.folder / SOCKET).exists():
         return {}
-    view = target.people()
+    try:
+        view = target.people()
+    except (TargetError, NotThere):
+        return {}  # an earlier `up` was interrupted before it had applied the cluster file
     return {view.uids[user.name]: user.name for user in view.cluster.users if user.name in view.uids}
 
 

@@ -65,7 +65,9 @@ def add(user: str, name: str | None, uid: int | None, password: bool, **options:
     """Add a user."""
     from dalsegno.users.roster import add_user
 
-    _open(name)  # comes before standard input is read, because sudo starts this command again
+    # open the cluster before reading standard input: sudo may start the command again, and that process must read the
+    # password
+    _open(name)
     given = {**_given(options), **({"uid": uid} if uid is not None else {})}
     secret = _ask_password() if password else ""
     target = _change(name, lambda roster, view: add_user(roster, _user({"name": user, **given}, view), view.cluster))
@@ -80,7 +82,9 @@ def edit(user: str, name: str | None, password: bool, **options: Any) -> None:
     """Change a user that `user add` has added. A list, such as --group, replaces the old one; '' clears it."""
     from dalsegno.users.roster import edit_user
 
-    _open(name)  # comes before standard input is read, because sudo starts this command again
+    # open the cluster before reading standard input: sudo may start the command again, and that process must read the
+    # password
+    _open(name)
     given = _given(options)
     secret = _ask_password() if password else ""
 
@@ -106,7 +110,8 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
 
     target = _open(name)
     view = require(target, CanManageUsers).people()
-    remove_user(roster_of(view.cluster), user)  # raises for a user who does not exist or is in the cluster file
+    # raises an error for a user who does not exist or is in the cluster file
+    remove_user(roster_of(view.cluster), user)
     _refuse_jobs(target, user)
     home = view.homes / user
     if remove_home:
@@ -124,7 +129,7 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
 
 
 def _remove_home(target: Target, home: Path, uid: int | None, *, only_check: bool = False) -> None:
-    """Delete a home folder on the machine that serves it, or raise if it belongs to somebody else."""
+    """Delete a home folder on the machine that serves it. Raise an error if it belongs to another user."""
     from dalsegno.system.files import remove_tree
     from dalsegno.targets.machines import ServesHomes
     from dalsegno.users.homes import check_home
@@ -263,7 +268,7 @@ def group_ls(name: str | None, json_: bool) -> None:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given, as fields of the cluster file. An empty value clears a list."""
+    """Return the fields of the cluster file for the options that were given. An empty value clears a list."""
     from dalsegno.users.roster import group_name
 
     given: dict[str, Any] = {key: value for key, value in options.items() if value not in (None, ())}
@@ -305,7 +310,7 @@ def _read_keys(file: str) -> list[str]:
 
 
 def _user(values: Mapping[str, Any], view: PeopleView) -> User:
-    """Return the user with these fields, which obey the rules of the cluster file."""
+    """Return the user with these fields. The values are checked by the rules of the cluster file."""
     from dalsegno.spec.load import validate_section
     from dalsegno.spec.model import UserSpec
     from dalsegno.spec.resolve import resolve_user
@@ -369,7 +374,7 @@ def _text(value: Any) -> str:
 
 
 def _open(name: str | None) -> Target:
-    """Open the cluster for a change, as root where it needs root."""
+    """Open the cluster for a change, as root if the cluster runs as root."""
     from dalsegno.cluster import find_place, may_change, open_cluster
 
     place = find_place(name)
@@ -404,7 +409,7 @@ def _change(name: str | None, change: Callable[[Roster, PeopleView], Roster]) ->
 
 
 def _refuse_jobs(target: Target, user: str) -> None:
-    """Raise if the user has jobs: Slurm could not account for them any more."""
+    """Raise an error if the user has jobs: Slurm could not account for the jobs of a removed user."""
     jobs = target.status().jobs
     if jobs is None:
         raise TargetError("slurmctld does not answer, so the user may have jobs", hint="`dalsegno status` shows why")

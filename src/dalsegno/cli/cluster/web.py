@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.interrupts import Interrupted, stoppable
 from dalsegno.cli.out import cluster_option, json_option
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.targets.folder import ClusterFolder
     from dalsegno.web.login import LoginAddress
+    from dalsegno.web.own_page import ForeignCluster
 
-PAGE = ".local/state/dalsegno/web-login.html"  # a file in the home folder; the token in it is valid once, for a minute
+# path below the home folder; the file's login token works once, and only for a minute
+PAGE = ".local/state/dalsegno/web-login.html"
 
 
 @click.command()
@@ -34,12 +40,22 @@ PAGE = ".local/state/dalsegno/web-login.html"  # a file in the home folder; the 
     is_flag=True,
     help="End your sessions. For root and the cluster's owner: end all sessions and revoke all links.",
 )
+@click.option(
+    "--listen",
+    default="127.0.0.1:0",
+    metavar="HOST:PORT",
+    help="Address of the page, on a cluster that Dal Segno did not create. Port 0 is any free port.",
+)
 @json_option
-def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revoke: bool, json_: bool) -> None:
+def command(
+    name: str | None, no_open: bool, tunnel: bool, read_only: bool, revoke: bool, listen: str, json_: bool
+) -> None:
     """Open the web page of the cluster. The printed address works once and expires after a minute.
 
     Root and the cluster's owner can drain and resume nodes there, cancel all runs and jobs, pause recovery, and inject
     faults. Other users see everything, but can cancel only their own runs and jobs.
+
+    On a cluster that Dal Segno did not create, the command itself serves the page, for you alone, until Ctrl-C.
 
     \b
     dalsegno web
@@ -51,6 +67,12 @@ def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revo
 
     if revoke and (tunnel or read_only):
         raise UsageError("`--revoke` cannot be combined with other options", hint="leave one out")
+    foreign = _find_foreign(name)
+    if foreign is not None:
+        if read_only:
+            raise UsageError("this page has no read-only links", hint="leave out `--read-only`")
+        _serve_own(foreign, listen, revoke, partial(_tell, tunnel=tunnel, no_open=no_open, json_=json_))
+        return
     folder = _find_folder(name)
     applied = read_applied(folder)
     if applied is not None and not applied.monitoring.enabled:
@@ -61,7 +83,11 @@ def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revo
     if revoke:
         _report_revoked(revoke_logins(folder.root), json_)
         return
-    login = request_login(folder.root, read_only=read_only)
+    _tell(request_login(folder.root, read_only=read_only), tunnel=tunnel, no_open=no_open or read_only, json_=json_)
+
+
+def _tell(login: LoginAddress, *, tunnel: bool, no_open: bool, json_: bool) -> None:
+    """Print the address, and open a browser."""
     if json_:
         facts = {"url": login.url("localhost" if tunnel else ""), "role": login.role.value, "valid_s": login.valid_s}
         out.as_json({**facts, **({"tunnel": tunnel_command(login)} if tunnel else {})})
@@ -73,12 +99,61 @@ def command(name: str | None, no_open: bool, tunnel: bool, read_only: bool, revo
     else:
         out.data(login.url())
         _tell_limits(login)
-        if not no_open and not read_only:
+        if not no_open:
             _open(login)
 
 
+# A cluster that Dal Segno did not create
+
+
+def _find_foreign(name: str | None) -> ForeignCluster | None:
+    """Return the cluster that this shell uses if Dal Segno did not create it; None otherwise."""
+    from dalsegno.cluster import find_slurm, folder_of, foreign_slurm, runs_home
+
+    slurm = foreign_slurm(name) if folder_of(os.environ) is None else None
+    if slurm is None:
+        return None
+    from dalsegno.cli.controller_requests import is_silence, meaning_of
+    from dalsegno.cluster import no_answer
+    from dalsegno.web.own_page import ForeignCluster
+
+    try:
+        config = slurm.client.config()
+    except CommandFailed as fault:
+        meaning = meaning_of(fault)
+        raise no_answer() if meaning is fault and is_silence(fault) else meaning from None
+    accounting = config.get("AccountingStorageType") == "accounting_storage/slurmdbd"
+    found = config.get("ClusterName", "slurm")
+    return ForeignCluster(found, slurm.client, slurm.env, accounting, runs_home(), lambda: find_slurm().watcher)
+
+
+def _serve_own(cluster: ForeignCluster, listen: str, revoke: bool, tell: Callable[[LoginAddress], None]) -> None:
+    """Serve the page until Ctrl-C. If this user already serves it on this machine, only print another login address."""
+    from dalsegno.cluster import home
+    from dalsegno.log import start_logging
+    from dalsegno.observe.metrics_endpoint import ListenAddress
+    from dalsegno.web.login import SOCKET, request_login, revoke_logins
+    from dalsegno.web.own_page import page_folder, serve_page
+
+    folder, address = page_folder(home(), cluster.name), ListenAddress.parse(listen)
+    if revoke:
+        _report_revoked(revoke_logins(folder.root), json_=False)
+        return
+    if (folder.root / SOCKET).exists():
+        with contextlib.suppress(DalsegnoError):  # the socket may be left from a killed server
+            tell(request_login(folder.root))
+            return
+    start_logging("web")
+    with contextlib.suppress(Interrupted), stoppable(), serve_page(cluster, folder, address) as served:
+        if not served.loopback:
+            out.warn(f"the page at {served} is not encrypted: others on its network can read it")
+        tell(request_login(folder.root))
+        out.talk(f"serving the page of {cluster.name}; Ctrl-C ends it, `dalsegno web` prints another address")
+        threading.Event().wait()
+
+
 def _find_folder(name: str | None) -> ClusterFolder:
-    """Return the state folder of the named cluster, else of the one this shell uses, else of the only one."""
+    """Return the state folder of the named cluster; without a name, that of this shell's cluster or of the only one."""
     from dalsegno.cluster import find_place, folder_of
     from dalsegno.targets.folder import ClusterFolder
 
@@ -87,7 +162,7 @@ def _find_folder(name: str | None) -> ClusterFolder:
 
 
 def tunnel_command(login: LoginAddress) -> str:
-    """Return the ssh command that makes the page reachable at the same port of the user's own machine."""
+    """Return the ssh command that makes the page reachable on the user's own machine, at the same port."""
     from dalsegno.system.files import user_of
     from dalsegno.system.ownership import caller
 
@@ -110,7 +185,7 @@ def _report_revoked(count: int, json_: bool) -> None:
 
 
 def _open(login: LoginAddress) -> None:
-    """Open the browser if there is a display. Root must not start a browser that belongs to another user's display."""
+    """Open the browser if there is a display. As root, do nothing: the display may belong to another user."""
     import webbrowser
 
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -119,9 +194,9 @@ def _open(login: LoginAddress) -> None:
 
 
 def open_page(login: LoginAddress, path: Path, browse: Callable[[str], bool]) -> bool:
-    """Let a browser open a private file that leads to the page; return whether there is a browser.
+    """Open a private file that leads to the page in a browser; return whether there is a browser.
 
-    All users of the machine can see the arguments of a browser, so the address itself must not be one of them.
+    All users of the machine can see the arguments of a browser, so the login address must not be an argument.
     """
     from dalsegno.system.files import make_folder, write_atomic
     from dalsegno.web.html import Markup, link, tag

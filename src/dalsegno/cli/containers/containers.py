@@ -38,7 +38,7 @@ def command() -> None:
 
 
 def _removed(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    """Raise UsageError for an option of earlier versions that made the command change hosts."""
+    """Raise UsageError for an option of earlier versions that made `check` change hosts."""
     if given:
         raise UsageError(
             f"`{parameter.opts[0]}` was removed: `dalsegno containers check` does not change hosts any more",
@@ -50,7 +50,7 @@ def _removed_option(name: str) -> Callable[[FC], FC]:
     return click.option(name, is_flag=True, hidden=True, expose_value=False, callback=_removed)
 
 
-@command.command()
+@command.command(short_help="Check that every host knows --container-image.")
 @click.argument("file", type=click.Path(), required=False)
 @cluster_option
 @json_option
@@ -84,7 +84,8 @@ def check(file: str | None, name: str | None, json_: bool, folder: str, ssh_opti
             checked = hosts_in(file, ssh_options) if file else hosts_here(name, ssh_options)
         except (NotThere, SpecError) as error:
             if file or name:
-                error.exit_code = UsageError.exit_code  # 1 would mean that hosts were checked and have problems
+                # exit code 1 would mean that hosts were checked and have problems
+                error.exit_code = UsageError.exit_code
             raise
         hosts = _ask(checked)
     found = judge(hosts, checked.own)
@@ -150,7 +151,7 @@ def remove(names: tuple[str, ...], name: str | None, wanted: str) -> None:
 
 
 def _steps(name: str | None, wanted: str) -> tuple[HostRoute, list[str]]:
-    """Return the route to the nodes, and the names of the given nodes, or of all nodes that are not powered down."""
+    """Return the route to the nodes, and the names of nodes: the given ones, or all that are not powered down."""
     from dalsegno.hostlist import expand
 
     slurm, nodes = slurm_here(name)
@@ -187,7 +188,7 @@ def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: S
 
 @dataclass(frozen=True)
 class CheckedHosts:
-    """The hosts of a cluster, and how each is reached."""
+    """The hosts of a cluster, and how each of them is reached."""
 
     own: bool  # whether `dalsegno up` created this cluster
     logins: tuple[str, ...]  # hosts on which jobs are submitted
@@ -222,7 +223,7 @@ def hosts_in(file: str, ssh_options: Sequence[str]) -> CheckedHosts:
 
     spec = load_spec(file)
     cluster = resolve(spec)
-    if cluster.target != "ssh":
+    if not cluster.names_hosts:
         raise UsageError(
             f"{file} names no hosts that are reached over ssh: its target is `{cluster.target}`",
             hint="on the cluster's login or head node, `dalsegno containers check` needs no file",
@@ -256,7 +257,7 @@ def steps_on(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> HostRoute:
 
 
 def others(nodes: Sequence[NodeInfo], this: str) -> tuple[str, ...]:
-    """Return the nodes to ask, without this host, which may itself be a node."""
+    """Return the nodes to check from here: all except this host, which may itself be a node."""
     return tuple(node.name for node in nodes if not node.powered_down and node.name != this)
 
 
@@ -284,7 +285,7 @@ def _ask(checked: CheckedHosts) -> list[PluginFacts]:
 
 
 def _show_progress(word: str) -> Progress:
-    """Return a callback that shows the number of finished hosts in a terminal."""
+    """Return a callback that shows in a terminal how many hosts are done."""
     live = sys.stderr.isatty()
 
     def show(count: int, total: int) -> None:

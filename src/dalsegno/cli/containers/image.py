@@ -35,7 +35,7 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print no progre
 
 @click.group()
 def command() -> None:
-    """Import, list and remove container images: .sqsh files, as Enroot and Pyxis use them.
+    """Import, build, list and remove container images: .sqsh files, as Enroot and Pyxis use them.
 
     The image store is $DALSEGNO_IMAGES, else `containers.folder` of the cluster ($DALSEGNO_CLUSTER, or the only one),
     else `images` in Dal Segno's home.
@@ -213,7 +213,7 @@ def rm(images: tuple[str, ...]) -> None:
     """
     store = _open_store()
     for each in images:
-        store.find(each)  # fail before anything is removed
+        store.find(each)  # raise an error before anything is removed
     for each in images:
         try:
             found = store.find(each)
@@ -275,7 +275,8 @@ def verify(images: tuple[str, ...], json_: bool) -> None:
 
 
 def _open_store() -> ImageStore:
-    """Return the image store. If it belongs to another user, write to this user's own store and read both."""
+    """Return the image store. If the store belongs to another user, return one that reads both stores and writes to
+    this user's own."""
     from dalsegno.cluster import home, images_home
     from dalsegno.containers.store import open_store
 

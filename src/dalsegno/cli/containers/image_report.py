@@ -1,5 +1,4 @@
-"""The output of `dalsegno image`: the progress of an import, images as tables, text and JSON, and the result of
-`verify`."""
+"""The output of `dalsegno image`: import progress, images as tables, text and JSON, and the result of `verify`."""
 
 from __future__ import annotations
 
@@ -130,7 +129,7 @@ def inside_lines(path: str, inside: ImageContents) -> list[str]:
 
 
 def _aligned(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Return one line per pair. Values come from the image and must not be able to fake further lines."""
+    """Return one line per pair. The values come from the image, so line breaks in them are escaped."""
     return [f"{key:<12}{one_line(value)}" for key, value in pairs]
 
 
@@ -160,7 +159,7 @@ def find_image(store: ImageStore, image: str) -> Stored:
 
 @dataclass(frozen=True)
 class ImageVerdict:
-    """The result of verifying one image: its name and size, and its fault or a confirmation."""
+    """The result of verifying one image: its name, its size, and either its fault or a confirmation."""
 
     title: str
     facts: dict[str, object]
@@ -199,7 +198,7 @@ def _file_verdict(path: Path, store: ImageStore, bar: ImportBar) -> ImageVerdict
 
 
 def _read(path: Path, bar: ImportBar) -> tuple[str, str]:
-    """Return the file's digest and "", or "" and why it cannot be read."""
+    """Return the digest of the file and "". If the file cannot be read, return "" and the reason."""
     from dalsegno.containers.import_image import sha256_of
 
     try:

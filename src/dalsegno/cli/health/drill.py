@@ -109,7 +109,8 @@ def _remove_or_keep_runs(traces: Traces, survived: bool) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Raise, before anything starts, if the page cannot be written with the caller's rights (not those of sudo)."""
+    """Raise an error, before anything starts, if the caller cannot write the page. Under sudo, the caller is the user
+    who called sudo."""
     from dalsegno.system.execute import as_caller
 
     as_caller(lambda: _check_page(path))
@@ -123,7 +124,7 @@ def _check_page(path: Path) -> None:
     if path.is_dir():
         raise UsageError(_no_page(path, "it is a folder"), hint=ELSEWHERE)
     if path.exists() and not path.is_file():
-        if not os.access(path, os.W_OK):  # do not open it as a test: if it is a pipe, closing it would end its reader
+        if not os.access(path, os.W_OK):  # do not open a pipe for this check: closing it would end its reader
             raise UsageError(_no_page(path, "permission denied"), hint=ELSEWHERE)
         return
     try:
@@ -155,7 +156,7 @@ def _write_page(path: Path, text: str) -> None:
 
 
 def keep_report(folder: Path, page: str, facts: Mapping[str, Any]) -> None:
-    """Keep the report with the cluster, for the web page. A drill does not fail if that is not possible."""
+    """Keep the report with the cluster, for the web page. If that is not possible, the drill still succeeds."""
     import contextlib
     import json
     import time
@@ -245,5 +246,5 @@ def now(step: TrainedStep | None, status: RunStatus) -> str:
     if step.generation < status.generation:
         on = f" on {nodes}" if nodes else ""
         return f"step {step.step} was the last so far; generation {status.generation} begins{on}"
-    on = f"; trains on {nodes}" if nodes else ""  # there may be none at the end of a run, when nodes leave one by one
+    on = f"; trains on {nodes}" if nodes else ""  # no node may be left at the end of a run, when nodes leave one by one
     return f"step {step.step}, loss {step.loss:.2f}, generation {step.generation}{on}"

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[FaultImpact | str], None]
 PAUSE_S = 0.05  # pause between steps, so that faults hit the run while it trains
-EXTRA_STEPS = 30  # additional steps per fault, on top of the steps before the fault
-EXTRA_STEPS_WITH_SPARES = 200  # the same with `--with-spares`: enough for a node to be repaired and to rejoin the run
+EXTRA_STEPS = 30  # additional steps per fault, so that the run continues for a while after each fault
+# the same with `--with-spares`: enough steps for a node to be repaired and to rejoin the run
+EXTRA_STEPS_WITH_SPARES = 200
 END_TIMEOUT_S = 300.0
 REPAIR_TIMEOUT_S = 90.0
 REPORT_INTERVAL_S = 5.0
@@ -111,12 +112,16 @@ class Training:
         return status.exit_code
 
     def all_back(self, impacts: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
-        """Wait until every node that needs a repair is in service again, or until the timeout. Do not wait for nodes
-        that the controller will not repair; return those nodes, each with the reason."""
+        """Wait until every node that needs a repair is in service again, or until the timeout.
+
+        Do not wait for nodes that the controller will not repair. Return the nodes that are still out, each with the
+        reason.
+        """
         until, reported_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := find_unreturned(impacts, self.journal_reader.marks)) and time.monotonic() < until:
             nodes = {str(node["node"]): node for node in self.journal_reader.nodes()}
-            self.look(at_once=True)  # must come after the nodes are read, so that the marks are at least as recent
+            # read the marks after the nodes, so that the marks are not older than the nodes' states
+            self.look(at_once=True)
             missing = find_unreturned(missing, self.journal_reader.marks)
             held = held_back(nodes.values())
             coming = [impact for impact in find_repairable(missing, nodes, time.time()) if impact.node not in held]
@@ -134,7 +139,7 @@ class Reference:
     """The result of the undisturbed run."""
 
     weights: str
-    troubles: str  # failures without any injected fault
+    troubles: str  # failures that occurred although no fault was injected
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class DrillCluster:
     spares: int
     waits_for_repairs: bool = True  # whether to wait until broken nodes are back in service
     with_spares: bool = False  # whether to inject a fault only while the spares are ready
-    exclusive: bool = False  # whether the run has its nodes for itself
+    exclusive: bool = False  # whether no other job may use the nodes of the run
 
     @classmethod
     def open(

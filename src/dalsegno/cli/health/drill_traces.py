@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dalsegno.drill.impacts import RETURNED, DrillMark, marks_of_controller, marks_of_run
+from dalsegno.drill.impacts import DrillMark, DrillMarkKind, marks_of_controller, marks_of_run
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.decisions.phase import HeldAction
 from dalsegno.runs import journal
@@ -47,7 +47,7 @@ class DrillInjection:
 
 @dataclass
 class Traces:
-    """The runs and faults of this drill. Only these are undone."""
+    """The runs and faults of this drill. Runs and faults of others are never undone."""
 
     target: CanInject
     runs: list[RunFolder] = field(default_factory=list)
@@ -63,7 +63,8 @@ class Traces:
 
     @contextmanager
     def removed(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Undo everything after the `with` block. If the drill was interrupted, report in one line what was undone."""
+        """Undo everything after the `with` block. If the drill was interrupted, print one line that says what was
+        undone."""
         try:
             yield
         except BaseException:
@@ -99,7 +100,7 @@ class Traces:
             self.done.append(error.what)
 
     def _undo(self) -> None:
-        """Undo the faults of this drill; faults that were there before stay."""
+        """Undo the faults of this drill. Faults that were active before it stay."""
         own = {(each.kind.fault, each.node): each.at for each in self.injections}
         for fault in self.target.injected():
             if fault.at >= own.get((fault.fault, fault.node), float("inf")):
@@ -110,7 +111,7 @@ class Traces:
                     self.done.append(f"{fault.fault} on {fault.node} is not undone: {error.what}")
 
     def _hosts_left_off(self) -> list[str]:
-        """Return sentences about hosts that may still be off: a power cut is repaired, not undone."""
+        """Return a sentence for each host that may still be off. Clearing a power cut does not boot the host."""
         if self.journal_reader is not None:
             self.journal_reader.listen()
         cuts = {each.node: each.at for each in self.injections if each.kind.fault == "power-off"}
@@ -129,8 +130,10 @@ LOCK = "lock"  # held until the drill's process ends
 
 @contextmanager
 def drill_folder(home: Path) -> Iterator[Path]:
-    """Create a folder that all nodes see. It gets its final name when it is locked, so that no other drill removes it
-    as a leftover."""
+    """Create a folder that all nodes see, and remove it after the `with` block.
+
+    The folder is locked before it gets its final name, so that no other drill removes it as a leftover.
+    """
     home.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".new-drill-", dir=home))
     with locked(made / LOCK, "this drill"):
@@ -143,8 +146,10 @@ def drill_folder(home: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(home: Path, end: Callable[[RunFolder], None] | None = None) -> None:
-    """Remove the folders of drills that were killed. If a run still trains in such a folder, `end` is called with it
-    first; without `end`, the folder is kept."""
+    """Remove the folders of drills that were killed.
+
+    If a run still trains in such a folder, `end` is called to end the run first. Without `end`, the folder is kept.
+    """
     for folder in home.glob(f"{PREFIX}*"):
         with contextlib.suppress(DalsegnoError, OSError), locked(folder / LOCK, "a drill", wait_s=0.0):
             runs = _training_in(folder, home)
@@ -168,8 +173,7 @@ ANSWER_S = 2.0
 
 
 class JournalReader:
-    """Reads the run's journal and the controller's events. `controller` is the controller's socket; None if there is
-    none."""
+    """Reads the run's journal and the events of the controller at the socket `controller`, if there is one."""
 
     def __init__(self, run: RunFolder, controller: Path | None) -> None:
         self.marks: list[DrillMark] = []
@@ -187,7 +191,7 @@ class JournalReader:
 
     def is_back(self, node: str, since: float) -> bool:
         """Return whether the node was returned to service after `since`."""
-        return any(mark.what == RETURNED and mark.node == node and mark.at > since for mark in self.marks)
+        return any(mark.kind is DrillMarkKind.RETURNED and mark.node == node and mark.at > since for mark in self.marks)
 
     def automation(self) -> dict[str, Any] | None:
         """Return the state of automatic recovery; None if there is no controller, {} if it does not answer."""
@@ -215,7 +219,8 @@ class JournalReader:
         return max((int(event["id"]) for event in self._events(-1)), default=0)
 
     def _events(self, since: int) -> list[dict[str, Any]]:
-        """Return the controller's events after `since`; empty if it does not answer. The next call asks again."""
+        """Return the controller's events after `since`. If the controller does not answer, return an empty list; the
+        next call asks again."""
         if self._controller is None:
             return []
         with contextlib.suppress(DalsegnoError):

@@ -13,7 +13,7 @@ from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dalsegno.health.check import Check
     from dalsegno.health.messages import Finding
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("continuous", "idle", "prolog", "validation")
 SLURM_S = 30.0
-PROLOG_S = 8.0  # time limit for all checks; two more seconds are left to start and end the program
+PROLOG_S = 8.0  # time limit for all checks; the prolog ends the whole program after 12 s
 
 
 @click.command()
@@ -108,12 +108,15 @@ def _note_reset() -> None:
 
 
 def _check_here(context: str, form: str) -> None:
+    from dalsegno.health.checks import CHECKS
     from dalsegno.health.local_machine import env_here
     from dalsegno.health.result import Verdict
-    from dalsegno.health.runner import drain_reason, result_line
+    from dalsegno.health.runner import confirm, drain_reason, result_line
 
     env = env_here()
     node, findings = _run_checks(context, env)
+    if form == "--drain" and context == "continuous":
+        findings = confirm(CHECKS, findings, lambda checks: _run_checks(context, env, checks)[1], time.sleep)
     if form in ("--line", "--drain"):
         out.data(result_line(node, findings))
     elif form == "--reason":
@@ -130,7 +133,7 @@ def _check_here(context: str, form: str) -> None:
 
 
 def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
-    """Drain the node, if there is a reason. A node that is already drained keeps its reason."""
+    """Drain the node with the reason `why`, unless `why` is empty. A node that is already drained keeps its reason."""
     from dalsegno.slurm.client import SlurmClient
     from dalsegno.system.processes import LocalRunner
 
@@ -139,7 +142,10 @@ def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
         slurm.drain(node, why)
 
 
-def _run_checks(context: str, env: Mapping[str, str]) -> tuple[str, list[Finding]]:
+def _run_checks(
+    context: str, env: Mapping[str, str], checks: Sequence[Check] | None = None
+) -> tuple[str, list[Finding]]:
+    """Run these checks, by default all, and return the node's name and the findings."""
     from dalsegno.health.cache import cache_file, keep, read_kept
     from dalsegno.health.check import Context
     from dalsegno.health.checks import CHECKS
@@ -150,7 +156,7 @@ def _run_checks(context: str, env: Mapping[str, str]) -> tuple[str, list[Finding
     machine, settings = machine_here(env, gpus=read_nvml_in_process), _settings(lambda: settings_here(env))
     node = machine.expected.node
     if context != Context.PROLOG.value:
-        return node, examine(CHECKS, Context(context), machine, settings)
+        return node, examine(CHECKS if checks is None else checks, Context(context), machine, settings)
     kept = cache_file(node, env)
     lasting = {check.name for check in CHECKS if check.lasts}
     known = {check: each for check, each in read_kept(kept, machine.now()).items() if check in lasting}

@@ -92,11 +92,11 @@ def _list(json_: bool) -> None:
 
     options = {fault.name: [OPTION_NAMES[option] for option in fault.options] for fault in FAULTS.values()}
     if json_:
-        facts = {"name": "name", "what": "what", "undone": "undone", "safe": "safe"}
+        facts = ("name", "what", "undone", "safe")
         out.as_json(
             [
                 {
-                    **{key: getattr(fault, of) for key, of in facts.items()},
+                    **{key: getattr(fault, key) for key in facts},
                     "options": options[fault.name],
                     "repaired_by": fault.ended_by.value,
                 }
@@ -195,20 +195,15 @@ def _report_cleared(cleared: Sequence[InjectedFault]) -> None:
 
 
 def _open(name: str | None, real: bool) -> CanInject:
-    from dalsegno.cluster import find_place, foreign_slurm
-    from dalsegno.inject.faults import SAFE
+    from dalsegno.cluster import find_place, find_slurm, foreign_slurm, open_cluster
+    from dalsegno.targets.base import CanInject
 
     if (slurm := foreign_slurm(name)) is not None:
         _check_there(slurm)
-        if real:
-            from dalsegno.inject.own_jobs import OwnJobs, enter_with_srun
-
-            return OwnJobs(slurm.client, enter_with_srun(slurm.env))
-        raise UsageError(
-            "this cluster's nodes are real",
-            hint=f"`--allow-real-nodes` allows the faults that affect only your own runs: {SAFE}",
-        )
+        return _own_jobs(slurm, real)
     place = find_place(name)
+    if not isinstance(open_cluster(place), CanInject):  # an own cluster on real machines
+        return _own_jobs(find_slurm(place.name), real)
     target = open_injectable(place)
     if real:
         raise UsageError(
@@ -218,8 +213,23 @@ def _open(name: str | None, real: bool) -> CanInject:
     return target
 
 
+def _own_jobs(slurm: SlurmHere, real: bool) -> CanInject:
+    """Return the user's own jobs on a cluster of real nodes, where `--allow-real-nodes` is required."""
+    from dalsegno.inject.faults import SAFE
+
+    if real:
+        from dalsegno.inject.own_jobs import OwnJobs, enter_with_srun
+
+        return OwnJobs(slurm.client, enter_with_srun(slurm.env))
+    raise UsageError(
+        "this cluster's nodes are real",
+        hint=f"`--allow-real-nodes` allows the faults that affect only your own runs: {SAFE}",
+    )
+
+
 def _check_there(slurm: SlurmHere) -> None:
-    """Raise if Slurm's commands are installed but find no slurm.conf. A Slurm that does not answer is accepted."""
+    """Raise an error if Slurm's commands are installed but find no slurm.conf. A Slurm that does not answer is
+    accepted."""
     try:
         slurm.client.version()
     except CommandFailed as fault:
@@ -227,7 +237,7 @@ def _check_there(slurm: SlurmHere) -> None:
 
 
 def open_injectable(place: ClusterPlace) -> CanInject:
-    """Open a cluster whose injected faults are written to its journal."""
+    """Open a cluster for fault injection. Every injected fault is recorded in the cluster's journal."""
     from dalsegno.cluster import may_change, open_cluster
     from dalsegno.system.files import user_of
     from dalsegno.targets.base import CanInject, require
@@ -265,7 +275,8 @@ class RecordedInjections:
         return cleared
 
     def _record(self, node: str, text: str, at: float) -> None:
-        """Write an event, or warn if that fails, for example because the injected fault is a full disk."""
+        """Write an event to the journal. If that fails, for example because the injected fault is a full disk, print a
+        warning."""
         import sqlite3
 
         from dalsegno.recovery.journal.event import EventStage

@@ -43,7 +43,7 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
     On a platform that manages machines by itself, such as HyperPod, the table has the platform's states.
 
     \b
-    PHASE  in service, suspected, drained, down, repairing, validating, given up; spare, lent
+    PHASE  in service, suspected, drained, down, repairing, validating, needs admin; spare, lent
            left alone: an administrator took it out of service
     """
     from dalsegno.recovery.decisions.reason import slurm_users_of
@@ -66,14 +66,14 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
 
 
 def _find_platform(name: str | None) -> CanManageMachines | None:
-    """Return the target if its platform manages the machines; None for all others."""
+    """Return the target if its platform manages the machines; None for any other target."""
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.targets.machines import CanManageMachines
 
     try:
         target = open_cluster(find_place(name))
     except DalsegnoError:
-        return None  # there is no cluster, or Dal Segno did not create it: the command itself reports that
+        return None  # there is no cluster, or Dal Segno did not create it; the command that was called reports that
     return target if isinstance(target, CanManageMachines) else None
 
 
@@ -211,7 +211,7 @@ def _row(node: dict[str, Any]) -> list[str]:
     return [node["node"], node["phase"], format_time(node["since"]), format_time(node["validated_at"]), reason]
 
 
-@command.command()
+@command.command(short_help="Show the phase, GPUs, checks and history of NODE.")
 @click.argument("node")
 @cluster_option
 @json_option
@@ -228,7 +228,7 @@ def show(node: str, name: str | None, json_: bool) -> None:
     _show(answer)
 
 
-@command.command()
+@command.command(short_help="Allow replaced GPUs to be used again.")
 @click.argument("subject", metavar="NODE|GPU")
 @cluster_option
 @json_option

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dalsegno.why import ControllerView, Explanation, Moment
 
 CONTROLLER_S = DATABASE_S = 3.0
-LAST = 500  # maximum number of controller events that are searched
+LAST = 500  # maximum number of controller events to search
 MAX_NODES = 16  # maximum number of nodes of a run or job whose events are included
 _JOB = re.compile(r"\d+([_+]\d+)?")
 
@@ -47,14 +47,16 @@ def command(subject: str, name: str | None, json_: bool) -> None:
 
     answer = _prefix_next(_answer(subject, find_slurm(name)), shell_prefix(name))
     if json_:
-        out.as_json(asdict(answer))
+        out.as_json({**asdict(answer), "variables": [_variable_json(each) for each in answer.variables]})
         return
     rows = [[format_time(moment.at), moment.who, moment.text] for moment in answer.moments]
     if rows:
         out.table(["WHEN", "WHO", "WHAT"], rows)
         out.data("")
     if answer.variables:
-        settings = [[f"{each.name}={each.value}", each.of, each.reason, each.source] for each in answer.variables]
+        settings = [
+            [f"{each.name}={each.value}", each.required_by, each.reason, each.source] for each in answer.variables
+        ]
         out.table(["ADDED VARIABLE", "FOR", "REASON", "SOURCE"], settings)
         out.data("")
     out.data(one_line(answer.verdict.sentence))  # other users' text must not be able to add a line
@@ -62,8 +64,14 @@ def command(subject: str, name: str | None, json_: bool) -> None:
         out.talk(one_line(f"next: `{answer.verdict.next}`"))
 
 
+def _variable_json(variable: JobVariable) -> dict[str, str]:
+    """Return a variable as JSON. `of` is the fabric or instance type that needs the variable."""
+    facts: dict[str, str] = asdict(variable)
+    return {("of" if key == "required_by" else key): value for key, value in facts.items()}
+
+
 def _prefix_next(answer: Explanation, prefix: str) -> Explanation:
-    """Return the explanation with a next command that works in this shell."""
+    """Return the explanation with the suggested command written so that it works in this shell."""
     return replace(answer, verdict=replace(answer.verdict, next=prefix_command(answer.verdict.next, prefix)))
 
 
@@ -118,7 +126,7 @@ def _explain_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
 
 
 def _slow_rank(status: RunStatus, slurm: SlurmHere) -> str:
-    """Return the rank that the run waits for, with what its node reports beside the others; "" if none stands out."""
+    """Return a description of the rank that the run waits for and of its node's readings; "" if no rank is slow."""
     from dalsegno.overview.gather import read_node_readings
     from dalsegno.runs.slow_ranks import describe_slow_rank
 
@@ -213,7 +221,7 @@ def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
 
 
 def _controller_views(nodes: Iterable[str], slurm: SlurmHere) -> dict[str, ControllerView]:
-    """Return the controller's facts about each of these nodes, up to a limit."""
+    """Return the controller's facts about the first MAX_NODES nodes. Stop if the controller does not answer."""
     views: dict[str, ControllerView] = {}
     for node in list(nodes)[:MAX_NODES]:
         controller = _controller_view(node, slurm)
@@ -224,7 +232,7 @@ def _controller_views(nodes: Iterable[str], slurm: SlurmHere) -> dict[str, Contr
 
 
 def _node_moments(views: Mapping[str, ControllerView], since: float, until: float | None) -> list[Moment]:
-    """Return what the checks and the controller recorded about these nodes between `since` and `until`."""
+    """Return what the health checks and the controller recorded about these nodes between `since` and `until`."""
     from dalsegno.why import Moment, within
 
     moments = [

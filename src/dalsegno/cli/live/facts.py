@@ -1,4 +1,4 @@
-"""The facts that the view shows: the last known state of the cluster, and since when a source has been silent."""
+"""The facts that the view shows: the last known state of the cluster, and which sources are silent since when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class LiveSource(Enum):
 
 @dataclass(frozen=True)
 class SourceHealth:
-    """When a source last answered, and since when it has been silent. Times are Unix times; None means never."""
+    """The last answer of a source, and the start of its silence, in Unix time.
+
+    `answered_at` is None before the first answer, and `silent_since` is None while the source answers.
+    """
 
     answered_at: float | None = None
     silent_since: float | None = None
@@ -35,7 +38,7 @@ class SourceHealth:
 
 @dataclass(frozen=True)
 class LiveFacts:
-    """The last known state of the cluster. `verdict` is about the present, including sources that do not answer."""
+    """The last known state of the cluster. `verdict` describes the present, and names sources that do not answer."""
 
     overview: Overview
     verdict: ClusterVerdict
@@ -46,15 +49,15 @@ class LiveFacts:
 def live_facts(
     present: Overview, known: ClusterStatus, view: RecoveryView | None, slurm: SourceHealth, controller: SourceHealth
 ) -> LiveFacts:
-    """Return the facts to show. `known` is the last status that Slurm answered, `view` the controller's last answer."""
+    """Return the facts to show. `known` is the last status with Slurm's answer, `view` the controller's last answer."""
     shown = replace(present, status=keep_known(known, present.status), controller=present.controller or view)
     return LiveFacts(shown, assess(present), slurm, controller)
 
 
 def keep_known(known: ClusterStatus, present: ClusterStatus) -> ClusterStatus:
-    """Return the present status, with the last known nodes and jobs if Slurm does not answer now.
+    """Return the present status. If Slurm does not answer now, the last known nodes and jobs are filled in.
 
-    Whether a host is off is known without Slurm.
+    Hosts that are off are always those of the present status, because they are known without Slurm.
     """
     if present.jobs is not None or known.jobs is None:
         return present

@@ -58,7 +58,7 @@ class ScreenSize:
 
 
 def render(facts: LiveFacts | None, view: ViewState, size: ScreenSize, now: float) -> Frame:
-    """Return the frame for a screen of this size. `facts` is None before the first answer."""
+    """Return the frame for a screen of this size. `facts` is None until the first answer has arrived."""
     if facts is None:
         return _fit(Frame((_line("waiting for the first answer of Slurm and the controller; q quits"),)), size)
     if size.rows is not None and size.columns is not None and (size.rows < MIN_ROWS or size.columns < MIN_COLUMNS):
@@ -85,7 +85,7 @@ def _line(text: str, tone: Tone = Tone.PLAIN) -> Line:
 
 
 def _fit(frame: Frame, size: ScreenSize) -> Frame:
-    """Cut the frame to the screen, and escape text that is not escaped yet."""
+    """Cut the frame to the size of the screen. Escape text in which control characters are not escaped yet."""
     lines = frame.lines if size.rows is None else frame.lines[: size.rows]
     return Frame(tuple(_cut_line(line, size.columns) for line in lines), frame.sizes)
 
@@ -171,7 +171,8 @@ def _panels(
 
 
 def share_rows(counts: Mapping[Panel, int], selected: Panel, room: int | None) -> dict[Panel, int]:
-    """Return each panel's number of lines. The selected panel gets the most; on a small screen, only it is shown."""
+    """Return the number of lines of each panel. The selected panel gets the most lines; on a small screen, only that
+    panel is shown."""
     wanted = {panel: _OVERHEAD + max(1, count) for panel, count in counts.items()}
     if room is None:
         return wanted
@@ -182,7 +183,7 @@ def share_rows(counts: Mapping[Panel, int], selected: Panel, room: int | None) -
     heights = dict(least)
     order = [panel for panel in wanted if panel is not selected]
     left -= _grow(heights, selected, min(wanted[selected], room // 2), left)
-    for panel in order:  # a few rows for each, before the selected panel takes the rest
+    for panel in order:  # a few rows for each panel, before the selected panel takes the rest
         left -= _grow(heights, panel, min(wanted[panel], _OVERHEAD + SMALL_ROWS), left)
     for panel in [selected, *order]:
         left -= _grow(heights, panel, wanted[panel], left)

@@ -1,4 +1,4 @@
-"""Keys of a terminal: bytes in, keys out. A key may arrive in parts, and several at once."""
+"""Keys of a terminal: bytes in, keys out. A key may arrive in parts, and several keys at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KeyDecoder:
 
     @property
     def unfinished(self) -> bool:
-        """Whether an escape sequence is incomplete. If no input follows soon, call `flush`: it was the Escape key."""
+        """Return whether an escape sequence is incomplete. If no input follows soon, `flush` returns the Escape key."""
         return bool(self._waiting)
 
     def feed(self, data: bytes) -> list[KeyPress]:
@@ -62,13 +62,14 @@ class KeyDecoder:
         return keys
 
     def flush(self) -> list[KeyPress]:
-        """Return what an unfinished sequence means if nothing follows: the Escape key."""
+        """Return the Escape key in place of an unfinished sequence; nothing if no sequence is unfinished."""
         waiting, self._waiting = self._waiting, ""
         return [Key.ESCAPE] if waiting else []
 
 
 def _first_key(text: str) -> tuple[int, KeyPress | None]:
-    """Return the length of the first key, or 0 if more input is needed; and the key, or None if it is unknown."""
+    """Return the length of the first key and the key. The length is 0 if more input is needed; the key is None if it is
+    unknown."""
     if text[0] != _ESCAPE:
         key = _CONTROLS.get(text[0]) or (text[0] if text[0].isprintable() else None)
         return 1, key

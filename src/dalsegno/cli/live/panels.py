@@ -24,7 +24,7 @@ from dalsegno.targets.base import JobStatus, NodeStatus, counted
 
 UNKNOWN = "-"
 _BAD = (
-    NodeCondition.GIVEN_UP,
+    NodeCondition.NEEDS_ADMIN,
     NodeCondition.HELD_BACK,
     NodeCondition.OFF,
     NodeCondition.OUT,

@@ -1,4 +1,5 @@
-"""Keep the last answer from each source, and record which sources do not answer. Each is polled in its own thread."""
+"""Keep the last answer from each source, and record which sources do not answer. Each source is polled in its own
+thread."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class LiveReadings:
         self.note(source, error)
 
     def note(self, source: LiveSource, error: str) -> None:
-        """Record that a source answered, or why it did not."""
+        """Record that a source has answered, or why it has not."""
         with self._lock:
             before, now = self._health[source], self._clock()
             self._health[source] = before.failed(now, error) if error else before.answered(now)

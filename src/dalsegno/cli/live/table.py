@@ -14,7 +14,7 @@ _LAST_AT_LEAST = 12  # minimum width of the last column, which takes the rest of
 
 @dataclass(frozen=True)
 class Column:
-    """A column. `most` limits its width. Columns with the highest `drop` are left out first, those with 0 never."""
+    """A column. `most` limits its width. The columns with the highest `drop` are left out first; 0 means never."""
 
     title: str
     most: int = 24

@@ -1,4 +1,4 @@
-"""The terminal in full-screen mode: drawing, keys and size changes. It is always restored when the view ends."""
+"""The terminal in full-screen mode: drawing, keys and size changes. Its former state is restored when the view ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dalsegno.cli.live.keys import KeyDecoder, KeyPress
 from dalsegno.cli.live.text import Line, Tone
 from dalsegno.errors import DalsegnoError
 
-# Switch to the alternate screen, hide the cursor and turn off line wrapping, so that a character that is wider than
-# expected does not break the frame.
+# Switch to the alternate screen, hide the cursor and turn off line wrapping. Without wrapping, a character that is
+# wider than expected does not break the frame.
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _COLOURS = {
@@ -34,7 +34,7 @@ _MAX_READ = 4096
 
 
 def check_terminal(env: Mapping[str, str]) -> None:
-    """Raise if the terminal cannot show a full-screen view."""
+    """Raise an error if the terminal cannot show a full-screen view."""
     term = env.get("TERM", "")
     if term in ("", "dumb"):
         raise DalsegnoError(
@@ -87,7 +87,7 @@ class LiveTerminal:
         os.close(wake)
 
     def wake(self) -> None:
-        """Make `keys` return. Any thread may call this."""
+        """Make a waiting `keys` return. Any thread may call this method."""
         with contextlib.suppress(OSError):  # a full pipe wakes `keys` anyway, and a closed one has no reader
             os.write(self._wake, b"w")
 
@@ -147,7 +147,7 @@ class LiveTerminal:
         self._open()
 
     def _open(self) -> None:
-        tty.setcbreak(self._keyboard)  # Ctrl-C stays a signal
+        tty.setcbreak(self._keyboard)  # the terminal turns Ctrl-C into a signal, as usual
         self._write(_ENTER)
         self._shown = []
 

@@ -15,7 +15,8 @@ _WIDE = ("W", "F")
 
 
 class Tone(Enum):
-    """The emphasis of a piece of text. It must not carry meaning alone, because it is lost without colour."""
+    """The emphasis of a piece of text. The text must be clear without it, because it is lost where there is no
+    colour."""
 
     PLAIN = ""
     GOOD = "good"
@@ -70,10 +71,6 @@ def fill(text: str, columns: int, *, right: bool = False) -> str:
     shown = cut(text, columns)
     gap = " " * (columns - columns_of(shown))
     return gap + shown if right else shown + gap
-
-
-def line_columns(line: Line) -> int:
-    return sum(columns_of(part.text) for part in line)
 
 
 def plain_text(line: Line) -> str:

@@ -34,7 +34,7 @@ class PanelSize:
 
 @dataclass(frozen=True)
 class ViewState:
-    """The user's choices: the selected panel, scroll positions, the filter, and modes."""
+    """The choices of the user: the selected panel, the scroll positions, the filter, and modes such as pause."""
 
     panel: Panel = Panel.NODES
     offsets: Mapping[Panel, int] = field(default_factory=dict)  # the first visible row of each panel

@@ -138,7 +138,7 @@ def ddp(
 
 
 def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:
-    """Return the report; None in a process that another launcher started as a rank other than 0."""
+    """Return the report. Return None in a process that another launcher started as a rank other than 0."""
     from dalsegno.bench.ladder.ladder import world_env
     from dalsegno.hostlist import expand
 

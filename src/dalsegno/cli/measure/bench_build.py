@@ -104,7 +104,8 @@ def _on_node(argv: list[str], place: BenchPlace, folder: Path) -> tuple[list[str
     from dalsegno.runs.submit.program import run_environment
 
     slurm = find_slurm(place.cluster)
-    place = replace(place, fields={**place.fields, "nproc_per_node": 1})  # one `make`, however many GPUs are requested
+    # run one `make`, however many GPUs are requested
+    place = replace(place, fields={**place.fields, "nproc_per_node": 1})
     plan = plan_job(WorkerProgram("", (), "build"), place, slurm)
     plan = replace(plan, request=replace(plan.request, chdir=str(folder)))
     return srun_argv(plan, argv), run_environment(plan.request, slurm.env)

@@ -1,4 +1,4 @@
-"""`dalsegno bench all_reduce` and the other collectives: nccl-tests' flags, and nccl-tests' output."""
+"""`dalsegno bench all_reduce` and the other collectives: measure them with the flags and output of nccl-tests."""
 
 from __future__ import annotations
 
@@ -62,31 +62,42 @@ def check_others(words: Sequence[str]) -> list[str]:
     return needed
 
 
+Option = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _value(letter: str, name: str, default: str, help: str, metavar: str | None = None) -> Option:
+    return click.option(letter, name, default=default, show_default=True, metavar=metavar, help=help)
+
+
+def _count(letter: str, name: str, default: int, help: str, least: int = 1) -> Option:
+    return click.option(letter, name, type=click.IntRange(least), default=default, show_default=True, help=help)
+
+
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    options = [
-        click.option("-b", "--minbytes", default="32M", show_default=True, metavar="SIZE", help="Smallest size."),
-        click.option("-e", "--maxbytes", default="32M", show_default=True, metavar="SIZE", help="Largest size."),
-        click.option("-i", "--stepbytes", default="1M", show_default=True, metavar="SIZE", help="Step between sizes."),
-        click.option("-f", "--stepfactor", type=click.IntRange(0), default=0, help="Factor instead of a step."),
-        click.option("-n", "--iters", type=click.IntRange(1), default=20, show_default=True, help="Timed calls."),
-        click.option("-w", "--warmup_iters", type=click.IntRange(0), default=5, show_default=True, help="Warm-ups."),
-        click.option("-N", "--run_cycles", type=click.IntRange(1), default=1, show_default=True, help="Repetitions."),
-        click.option("-c", "--check", type=click.IntRange(0), default=1, show_default=True, help="Checked calls."),
-        click.option("-o", "--op", default="sum", show_default=True, help="sum, prod, min, max, avg, or all."),
-        click.option("-d", "--datatype", default="float", show_default=True, help="float, half, bfloat16 …, or all."),
-        click.option("-r", "--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank."),
+    options: list[Option] = [
+        _value("-b", "--minbytes", "32M", "Smallest message size.", "SIZE"),
+        _value("-e", "--maxbytes", "32M", "Largest message size.", "SIZE"),
+        _value("-i", "--stepbytes", "1M", "Difference between two sizes.", "SIZE"),
+        _count("-f", "--stepfactor", 0, "Multiply the size by this factor each time. 0: add --stepbytes.", least=0),
+        _count("-n", "--iters", 20, "Number of timed calls."),
+        _count("-w", "--warmup_iters", 5, "Number of warm-up calls.", least=0),
+        _count("-N", "--run_cycles", 1, "Number of repetitions of the test."),
+        _count("-c", "--check", 1, "Number of calls whose results are checked.", least=0),
+        _value("-o", "--op", "sum", "Reduction: sum, prod, min, max, avg or all."),
+        _value("-d", "--datatype", "float", "Data type: float, half, bfloat16 …, or all."),
+        _count("-r", "--root", 0, "Rank of the root.", least=0),
         click.option(
             "-a", "--average", type=click.IntRange(0, 3), default=1, show_default=True,
-            help="Time to report: 0 rank 0, 1 mean, 2 minimum, 3 maximum of all ranks.",
+            help="Time to report. 0: of rank 0. Over all ranks: 1 mean, 2 minimum, 3 maximum.",
         ),
         click.option(
             "--nccl-tests", metavar="PATH", default="auto", show_default=True,
-            help="Program of nccl-tests, or its folder. auto: use it if a node has it. no: measure with torch.",
+            help="Folder or program of nccl-tests. auto: use nccl-tests if a node has them. no: measure with torch.",
         ),
         click.option("--module", metavar="NAME", default="", help="Environment module that has nccl-tests."),
         click.option(
             "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-            help="Device, when measuring with torch.",
+            help="Device for measurements with torch.",
         ),
         click.option("--instance", metavar="TYPE", help="Instance type of the nodes, such as p5.48xlarge."),
         json_option,
@@ -151,7 +162,7 @@ def _run(name: str, others: Sequence[str], given: dict[str, Any]) -> None:
 
 
 def _check(ask: CollectiveAsk, place: BenchPlace, instance: str | None, output: str | None) -> None:
-    """Check options early whose errors would otherwise appear only after the measurement, or once per rank."""
+    """Check some options before the measurement. Otherwise their errors would appear after it, or once per rank."""
     from dalsegno.bench.nccl.machines import named_instance
 
     if instance:
@@ -164,7 +175,8 @@ def _check(ask: CollectiveAsk, place: BenchPlace, instance: str | None, output: 
 
 
 def _check_needed(needed: Sequence[str], place: BenchPlace, places: Sequence[str]) -> None:
-    """Raise for a flag of nccl-tests if nothing shows that the nodes have them. A job would fail on its first node."""
+    """Raise an error if a flag needs nccl-tests, but nothing shows that the nodes have them: the job would fail on a
+    node."""
     named = "NCCL_TESTS_HOME" in os.environ or "container_image" in place.fields
     if named or any(shutil.which(each) for each in places):
         return
@@ -199,7 +211,8 @@ def _worker(ask: CollectiveAsk, nccl_tests: str, module: str, needed: Sequence[s
 
 
 def _is_complete(text: str) -> bool:
-    """Return whether the test ran to its end, or printed why it failed. The verdict then reports wrong data, or why."""
+    """Return whether the output has a verdict. Then the test has completed, even with wrong data, or has printed why it
+    failed."""
     from dalsegno.bench.nccl.parse import read_tables
 
     return any(table.out_of_bounds is not None or table.error for table in read_tables(text))

@@ -1,4 +1,5 @@
-"""`dalsegno bench gemm` and `bench memory`: compare each GPU or core with the catalog and with the others."""
+"""`dalsegno bench gemm` and `bench memory`: compare each GPU or core with the hardware catalog and with the other GPUs
+or cores."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def job_options(command: _Command) -> _Command:
 
 
 def node_options(command: _Command) -> _Command:
-    """Add the options for a job on nodes to a command that has no use for several processes on this machine."""
+    """Add the options for a job on nodes to a command that never uses several processes on this machine."""
     one_word = click.option(
         "--sbatch-arg", ONE_WORD, multiple=True, metavar="OPTION",
         help="Further option for Slurm, passed unchanged: --sbatch-arg=--reservation=bench. May be repeated.",
@@ -80,7 +80,7 @@ def node_options(command: _Command) -> _Command:
 
 @dataclass(frozen=True)
 class BenchPlace:
-    """Where a benchmark runs: on nodes of a cluster if `fields` has nodes, else in processes on this machine."""
+    """The place where a benchmark runs: nodes of a cluster if `fields` has nodes, else processes on this machine."""
 
     fields: Mapping[str, object]
     nproc: int | None = None
@@ -115,7 +115,8 @@ def read_place(given: Mapping[str, Any]) -> BenchPlace:
 
 
 def _check_nodes(text: str | None) -> None:
-    """Raise unless the text is one number. A range such as `1:4` is for runs, which may continue on fewer nodes."""
+    """Raise an error unless the text is one number. A range such as `1:4` is for runs, which may continue on fewer
+    nodes."""
     if text is not None and not _NODES.fullmatch(text):
         raise UsageError(
             f"{shown(text)} is not a fixed number of nodes", where="--nodes",
@@ -132,7 +133,7 @@ def is_rank() -> bool:
 
 @dataclass(frozen=True)
 class WorkerProgram:
-    """The program of each process: a program of ours, or an external one such as nccl-tests if the node has it.
+    """The program that each process runs: one of ours, or an external one such as nccl-tests if the node has it.
 
     `places` are the paths where the external program may be, and `place_arguments` are its arguments.
     """
@@ -146,7 +147,7 @@ class WorkerProgram:
     only_places: bool = False
     needs_torch: bool = True
     least_ranks: int = 1
-    all_ranks: bool = False  # whether all ranks print, and not only rank 0
+    all_ranks: bool = False  # whether all ranks print; otherwise only rank 0 does
     is_complete: Callable[[str], bool] = lambda text: False  # whether a failed program has printed all results
     hint: str = ""
 
@@ -162,7 +163,8 @@ class Finished:
 
 
 def run_worker(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], None]) -> Finished | None:
-    """Run the program on all ranks, pass rank 0's lines to `show`, and return its output. None after a dry run."""
+    """Run the program on all ranks, pass rank 0's lines to `show`, and return its output. Return None after a dry
+    run."""
     if place.in_slurm:
         return _in_slurm(worker, place, show)
     return _here(worker, place, show)
@@ -250,13 +252,13 @@ def _in_slurm(worker: WorkerProgram, place: BenchPlace, show: Callable[[str], No
         out.data(shlex.join([*(f"{name}={value}" for name, value in added.items()), *argv]))
         return None
     for each in plan.variables:
-        out.talk(f"{each.name}={each.value}  for {each.of}: {each.reason}")
+        out.talk(f"{each.name}={each.value}  for {each.required_by}: {each.reason}")
     env = {**added, **run_environment(request, slurm.env)}
     return _run(worker, [Rank(argv, env)], show, history_file(slurm), plan)
 
 
 def plan_job(worker: WorkerProgram, place: BenchPlace, slurm: SlurmHere) -> RunPlan:
-    """Return the plan of the job, checked against the cluster. MPI is set up if an external program may need it."""
+    """Return the plan of the job, checked against the cluster. MPI is preferred if an external program may need it."""
     from dalsegno.cli.training.submission import cluster_facts
     from dalsegno.cluster import runs_home
     from dalsegno.runs.submit.options import make_request
@@ -310,7 +312,7 @@ def history_file(slurm: SlurmHere) -> Path:
 
 
 def record(history: Path | None, measured: BenchMeasurement) -> None:
-    """Append a measurement. A folder that cannot be written is reported, and the measurement still counts."""
+    """Append a measurement. If the folder cannot be written, warn; the measurement still counts."""
     if history is None:
         return
     try:
@@ -336,7 +338,7 @@ def earlier(history: Path | None, kind: str, detail: Mapping[str, Any]) -> list[
 
 
 def needs_data(text: str, what: str) -> str:
-    """Return the text, or raise if the program printed nothing."""
+    """Return the text. Raise an error if the program printed nothing."""
     if not text.strip():
         raise DalsegnoError(
             f"{what} printed nothing", hint="with `--nodes`, `--dry-run` prints the srun command: run it by hand"

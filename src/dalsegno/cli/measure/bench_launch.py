@@ -1,4 +1,4 @@
-"""`dalsegno bench launch`: how long each phase of a run's start takes, compared with srun."""
+"""`dalsegno bench launch`: measure how long each phase of a run's start takes, and compare that with srun."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _start(plan: RunPlan, slurm: SlurmHere, wait_s: float) -> LaunchTimes:
 
 
 def _srun(plan: RunPlan, slurm: SlurmHere, wait_s: float) -> float:
-    """Return how long srun takes to run `true` on as many nodes."""
+    """Return how long srun takes, in seconds, to run `true` on the same number of nodes."""
     from dalsegno.runs.submit.plan import slurm_options
     from dalsegno.system.processes import LocalRunner
 

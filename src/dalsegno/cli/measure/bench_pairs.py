@@ -99,7 +99,8 @@ def command(
 
 
 def vendor_floor(plan: RunPlan | None, size: int) -> float:
-    """Return the bus bandwidth in GB/s below which two of these nodes fail; 0.0 if unknown, or for small messages."""
+    """Return the bus bandwidth in GB/s below which two of these nodes fail. Return 0.0 if it is unknown or the message
+    is small."""
     from dalsegno.bench.nccl.limits import find_bound, find_expectation
     from dalsegno.bench.nccl.machines import BenchMachines
     from dalsegno.bench.nccl.table import NcclTest
@@ -116,7 +117,11 @@ def vendor_floor(plan: RunPlan | None, size: int) -> float:
 
 
 def compare_with_history(usual: float, before: Sequence[float]) -> dict[str, Any]:
-    """Return whether the usual bandwidth is below what this cluster reached before: median minus k times MAD."""
+    """Return a comparison of the usual bandwidth in this measurement with earlier results of the same cluster.
+
+    The cluster is slower than before if the bandwidth is below the median of the earlier results minus k times their
+    MAD.
+    """
     from dalsegno.bench.nccl.verdict import history_threshold
 
     threshold = history_threshold(before)

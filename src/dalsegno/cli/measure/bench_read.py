@@ -141,7 +141,7 @@ def _write_plots(reports: list[NcclReport], svg: str | None, png: str | None) ->
 
 
 def _shown(table: NcclTable) -> NcclTable:
-    """Return the table. A very long table, as `-N` makes, is reduced to the best row of each size."""
+    """Return the table to print. A very long table, as `-N` produces, is reduced to the best row of each size."""
     from dataclasses import replace
 
     if len(table.rows) <= MOST_ROWS:

@@ -98,7 +98,7 @@ def command(
 
 
 def _check_parts(only: Sequence[str], skip: Sequence[str], on_request: Mapping[str, tuple[str, object]]) -> None:
-    """Raise if `--only` and `--skip` contradict each other, or an option that requests a part."""
+    """Raise an error if `--only`, `--skip` and the options that request a part contradict each other."""
     if both := [name for name in only if name in skip]:
         raise UsageError(f"`--only {both[0]}` and `--skip {both[0]}` contradict each other", hint="remove one of them")
     for name, (option, given) in on_request.items():

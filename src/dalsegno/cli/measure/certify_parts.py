@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 30.0  # an interrupted benchmark needs this time to end its own job
 DRILL_GRACE_S = 180.0  # an interrupted drill needs this time to undo its faults
-SHARED_LOW = 0.3  # virtual hosts share processors, so one is slow only below this share of the usual speed
+# virtual hosts share processors, so a virtual host counts as slow only below this share of the usual speed
+SHARED_LOW = 0.3
 IMMEDIATE_S = 300  # maximum time that a job waits for its nodes
 
 
@@ -89,7 +90,8 @@ def open_stage(ask: CertifyAsk) -> CertifyStage:
 
 
 def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
-    """Return sentences about what is simulated. GPUs of virtual hosts count as real if this machine has real ones."""
+    """Return sentences that say what is simulated. GPUs of virtual hosts count as real if this machine has real
+    ones."""
     from dalsegno.cluster import target_of
     from dalsegno.targets.base import HasVirtualNodes
 
@@ -105,7 +107,8 @@ def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
 
 
 def prefixed(say: Say, part: str) -> Say:
-    """Return a `say` that passes on a command's messages without their elapsed times and without table lines."""
+    """Return a function that shows the messages of a command after the name of the part, without times and table
+    lines."""
 
     def passed_on(text: str) -> None:
         line = re.sub(r"^ *[0-9.]+ s  ", "", text).strip()
@@ -188,7 +191,8 @@ def _versions(stage: CertifyStage, say: Say) -> CertifiedPart:
     from dalsegno.cli.measure.bench_job import BenchPlace, WorkerProgram, needs_data, run_worker
     from dalsegno.runs.submit.values import NodeCount
 
-    worker = WorkerProgram("bench-versions", [], "versions", all_ranks=True)  # runs with the Python that has torch
+    # this program runs with the Python that has torch
+    worker = WorkerProgram("bench-versions", [], "versions", all_ranks=True)
     fields: dict[str, object] = {"nodes": NodeCount(stage.count, stage.count), "nproc_per_node": 1}
     fields |= {"partition": stage.ask.partition} if stage.ask.partition else {}
     fields |= {"sbatch_args": (f"--immediate={IMMEDIATE_S}",)}
@@ -207,7 +211,7 @@ def _bench(stage: CertifyStage, words: Sequence[str], say: Say) -> tuple[str, An
 
 
 def _dalsegno(argv: Sequence[str], say: Say, grace_s: float) -> Any:
-    """Run `dalsegno` and return its JSON report. An exit code other than 0 with a report is a verdict."""
+    """Run `dalsegno` and return its JSON report. A report counts as a result even if the exit code is not 0."""
     from dalsegno.cli.measure.ranks import LineFollower, Rank, RankFailed, errors_of, log_of, run_ranks, text_of
     from dalsegno.programs import own_argv
 
@@ -232,15 +236,13 @@ def _dalsegno(argv: Sequence[str], say: Say, grace_s: float) -> Any:
 
 def _storage(stage: CertifyStage, say: Say) -> CertifiedPart:
     from dalsegno.bench.certificate.parts import certify_storage
-    from dalsegno.cluster import folder_of
-    from dalsegno.targets.folder import read_applied
+    from dalsegno.cluster import applied_cluster
 
-    folder = folder_of(stage.slurm.env)
-    applied = read_applied(folder) if folder else None
+    applied = applied_cluster(stage.slurm)
     mounts = [each.mount for each in applied.storage] if applied else []
     size = ["--size", "16M", "--seconds", "1"] if stage.ask.quick else ["--size", "256M"]
-    told, report = _bench(stage, ["storage", *(mounts or [os.getcwd()]), "/tmp", *size], say)
-    return certify_storage(report, [told], compare_nodes=not stage.simulated)
+    command, report = _bench(stage, ["storage", *(mounts or [os.getcwd()]), "/tmp", *size], say)
+    return certify_storage(report, [command], compare_nodes=not stage.simulated)
 
 
 def _gpus(stage: CertifyStage) -> list[str]:
@@ -255,8 +257,8 @@ def _pairs(stage: CertifyStage, say: Say) -> CertifiedPart:
         return not_measured(CertifyPart.PAIRS, "a pair needs two nodes, and one node is measured")
     size = ["--size", "4M", "--seconds", "0.5"] if stage.ask.quick else []
     low = ["--low", str(SHARED_LOW)] if stage.simulated else []
-    told, report = _bench(stage, ["pairs", *size, *low, *_gpus(stage)], say)
-    return certify_pairs(report, [told], compare_history=not stage.simulated)
+    command, report = _bench(stage, ["pairs", *size, *low, *_gpus(stage)], say)
+    return certify_pairs(report, [command], compare_history=not stage.simulated)
 
 
 def _collectives(stage: CertifyStage, say: Say) -> CertifiedPart:
@@ -267,7 +269,7 @@ def _collectives(stage: CertifyStage, say: Say) -> CertifiedPart:
         sizes = ["-b", "1G", "-e", "4G", "-f", "2"] if stage.gpus else ["-b", "1K", "-e", "1M", "-f", "8", "-n", "3"]
     tests = ["all_reduce"] if stage.ask.quick else ["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
     done = [_bench(stage, [test, *sizes, *_gpus(stage)], say) for test in tests]
-    return certify_collectives([report for _, report in done], [told for told, _ in done])
+    return certify_collectives([report for _, report in done], [command for command, _ in done])
 
 
 def _gemm(stage: CertifyStage, say: Say) -> CertifiedPart:
@@ -276,12 +278,12 @@ def _gemm(stage: CertifyStage, say: Say) -> CertifiedPart:
 
     time_ = ["--seconds", "0.5"] if stage.ask.quick else []
     low = ["--low", str(SHARED_LOW)] if stage.simulated else []
-    told, report = _bench(stage, ["gemm", *time_, *low, *_gpus(stage)], say)
-    return certify_devices(report, [told], SHARED_LOW if stage.simulated else LOW)
+    command, report = _bench(stage, ["gemm", *time_, *low, *_gpus(stage)], say)
+    return certify_devices(report, [command], SHARED_LOW if stage.simulated else LOW)
 
 
 def _container(stage: CertifyStage, say: Say) -> CertifiedPart:
-    """Time `true` on all nodes in a container, and without one."""
+    """Measure how long `true` takes on all nodes, in a container and without one."""
     from dalsegno.bench.certificate.parts import certify_container
 
     base = ["srun", f"--nodes={stage.count}", "--ntasks-per-node=1", "--mpi=none", f"--immediate={IMMEDIATE_S}"]
@@ -305,7 +307,7 @@ def _srun(argv: Sequence[str], stage: CertifyStage) -> float:
 def _power_cut(stage: CertifyStage, say: Say) -> CertifiedPart:
     """Run a drill with one power cut, unless there is a job on the cluster.
 
-    A job may come after the check. The drill holds its nodes exclusively, so that this job runs on other nodes.
+    A job may be submitted after the check. The drill uses its nodes exclusively, so that job runs on other nodes.
     """
     from dalsegno.bench.certificate.parts import certify_power_cut
 

@@ -111,10 +111,10 @@ def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
     address = ListenAddress.parse(listen)
     token = read_token(token_file) if token_file else None
     listener = address.open()
-    address = ListenAddress(address.host, listener.getsockname()[1])  # with the port that the kernel chose, if it was 0
+    address = ListenAddress(address.host, listener.getsockname()[1])  # if the port was 0, the kernel chose one
     server = HttpServer(listener, MetricsEndpoint(collector, token))
     start_logging("exporter")
-    gc.set_threshold(200_000)  # with 100,000 jobs in memory, garbage collection would take a third of the time
+    gc.set_threshold(200_000)  # with the default, garbage collection takes a third of the time for 100,000 jobs
     if token is None and not address.loopback:
         out.warn(f"everybody who can connect to {address} can read users, accounts and jobs")
     try:
@@ -122,7 +122,9 @@ def _serve(collector: Collector, listen: str, token_file: Path | None) -> None:
             server.start()
             out.talk(f"serving http://{address}/metrics; Ctrl-C ends it")
             collector.start()
-            threading.Event().wait()
+            never = threading.Event()
+            while not never.wait(1.0):  # a signal that another thread receives does not end a wait without timeout
+                pass
     except Interrupted:
         pass  # Ctrl-C is the usual way to end the server
     finally:

@@ -1,4 +1,5 @@
-"""`dalsegno monitor`: run Prometheus for a cluster, show its targets and alerts, explain panels without data."""
+"""`dalsegno monitor`: run Prometheus for a cluster, show what it scrapes and its alerts, and explain panels without
+data."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from dalsegno.observe.missing_data import MissingMetric
     from dalsegno.observe.monitor_layout import MonitorLayout
     from dalsegno.observe.prometheus_client import FiringAlert, PrometheusClient, ScrapeHealth
+    from dalsegno.observe.remote_write import RemoteWriteHealth
+    from dalsegno.spec.facts import RemoteWrite
     from dalsegno.targets.base import CanMonitor, Say
 
 READY_S = 60.0
@@ -59,7 +62,8 @@ def down(name: str | None) -> None:
 
 
 def _switch_exporters(name: str | None, *, on: bool) -> bool:
-    """Start or stop exporters on the machines of a platform that runs them itself; return False for other targets."""
+    """Start or stop exporters on the machines of a platform that runs them itself. Return False for any other
+    target."""
     from dalsegno.cluster import may_change, open_cluster
     from dalsegno.targets.machines import CanExport
 
@@ -69,12 +73,16 @@ def _switch_exporters(name: str | None, *, on: bool) -> bool:
         return False
     may_change(place)
     with place.lock(), interruptible(), out.progress() as say:
-        plan = target.switch_exporters(on)
+        plan = target.switch_exporters(on, say)
         for line in plan.sentences():
             out.talk(line)
         target.apply(plan, say)
     if on:
-        out.talk("metrics go to the workspace of the cluster file; `dalsegno dashboards` writes dashboards for Grafana")
+        found = target.metrics_workspace()
+        out.talk(f"metrics go to {found.url if found else 'no workspace'}")
+        out.talk(f"if the instances may not write there yet: `{target.metrics_permission()}`")
+        out.talk("`dalsegno monitor status` shows exporters and the workspace, once the instances are set up")
+        out.talk("`dalsegno dashboards export DIR` writes the files for Grafana")
     return True
 
 
@@ -112,7 +120,7 @@ def _place(name: str | None) -> ClusterPlace:
 
 
 def _wait_until_ready(client: PrometheusClient) -> None:
-    """Wait until Prometheus has read its old data and knows its targets, which takes it five seconds."""
+    """Wait until Prometheus has loaded its old data and found its targets, which takes about five seconds."""
     until = time.monotonic() + READY_S
     while not (client.ready() and client.targets()):
         if time.monotonic() > until:
@@ -126,7 +134,7 @@ def _wait_until_ready(client: PrometheusClient) -> None:
 def _client(layout: MonitorLayout) -> PrometheusClient:
     from dalsegno.observe.prometheus_client import PrometheusClient
 
-    return PrometheusClient(layout.prometheus, _secret(layout.password_file))
+    return PrometheusClient(layout.prometheus, _secret(layout.password_file) if layout.password_file else "")
 
 
 def _secret(path: str) -> str:
@@ -152,43 +160,63 @@ def _running(name: str | None) -> tuple[CanMonitor, MonitorLayout]:
     return target, layout
 
 
-@command.command()
+@command.command(short_help="Show the targets of Prometheus, and firing alerts.")
 @cluster_option
 @json_option
 def status(name: str | None, json_: bool) -> None:
-    """Show the health of everything that Prometheus reads, and the firing alerts.
+    """Show the health of everything that Prometheus reads, the server that it writes to, and the firing alerts.
 
-    Exits 1 if a target does not answer, or if Prometheus has just started and has no targets yet.
+    Exits 1 if a target does not answer, if metrics do not arrive at the server, or if Prometheus has just started and
+    has no targets yet.
     """
     from dalsegno.observe.prometheus_client import ScrapeState
+    from dalsegno.observe.remote_write import WriteState, read_writes
     from dalsegno.spec.facts import facts_to_json
 
     _, layout = _running(name)
     client = _client(layout)
     targets = sorted(client.targets(), key=lambda each: (each.job, each.host))
     alerts = sorted(client.alerts(), key=lambda each: (each.severity, each.name))
+    to = layout.settings.remote_write
+    writes = [read_writes(client, to.url, time.time())] if to else []
     if json_:
         addresses = {"prometheus": layout.prometheus, "alertmanager": layout.alertmanager}
         found = {
             "targets": [facts_to_json(each) for each in targets],
+            "remote_write": [facts_to_json(each) for each in writes],
             "alerts": [facts_to_json(each) for each in alerts],
         }
         out.as_json({**addresses, **found})
     else:
-        show_status(layout, targets, alerts)
-    raise SystemExit(1 if not targets or any(each.state is ScrapeState.DOWN for each in targets) else 0)
+        show_status(layout, targets, alerts, writes)
+    down = any(each.state is ScrapeState.DOWN for each in targets)
+    raise SystemExit(1 if down or not targets or any(each.state is WriteState.FAILING for each in writes) else 0)
 
 
-def show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list[FiringAlert]) -> None:
-    """Print targets and alerts. Just after a start, say that they are not known yet."""
+def show_status(
+    layout: MonitorLayout,
+    targets: list[ScrapeHealth],
+    alerts: list[FiringAlert],
+    writes: Sequence[RemoteWriteHealth] = (),
+) -> None:
+    """Print Prometheus's targets, the server that it writes to, and alerts. Just after a start, say that they are not
+    known yet."""
     from dalsegno.observe.prometheus_client import ScrapeState
+    from dalsegno.observe.remote_write import WriteState
 
-    out.talk(f"Prometheus http://{layout.prometheus}, Alertmanager http://{layout.alertmanager}")
+    alertmanager = f", Alertmanager http://{layout.alertmanager}" if layout.alertmanager else ""
+    out.talk(f"Prometheus http://{layout.prometheus}{alertmanager}")
     if not targets:
         out.warn("Prometheus has just started and has no targets yet: try again in a few seconds")
         return
     rows = [[each.job, each.host, each.address, each.state.value, each.error] for each in targets]
     out.table(["JOB", "INSTANCE", "ADDRESS", "STATE", "ERROR"], rows)
+    if writes:
+        out.data("")
+        rows = [[each.url, each.state.value, str(each.sent), each.why] for each in writes]
+        out.table(["REMOTE WRITE", "STATE", "SAMPLES IN 5 MIN", "ERROR"], rows)
+    if any(each.state is WriteState.FAILING for each in writes):
+        out.advise("`dalsegno logs --daemon prometheus` shows what the server answers")
     if alerts:
         out.data("")
         out.table(["ALERT", "SEVERITY", "SUMMARY"], [[each.name, each.severity, each.summary] for each in alerts])
@@ -198,7 +226,7 @@ def show_status(layout: MonitorLayout, targets: list[ScrapeHealth], alerts: list
         out.talk("no alert fires")
 
 
-@command.command()
+@command.command(short_help="Show which source each empty panel lacks.")
 @cluster_option
 @json_option
 def check(name: str | None, json_: bool) -> None:
@@ -228,7 +256,7 @@ def check(name: str | None, json_: bool) -> None:
 
 
 def _wait_for_scrapes(client: PrometheusClient, interval_s: float, say: Say) -> None:
-    """Wait until every target was scraped once, so that a new one is not reported as failing."""
+    """Wait until every target was scraped once, so that a target that was just added is not reported as failing."""
     from dalsegno.observe.prometheus_client import ScrapeState
 
     until = time.monotonic() + 2 * interval_s
@@ -277,7 +305,7 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-@command.command()
+@command.command(short_help="Write files for a Prometheus of your own to DIR.")
 @click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
 @cluster_option
 def config(folder: str, name: str | None) -> None:
@@ -298,6 +326,11 @@ def config(folder: str, name: str | None) -> None:
     may_change(place)  # raises for users without rights: the files hold secrets of the cluster
     able = require(open_cluster(place), CanMonitor)
     layout = able.monitor_layout()
+    if not layout.exporter_password_file:
+        raise DalsegnoError(
+            "the exporters of this cluster can be read only on its own machines",
+            hint=f"Prometheus on the head has its configuration in {place.folder}/prometheus",
+        )
     settings = with_webhook_urls(layout.settings)
     own = replace(
         layout, token_file="secrets/metrics-token", password_file="secrets/password",
@@ -319,12 +352,13 @@ def config(folder: str, name: str | None) -> None:
 
 
 def write_private(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files that only the caller can read: they may hold secrets."""
+    """Write files that only the caller can read, because they may contain secrets."""
     _write_for_caller(folder, files, 0o700, 0o600)
 
 
 def _write_for_caller(folder: Path, files: Mapping[str, str], folder_mode: int, mode: int) -> None:
-    """Write files with the caller's rights, not those of sudo: root follows no links in folders of users."""
+    """Write files with the rights of the calling user, even under sudo: root never follows links in folders of
+    users."""
     from dalsegno.system.execute import as_caller
     from dalsegno.system.files import make_folder, write_atomic
 
@@ -349,7 +383,7 @@ def dashboards() -> None:
     """Write dashboards for Grafana."""
 
 
-@dashboards.command()
+@dashboards.command(short_help="Write the dashboards, and start files for Grafana.")
 @click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
 @click.option("--prometheus", metavar="HOST:PORT", help="Prometheus to query. Default: the cluster's own.")
 @cluster_option
@@ -359,10 +393,12 @@ def export(folder: str, prometheus: str | None, name: str | None) -> None:
     \b
     dalsegno dashboards export grafana && docker compose -f grafana/compose.yml up
     """
-    from dalsegno.observe.grafana import PASSWORD, grafana_files
+    from dalsegno.observe.grafana import PASSWORD, grafana_files, workspace_files
 
     if prometheus:
         files = grafana_files("any", prometheus, login=False)
+    elif workspace := _workspace(name):
+        files = workspace_files(_place(name).name, workspace.url, workspace.region)
     else:
         _, layout = _running(name)
         files = grafana_files(layout.cluster, layout.prometheus, login=True)
@@ -372,6 +408,15 @@ def export(folder: str, prometheus: str | None, name: str | None) -> None:
     if shutil.which("docker"):
         compose = quote(f"{folder}/compose.yml")
         out.advise(f"`docker compose -f {compose} up` starts Grafana with them, at http://127.0.0.1:3000")
+
+
+def _workspace(name: str | None) -> RemoteWrite | None:
+    """Return the workspace that receives the cluster's metrics; None if its metrics stay on the cluster."""
+    from dalsegno.cluster import open_cluster
+    from dalsegno.targets.machines import CanExport
+
+    target = open_cluster(_place(name))
+    return target.metrics_workspace() if isinstance(target, CanExport) else None
 
 
 def _write_public(folder: Path, files: Mapping[str, str]) -> None:

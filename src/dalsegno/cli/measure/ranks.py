@@ -1,4 +1,4 @@
-"""Run the processes of a benchmark: ranks on this machine, or one srun. Their output is shown while they run."""
+"""Run the processes of a benchmark: ranks on this machine, or one srun. Show their output while they run."""
 
 from __future__ import annotations
 
@@ -49,9 +49,11 @@ def run_ranks(
     errors_apart: bool = False,
     grace_s: float = _GRACE_S,
 ) -> None:
-    """Start all ranks and wait until they have ended; call `watch` regularly. If a rank fails or this process is
-    interrupted, terminate all ranks and kill them after `grace_s`. With `errors_apart`, `log_of` holds only standard
-    output."""
+    """Start all ranks and wait until they have ended; meanwhile call `watch` regularly.
+
+    If a rank fails or this process is interrupted, terminate all ranks, and kill them after `grace_s`. With
+    `errors_apart`, the files that `log_of` names contain only standard output.
+    """
     from dalsegno.system.children import start, stop
 
     ranks: list[Child] = []
@@ -69,12 +71,12 @@ def run_ranks(
 
 
 def name_of(rank: Rank, number: int) -> str:
-    """Return the name of a process in messages. A single srun process stands for all ranks."""
+    """Return the name of a process in messages. If there is only srun, its name stands for all ranks."""
     return "srun" if rank.argv[0] == "srun" else f"rank {number}"
 
 
 def _wait(folder: Path, ranks: Sequence[Child], names: Sequence[str], watch: Callable[[], None], hint: str) -> None:
-    """Wait until all ranks have ended. Raise at the first failure: the other ranks would wait forever."""
+    """Wait until all ranks have ended. Raise an error at the first failure: the other ranks would wait forever."""
     poll = select.poll()
     left = {child.fd: rank for rank, child in enumerate(ranks)}
     for fd in left:
@@ -88,7 +90,7 @@ def _wait(folder: Path, ranks: Sequence[Child], names: Sequence[str], watch: Cal
 
 
 class RankFailed(DalsegnoError):
-    """A rank ended with an exit code other than 0."""
+    """The error that a rank has ended with an exit code other than 0."""
 
     def __init__(self, what: str, hint: str, exit_code: int) -> None:
         super().__init__(what, hint=hint)

@@ -63,7 +63,7 @@ def end_run(run: RunFolder, say: Say) -> None:
 
 
 def _mark(run: RunFolder) -> None:
-    """Write the file that tells the run's coordinator to end and prevents the start of another one."""
+    """Write the file that tells the run's coordinator to end the run and prevents the start of another coordinator."""
     from dalsegno.runs.submit.prepare import check_own
     from dalsegno.system.files import explain
 
@@ -109,7 +109,7 @@ def _end_jobs(run: RunFolder, slurm: SlurmClient | None, say: Say) -> None:
 
 
 def _here(run: RunFolder) -> SlurmHere | None:
-    """Return the run's Slurm; None if its cluster was removed, even if a later cluster has the same name."""
+    """Return the run's Slurm; None if the run's cluster was removed, even if a later cluster has the same name."""
     from dalsegno.cluster import slurm_of
     from dalsegno.runs.submit.prepare import read_environment
 
@@ -126,8 +126,8 @@ def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:
 def _ends_by_itself(run: RunFolder) -> bool:
     """Wait for the coordinator to end the run, and return whether it did.
 
-    It ends the workers, then the agents, then the jobs, and writes the status. A coordinator that is killed with its
-    job cannot do so.
+    The coordinator ends the workers, then the agents, then the jobs, and writes the status. A coordinator that is
+    killed with its job cannot do so.
     """
     until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until and not is_over(_status(run)):
@@ -153,7 +153,8 @@ def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
 
 
 def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
-    """Record the end of the run. Raise if one of its jobs is left: its coordinator may still record the end."""
+    """Record the end of the run. Raise an error if a job of the run is left: a coordinator in that job may still record
+    the end."""
     from dalsegno.runs.status import RunCause, write_status
     from dalsegno.runs.submit.prepare import aborted_status
 

@@ -129,7 +129,7 @@ def verify(path: Path, json_: bool) -> None:
         raise SystemExit(1)
 
 
-@command.command()
+@command.command(short_help="Convert a checkpoint to one file, or back.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option(

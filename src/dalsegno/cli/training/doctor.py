@@ -27,7 +27,8 @@ _DASHES = "dalsegno.doctor.dashes"
 
 
 class DoctorCommand(click.Command):
-    """The command, which remembers whether its arguments contain `--`: only then are there arguments of a script."""
+    """The `doctor` command, which records whether its arguments contain `--`: the arguments of a script must follow a
+    `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_DASHES] = "--" in args
@@ -73,13 +74,10 @@ def command(
     dalsegno doctor 1234
     dalsegno doctor slurm-1234.out
     """
-    from dalsegno.doctor import SYMPTOMS, Severity, examine
+    from dalsegno.doctor import Severity, examine
 
     if list_:
-        if json_:
-            out.as_json([{"name": each.name, "question": each.question} for each in SYMPTOMS])
-        else:
-            out.table(["SYMPTOM", "QUESTION"], [[each.name, each.question] for each in SYMPTOMS])
+        _print_symptoms(json_)
         return
     if words and not ctx.meta[_DASHES]:
         raise UsageError(
@@ -99,6 +97,15 @@ def command(
     else:
         _print(case, found)
     ctx.exit(1 if any(finding.severity is not Severity.NOTE for _, finding in found) else 0)
+
+
+def _print_symptoms(json_: bool) -> None:
+    from dalsegno.doctor import SYMPTOMS
+
+    if json_:
+        out.as_json([{"name": each.name, "question": each.question} for each in SYMPTOMS])
+    else:
+        out.table(["SYMPTOM", "QUESTION"], [[each.name, each.question] for each in SYMPTOMS])
 
 
 def _check_folders(folders: Mapping[str, str | None]) -> None:
@@ -169,7 +176,7 @@ def _gather(subject: str | None, order: DoctorOrder) -> Case:
 def _print(case: Case, found: list[tuple[Symptom, DoctorFinding]]) -> None:
     for symptom, finding in found:
         word = finding.severity.value
-        # Line breaks in other users' files must not be able to imitate another finding.
+        # Line breaks in files of other users must not be able to imitate another finding.
         out.data(one_line(f"{word}: {finding.what}  [{symptom.name}]"))
         for each in finding.evidence:
             out.data(one_line(f"  seen: {each.where}" + (f": {each.text}" if each.text else "")))

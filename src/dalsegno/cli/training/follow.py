@@ -1,4 +1,4 @@
-"""Follow a run to its end: print its output and status, and answer Ctrl-C."""
+"""Follow a run to its end: print its output and status, and handle Ctrl-C."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool =
 
 
 class Screen:
-    """Prints output to stdout and, on stderr, a status line (terminal) or a message per change (no terminal)."""
+    """The output of a run: its lines on stdout and its status on stderr, as one line (terminal) or a message per change
+    (no terminal)."""
 
     def __init__(
         self, ranks: int, *, story: Path | None = None, quiet: bool = False, bare: bool = False, foreign: bool = False
@@ -78,7 +79,7 @@ class Screen:
         self._live = sys.stderr.isatty() and not quiet
         self._colour = sys.stdout.isatty()
         self._shown: RunStatus | None = None
-        self._reported: set[str] = set()
+        self._notes = 0  # number of notes in the journal that were reported
         self._announced = 0  # the last generation that was reported
         self._drawn = ""
         self._drawn_at = 0.0
@@ -118,7 +119,7 @@ class Screen:
             self._draw(live_text(status, now), now)
 
     def generations(self, up_to: int = sys.maxsize) -> None:
-        """Report generations that ended before a status showed them."""
+        """Report generations that began and ended between two reads of the status."""
         story = list(journal.read(self._story)) if self._story and not self._quiet else []
         for number, text in new_generations(story, self._announced, cause_was_shown(self._shown)).items():
             if number <= up_to:
@@ -127,17 +128,21 @@ class Screen:
         self._announced = max(self._announced, up_to if up_to < sys.maxsize else 0)
 
     def notes(self) -> None:
-        """Report notes in the journal that no status showed, because the next status replaced them too soon."""
-        noted = journal.read(self._story) if self._story else ()
-        for text in [str(entry.get("text")) for entry in noted if entry.get("event") == RunEvent.NOTE]:
-            if text not in self._reported:
-                self.talk(text)
+        """Report new notes in the journal. A status shows only the last one, and possibly not long enough.
+
+        Many nodes may send the same note at the same time, so equal notes of one read are printed once.
+        """
+        noted = (
+            [entry for entry in journal.read(self._story) if entry.get("event") == RunEvent.NOTE] if self._story else []
+        )
+        for text in dict.fromkeys(str(entry.get("text")) for entry in noted[self._notes :]):
+            self.talk(text)
+        self._notes = max(self._notes, len(noted))
 
     def _cause(self) -> Cause:
         return last_cause(journal.read(self._story)) if self._story else NOTHING
 
     def talk(self, text: str) -> None:
-        self._reported.add(text)
         self.clear()
         out.talk(text)
 
@@ -165,7 +170,9 @@ class PendingSignal:
         return number
 
     def put(self, number: int, _frame: FrameType | None) -> None:
-        if self.number:  # a second signal before the first was handled: the process hangs, for example on a full pipe
+        # If a second signal arrives before the first was handled, the process hangs, for example on a full pipe. So it
+        # ends at once.
+        if self.number:
             raise KeyboardInterrupt
         self.number = number
 
@@ -222,7 +229,7 @@ FILES_PER_S = 1000  # each poll opens every log once, which must not load a shar
 
 @dataclass
 class Follower:
-    """Follows one run on one screen. `cancel` ends the run."""
+    """The follower of one run on one screen. `cancel` ends the run."""
 
     run: str
     logs: RunLogs
@@ -248,7 +255,8 @@ class Follower:
     def _until_end(self, inbox: PendingSignal) -> int:
         while True:
             now = time.time()
-            status = self.watch.poll(now)  # polled before the logs, so that after the last status no output is missing
+            # poll before reading the logs, so that all output is printed before the last status
+            status = self.watch.poll(now)
             report = partial(self.screen.status, status, now) if not is_over(status) else _nothing
             self.screen.lines(self.repeats.once(self.logs.lines(now, final=is_over(status))), news=report)
             if is_over(status):
@@ -312,7 +320,7 @@ def pause_s(logs: RunLogs) -> float:
 
 
 def ask_what_to_do() -> str:
-    """Return d, c or g. A second Ctrl-C, or the end of input, means d: the run continues."""
+    """Return the user's choice: d, c or g. A second Ctrl-C, or the end of input, means d: the run continues."""
     try:
         with interruptible():
             while True:
@@ -327,7 +335,7 @@ def ask_what_to_do() -> str:
 
 
 def _wait_for_a_line() -> None:
-    """Wait in short intervals: a Ctrl-C just before a blocking read would take effect only after the read."""
+    """Wait for input in short intervals, so that Ctrl-C takes effect at once. A blocking read could delay it."""
     while not select.select([sys.stdin], [], [], POLL_S)[0]:
         pass
 

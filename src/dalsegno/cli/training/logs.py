@@ -99,7 +99,7 @@ def command(
 
 
 def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: int | None, follow: bool) -> None:
-    """Raise for a rank or generation that the run does not have; empty output would look like a silent run.
+    """Raise an error for a rank or generation that the run does not have; empty output would look like a silent run.
 
     With --follow, a generation that may still be formed is accepted.
     """
@@ -168,14 +168,14 @@ def _print_daemon(
 
 
 def refuse_rank_options(given: Sequence[tuple[str, object]]) -> None:
-    """Raise for options that select ranks: daemons have none."""
+    """Raise an error for options that select ranks: daemons have none."""
     wrong = [option for option, value in given if value is not None]
     if wrong:
         raise UsageError(f"{wrong[0]} does not apply to --daemon", hint="--node selects a host of a cluster's daemon")
 
 
 def run_logs(run: RunFolder) -> list[DaemonLog]:
-    """Return the logs of a run's own daemons. All agents of a run share one log."""
+    """Return the logs of the daemons that belong to a run. All agents of a run share one log."""
     from dalsegno.targets.base import DaemonLog
 
     paths = (run.coordinator_log, run.agents_log)
@@ -196,8 +196,10 @@ def select_logs(logs: Sequence[DaemonLog], daemon: str, node: str | None) -> lis
 
 
 def print_logs(logs: Sequence[DaemonLog], last: int | None, follow: bool) -> None:
-    """Print logs one after the other and, with `follow`, new lines as they are written. With several logs, each line
-    starts with the host."""
+    """Print logs one after the other and, with `follow`, new lines as they are written.
+
+    With several logs, each line starts with the host.
+    """
     width = max(len(log.host) for log in logs)
     readers = [(f"{log.host.ljust(width)}  " if len(logs) > 1 else "", LogReader(log.path)) for log in logs]
     printed = 0
@@ -216,7 +218,7 @@ def print_logs(logs: Sequence[DaemonLog], last: int | None, follow: bool) -> Non
 
 
 class LogReader:
-    """Reads a log that grows, and is emptied or replaced when its owner rotates it."""
+    """The reader of a log that grows, and that its writer empties or replaces to rotate it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

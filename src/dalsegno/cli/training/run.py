@@ -17,7 +17,7 @@ from dalsegno.runs.submit.values import parse_env_pairs
 _Command = TypeVar("_Command", bound=Callable[..., object])
 ONE_WORD = "sbatch_arg"  # the value of this option is taken unchanged; that of `sbatch_args` is split as in a shell
 
-# `--nproc_per_node` also works, as in torchrun. Everything after the script belongs to the script.
+# `--nproc_per_node` also works, as with torchrun. Everything after the script belongs to the script.
 RUN_SETTINGS: Mapping[str, Any] = {
     "token_normalize_func": lambda word: word.replace("_", "-"),
     "allow_interspersed_args": False,
@@ -38,7 +38,8 @@ def run_options(command: _Command) -> _Command:
     return command
 
 
-# Options that decide where a run runs, and that scripts rarely have. After the script, they are probably misplaced.
+# Options that decide where a run runs, and that scripts rarely have. If one of them follows the script, it is probably
+# misplaced.
 _ABOUT_THE_RUN = frozenset(
     {"nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "spares", "partition", "venv", "conda", "no_preload"}
     | {"container_image", "detach", "nodelist", "exclude"}

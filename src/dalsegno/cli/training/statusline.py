@@ -50,6 +50,7 @@ def describe_changes(
     """Return a message for each change from one status to the next.
 
     `cause` is the event that ended the last generation. Generations up to `announced` were reported before.
+    Notes are left out: they are in the journal, where each appears once.
     """
     news = [f"{_label(node)} is lost" for node in _lost(before, after) if node.name != cause.node]
     if after.phase is RunPhase.WAITING:
@@ -64,7 +65,8 @@ def describe_changes(
         news.append(f"run {after.run} restarts{f': {cause.text}' if cause.text else ''}")
     elif after.phase is RunPhase.RUNNING and after.generation > announced and not _same_generation(before, after):
         news.append(_generation(after, "" if cause_was_shown(before) else cause.text))
-    if before is not None and before.message != after.message and after.message and not is_smaller(after):
+    is_state = after.note_at is None and after.message and not is_smaller(after)
+    if before is not None and is_state and before.message != after.message:
         news.append(after.message)
     return news
 
@@ -94,8 +96,10 @@ def _formed(entry: Entry, cause: str) -> str:
 
 
 def last_cause(entries: Iterable[Entry]) -> Cause:
-    """Return the event that ended the last generation: the first failed rank in the journal, otherwise the first node
-    that was lost or whose warm parent died. A lost spare does not end a generation.
+    """Return the event that ended the last generation.
+
+    It is the first failed rank in the journal, otherwise the first node that was lost or whose warm parent died. A lost
+    spare does not end a generation.
     """
     now: list[Entry] = []
     before: list[Entry] = []
@@ -146,7 +150,7 @@ def is_smaller(status: RunStatus) -> bool:
 
 
 def elapsed_s(status: RunStatus, now: float) -> float:
-    """Return the time since the first generation started; before that, since the run was submitted."""
+    """Return the time since the first generation started. Before that, return the time since the run was submitted."""
     return max(0.0, (status.ended or now) - (status.started or status.created))
 
 
@@ -205,7 +209,7 @@ def _count(count: int, noun: str, plural: str = "") -> str:
 
 
 def state_of(status: RunStatus, now: float) -> str:
-    """Return the run's phase, or how it ended, and whether its coordinator has died or is silent."""
+    """Return the run's phase, or how the run ended. Add whether its coordinator has died or is silent."""
     from dalsegno.runs.status import coordinator_is_dead, is_over, silent_s
 
     if is_over(status):

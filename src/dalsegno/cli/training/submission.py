@@ -85,12 +85,10 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
 
 def _with_instances(partitions: Sequence[PartitionFacts], slurm: SlurmHere) -> tuple[PartitionFacts, ...]:
     """Return the partitions with the instance types of the cluster file, which Slurm does not know."""
-    from dalsegno.cluster import folder_of
+    from dalsegno.cluster import applied_cluster
     from dalsegno.runs.submit.plan import partitions_of
-    from dalsegno.targets.folder import read_applied
 
-    folder = folder_of(slurm.env)
-    applied = read_applied(folder) if folder is not None else None
+    applied = applied_cluster(slurm)
     known = {each.name: each.instance for each in partitions_of(applied)} if applied else {}
     return tuple(replace(each, instance=each.instance or known.get(each.name, "")) for each in partitions)
 
@@ -125,7 +123,7 @@ def _show(plan: RunPlan) -> None:
 
 
 def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
-    """Create the run's folder, then submit the run, so that the coordinator finds the folder complete."""
+    """Create the run's folder, then submit the run. In this order, the coordinator finds the folder complete."""
     from dalsegno.runs.submit.prepare import first_status, prepare_run
     from dalsegno.runs.submit.program import run_environment
     from dalsegno.system.machine import user_name
@@ -148,7 +146,7 @@ def _submit_to_controller(run: RunFolder, controller: Path) -> None:
     try:
         start_run(controller, run.root)
     except (DalsegnoError, KeyboardInterrupt):
-        run.cancel.touch()  # ends a coordinator that was started although the controller's answer was lost
+        run.cancel.touch()  # ends the coordinator if one was started and only the controller's answer was lost
         status = read_status(run.status)
         if status is not None and not status.over:
             write_status(run.status, aborted_status(status, time.time(), 1, "the controller did not accept the run"))

@@ -1,4 +1,5 @@
-"""Watch a run: read its coordinator's status or, while there is no coordinator, ask Slurm about its jobs."""
+"""Watch a run: read the status that its coordinator writes. While there is no coordinator, ask Slurm about the run's
+jobs."""
 
 from __future__ import annotations
 
@@ -25,17 +26,18 @@ NOT_STARTED_S = 60.0  # time limit for the start of a coordinator, which normall
 
 
 class SlurmQueries(Protocol):
-    """The queries that `RunWatch` sends to Slurm."""
+    """The queries to Slurm that `RunWatch` needs."""
 
     def jobs(self) -> list[JobInfo]: ...
 
 
 class RunLost(DalsegnoError):
-    """The run has no coordinator any more, and no program will start one."""
+    """The error that the run's folder, cluster or coordinator is missing or silent, so that the end of the run may
+    never be recorded."""
 
 
 class RunWatch:
-    """Polls the status of one run. Raises RunLost if nothing will ever end the run."""
+    """The poller of one run's status. It raises RunLost if the run's end may never be recorded."""
 
     def __init__(
         self,
@@ -77,7 +79,8 @@ class RunWatch:
             raise RunLost(f"run {self._run.run} is {GONE}", hint=hint)
 
     def _with_queue_state(self, status: RunStatus) -> RunStatus:
-        """Add Slurm's reason to the status of a waiting run. In other phases, keep the coordinator's status."""
+        """Return the status of a run, with Slurm's reason if the run waits. In other phases, return the coordinator's
+        status unchanged."""
         if self._queued is None or status.phase is not RunPhase.WAITING:
             return status
         phase, message = self._queued
@@ -177,7 +180,7 @@ def queue_phase(jobs: Sequence[JobInfo]) -> tuple[RunPhase, str] | None:
 
 
 def job_ids(run: RunFolder, status: RunStatus) -> list[int]:
-    """Return the ids of the run's Slurm jobs; of its past jobs if it has none now."""
+    """Return the ids of the run's Slurm jobs. If it has none now, return those of its past jobs."""
     if status.jobs:
         return list(status.jobs)
     had = [entry for entry in journal.read(run.journal) if entry.get("event") in (RunEvent.SUBMITTED, RunEvent.GRANTED)]

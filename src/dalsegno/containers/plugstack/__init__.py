@@ -1,4 +1,4 @@
-"""Check that every host of a cluster knows `--container-image`, and plan commands that fix the hosts that do not."""
+"""Check that every host of a cluster supports `--container-image`, and plan commands that fix the hosts that do not."""
 
 from dalsegno.containers.plugstack.check import ContainerFinding, judge
 from dalsegno.containers.plugstack.commands import CommandStep, PluginBuild, plan_commands

@@ -17,7 +17,7 @@ INSTALL = (
 )
 SETTINGS = "put the cluster's slurm.conf at /etc/slurm/slurm.conf there, or set SLURM_CONF in the profile of users"
 AGAIN = "the host is off or cannot be reached from here; run the check again when it is back"
-SSH_ERRORS = {  # maps a part of ssh's error message to its fix
+SSH_ERRORS = {  # part of ssh's error message -> hint that says how to fix the error
     "Host key verification failed": (
         "log in once by hand and compare the host's key with the one shown, or accept it unseen with `--ssh-option "
         "StrictHostKeyChecking=accept-new`"
@@ -61,7 +61,7 @@ class ContainerFinding:
 
 def choose_plugin(hosts: Sequence[PluginFacts]) -> PluginKind | None:
     """Return the plugin that all hosts should have: a working Pyxis, otherwise our plugin if it works, otherwise an
-    installed Pyxis. None if there is none of these."""
+    installed Pyxis. Return None if no host has any of these."""
     works = {host.working.kind for host in hosts if host.working}
     if PluginKind.PYXIS in works or (not works and any(host.installed(PluginKind.PYXIS) for host in hosts)):
         return PluginKind.PYXIS
@@ -98,8 +98,10 @@ def wrong_lines(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool) -> t
 
 
 def unsafe_line(host: PluginFacts, own: bool) -> StackLine | None:
-    """Return the line for our plugin if it lacks AS_USER: the kernel would mount users' images. None with `own`:
-    `dalsegno up` wrote the line."""
+    """Return the line for our plugin if it lacks AS_USER, without which the kernel mounts users' images.
+
+    With `own`, return None, because `dalsegno up` wrote the line.
+    """
     line = host.working
     return line if line and line.kind is PluginKind.OURS and AS_USER not in line.arguments and not own else None
 
@@ -114,7 +116,7 @@ def slurm_version(hosts: Sequence[PluginFacts]) -> str:
 
 
 def judge(hosts: Sequence[PluginFacts], own: bool = False) -> list[ContainerFinding]:
-    """Return all problems on the hosts. `own`: `dalsegno up` created this cluster."""
+    """Return all problems on the hosts. `own` says whether `dalsegno up` created the cluster."""
     return [finding for host in hosts for finding in _judge_host(host, hosts, own)]
 
 

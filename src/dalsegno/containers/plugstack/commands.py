@@ -1,7 +1,7 @@
 """Plan the shell commands that fix the problems found: on which hosts they run, and in which order. Pure.
 
-A plugin's files are copied to all hosts before any line requires them: a host whose plugstack.conf requires a missing
-plugin starts no jobs, and hosts may share that file. Every command can be repeated.
+A plugin's files are copied to all hosts before any line requires them, because a host whose plugstack.conf requires a
+missing plugin starts no jobs, and hosts may share that file. Every command can be repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PluginBuild:
 
     host: str
     sources: str
-    key: str  # a key that changes with the sources and the Slurm version
+    key: str  # the build's folder name, which changes with the sources and the Slurm version
     folder: str = FOLDER
 
     @property
@@ -59,8 +59,8 @@ class CommandStep:
 
 @dataclass(frozen=True)
 class _OurPlugin:
-    """Dal Segno's plugin on a cluster that Dal Segno did not create: its line, and the host that has or compiles its
-    files."""
+    """Dal Segno's plugin on a cluster that Dal Segno did not create: its line in plugstack.conf, and the host that has
+    the plugin's files or compiles them."""
 
     line: str
     source: str
@@ -93,7 +93,7 @@ def plan_commands(
     asleep: Sequence[str] = (),
     build: PluginBuild | None = None,
 ) -> list[CommandStep]:
-    """Return the steps in order. `asleep`: nodes that were not checked because they are powered down."""
+    """Return the steps in order. `asleep` contains the nodes that were not checked because they are powered down."""
     needs = _group([(each.host, each.fix, each.commands, "") for each in findings if each.commands])
     if blocked := [edit for host in hosts if (edit := _unblock(host, hosts, own))]:
         # If plugstack.conf requires a missing plugin, srun loads no plugin at all. Other problems are visible only
@@ -139,8 +139,11 @@ def _our_arguments(hosts: Sequence[PluginFacts], build: PluginBuild) -> list[str
 
 
 def _receivers(hosts: Sequence[PluginFacts], edits: Sequence[_Edit], ours: _OurPlugin, own: bool) -> list[PluginFacts]:
-    """Return the hosts that need the plugin's files: hosts that lack them, may read a plugstack.conf that names the
-    plugin, and have the Slurm version that it was compiled for."""
+    """Return the hosts that need the plugin's files.
+
+    Such a host lacks the files, could read a plugstack.conf that names the plugin, and has the Slurm version for which
+    the plugin is compiled.
+    """
     named = any(edit.add == ours.line for edit in edits) or any(
         line.plugin == ours.path for host in hosts for line in host.missing
     )
@@ -196,8 +199,11 @@ def _import_caution(ours: _OurPlugin, hosts: Sequence[PluginFacts]) -> str:
 
 
 def _unblock(host: PluginFacts, hosts: Sequence[PluginFacts], own: bool) -> _Edit | None:
-    """Return the edit that removes lines for unrelated plugins that keep srun from starting. None if there are no such
-    lines, or if this plan also gives the host a line for a container plugin."""
+    """Return the edit that removes the lines of missing plugins other than container plugins.
+
+    Such a line keeps srun from starting. Return None if there are no such lines, or if this plan also gives the host a
+    line for a container plugin.
+    """
     if not _is_editable(host) or "srun" in host.knows or line_for(host, hosts):
         return None
     foreign = tuple(line for line in wrong_lines(host, hosts, own) if line.kind is None)

@@ -28,7 +28,7 @@ class StackLine:
 
     @property
     def plugin(self) -> str:
-        """The plugin's file name, as written in the line."""
+        """The plugin's file name or path, as written in the line; "" if the line loads no plugin."""
         words = self.text.split()
         return words[1] if words[:1] in (["required"], ["optional"]) and len(words) > 1 else ""
 
@@ -66,7 +66,7 @@ class PluginFacts:
     files: tuple[str, ...] = ()  # plugstack.conf and the files that it includes, if they exist
     lines: tuple[StackLine, ...] = ()
     plugins: tuple[str, ...] = ()  # plugin files that exist
-    knows: frozenset[str] = frozenset()  # commands that have --container-image
+    knows: frozenset[str] = frozenset()  # commands that accept --container-image, such as srun
     errors: tuple[str, ...] = ()  # messages from srun about plugins
     enroot: str | None = None  # version of Enroot; None if it is not installed
     closed: tuple[ClosedFolder, ...] = ()
@@ -81,7 +81,7 @@ class PluginFacts:
 
     @property
     def missing(self) -> tuple[StackLine, ...]:
-        """The lines for missing plugins: container plugins, and other plugins that srun reports as errors."""
+        """The lines of plugins that do not exist: container plugins, and required ones that cause an error in srun."""
         away = [line for line in self.lines if line.plugin and not self.is_there(line.plugin)]
         return tuple(line for line in away if line.kind or self._fails_on(line))
 
@@ -97,7 +97,7 @@ class PluginFacts:
 
     @property
     def working(self) -> StackLine | None:
-        """The line that provides `--container-image` on this host."""
+        """The line that provides `--container-image` on this host; None if there is none or srun rejects the option."""
         if "srun" not in self.knows:
             return None
         return next((line for line in self.registered if self.is_there(line.plugin)), None)

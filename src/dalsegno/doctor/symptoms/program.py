@@ -31,7 +31,7 @@ def _torch_missing(case: Case) -> Iterator[DoctorFinding]:
 
 
 def _needs_torch(case: Case) -> bool:
-    """Return whether the job needs torch in that Python. A batch script may select another Python in unknown ways."""
+    """Return whether the job needs torch in `case.python`. Return False if a batch script may select another Python."""
     unknown = case.batch is not None and case.python is not None and not case.python.active
     return not unknown and (case.script is None or "torch" in case.script.imports)
 

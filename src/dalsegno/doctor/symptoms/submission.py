@@ -96,7 +96,8 @@ def _misplaced_in_batch(case: Case) -> Iterator[DoctorFinding]:
         same = case.script is not None and case.script.path.rpartition("/")[2] == call.path.rpartition("/")[2]
         own = case.script.options if case.script and same else frozenset()
         words = [word for word in misplaced_options(call.arguments) if option_name(word) not in own]
-        if not (case.script and same):  # the script may have an option of this name
+        # the options of the script are unknown, so leave out names that scripts often use themselves
+        if not (case.script and same):
             words = [word for word in words if option_name(word)[2:] not in _OFTEN_OWN]
         if words and case.batch:
             yield DoctorFinding(
@@ -138,17 +139,18 @@ _STATES = (
 
 def _job_state(case: Case) -> Iterator[DoctorFinding]:
     if case.job and case.job.state in _STATES:
-        told = explain_job(case.job, case.run)
-        fix = told.next or f"dalsegno why {case.job.label}"
+        explained = explain_job(case.job, case.run)
+        fix = explained.next or f"dalsegno why {case.job.label}"
         if case.job.state is JobState.TIMEOUT:
             fix = "submit it with a longer `--time`, or start it with `dalsegno run`, which continues in the next job"
         yield DoctorFinding(
-            Severity.ERROR, told.sentence, fix, (Evidence(f"job {case.job.label}", case.job.state.value),)
+            Severity.ERROR, explained.sentence, fix, (Evidence(f"job {case.job.label}", case.job.state.value),)
         )
 
 
 def _unknown_failure(case: Case) -> Iterator[DoctorFinding]:
-    """Find a failure by its traces alone. `examine` leaves it out if another symptom is the cause."""
+    """Report a failure whose cause is unknown, with the traces that it left. `examine` drops this finding if another
+    symptom is an error."""
     ends = [each for each in case.ends if each.error]
     late = [each for each in ends if each.at_end]
     seen = tuple(Evidence(f"{each.name}:{each.error_line}", each.error) for each in (late or ends)[:3])

@@ -12,7 +12,7 @@ from dalsegno.slurm.facts import JobState
 
 MAX_RANKS = 1 << 18  # at most this many ranks are examined
 SLOW = 1.5  # a rank is slow above this multiple of the median step time
-DATA_SHARE = 0.3  # a rank may wait for data during this share of a step
+DATA_SHARE = 0.3  # a wait for data during this share of a step, or more, is reported
 
 
 def _memory(case: Case) -> Iterator[DoctorFinding]:
@@ -52,7 +52,7 @@ def _hang_fix(hang: HangReport) -> str:
 
 
 def _timeout_in_log(case: Case, signs: list[SignSeen], seen: tuple[Evidence, ...]) -> DoctorFinding:
-    """Return the finding from the log alone: NCCL prints how far each rank got."""
+    """Return the finding from the log alone, in which NCCL prints how far each rank got."""
     reached = {int(sign.values["rank"]): int(sign.values["enqueued"]) for sign in case.seen(LogSign.NCCL_PROGRESS)}
     sequence = min((int(sign.values["sequence"]) for sign in signs if "sequence" in sign.values), default=0)
     operation = next((sign.values["operation"] for sign in signs if "operation" in sign.values), "a collective")

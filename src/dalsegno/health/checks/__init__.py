@@ -1,9 +1,10 @@
-"""All health checks, in the order in which they are shown."""
+"""The list of all health checks, in the order in which they are shown."""
 
 from dalsegno.health.checks.cloud import CLOUD_CHECKS
+from dalsegno.health.checks.file_systems import SHARED_CHECKS
 from dalsegno.health.checks.gpu import GPU_CHECKS, GPU_LINK_CHECKS, XID
 from dalsegno.health.checks.host import FABRIC_CHECKS, HOST_CHECKS, KERNEL_CHECKS, NETWORK
-from dalsegno.health.checks.services import CONTAINER_CHECKS, SERVICE_CHECKS, SHARED_CHECKS
+from dalsegno.health.checks.services import CONTAINER_CHECKS, SERVICE_CHECKS
 
 CHECKS = (
     XID,

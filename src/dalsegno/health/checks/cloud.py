@@ -1,6 +1,6 @@
-"""The check of a cloud's notices: whether the cloud has announced that it takes this machine, and when.
+"""The check of a cloud's notices: whether the provider has announced the end of this instance, and when.
 
-Only nodes whose plan says that they are on a cloud have it. It cannot be repaired: the run has to move.
+The check runs only on nodes that have a file about their cloud. The fault cannot be repaired: the run has to move.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from dalsegno.wire.cloud_notice import (
 )
 from dalsegno.wire.instance_metadata import REBALANCE, SCHEDULED, SPOT
 
-CLOUDS = ("ec2",)
+HYPERPOD = "hyperpod"  # SageMaker HyperPod announces nothing on its instances; only the end of a plan is known
+CLOUDS = ("ec2", HYPERPOD)
 
 
 @dataclass(frozen=True)
 class CloudSite:
-    """What a node's plan says about its cloud. `ends_at`: when the cloud starts to take reserved machines."""
+    """The cloud of a node. `ends_at`: when the cloud starts to take back reserved machines (seconds since 1970)."""
 
     cloud: str
     ends_at: float | None = None
@@ -36,7 +37,7 @@ class CloudSite:
 
 @dataclass(frozen=True)
 class NoticeAnswers:
-    """The answers of the metadata service, as text; None where it has no such item."""
+    """The answers of the metadata service, as text; None for an item that the service does not have."""
 
     now: float
     spot: str | None = None
@@ -46,7 +47,7 @@ class NoticeAnswers:
 
 
 def cloud_text(ends: dict[str, float] | None = None, cloud: str = "ec2") -> str:
-    """Return the file that tells node agents about their cloud. `ends`: by node, when its reserved capacity ends."""
+    """Return the text of the file that describes the cloud. `ends` maps nodes to the end of their reserved capacity."""
     return json.dumps({"cloud": cloud, "ends": ends or {}}, indent=1, sort_keys=True) + "\n"
 
 
@@ -62,8 +63,10 @@ def parse_cloud(text: str, node: str) -> CloudSite:
 
 
 def ask_notices(node: NodeReader) -> NoticeAnswers:
-    """Read the notices. The end of a reservation is known even if the metadata service does not answer."""
+    """Read the notices of the cloud. The end of a reservation is known even if the metadata service does not answer."""
     site = parse_cloud(node.read(node.expected.cloud_file), node.expected.node)
+    if site.cloud == HYPERPOD:
+        return NoticeAnswers(node.now(), ends_at=site.ends_at)
     try:
         spot, rebalance, scheduled = (node.metadata(path) for path in (SPOT, REBALANCE, SCHEDULED))
     except NoAnswer:
@@ -74,10 +77,10 @@ def ask_notices(node: NodeReader) -> NoticeAnswers:
 
 
 def judge_notices(answers: NoticeAnswers, *, maintenance_s: float = 3600.0, reservation_s: float = 600.0) -> Result:
-    """Fail if the machine is taken soon. A spot instance has two minutes left; other ends are known earlier.
+    """Fail if the cloud takes the machine back soon.
 
-    `maintenance_s` and `reservation_s` say how long before a scheduled event, and before the end of reserved capacity,
-    the node is drained.
+    The notice for a spot instance comes two minutes before its end; other ends are known earlier. `maintenance_s` and
+    `reservation_s` say how long before a scheduled event, and before the end of reserved capacity, the node is drained.
     """
     if answers.spot is not None:
         return _taken(parse_spot(answers.spot))

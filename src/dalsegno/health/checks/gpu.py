@@ -1,4 +1,4 @@
-"""Checks of GPUs: present, sound, cool, at full speed, and free."""
+"""The checks of GPUs: whether they are present, free of faults, cool, at full speed, and unused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def judge_rows(gpus: Sequence[GpuFacts], *, rows: float = 512) -> Result:
 
 
 def judge_temperature(gpus: Sequence[GpuFacts], *, margin_c: float = 5, least_c: float = 0) -> Result:
-    """Judge the margin to the temperature at which the hardware slows down, which differs between cards."""
+    """Judge the margin between the temperature and the limit at which the hardware slows down. The limit differs
+    between cards."""
     known = [gpu for gpu in reporting(gpus, "temperature_c", "its temperature") if gpu.slowdown_c is not None]
     hottest = min(known, key=_margin_c, default=None)
     if hottest is None:
@@ -223,8 +224,8 @@ def ask_links(node: NodeReader) -> Links:
 
 
 def _links_each(node: NodeReader) -> int:
-    """Return the NVLinks per GPU for the type in slurm.conf. Without a type, or for PCIe cards, whose bridges vary,
-    return the largest number found."""
+    """Return the NVLinks per GPU for the type in slurm.conf. Without a type, and for PCIe cards, which have different
+    bridges, return the largest number on the node."""
     gpus = ask_gpus(node)
     if node.expected.gpu_type and not any(_SLOT.search(gpu.model) for gpu in gpus):
         return nvlinks_of(node.expected.gpu_type)
@@ -327,7 +328,7 @@ def _describe(event: XidEvent) -> str:
 
 
 def _of_gpu(seen: list[XidEvent], repeats: float, a100: bool) -> tuple[Remedy, XidEvent]:
-    """Return the heaviest remedy and its event; the action named by Xid 154, if any, takes precedence."""
+    """Return the heaviest remedy and its event. If Xid 154 names an action, that action takes precedence."""
     counts = Counter(event.xid for event in seen)
     judged = [(remedy_for(event.xid, counts[event.xid], repeats, a100), event) for event in seen]
     plain = [each for each in judged if each[1].xid != SAYS_ITSELF] or judged

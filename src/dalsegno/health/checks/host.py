@@ -24,7 +24,7 @@ from dalsegno.health.readers.host import (
 from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warned
 from dalsegno.system.hanging_calls import NoAnswer
 
-UNSYNCHRONIZED_S = 16.0  # the kernel reports this error if no daemon synchronizes the clock
+UNSYNCHRONIZED_S = 16.0  # the clock error that the kernel reports if no daemon synchronizes the clock
 # Only these types are queried: df would hang on a dead file server, and mounted images are always full.
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "bcachefs")
 DF = ("df", "--output=target,fstype,pcent,ipcent", *(word for kind in _LOCAL for word in ("-t", kind)))
@@ -71,7 +71,7 @@ def ask_disks(node: NodeReader) -> Disks:
 
 
 def ask_memory(node: NodeReader) -> MemoryUse:
-    """Return the memory use. A simulated node's promised memory is left out, because this machine does not have it."""
+    """Return the memory use. On a simulated node, no size is expected, because this machine does not have that much."""
     simulated = ask_telemetry(node) is not None
     return MemoryUse(node.read("/proc/meminfo"), None if simulated else node.expected.memory_mib)
 
@@ -148,7 +148,8 @@ def judge_zombies(sleepers: BlockedProcesses, *, older_than_s: float = 300) -> R
 
 
 def judge_clock(clock: ClockOffset, *, warn_s: float = 0.5, fail_s: float = 5) -> Result:
-    """Judge the clock. Munge fails at an offset of minutes; logs and leases go wrong long before."""
+    """Judge the clock. Munge fails only at an offset of minutes, but much smaller offsets already make logs and leases
+    wrong."""
     if clock.skew_s is None:
         return passed("the clock is synchronized") if clock.kept else warned("the clock is not synchronized")
     text = f"the clock is {abs(clock.skew_s):.3g} s off"
@@ -169,8 +170,10 @@ def judge_nvme(logs: dict[str, str]) -> Result:
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 
 HOST_CHECKS = (
-    Check("disk", "free space on local disks", ask_disks, judge_disk, every_s=10, settle_s=5),
-    Check("inodes", "free inodes on local disks", ask_disks, judge_inodes, every_s=10, settle_s=5),
+    # This check does not run in the prolog. A failed prolog drains the node, so a user who fills disks could drain
+    # every node.
+    Check("disk", "free space on local disks", ask_disks, judge_disk, BESIDE_PROLOG, every_s=10, settle_s=5),
+    Check("inodes", "free inodes on local disks", ask_disks, judge_inodes, BESIDE_PROLOG, every_s=10, settle_s=5),
     Check("memory", "memory that Slurm promises to jobs", ask_memory, judge_memory, QUIET, 60),
     Check("stuck", "processes that hang in the kernel", ask_sleepers, judge_stuck, WATCHING, 30),
     Check("zombies", "zombie processes", ask_sleepers, judge_zombies, WATCHING, 30),
@@ -206,7 +209,8 @@ SIGNS = (
     _sign("pcie", r"AER: .*(Uncorrected \(Fatal\)|Fatal error)", Remedy.REBOOT),
     _sign("driver", r"NVRM: .*RmInitAdapter failed|NVRM: GPU .* is lost", Remedy.REBOOT),
     _sign("disk", r"I/O error, dev (nvme|sd|vd)\w+|nvme\w*: .*controller is down", Remedy.DRAIN),
-    # A slow file server or a busy neighbour can cause both; the check `stuck` finds processes that hang for good.
+    # A slow file server or a busy host can cause these two messages, so they are only watched. The check `stuck` finds
+    # processes that hang for good.
     _sign("hung-task", r"blocked for more than \d+ seconds", Remedy.WATCH),
     _sign("soft-lockup", r"soft lockup", Remedy.WATCH),
 )
@@ -216,7 +220,10 @@ ALLOWED = (
     re.compile(r"Out of memory|oom-kill|Killed process"),  # the check `oom` reports such lines
     re.compile(r"systemd|watchdog: .*nmi", re.IGNORECASE),
 )
-_OOM = re.compile(r"^(?:\[.*?\] )?(Out of memory|Memory cgroup out of memory): Killed process (\d+) \(([^)]*)\)")
+_OOM = re.compile(
+    r"^(?:\[.*?\] )?(Out of memory|Memory cgroup out of memory): Killed process (\d+) \(([^)]*)\)(?:.*? UID:(\d+))?"
+)
+FIRST_USER = 1000  # the lowest uid of a person; daemons run as root or as system accounts
 SYSTEM_DAEMONS = (
     "slurmd", "slurmstepd", "munged", "systemd", "dalsegno", "chronyd", "sshd", "nv-fabricmanager",
     "nv-hostengine", "dbus-daemon",
@@ -240,15 +247,23 @@ def _is_allowed(text: str) -> bool:
 
 
 def judge_oom(log: KernelLines, *, window_s: float = 3600) -> Result:
-    """Judge out-of-memory kills. A job that exceeds its own limit does not count; an exhausted node does."""
+    """Judge out-of-memory kills. A kill counts if the node ran out of memory, but not if a job exceeded its own
+    limit."""
     kills = [found for line in log.lines if line.at > log.now - window_s and (found := _OOM.search(line.text))]
-    if daemons := [kill for kill in kills if kill[3].startswith(SYSTEM_DAEMONS)]:
+    if daemons := [kill for kill in kills if _is_daemon(kill)]:
         return failed(f"out of memory, the kernel killed {daemons[-1][3]}", Remedy.REBOOT, daemons[-1][3])
     whole = [kill for kill in kills if kill[1] == "Out of memory"]
     if whole:
         times = f"{len(whole)} times" if len(whole) > 1 else "once"
         return warned(f"out of memory {times}; the last process killed was {whole[-1][3]} ({whole[-1][2]})")
     return passed("no out-of-memory kills")
+
+
+def _is_daemon(kill: re.Match[str]) -> bool:
+    """Return whether the kernel killed a system daemon. Users can give their processes the name of a daemon."""
+    uid = kill[4]
+    is_of_system = int(uid) < FIRST_USER if uid else kill[1] == "Out of memory"
+    return is_of_system and kill[3].startswith(SYSTEM_DAEMONS)
 
 
 KERNEL_CHECKS = (
@@ -264,11 +279,11 @@ KERNEL_CHECKS = (
 )
 
 
-# TCP retransmissions: a sign of a slow or lossy line
+# TCP retransmissions, which are a sign of a slow or lossy line
 
 
 def judge_network(traffic: TcpTraffic, *, percent: float = 3, least: float = 10, window_s: float = 60) -> Result:
-    """Judge retransmissions. This is never more than a warning: the other end may be the cause."""
+    """Judge retransmissions. Return at most a warning, because the other end may be the cause."""
     sent, again = traffic.within(window_s)
     if again >= max(least, 1) and 100 * again >= percent * sent:
         share = 100 * again / sent
@@ -283,7 +298,7 @@ NETWORK = Check("network", "TCP retransmissions", ask_traffic, judge_network, WA
 
 
 def judge_ports(found: Ports, *, count: float = 0) -> Result:
-    """Judge how many ports are up: at least `count`, and at least as many as were up before."""
+    """Judge how many ports are up. There must be at least `count`, and at least as many as were up before."""
     up = [port for port in found.ports if port.state == "ACTIVE"]
     down = [port for port in found.ports if port.state != "ACTIVE"]
     wanted, names = int(max(count, found.expected)), ", ".join(f"{port.name} is {port.state}" for port in down[:4])

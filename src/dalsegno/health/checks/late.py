@@ -9,7 +9,7 @@ from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, Verdict, failed
 from dalsegno.system.hanging_calls import NoAnswer, TooLate, pace_s
 
-TIMEOUT_S, MAX_TIMEOUT_S = 1.25, 2.0  # usual and longest timeout for one command
+TIMEOUT_S, MAX_TIMEOUT_S = 1.25, 2.0  # usual and longest time limit for one command
 SLOW_S = TIMEOUT_S / 5  # if an empty program takes this long, the machine is slow
 SLOW = "slow"  # code of a result that is unknown because this machine is slow
 
@@ -17,10 +17,11 @@ _T = TypeVar("_T")
 
 
 def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
-    """Return the result of `question`; call it again if it is late. Its argument is the time limit for its commands.
+    """Return the result of `question`, which gets a time limit for its commands; if it raises TooLate, call it again.
 
-    The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `TooLate`
-    is raised only if an empty program still runs in good time. Otherwise the machine is slow and the answer is unknown.
+    The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. After a
+    second timeout, raise `TooLate` if an empty program takes less than SLOW_S; otherwise raise NoAnswer, because the
+    machine is slow.
     """
     try:
         return question(TIMEOUT_S)
@@ -36,7 +37,7 @@ def ask_twice(node: NodeReader, question: Callable[[float], _T]) -> _T:
 
 
 def blame(text: str, remedy: Remedy, code: str, pace_s: Callable[[], float] = pace_s) -> Result:
-    """Return a failed result for an operation that took too long or was cut off by the other side's timeout.
+    """Return a failed result for an operation that took too long or that the other side cut off after its own timeout.
 
     On a slow machine, return an unknown result instead.
     """

@@ -1,4 +1,4 @@
-"""Checks of the services that jobs depend on: slurmd, munge, host names, file systems, containers."""
+"""Checks of the services that jobs depend on: slurmd, munge, host names, containers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
 
 from dalsegno.health.check import ALWAYS, Check, Context
-from dalsegno.health.checks.late import TIMEOUT_S, ask_twice
+from dalsegno.health.checks.late import ask_twice
 from dalsegno.health.node_reader import NodeReader
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.system.hanging_calls import NoAnswer, TooLate
@@ -18,13 +16,13 @@ from dalsegno.system.hanging_calls import NoAnswer, TooLate
 # slurmd runs the prolog and waits for it, so the prolog need not check slurmd and must not run Slurm's commands.
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 
-# Messages from munge if munged is too busy to answer in time or to accept another connection.
+# Messages that munge prints if munged is too busy to answer in time or to accept another connection.
 _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
 def ask_slurmd(node: NodeReader) -> tuple[str, bool]:
-    """Return slurmd's address, and whether slurmd listens there according to the kernel: a connection attempt would
-    fill slurmd's log with errors."""
+    """Return slurmd's address, and whether slurmd listens there. The kernel is asked, because connection attempts
+    would fill slurmd's log with errors."""
     if node.expected.slurmd is None:
         raise NoAnswer(node.expected.missing_reason or "slurm.conf gives no port for slurmd")
     address, port = node.expected.slurmd
@@ -33,7 +31,7 @@ def ask_slurmd(node: NodeReader) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class MungeAnswer:
-    """The output of unmunge or of the command that failed. `late`: munged did not answer in time."""
+    """The output of unmunge, or of the command that failed. `late` says whether munged did not answer in time."""
 
     output: str
     late: bool = False
@@ -130,111 +128,16 @@ SERVICE_CHECKS = (
 )  # fmt: skip
 
 
-# Shared file systems
-
-
-SHARED = re.compile(
-    r"nfs4?|lustre|beegfs|gpfs|ceph|cifs|smb3|9p|wekafs|glusterfs"
-    r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
-)
-MAX_ASKED = 32
-MAX_HANGING = 2  # after this many hanging file systems, the rest are skipped, because a prolog has no more time
-
-
-class FsState(Enum):
-    """The state of a shared file system."""
-
-    ANSWERS = "answers"
-    HANGS = "hangs"
-    FAILS = "fails"
-    NOT_MOUNTED = "not mounted"
-
-
-@dataclass(frozen=True)
-class FsAnswer:
-    """The answer from a shared file system. `text` describes a problem; it is empty if there is none."""
-
-    state: FsState
-    text: str = ""
-
-
-class Mount(NamedTuple):
-    source: str
-    target: str
-    kind: str
-    options: str
-
-
-def _mounts(text: str) -> list[Mount]:
-    """Parse /proc/mounts or fstab; blanks in a name are written `\\040`."""
-    rows = [line.split() for line in text.splitlines() if line.strip()]
-    return [Mount(row[0], row[1].replace("\\040", " "), row[2], row[3]) for row in rows]
-
-
-def _is_shared(mount: Mount) -> bool:
-    """Return whether a mount counts. A user's own mount does not: the node must not be drained if it hangs."""
-    users = mount.kind.startswith("fuse") and re.search(r"\buser_id=(?!0\b)", mount.options)
-    return SHARED.fullmatch(mount.kind) is not None and not users
-
-
-def ask_shared(node: NodeReader) -> Mapping[str, FsAnswer]:
-    """Return the state of every shared file system that is mounted or should be."""
-    mounts = [mount for mount in _mounts(node.read("/proc/self/mounts")) if _is_shared(mount)]
-    mounted = [mount.target for mount in mounts]
-    wanted = [mount.target for mount in _mounts(_fstab(node)) if _is_shared(mount)]
-    absent = FsAnswer(FsState.NOT_MOUNTED, "is not mounted")
-    found = {target: absent for target in wanted if target not in mounted}
-    hanging = 0
-    once = {
-        mount.source: mount.target for mount in reversed(mounts)
-    }  # query a file system once, even if it is mounted in many places
-    for target in list(once.values())[:MAX_ASKED]:
-        if hanging < MAX_HANGING:
-            found[target] = _stat(node, target)
-            hanging += found[target].state is FsState.HANGS
-    return found
-
-
-def _stat(node: NodeReader, target: str) -> FsAnswer:
-    argv = ("stat", "--file-system", "--format=%T", target)
-    try:
-        done = ask_twice(node, lambda timeout_s: node.run(argv, timeout_s=timeout_s))
-    except TooLate:
-        return FsAnswer(FsState.HANGS, f"does not answer within {TIMEOUT_S:g} s")
-    if done.exit_code == 0:
-        return FsAnswer(FsState.ANSWERS)
-    return FsAnswer(FsState.FAILS, done.stderr.strip() or done.stdout.strip() or "cannot be read")
-
-
-def _fstab(node: NodeReader) -> str:
-    try:
-        lines = node.read("/etc/fstab").splitlines()
-    except NoAnswer:
-        return ""
-    return "\n".join(line for line in lines if not line.lstrip().startswith("#") and "noauto" not in line)
-
-
-def judge_shared(answers: Mapping[str, FsAnswer]) -> Result:
-    bad = [f"{target} {each.text}" for target, each in answers.items() if each.state is not FsState.ANSWERS]
-    if bad:
-        return failed("; ".join(bad[:4]), Remedy.REBOOT)
-    return passed(f"{len(answers)} shared file systems answer" if answers else "no shared file system is mounted")
-
-
-SHARED_CHECKS = (
-    Check(
-        "file-systems", "shared file systems are mounted and answer", ask_shared, judge_shared, every_s=10, settle_s=5
-    ),
-)
-
-
 # Tools that containers need
 
 
 @dataclass(frozen=True)
 class ContainerTools:
-    """The container tools on a node. `enroot`: Enroot's version; "" if it does not start, None if it is not installed.
-    `missing`: required Slurm plugins that do not exist."""
+    """The container tools on a node.
+
+    `enroot` is Enroot's version; "" if it does not start, None if it is not installed. `missing` are required Slurm
+    plugins that do not exist.
+    """
 
     enroot: str | None
     namespaces: int  # maximum number of user namespaces that the kernel allows

@@ -21,7 +21,7 @@ from dalsegno.hardware import find_gpu
 from dalsegno.health.facts import Sample
 from dalsegno.health.telemetry import VARIABLE, BadTelemetry, Telemetry, parse_telemetry
 
-# Values from nvidia-smi: one call for all values, and two more for the NVLinks
+# Output of nvidia-smi: one call returns all values, and two further calls return those of NVLinks
 
 
 _NOT_TOLD = {"", "N/A", "[N/A]", "Not Supported", "[Not Supported]", "Requested functionality has been deprecated"}
@@ -229,7 +229,7 @@ class TemperatureHistory:
 
 
 def has_gpus(node: NodeReader) -> bool:
-    """Return whether the node should have GPUs."""
+    """Return whether the node should have NVIDIA GPUs."""
     if node.expected.gpus is not None:
         return node.expected.gpus > 0 and _is_nvidias(node.expected.gpu_type)
     telemetry = ask_telemetry(node)
@@ -237,7 +237,7 @@ def has_gpus(node: NodeReader) -> bool:
 
 
 def may_have_gpus(node: NodeReader) -> bool:
-    """Return whether the node should have GPUs, or its specification is missing."""
+    """Return whether the node should have NVIDIA GPUs, or Slurm runs on it but slurm.conf has no line for it."""
     return has_gpus(node) or bool(node.expected.missing_reason)
 
 
@@ -266,7 +266,8 @@ def ask_gpu_count(node: NodeReader) -> GpuCount:
 
 
 def ask_job_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
-    """Return the GPUs that should be free: before a job, only the job's GPUs, because others may be in use."""
+    """Return the GPUs that should be free. Before a job, these are only the job's GPUs, because other jobs may use the
+    rest."""
     found = tuple(gpu for gpu in ask_gpus(node) if not _is_used_by_validation(node, gpu))
     if "SLURM_JOB_ID" not in node.env:
         return found
@@ -275,8 +276,8 @@ def ask_job_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
 
 
 def _is_used_by_validation(node: NodeReader, gpu: GpuFacts) -> bool:
-    """Return whether only our own agent uses the GPU, for some seconds, as the partner in another node's
-    validation."""
+    """Return whether only the node agent uses the GPU. The agent uses it for some seconds when another node is
+    validated with this one as its partner."""
     return bool(gpu.processes) and all(_is_node_agent(node, process.pid) for process in gpu.processes or ())
 
 
@@ -304,7 +305,7 @@ def gpus_on_bus(node: NodeReader) -> int:
 
 
 def _is_gpu(node: NodeReader, device: str) -> bool:
-    """Return whether a device is an NVIDIA GPU. This is cached: large nodes have hundreds of devices."""
+    """Return whether a device is an NVIDIA GPU. The result is cached: large nodes have hundreds of devices."""
     displays = node.seen.displays
     if device not in displays:
         is_nvidias = node.read(f"{device}/vendor").strip() == NVIDIA

@@ -1,7 +1,8 @@
 """Read the host's state: the kernel log, waiting processes, TCP traffic and fabric ports.
 
-Virtual hosts share the kernel, so their kernel log is in their telemetry. The exception is an Xid of a real GPU: it
-counts for every virtual host with real GPUs, from that host's boot on.
+Virtual hosts share the machine's kernel, so their own kernel log is in their telemetry. One kind of line is taken from
+the machine's log: an Xid of a real GPU counts for every virtual host with real GPUs, if it is newer than that host's
+boot.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.xids import repaired_at
 from dalsegno.system.hanging_calls import NoAnswer
 
-TICKS_PER_S = 100  # the unit of times in /proc/PID/stat, on every architecture
+TICKS_PER_S = 100  # times in /proc/PID/stat are counted in these ticks, on every architecture
 XID = re.compile(r"NVRM: Xid \(")
-WARNING = 4  # syslog level; less important lines are not kept, so that they cannot displace others
+WARNING = 4  # syslog level; less important lines are dropped, so that they cannot displace others
 _RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;(.*)")
 
 
@@ -68,7 +69,7 @@ def _parts(match: re.Match[str]) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-# Processes in uninterruptible sleep (D) and zombies (Z). Earlier rounds show how long each has waited.
+# Processes in uninterruptible sleep (D) and zombies (Z). Earlier rounds show how long each of them has waited.
 
 
 STATES = "RSDZTtXxKWPI"  # all process states in proc(5)
@@ -119,7 +120,7 @@ _FILE = "/proc/net/snmp"
 
 
 def ask_traffic(node: NodeReader) -> TcpTraffic:
-    """Return the recent counters, including the current ones."""
+    """Return the recent TCP counters, oldest first. The last entry has the current counters."""
     now, seen = node.now(), node.seen.sent
     seen.append(parse_snmp(node.read(_FILE), now))
     while seen[0].segments > seen[-1].segments:  # the oldest sample is from before the counters were reset
@@ -161,7 +162,7 @@ _FLAPS_KEPT = 100
 
 @dataclass(frozen=True)
 class Ports:
-    """The fabric ports. `expected`: how many should be up, as far as known."""
+    """The fabric ports. `expected` is the number of ports that should be up, as far as known."""
 
     ports: tuple[Port, ...]
     expected: int
@@ -199,7 +200,7 @@ def _port(node: NodeReader, device: str, number: str) -> Port:
 
 
 def _flaps(node: NodeReader, port: str, downed: int) -> tuple[float, ...]:
-    """Return when the port went down: the times when an increase of its counter was seen."""
+    """Return the times at which the port's link-down counter was seen to increase."""
     seen = node.seen
     rise = downed - seen.downs.get(port, downed)
     seen.downs[port] = downed

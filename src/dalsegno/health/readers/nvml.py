@@ -32,7 +32,8 @@ REASONS = {0x8: HW_SLOWDOWN, 0x40: HW_THERMAL, 0x80: HW_POWER_BRAKE, 0x20: SW_TH
 MaxClocks = dict[str, int | None]  # UUID -> MHz; read only once, because this query takes 2.4 of 3.8 ms on an H200
 
 
-# Fields of GpuFacts from the performance counters (GPM): the counter's number, and the factor to its unit.
+# The fields of GpuFacts that performance counters (GPM) give: for each, the counter's number, and the factor that
+# converts to its unit.
 PERCENT, MIB_PER_S = 0.01, float(MIB)
 COUNTERS: dict[str, tuple[int, float]] = {
     "graphics_active": (1, PERCENT),
@@ -53,7 +54,8 @@ COUNTERS: dict[str, tuple[int, float]] = {
 class PerformanceCounters:
     """The last sample of each GPU's performance counters. Values are means between two samples.
 
-    GPUs have these counters since Hopper. Unlike the counters of older GPUs, several programs can read them at a time.
+    Only GPUs from Hopper on have these counters. Unlike the counters of older GPUs, they can be read by several
+    programs at a time.
     """
 
     def __init__(self, nvml: Any) -> None:
@@ -80,7 +82,7 @@ class PerformanceCounters:
             return {}
 
     def close(self) -> None:
-        """Free all samples. They become invalid with the connection to the driver."""
+        """Free all samples, which become invalid when the connection to the driver is closed."""
         for sample in self._samples.values():
             if sample is not None:
                 with contextlib.suppress(self._nvml.NVMLError):
@@ -113,7 +115,7 @@ class PerformanceCounters:
 
 
 class Nvml:
-    """The library. It is kept open, because opening it takes longer than a query."""
+    """NVIDIA's library. The connection to it is kept open, because opening it takes longer than a query."""
 
     def __init__(self) -> None:
         self._open = False
@@ -122,7 +124,7 @@ class Nvml:
 
     def read(self, detailed: bool = False) -> tuple[GpuFacts, ...] | None:
         """Return the GPUs; None if the library or driver is missing. nvidia-smi may then show why."""
-        compile_apart("pynvml")  # compiling its 8,000 lines in this process would cost 5 MB
+        compile_apart("pynvml")  # compiling 8,000 lines here would use 5 MB of memory
         try:
             import pynvml
         except ImportError:
@@ -153,6 +155,9 @@ class Nvml:
                 pynvml.nvmlShutdown()
 
 
+Ask = Callable[..., Any]  # calls a function of the library for one GPU; None if the GPU does not provide the value
+
+
 def read_gpu(nvml: Any, index: int, max_clocks: MaxClocks, counters: PerformanceCounters | None = None) -> GpuFacts:
     """Return the state of a GPU; if `counters` are given, with the values that no check needs."""
     try:
@@ -168,17 +173,23 @@ def read_gpu(nvml: Any, index: int, max_clocks: MaxClocks, counters: Performance
         except (nvml.NVMLError, AttributeError, TypeError):
             return None
 
-    # The older call counts the driver's reserve as used: over 600 MiB on an idle H200.
-    memory = ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None))
-    rows = ask("nvmlDeviceGetRemappedRows")
-    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MAX_LINKS)]
-    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:
-        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     if max_clocks.get(uuid) is None:
         max_clocks[uuid] = ask("nvmlDeviceGetMaxClockInfo", SM_CLOCK)
+    found = replace(_checked_values(index, uuid, ask), max_clock_mhz=max_clocks[uuid])
+    # The older call counts the driver's reserve as used: over 600 MiB on an idle H200.
+    found = _with_memory(found, ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None)))
+    if counters is None:
+        return found
+    # A GPU that is divided into parts (MIG) has counters for each part only.
+    return replace(_with_details(found, ask), **({} if found.divided else counters.read(handle, uuid)))
+
+
+def _checked_values(index: int, uuid: str, ask: Ask) -> GpuFacts:
+    """Return the values that the checks need, without the sizes of the memory."""
+    rows = ask("nvmlDeviceGetRemappedRows")
+    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MAX_LINKS)]
     rates = ask("nvmlDeviceGetUtilizationRates")
-    found = GpuFacts(
+    return GpuFacts(
         index=index,
         uuid=uuid,
         serial=ask("nvmlDeviceGetSerial", wanted=_text) or "",
@@ -186,8 +197,7 @@ def read_gpu(nvml: Any, index: int, max_clocks: MaxClocks, counters: Performance
         temperature_c=ask("nvmlDeviceGetTemperature", 0),
         slowdown_c=ask("nvmlDeviceGetTemperatureThreshold", SLOWDOWN),
         clock_mhz=ask("nvmlDeviceGetClockInfo", SM_CLOCK),
-        max_clock_mhz=max_clocks[uuid],
-        throttle=None if reasons is None else tuple(word for bit, word in REASONS.items() if reasons & bit),
+        throttle=_throttle(ask),
         utilization_percent=rates.gpu if rates else None,
         ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", CORRECTED, VOLATILE),
         ecc_uncorrected=ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
@@ -198,23 +208,36 @@ def read_gpu(nvml: Any, index: int, max_clocks: MaxClocks, counters: Performance
         nvlink_errors=_link_errors(ask, links),
         pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         pcie_max_width=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        memory_total_mib=memory.total // MIB if memory else None,
-        memory_used_mib=memory.used // MIB if memory else None,
         processes=ask("nvmlDeviceGetComputeRunningProcesses", wanted=_processes),
         divided=ask("nvmlDeviceGetMigMode", wanted=lambda modes: modes[0] == 1),
         rows_corrected=rows[0] if rows else None,
-        memory_free_mib=memory.free // MIB if memory else None,
-        memory_reserved_mib=memory.reserved // MIB if hasattr(memory, "reserved") else None,
         memory_utilization_percent=rates.memory if rates else None,
     )
-    if counters is None:
-        return found
-    # A GPU that is divided into parts (MIG) has counters for each part only.
-    return replace(_with_details(found, ask), **({} if found.divided else counters.read(handle, uuid)))
 
 
-def _with_details(gpu: GpuFacts, ask: Callable[..., Any]) -> GpuFacts:
-    """Add the values that only metrics show. They take 5 to 8 ms on an H200, more than all others together."""
+def _throttle(ask: Ask) -> tuple[str, ...] | None:
+    """Return the reasons for reduced clocks. Older versions of the library have another name for the function."""
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return None if reasons is None else tuple(word for bit, word in REASONS.items() if reasons & bit)
+
+
+def _with_memory(gpu: GpuFacts, memory: Any) -> GpuFacts:
+    """Add the sizes of the GPU's memory, if the library returned them."""
+    if memory is None:
+        return gpu
+    return replace(
+        gpu,
+        memory_total_mib=memory.total // MIB,
+        memory_used_mib=memory.used // MIB,
+        memory_free_mib=memory.free // MIB,
+        memory_reserved_mib=memory.reserved // MIB if hasattr(memory, "reserved") else None,
+    )
+
+
+def _with_details(gpu: GpuFacts, ask: Ask) -> GpuFacts:
+    """Add the values that only metrics show. They take 5 to 8 ms on an H200, more than all other values together."""
     return replace(
         gpu,
         bus_id=ask("nvmlDeviceGetPciInfo", wanted=lambda pci: _text(pci.busId)) or "",
@@ -225,9 +248,11 @@ def _with_details(gpu: GpuFacts, ask: Callable[..., Any]) -> GpuFacts:
         power_w=ask("nvmlDeviceGetPowerUsage", wanted=lambda milliwatts: milliwatts / 1000),
         energy_mj=ask("nvmlDeviceGetTotalEnergyConsumption"),
         pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
-        power_violation_ns=ask("nvmlDeviceGetViolationStatus", POWER_POLICY, wanted=lambda told: told.violationTime),
+        power_violation_ns=ask(
+            "nvmlDeviceGetViolationStatus", POWER_POLICY, wanted=lambda answer: answer.violationTime
+        ),
         thermal_violation_ns=ask(
-            "nvmlDeviceGetViolationStatus", THERMAL_POLICY, wanted=lambda told: told.violationTime
+            "nvmlDeviceGetViolationStatus", THERMAL_POLICY, wanted=lambda answer: answer.violationTime
         ),
     )
 
@@ -239,7 +264,7 @@ def _field(values: Any) -> int | None:
     return int(value.value.uiVal) if value.nvmlReturn == 0 and value.valueType == UNSIGNED_INT else None
 
 
-def _link_errors(ask: Callable[..., Any], links: list[int | None]) -> int | None:
+def _link_errors(ask: Ask, links: list[int | None]) -> int | None:
     up = [number for number, link in enumerate(links) if link == 1]
     counts = [ask("nvmlDeviceGetNvLinkErrorCounter", link, kind) for link in up for kind in (RECOVERY, ECC_DATA)]
     known = [count for count in counts if count is not None]

@@ -1,6 +1,6 @@
-"""The link from the recovery code to the node agents: it reads their state and sends them orders.
+"""The link from the recovery code to the node agents, which reads their state and sends them orders.
 
-The connections belong to the controller's loop. Other threads pass their calls to it.
+The connections belong to the controller's event loop. Other threads pass their calls to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from dalsegno.slurm.facts import NodeInfo
 
 log = logging.getLogger("controller.agents")
 
-# Validation of a node, alone and then with a known good partner. Each validation has its own secret.
+# Validation of a node, alone and then with a known good partner. Each validation has a new
+# secret, so that no program other than the two agents can take part in the pair test.
 
 
 PAIR = ("pair", "pair-collective")
@@ -44,13 +45,13 @@ Done = Callable[[OrderAnswer, tuple[Finding, ...]], None]  # called with the out
 def validate_node(agents: AgentTable, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
     """Validate a node and call `done` once with its findings.
 
-    The node is tested alone if there is no partner, or if the partner has not opened a port within `port_s`.
+    Without a partner, or if the partner has opened no port within `port_s` seconds, the node is only tested alone.
     """
     _NodeValidation(agents, node, partner, done).begin(port_s)
 
 
 class _NodeValidation:
-    """One validation. The partner is ordered to listen first: it gets ready while the node is tested alone."""
+    """One validation. The partner is ordered to listen first, so that it gets ready while the node is tested alone."""
 
     def __init__(self, agents: AgentTable, node: str, partner: str, done: Done) -> None:
         self._agents, self._node, self._partner, self._done = agents, node, partner, done
@@ -85,7 +86,8 @@ class _NodeValidation:
         self._settle()
 
     def _settle(self) -> None:
-        """Finish when the node has answered. If the pair test failed, wait for the partner too: it may be lost."""
+        """Finish when the node has answered. After a failed pair test, first wait until the partner's order ends too:
+        if the partner is at fault, the node has not failed."""
         if self._answer is None or (self._partners is None and _failed_together(_findings(self._answer))):
             return
         answer, self._answer = self._answer, None
@@ -93,7 +95,10 @@ class _NodeValidation:
 
 
 def excuse_partner(findings: tuple[Finding, ...], partner: str, partners: OrderAnswer | None) -> tuple[Finding, ...]:
-    """Change failed pair tests to unknown if the partner was lost, could not start, or is slow."""
+    """Return the findings without blame for the node if the partner was lost, could not start, or is slow.
+
+    Failed pair tests then count as unknown. If no pair test ran, an unknown result is added.
+    """
     if partners is None or not (why := _partner_failure(partners)):
         return findings
     of_partner = unknown(f"the partner {partner} failed: {why}")
@@ -147,7 +152,7 @@ class NodeLink:
         self._waker.setblocking(False)
         selector.register(self._woken, selectors.EVENT_READ, lambda events: self._run_calls())
 
-    # Methods that only the loop calls
+    # Methods that only the thread of the controller's event loop calls
 
     def open(self, host: str, port: int) -> int:
         """Listen for agents and return the port. Raises DalsegnoError."""
@@ -214,13 +219,13 @@ class NodeLink:
         self._in_loop(lambda: self._validate(node, ask, partner))
 
     def rest(self, node: str, seconds: float) -> None:
-        """Make a node's agent release its GPUs for a while, so that they can be reset. Blocks until it answers."""
+        """Make a node's agent release its GPUs so that they can be reset. Block until the agent answers."""
         self._ask(node, "rest", REST_S, seconds=str(seconds))
 
     def evidence(self, node: str) -> Mapping[str, str]:
         """Return the evidence that a node's agent sends, as files by name. If some is missing, one file says why.
 
-        Blocks, so the loop must not call it.
+        Blocks, so the thread of the event loop must not call it.
         """
         answer = self._ask(node, "evidence", EVIDENCE_S)
         why = answer.error or ("" if answer.files else "it sent nothing")
@@ -259,7 +264,7 @@ class NodeLink:
         if self._validating.get(node) == ask:
             del self._validating[node]
 
-    # Passing calls of other threads to the loop
+    # Passing calls of other threads to the event loop
 
     def _in_loop(self, do: Callable[[], _T]) -> _T:
         if threading.get_ident() == self._loop:
@@ -273,7 +278,7 @@ class NodeLink:
                 done.put((None, error))
 
         self._calls.put(call)
-        with contextlib.suppress(BlockingIOError):  # the loop is being woken already
+        with contextlib.suppress(BlockingIOError):  # the buffer is full, so the loop wakes anyway
             self._waker.send(b"!")
         value, error = done.get(timeout=60)
         if error is not None:

@@ -27,10 +27,10 @@ Done = Callable[[str, "bool | None", "bool | None"], None]
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """The IP address of a node; "" if it is unknown. Port 0: its slurmd cannot be probed.
+    """The IP address of a node; "" if it is unknown. If the port is 0, the node's slurmd cannot be probed.
 
-    `shared`: several nodes have this address, as on loopback ports. An answer from the host then says nothing about the
-    node: the node is up as long as its slurmd is.
+    `shared`: several nodes have this address, as loopback nodes do. An answer from the host then says nothing about the
+    node, so the node counts as up as long as its slurmd answers.
     """
 
     address: str
@@ -81,7 +81,7 @@ class Probes:
         return min(map(_next, self._under_way.values()), default=None)
 
     def cancel(self) -> None:
-        """Drop all probes without a result."""
+        """End all probes, and report no result for them."""
         for probe in list(self._under_way.values()):
             del self._under_way[probe.node]
             self._close_sockets(probe)
@@ -117,7 +117,7 @@ class Probes:
 
     def _take_answer(self, probe: _Probe, sock: socket.socket) -> None:
         if sock not in probe.socks:
-            return  # the socket was closed earlier in the same turn
+            return  # the socket was closed earlier in the same turn of the event loop
         slurmd = probe.socks.pop(sock)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._selector.unregister(sock)

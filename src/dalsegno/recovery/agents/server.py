@@ -19,7 +19,7 @@ from dalsegno.health.wire import (
     AGENT,
     CONTROLLER,
     MAX_MESSAGE_BYTES,
-    STRANGER_BYTES,
+    UNAUTHENTICATED_BYTES,
     NodeHello,
     is_node_name,
     read_hello,
@@ -32,8 +32,8 @@ from dalsegno.wire.frames import BadFrame, Message
 from dalsegno.wire.handshake import TAG_BYTES, BadProof, ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
-STRANGERS = 256  # maximum number of unauthenticated connections at a time
-STRANGER_S = 3.0  # time limit for the handshake, which is one packet each way
+UNAUTHENTICATED = 256  # maximum number of unauthenticated connections at a time
+UNAUTHENTICATED_S = 3.0  # time limit for the handshake, which is one packet each way
 
 Call = Connection[NodeHello]
 
@@ -50,7 +50,8 @@ class AgentHandler(Protocol):
 
 
 class NodeAgentServer:
-    """Accepts connections from node agents. `secret_of` returns a node's secret, or None for an unknown node."""
+    """The server that accepts connections from node agents. `secret_of` returns a node's secret, or None for an unknown
+    node."""
 
     def __init__(
         self,
@@ -58,16 +59,16 @@ class NodeAgentServer:
         secret_of: Callable[[str], bytes | None],
         inside: AgentHandler,
         refusals: RefusalLog,
-        stranger_s: float = STRANGER_S,
+        unauthenticated_s: float = UNAUTHENTICATED_S,
     ) -> None:
         self._secret_of, self._inside, self._refusals = secret_of, inside, refusals
         limits = ServerLimits(
-            strangers=STRANGERS,
-            stranger_s=stranger_s,
-            stranger_bytes=STRANGER_BYTES,
+            unauthenticated=UNAUTHENTICATED,
+            unauthenticated_s=unauthenticated_s,
+            unauthenticated_bytes=UNAUTHENTICATED_BYTES,
             message_bytes=MAX_MESSAGE_BYTES + TAG_BYTES,
             unsent_bytes=256 << 10,
-            burst=400.0,  # far more than an agent needs: it sends at most ten messages in a second
+            burst=400.0,  # far more than an agent needs, which sends at most ten messages in a second
             per_s=100.0,
         )
         self._server = BoundedServer(SelectorWatcher(selector), self, AGENT, CONTROLLER, limits)
@@ -95,7 +96,7 @@ class NodeAgentServer:
         if secret is None:
             raise BadFrame(f"no proof that it is {claimed.node}")
         try:
-            return Proved(claimed, handshake.check(hello, secret, *claimed.names()))
+            return Proved(claimed, handshake.check(hello, secret, *claimed.proven_values()))
         except BadProof as error:
             raise BadFrame(f"no proof that it is {claimed.node}") from error
 
@@ -137,7 +138,8 @@ class KnownNodes:
             return None
 
     def places(self) -> dict[str, NodeAddress]:
-        """Return the address of each node. It is "" if slurm.conf gives none; then the agent's address is used."""
+        """Return the address of each node. If slurm.conf gives none, the address is "", and that of the agent is
+        used."""
         self._read_again()
         try:
             names = os.listdir(self._secrets)
@@ -146,7 +148,7 @@ class KnownNodes:
         return {name: self._places.get(name, NodeAddress("")) for name in sorted(names) if is_node_name(name)}
 
     def settings(self) -> Message:
-        """Return the check settings, which are sent to the agents. If the file is damaged, the last settings stay."""
+        """Return the check settings for the agents. While the file is damaged, return the last valid settings."""
         if self._checks.changed():
             with contextlib.suppress(DalsegnoError):
                 read_settings(self._checks.path)

@@ -29,7 +29,7 @@ from dalsegno.health.messages import (
 from dalsegno.health.result import Verdict
 from dalsegno.health.wire import NodeHello
 from dalsegno.recovery.agents.probes import NodeAddress, Probes, family_of
-from dalsegno.recovery.agents.server import STRANGER_S, Call, NodeAgentServer
+from dalsegno.recovery.agents.server import UNAUTHENTICATED_S, Call, NodeAgentServer
 from dalsegno.recovery.agents.view import NODE_LIMITS, AgentView
 from dalsegno.recovery.refusal_log import RefusalLog
 from dalsegno.wire.frames import Message
@@ -46,7 +46,7 @@ MAX_ORDERS = 8  # maximum number of pending orders per agent
 
 
 class OrderEnd(Enum):
-    """How an order to an agent ended. The values are shown to people."""
+    """The ways in which an order to an agent can end. The values are shown to people."""
 
     ANSWERED = ""
     FAILED = "its agent failed to carry it out"  # the agent gives the reason
@@ -129,7 +129,7 @@ class PendingOrder:
         self.files.setdefault(file, []).append(part)
 
     def answer(self, end: OrderEnd = OrderEnd.ANSWERED) -> OrderAnswer:
-        """Return the answer so far; `end` is why no more will arrive."""
+        """Return the answer so far; `end` says why nothing more will arrive."""
         files = {name: "".join(parts) for name, parts in self.files.items()}
         if end is not OrderEnd.ANSWERED:
             return OrderAnswer(self.node, end, "", self.report, files)
@@ -151,7 +151,7 @@ class Orders:
         return sum(one.node == node for one in self._pending.values())
 
     def take(self, node: str, reply: Reply) -> bool:
-        """Take a reply; return False if this node has no such order pending."""
+        """Process a reply from a node; return False if the reply is not to a pending order of this node."""
         pending = self._pending.get(reply.order)
         if pending is None or pending.node != node:
             return False
@@ -183,7 +183,7 @@ OLD_BOOTS = 32  # number of earlier boots remembered per node
 
 @dataclass
 class _Known:
-    """What is known about one node, except its liveness. Times are seconds since 1970."""
+    """The known facts about one node, except its liveness. Times are seconds since 1970."""
 
     place: NodeAddress
     presence: Presence = Presence.NEVER
@@ -200,7 +200,7 @@ class _Known:
 
 
 class AgentTable:
-    """The agents of all nodes. `changed` is called for each node with another presence or other results of checks."""
+    """The agents of all nodes. `changed` is called for each node whose presence or check results have changed."""
 
     def __init__(
         self,
@@ -208,12 +208,12 @@ class AgentTable:
         secret_of: Callable[[str], bytes | None],
         warn: Callable[[str], None] = log.warning,
         changed: Callable[[str], None] = lambda node: None,
-        stranger_s: float = STRANGER_S,
+        unauthenticated_s: float = UNAUTHENTICATED_S,
     ) -> None:
         self._refusals, self._changed = RefusalLog(warn), changed
         self._liveness, self._known = Liveness(NODE_LIMITS), dict[str, _Known]()
         self._probes = Probes(selector, self._probed)
-        self._server = NodeAgentServer(selector, secret_of, self, self._refusals, stranger_s)
+        self._server = NodeAgentServer(selector, secret_of, self, self._refusals, unauthenticated_s)
         self._orders = Orders(time.time_ns() // 1000)
         self._liveness_at = 0.0
 
@@ -265,7 +265,7 @@ class AgentTable:
         return self._known[node].seen
 
     def remember(self, nodes: Iterable[str]) -> None:
-        """Remember the nodes that were in service under the last controller."""
+        """Record the nodes that were in service under the last controller. Their loss is then detected sooner."""
         self._liveness.remember(nodes, time.monotonic())
 
     def ask_slurmd(self, node: str) -> None:
@@ -285,7 +285,7 @@ class AgentTable:
     ) -> None:
         """Send an order to an agent. `done` is called with the outcome, at once if the order cannot be sent.
 
-        `listens_s` is the time within which the agent must have opened its port."""
+        `listens_s` is the time limit for the agent to open its port."""
         known = self._known.get(node)
         if known is None or known.call is None:
             done(OrderAnswer(node, OrderEnd.NOT_CONNECTED))
@@ -326,12 +326,14 @@ class AgentTable:
         if sign and (host or slurmd):
             self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.last_seen < RESTART_S:
-            host = slurmd = None  # not known: on a shared host, the agent and slurmd may just be restarting
+            # unknown: at a shared address, only the agent and slurmd can answer, and both may be restarting
+            host = slurmd = None
         self._liveness.probe_ended(node, now, host=host, service=slurmd)
         self._publish(node)
 
     def _publish(self, node: str) -> None:
-        """Report a changed presence. Disconnect a lost node: if its agent is alive, it must reconnect."""
+        """Report that the presence of a node's agent has changed. If the node is lost, disconnect its agent, which must
+        reconnect if it is alive."""
         known, sign = self._known.get(node), self._liveness.signs.get(node)
         if known is None or sign is None or known.presence is sign.presence:
             return
@@ -415,9 +417,10 @@ class AgentTable:
 
 
 def relevant(report: NodeReport) -> object:
-    """Return the part of a report that can lead to an action. The text and the time of a passed check cannot.
+    """Return the part of a report that can lead to an action, without the text and time of passed checks.
 
-    They change all the time. If each change started a round, thousands of nodes would keep the controller busy.
+    Text and time change all the time. If each change started a round, thousands of nodes would keep the controller
+    busy.
     """
     results = {each.check: each.result for each in report.findings}
     return report.gpus, {

@@ -1,4 +1,4 @@
-"""What the controller knows about a node from its agent, as a value for `decide`."""
+"""The state of a node's agent, as far as the controller knows it. `decide` gets it as a value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODE_LIMITS = LivenessLimits(
 class AgentView:
     """The state of one agent. Times are seconds since 1970 by the controller's clock.
 
-    The last report is kept when the node is lost: it may show why.
+    The last report is kept after the node is lost, because the report may show the cause.
     """
 
     node: str
@@ -33,11 +33,14 @@ class AgentView:
     slurmd_answers: bool | None = None
     answered: float = 0.0  # when the host or slurmd last answered a probe; 0: never
     readings: tuple[GpuReading, ...] = field(default=(), compare=False)  # shown to people; no decision depends on it
-    quiet_s: float = field(default=0.0, compare=False)  # time since the last message, when the view was made
+    quiet_s: float = field(default=0.0, compare=False)  # age of the last message when the view was made
 
 
 def views_message(views: Collection[AgentView]) -> Message:
-    """Return the answer to `agents`. It lists only findings that did not pass, and fewer of them in a large cluster."""
+    """Return the answer to the request `agents`.
+
+    To limit its size, it lists only findings that did not pass, and fewer of them per node in a large cluster.
+    """
     most = 1000 // max(len(views), 1)
     return {"agents": [_view_message(view, min(most, 16)) for view in views]}
 

@@ -17,7 +17,7 @@ from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 class Action:
     node: str
     touches: ClassVar[bool] = True
-    slow: ClassVar[bool] = False  # whether it is carried out in a background thread
+    slow: ClassVar[bool] = False  # whether the action is carried out in a background thread
 
     @property
     def kind(self) -> EventKind:
@@ -44,7 +44,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Drain(Action):
-    """Drain the node: no new job starts there. `held` are its jobs, `runs` the runs that they belong to."""
+    """Drain the node: no new job starts there. `held` are the node's jobs, `runs` the runs of these jobs."""
 
     fault: NodeFault
     held: tuple[int, ...] = ()
@@ -120,7 +120,8 @@ class Validate(Action):
 
 @dataclass(frozen=True)
 class Return(Action):
-    """Return the node to service. `proof` is the result of its validation or, without one, the reason."""
+    """Return the node to service. `proof` is the result of the node's validation or, if it was not validated, the
+    reason for its return."""
 
     proof: str = ""
     tried: bool = True
@@ -143,7 +144,7 @@ class Hold(Action):
 
 @dataclass(frozen=True)
 class Release(Action):
-    """Release a spare for a job that adds a node to a run. `run` is "" if the job had this spare before."""
+    """Release a spare for a job that adds a node to a run. `run` is "" if the spare is already lent to the job."""
 
     job: int
     run: str = ""
@@ -160,7 +161,8 @@ class Release(Action):
 
 @dataclass(frozen=True)
 class Promote(Action):
-    """Put a spare into service in place of a node that is given up. `machine` is what a person must replace."""
+    """Put a spare into service in place of a node that automation cannot repair. `place` is the name of that node, and
+    `machine` describes its machine, which an administrator must replace."""
 
     place: str
     machine: str = ""
@@ -172,7 +174,7 @@ class Promote(Action):
 
 @dataclass(frozen=True)
 class CloseLoan(Action):
-    """Close a lent spare to further jobs, now that the job it was lent to runs there."""
+    """Close a lent spare to further jobs, because the job for which it was lent runs there."""
 
     @property
     def summary(self) -> str:
@@ -219,8 +221,8 @@ class Requeue(Action):
 class Expedite(Action):
     """Start a job without Slurm's two-minute delay after a requeue.
 
-    The job may start on any node in service, this one included: a repaired and validated node is as good as any other,
-    and a job that needs it could not start without it.
+    The job may start on any node in service, including the one that it lost: once repaired and validated, that node is
+    as good as any other, and a job that requires this node could not start elsewhere.
     """
 
     job: int
@@ -242,7 +244,7 @@ class ChangePhase(Action):
     why: str
     fault: NodeFault | None = None
     excuses: tuple[str, ...] = ()  # faults that an administrator has accepted
-    failed: bool = False  # whether the last repair did not help
+    failed: bool = False  # true if the last repair did not help
     boot: str = ""  # the node's boot id at this change; a later boot may have repaired the node
     held_back: HeldAction = HeldAction.NO
     relapses: int = 0  # number of suspicions in a row
@@ -267,7 +269,7 @@ class Note(Action):
     """Record a remark about the node."""
 
     text: str
-    settles: tuple[int, ...] = ()  # jobs that the controller stops following
+    settles: tuple[int, ...] = ()  # jobs that have ended or restarted; they are removed from the node's victims
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] | None = None  # faults that an administrator has accepted; None: unchanged
     about: Subject = ANYTHING
@@ -289,7 +291,7 @@ class Note(Action):
 
 @dataclass(frozen=True)
 class ContactChange(Action):
-    """The controller has lost contact with nearly all nodes, or regained it. `node` is empty."""
+    """Record that the controller has lost or regained contact with nearly all nodes. `node` is empty."""
 
     blind: bool
     why: str
@@ -309,7 +311,7 @@ class Repeat(Action):
     """Repeat an action that was begun before a controller crash and whose outcome is unknown."""
 
     id: str
-    touches: ClassVar[bool] = False  # false, so that the action is not held back: it has already begun
+    touches: ClassVar[bool] = False  # false, so that the action is not held back, because it has already begun
 
 
 @dataclass(frozen=True)

@@ -31,19 +31,19 @@ from dalsegno.recovery.decisions.reason import ANYTHING
 from dalsegno.recovery.decisions.records import BudgetMark, MarkKind, NodeRecord, NodeRecords, PendingAction
 
 MAX_RETRY_S = 60.0
-MAX_REPAIR_FAILURES = 5  # failures in a row after which a repair counts as tried
+MAX_REPAIR_FAILURES = 5  # after this many failures in a row, a repair counts as tried, and the next one is chosen
 
 
 def begin_action(
     records: NodeRecords, action: Action, id: str, now: float, partitions: tuple[str, ...] = ()
 ) -> NodeRecords:
-    """Record that an action is about to be carried out. It counts against budgets from here on."""
+    """Return the records with an action that is about to be carried out. From now on, it counts against budgets."""
     old = records.get(action.node)
     boot = action.boot if isinstance(action, Repair) else ""
     how = action.how.value if isinstance(action, Repair) else ""
     new = replace(old, pending=PendingAction(id, now, boot, how), since=now)
     marks: list[BudgetMark] = []
-    if isinstance(action, (Drain, SetDown)) and not old.out:
+    if isinstance(action, (Drain, SetDown)) and not old.counts:
         marks.append(BudgetMark(MarkKind.TAKEN, action.node, now, action.fault.key, partitions, action.runs))
     if isinstance(action, Repair) and action.how is Remedy.REBOOT:
         marks.append(BudgetMark(MarkKind.REBOOTED, action.node, now, action.fault.key, partitions))
@@ -61,7 +61,7 @@ def end_action(
     policy: Policy,
     partitions: tuple[str, ...] = (),
 ) -> NodeRecords:
-    """Record that an action was carried out, or that it failed."""
+    """Return the records after an action was carried out, or failed."""
     old = replace(records.get(action.node), pending=None, since=now)
     if error:
         return _apply_failed(records, old, action, now, policy, partitions)
@@ -87,7 +87,8 @@ def _success_marks(
 
 
 def _unused_loan(records: NodeRecords, node: NodeRecord, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
-    """Return a mark if a lent spare's job ended without starting there: the run may then be lent another spare.
+    """Return a mark if the job that was lent a spare has ended without starting there; the run may then be lent
+    another.
 
     This happens when a lost node is usable again: the run cancels the job and submits one that may use that node.
     """
@@ -133,7 +134,7 @@ def _apply_done(node: NodeRecord, action: Action, id: str, now: float) -> NodeRe
 
 
 def _apply_taken(node: NodeRecord, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeRecord:
-    again = node.out  # whether the node was already out, and its fault has become worse
+    again = node.out  # if the node was already out of service, its fault has become worse
     return replace(
         node,
         phase=phase,
@@ -162,10 +163,13 @@ def clear_faults(node: NodeRecord, phase: NodePhase, now: float) -> NodeRecord:
 def _apply_failed(
     records: NodeRecords, node: NodeRecord, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
 ) -> NodeRecords:
-    """Schedule a retry. A failed replacement counts against the budget. A repair that keeps failing is not retried."""
+    """Return the records after a failed action, with the time of the next attempt.
+
+    A failed replacement counts against the budget. A repair that keeps failing is not retried.
+    """
     pause = min(policy.retry_s * 2**node.failures, MAX_RETRY_S)
     node = replace(node, failures=node.failures + 1, retry_at=now + pause)
-    if isinstance(action, Requeue):  # a job that Slurm did not requeue is left alone
+    if isinstance(action, Requeue):  # a job whose requeue failed is not requeued again
         return records.with_node(replace(node, failures=0, retry_at=0.0, left=(*node.left, action.job)))
     if not isinstance(action, Repair):
         return records.with_node(node)
@@ -182,7 +186,7 @@ def _apply_failed(
 def apply_change(
     records: NodeRecords, action: ChangePhase | Note, now: float, partitions: tuple[str, ...] = ()
 ) -> NodeRecords:
-    """Record a new phase or a remark, without an action."""
+    """Return the records with a new phase or a remark, without an action."""
     old = records.get(action.node)
     if isinstance(action, Note):
         left = tuple(job for job in old.victims if job not in action.settles)
@@ -210,7 +214,7 @@ def apply_contact_change(records: NodeRecords, action: ContactChange, now: float
 
 
 def record_seen(records: NodeRecords, facts: Facts) -> NodeRecords:
-    """Record which nodes were seen: from then on their absence is a fault."""
+    """Return the records with the nodes that were seen. From then on, their absence is a fault."""
     for node in (facts.nodes or {}).values():
         old = records.get(node.name)
         boot = node.agent.boot if node.connected and node.agent.boot else old.last_boot

@@ -26,6 +26,7 @@ from dalsegno.recovery.decisions.judge import (
     EarlyFailures,
     count_relapse,
     current_faults,
+    find_fault,
     find_suspicion,
     is_over,
     is_reported,
@@ -35,11 +36,10 @@ from dalsegno.recovery.decisions.judge import (
 from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
 from dalsegno.recovery.decisions.policy import OFF, Policy
 from dalsegno.recovery.decisions.reason import (
-    ANYTHING,
     CHECK,
-    SLURM_DRAIN,
     Owner,
     Subject,
+    Topic,
     fault_of_drain,
     find_owner,
     read_reason,
@@ -48,18 +48,18 @@ from dalsegno.recovery.decisions.reason import (
 from dalsegno.recovery.decisions.records import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.recovery.decisions.repair import repair
 from dalsegno.recovery.decisions.spares import keep_promoted, keep_spare, lend, promote
-from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag
 from dalsegno.slurm.parse.messages import PendingReason, parse_pending
 from dalsegno.wire.liveness import Presence
 
 # Jobs that belong to no run, on failing nodes. Runs recover by themselves.
 
 
-AGAIN_S = 3.0  # interval at which a requeued job's start delay is removed again, because Slurm may keep it
+AGAIN_S = 3.0  # interval at which a requeued job's start delay is removed again, because Slurm may keep the delay
 
 
 def follow_jobs(node: NodeFacts, own: NodeRecord, jobs: Iterable[JobInfo], policy: Policy, now: float) -> Action | None:
-    return _follow_victims(own, jobs, now) or _requeue_doomed(node, own, policy)
+    return _follow_victims(own, jobs, now) or _requeue_jobs(node, own, policy)
 
 
 def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Action | None:
@@ -83,10 +83,10 @@ def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Act
     return None
 
 
-def _requeue_doomed(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action | None:
+def _requeue_jobs(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action | None:
     """Requeue jobs that cannot continue although the node is up. Jobs that may not be requeued are left to end."""
-    doomed = own.fault and {own.fault.key, own.fault.check} & policy.doomed
-    if own.phase is not NodePhase.DRAINED or not doomed:
+    fatal = own.fault and {own.fault.key, own.fault.check} & policy.job_ending
+    if own.phase is not NodePhase.DRAINED or not fatal:
         return None
     for job in node.jobs:
         known = job.id in own.victims or job.id in own.left
@@ -102,7 +102,7 @@ NEARLY_ALL = 0.8
 MIN_NODES = 2  # with fewer nodes, silence does not show whether the controller's network has failed
 # Time to wait after contact is regained. Agents try to connect every few seconds; hosts are probed every 2 s.
 SETTLE_S = 15.0
-FRESH_S = 0.75  # an agent was heard recently if it was within this time; heartbeats are due every 0.4 s
+FRESH_S = 0.75  # a message at most this old counts as recent; heartbeats are sent every 0.4 s
 
 
 def is_blind(facts: Facts, records: NodeRecords) -> bool:
@@ -114,21 +114,22 @@ def is_blind(facts: Facts, records: NodeRecords) -> bool:
 
 
 def is_doubtful(node: NodeFacts, facts: Facts, records: NodeRecords, now: float) -> bool:
-    """Return whether it is doubtful that a node is lost. There are two cases:
+    """Return whether the loss of a node is doubtful, for one of two reasons:
 
-    - The node fell silent while the controller had no contact, and may still reconnect.
-    - No other node has been heard from since the loss, and Slurm has not set the node down.
+    - The node fell silent while the controller could hear hardly any node, and may still reconnect.
+    - No other node was heard from since this node was declared lost, although some were before, and Slurm has not set
+      this node down.
     """
     if not node.gone:
         return False
-    # The agent of a node that was never heard has only `since`, the time at which the node was declared lost.
+    # For a node that was never heard, only `since` is set, to the time at which the node was declared lost.
     silent_since = node.agent.last_seen or node.agent.since
     missed_blindly = silent_since <= records.saw_at and now < records.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, records))
 
 
 def _are_others_heard(node: NodeFacts, facts: Facts, records: NodeRecords) -> bool:
-    """Return whether another node was heard from after this one was declared lost. True if none was ever heard from.
+    """Return whether another node was heard from after this one was declared lost, or none was ever heard from.
 
     A later message shows that the controller's network worked while this node was being probed. Earlier messages prove
     nothing: on a busy machine, the controller reads messages of different nodes at very different times.
@@ -153,8 +154,9 @@ def report_contact(facts: Facts, blind: bool) -> ContactChange:
 
 
 def _is_expected(node: NodeFacts, own: NodeRecord) -> bool:
-    """Return whether the node was seen before, and is neither out of service nor down in Slurm."""
-    return own.seen and bool(own.last_boot) and not own.phase.out and not node.slurm.down
+    """Return whether the node was seen before, is in service, and is neither down nor powered down in Slurm."""
+    silent = node.slurm.down or node.slurm.powered_down or node.slurm.on_demand
+    return own.seen and bool(own.last_boot) and not own.phase.out and not silent
 
 
 def _is_seen(view: AgentView) -> bool:
@@ -200,30 +202,41 @@ def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> li
 
 
 def _hold_back(action: Action, facts: Facts, records: NodeRecords, policy: Policy) -> Action | None:
-    """Return the action, or a remark if recovery is paused or only observes; None if the remark is not new."""
+    """Return the action unless recovery is paused or only observes.
+
+    If it is, return a remark that names the action instead; None if the last remark said the same.
+    """
     node = (facts.nodes or {}).get(action.node)
     held = find_restraint(records, policy, node.slurm.partitions if node else ()) if action.touches else None
     if held is None:
         return action
-    return _remark(
-        records.get(action.node), f"{held.why}; would {action.summary}", getattr(action, "fault", None), held.held
+    fault: NodeFault | None = getattr(action, "fault", None)
+    about = Subject(
+        Topic.HELD_BACK, action=action.kind.value, fault=fault.key if fault else "", jobs=tuple(action.concerns)
     )
+    return _remark(records.get(action.node), f"{held.why}; would {action.summary}", about, fault, held.held)
 
 
 def _remark(
     own: NodeRecord,
     text: str,
+    about: Subject,
     fault: NodeFault | None = None,
     held: HeldAction = HeldAction.NO,
-    about: Subject = ANYTHING,
 ) -> Action | None:
+    """Return a remark about a node, or None if the last remark had the same subject and the same reason for holding
+    back the action.
+
+    For a node in service with a fault, return its change to phase SUSPECTED instead.
+    """
     if own.phase is NodePhase.IN_SERVICE and fault:
         return ChangePhase(own.node, NodePhase.SUSPECTED, text, fault, held_back=held, about=about)
-    return Note(own.node, text, held_back=held, about=about) if own.said != text else None
+    is_new = (about, held) != (own.about, own.held_back)
+    return Note(own.node, text, held_back=held, about=about) if is_new else None
 
 
 def _decide_node(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[Action]:
-    """Yield at most one action. The next one is decided after Slurm has been queried again."""
+    """Yield at most one action for the node. The next action is decided after Slurm has been queried again."""
     if own.pending:
         yield from _resume(this, node, own)
     elif own.since < this.facts.slurm_at and own.retry_at <= this.now:
@@ -235,9 +248,9 @@ def _decide_node(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Itera
 def _resume(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Iterator[Action]:
     """Handle an action whose outcome is unknown, because the controller died while it was under way.
 
-    Actions that are harmless when repeated are repeated. For a reboot or a replacement, the node's boot decides. A new
-    boot proves that the action was done. The old boot proves that it was not, once the target has had time to begin. A
-    node that does not answer may be booting.
+    Actions that are harmless when repeated are repeated. For a reboot or a replacement, the node's boot id decides. A
+    new id proves that the action was done. The old id proves that it was not done, once the target has had time to
+    begin. A node that does not answer may be booting.
     """
     pending = own.pending
     if pending is None or pending.id in this.facts.underway:
@@ -261,11 +274,43 @@ def _decide_next(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Actio
         kept, action = keep_spare(node, own, owner, this.facts, this.policy, this.now)
         if kept:
             return action
+    if node.slurm.on_demand:
+        return _leave_to_slurm(node, own)
     if own.phase in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED, NodePhase.SPARE, NodePhase.LENT):
         return _watch(this, node, own, owner)
-    return _respect_administrator(node, own, owner, this.policy) or repair(
-        node, own, this.facts, this.records, this.policy, this.now
-    )
+    if ended := _respect_administrator(node, own, owner, this.policy):
+        return ended
+    kept, action = _keep_to_limits(this, node, own)
+    return action if kept else repair(node, own, this.facts, this.records, this.policy, this.now)
+
+
+def _keep_to_limits(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> tuple[bool, Action | None]:
+    """Apply the limits to a node that waits for a file server and now has a fault of its own.
+
+    Return whether a limit keeps it from being repaired, and the remark that says so. Count the node against the limits
+    if they permit a repair.
+    """
+    waits = own.phase is NodePhase.DRAINED and own.fault is not None and own.fault.server_away
+    fault = find_fault(node, own, this.policy) if waits else None
+    if fault is None or fault.server_away or fault.notice or not (fault.gone or fault.remedy > Remedy.DRAIN):
+        return False, None
+    if refusal := this.outs.refusal(node):
+        about = Subject(Topic.NO_ROOM, fault=fault.key)
+        return True, _remark(own, f"{fault.summary}; no action: {refusal.why}", about, held=refusal.held)
+    this.outs.take(node)
+    return False, None
+
+
+def _leave_to_slurm(node: NodeFacts, own: NodeRecord) -> Action | None:
+    """End the repair of a node that Slurm has powered down, even if it is booting again.
+
+    Its machine no longer exists, and Slurm boots the node only for the next job. So the node is neither lost nor
+    overdue.
+    """
+    new_machine = node.slurm.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_UP}
+    if not new_machine or own.phase is NodePhase.IN_SERVICE:
+        return None
+    return ChangePhase(node.name, NodePhase.IN_SERVICE, "Slurm has powered it down, and boots it for the next job")
 
 
 def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) -> Action | None:
@@ -275,11 +320,11 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
         return ChangePhase(
             node.name,
             NodePhase.DOWN if node.slurm.down else NodePhase.DRAINED,
-            "found drained by an earlier controller",
+            "found drained by the health check or an earlier controller",
             fault,
         )
     if owner is Owner.PLATFORM:
-        return None  # a reason of ours would replace the order in Slurm
+        return None  # the drain reason is the order to the platform; a drain by us would overwrite it
     quick = this.quick.get(node.name, NONE)
     faults = current_faults(node, own, this.policy, quick)
     if own.excuses and is_over(node, own, faults, this.policy.agents):
@@ -294,7 +339,7 @@ def _watch(this: DecisionRound, node: NodeFacts, own: NodeRecord, owner: Owner) 
         if is_reported(suspicion.about, own):
             return None
         if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # spares and lent spares keep their phase
-            return _remark(own, suspicion.text, about=suspicion.about)
+            return _remark(own, suspicion.text, suspicion.about)
         relapses = count_relapse(own, this.policy, this.now)
         return ChangePhase(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)
     if own.phase is NodePhase.SUSPECTED and is_steady(node, own, this.policy, this.now):
@@ -312,7 +357,7 @@ def _forget_excuses(own: NodeRecord) -> Action:
 
 
 def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) -> Action | None:
-    """Accept the faults of a node that an administrator keeps drained: it may be returned to service despite them.
+    """Accept the faults of a node that an administrator keeps drained. They do not prevent its return to service.
 
     Faults are not accepted for a node that is lost, or only reserved, booting or powered down.
     """
@@ -321,17 +366,23 @@ def _accept_faults(node: NodeFacts, own: NodeRecord, faults: list[NodeFault]) ->
         return None
     text = f"{worst.summary}; no action: an administrator keeps it out of service"
     if worst.gone or not (node.slurm.draining or node.slurm.down):
-        return _remark(own, text)
+        return _remark(own, text, Subject(Topic.KEPT_OUT, fault=worst.key))
     keys = {fault.key for fault in faults}
     return None if keys <= {*own.excuses} else Note(own.node, text, excuses=tuple(sorted({*own.excuses, *keys})))
 
 
 def _take_out(this: DecisionRound, node: NodeFacts, own: NodeRecord, fault: NodeFault) -> Action | None:
-    # The limits hold back recovery, but not after a notice: a machine that the cloud takes is lost in any case.
-    if not fault.notice and (refusal := this.outs.refusal(node)):
-        remark = _remark(own, f"{fault.summary}; no action: {refusal.why}", fault, refusal.held)
+    # The limits hold back recovery, but not after a notice: an instance that the cloud provider ends is lost in any
+    # case. Nodes whose file server is away are not repaired: only their number at a time is limited.
+    refusal = this.outs.refusal_to_wait(node) if fault.server_away else this.outs.refusal(node)
+    if refusal and not fault.notice:
+        about = Subject(Topic.NO_ROOM, fault=fault.key)
+        remark = _remark(own, f"{fault.summary}; no action: {refusal.why}", about, fault, refusal.held)
         return replace(remark, fault=True) if isinstance(remark, Note) else remark
-    this.outs.take(node)
+    if fault.server_away:
+        this.outs.take_to_wait(node)
+    else:
+        this.outs.take(node)
     if fault.gone:
         plain = tuple(job.id for job in node.jobs if is_plain(job))
         return SetDown(node.name, fault, plain, node.held, this.facts.runs_on(node), node.agent.last_seen)
@@ -343,18 +394,19 @@ def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action 
     rule = rule_of(node.slurm, this.policy.slurm_users)
     if rule is None:
         return None
+    about = Subject(Topic.SLURM_DRAIN, fault=rule.code)
     if not this.policy.agents:
         text = f"Slurm has taken it out of service ({node.slurm.reason}); would validate it and return it"
-        return _remark(own, text, held=HeldAction.OBSERVING, about=SLURM_DRAIN)
+        return _remark(own, text, about, held=HeldAction.OBSERVING)
     key = NodeFault(CHECK, Remedy.NONE, "", rule.code).key
     times = this.records.count(MarkKind.TAKEN, this.now - DAY_S, node=node.name, key=key)
     fault = fault_of_drain(node.slurm, rule, times)
     if fault is None:
         again = f"Slurm has taken it out of service again, {times + 1} times today"
-        return _remark(own, f"{again} ({node.slurm.reason}): an administrator must look at it", about=SLURM_DRAIN)
+        return _remark(own, f"{again} ({node.slurm.reason}): an administrator must look at it", about)
     if refusal := this.outs.refusal(node):
         text = f"Slurm has taken it out of service ({node.slurm.reason}); it stays out: {refusal.why}"
-        return _remark(own, text, held=refusal.held, about=SLURM_DRAIN)
+        return _remark(own, text, about, held=refusal.held)
     this.outs.take(node)
     return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 
@@ -362,8 +414,8 @@ def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action 
 def _respect_administrator(node: NodeFacts, own: NodeRecord, owner: Owner, policy: Policy) -> Action | None:
     """End the repair of a node that an administrator has drained, or returned to service in spite of its faults.
 
-    The same holds for a platform that repairs nodes by itself. What it returns has a new machine or was rebooted, so no
-    fault is accepted: the checks decide again.
+    The repair also ends when a platform that repairs nodes by itself has taken the node over or returned it. A node
+    that the platform returns has a new machine or was rebooted, so no fault is accepted: the checks decide again.
     """
     ordered = bool(own.steps)  # whether this controller ordered the repair
     if owner is Owner.PLATFORM and not ordered:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.health import Finding, Remedy, Verdict
+from dalsegno.health.result import SERVER_AWAY
 from dalsegno.recovery.agents.view import AgentView
 from dalsegno.runs.comment import JobRole, nodes_left, read_comment
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
@@ -49,7 +50,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node: what Slurm reports, the jobs Slurm has on it, and what its agent reports."""
+    """One node: the reports of Slurm and of the node's agent, and the jobs that Slurm has on the node."""
 
     slurm: NodeInfo
     jobs: tuple[JobInfo, ...] = ()
@@ -57,8 +58,8 @@ class NodeFacts:
     validation: Validation | None = None  # result of the last validation
     validating: str = ""  # id of the validation in progress; "": none
     off: bool = False  # whether the target is certain that the machine is off
-    accused: str = ""  # evidence from a run that the node's GPUs or CPUs compute wrongly; "" if there is none
-    accused_by_owner: bool = False  # whether that run belongs to root or to the cluster's owner
+    wrong_result: str = ""  # evidence from a run that the node's GPUs or CPUs compute wrongly; "" if there is none
+    reported_by_owner: bool = False  # whether that run belongs to root or to the cluster's owner
 
     @property
     def name(self) -> str:
@@ -85,7 +86,7 @@ class NodeFacts:
 
     @property
     def left(self) -> bool:
-        """Return whether all jobs on the node belong to runs that have left it and continue without it."""
+        """Return whether every job on the node belongs to a run that has left the node and continues without it."""
         return bool(self.jobs) and all(self.name in nodes_left(job.comment) for job in self.jobs)
 
     @property
@@ -181,6 +182,7 @@ def gather(
 GONE, BLACK_HOLE, PASSPORT, VALIDATION, BOOT = "gone", "black-hole", "passport", "validation", "boot"
 CORRUPTION = "corruption"  # a run has shown that the node computes wrong results
 SLURMD = "slurmd"  # the health check of slurmd
+FILE_SYSTEMS = "file-systems"  # the health check of shared file systems
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,17 @@ class NodeFault:
         return f"{self.key}: {self.text}"
 
     @property
+    def server_away(self) -> bool:
+        """Whether the cause is a file server that does not answer. Then the node itself needs no repair."""
+        return self.key == SERVER_AWAY_KEY
+
+    @property
     def notice(self) -> CloudNotice | None:
-        """The notice of the cloud that takes the machine; None for a fault of the node itself."""
+        """The cloud provider's notice that it ends the instance; None for a fault of the node itself."""
         return parse_code(self.code) if self.check == CLOUD_NOTICE else None
+
+
+SERVER_AWAY_KEY = f"{FILE_SYSTEMS}[{SERVER_AWAY}]"
 
 
 def fault_of(finding: Finding) -> NodeFault:

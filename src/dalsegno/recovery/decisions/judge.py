@@ -52,15 +52,16 @@ def find_fault(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFai
 def current_faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> list[NodeFault]:
     """Return all faults that justify an action, accepted or not.
 
-    A node whose agent was never connected is left alone: its recovery could not be confirmed.
+    A node whose agent never connected has none: it could not be confirmed that a repair has helped.
     """
     return [fault for fault in _faults(node, own, policy, quick) if not fault.remedy < Remedy.DRAIN]
 
 
 def is_over(node: NodeFacts, own: NodeRecord, faults: Collection[NodeFault], agents: bool = True) -> bool:
-    """Return whether the node's own report shows that all accepted faults are over. Unknown results prove nothing.
+    """Return whether the node's own report shows that all accepted faults are over.
 
-    Without node agents there are no reports, and Slurm's state decides.
+    While the result of a check is unknown, its fault is not over. Without node agents there are no reports, and Slurm's
+    state decides.
     """
     if not agents:
         return node.connected and not faults
@@ -78,20 +79,23 @@ def _faults(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailur
     if not node.connected:  # a fault that a silent agent reported earlier may have been repaired
         return
     yield from reported_faults(node, policy)
-    if node.accused and _trusts_run(node, policy):
-        yield NodeFault(CORRUPTION, Remedy.DRAIN, node.accused)
+    if node.wrong_result and _trusts_run(node, policy):
+        yield NodeFault(CORRUPTION, Remedy.DRAIN, node.wrong_result)
     if quick.proven and quick.count >= policy.quick_failures:
         yield NodeFault(BLACK_HOLE, Remedy.DRAIN, quick.summary)
 
 
 def _trusts_run(node: NodeFacts, policy: Policy) -> bool:
-    """Return whether a run's report justifies a drain. Users cannot cause one, unless the cluster file allows it."""
-    return CORRUPTION not in policy.off and (node.accused_by_owner or CORRUPTION in policy.on)
+    """Return whether a run's report justifies a drain.
+
+    A report by root or the cluster's owner does. A report by another user does only if the cluster file allows it.
+    """
+    return CORRUPTION not in policy.off and (node.reported_by_owner or CORRUPTION in policy.on)
 
 
 def reported_faults(node: NodeFacts, policy: Policy) -> list[NodeFault]:
     """Return the faults that the node's own checks report. A notice of the cloud hides all others: nothing is repaired
-    on a machine that is taken away."""
+    on an instance that the cloud provider ends."""
     findings = node.agent.report.findings if node.agent.report else ()
     faults = [fault_of(each) for each in failures(findings) if each.check not in policy.off]
     faults = [fault for fault in faults if fault.notice] or faults
@@ -107,24 +111,24 @@ class Suspicion:
 
 
 def find_suspicion(node: NodeFacts, own: NodeRecord, policy: Policy, quick: EarlyFailures = NONE) -> Suspicion | None:
-    """Return an irregularity that does not justify an action, because only one source shows it; None if none."""
+    """Return an irregularity that justifies no action, because only one source shows it; None if there is none."""
     line = _network_warning(node)
     if node.agent.presence is Presence.SILENT and own.seen:
         return Suspicion(Subject(Topic.AGENT_SILENT, bool(line)), f"its agent is silent{line}")
     if node.agent.presence is Presence.AGENT_DEAD:
         text = f"its agent is dead but the node answers: its health is unknown{line}"
         return Suspicion(Subject(Topic.AGENT_DEAD, bool(line)), text)
-    if node.accused and CORRUPTION not in policy.off:
-        return Suspicion(Subject(Topic.CORRUPTION), f"a run reports {node.accused}")
+    if node.wrong_result and CORRUPTION not in policy.off:
+        return Suspicion(Subject(Topic.CORRUPTION), f"a run reports {node.wrong_result}")
     if quick.count >= policy.quick_failures:
         return Suspicion(Subject(Topic.QUICK_FAILURES, count=quick.count), f"{quick.summary}, all of one user")
     return None
 
 
 def is_reported(about: Subject, own: NodeRecord) -> bool:
-    """Return whether the subject was already reported.
+    """Return whether a remark with this subject would repeat the last one.
 
-    A topic that was reported with a network warning is not reported again, even if its details change.
+    After a remark with a network warning, any further remark on the same topic counts as a repetition.
     """
     return about == own.about or (about.topic is own.about.topic and own.about.network)
 
@@ -137,16 +141,17 @@ def count_relapse(own: NodeRecord, policy: Policy, now: float) -> int:
 
 
 def is_steady(node: NodeFacts, own: NodeRecord, policy: Policy, now: float) -> bool:
-    """Return whether the node has been without faults for long enough to be in service again.
+    """Return whether a suspected node has been without faults for long enough to end the suspicion.
 
-    That time grows with each relapse: if the network loses packets, agents fall silent every few seconds.
+    That time grows with each relapse, because agents on a network that loses packets fall silent every few seconds.
     """
     steady_s = policy.steady_s[min(max(own.relapses, 1), len(policy.steady_s)) - 1]
     return not node.connected or now - node.agent.since >= steady_s
 
 
 def _network_warning(node: NodeFacts) -> str:
-    """Return the network warning in the last report; "" if there is none. It names the symptom, not the cause."""
+    """Return the network warning in the last report; "" if there is none. The warning names the symptom, not the
+    cause."""
     findings = node.agent.report.findings if node.agent.report else ()
     bad = [each.result for each in findings if each.check == NETWORK and each.result.verdict is Verdict.WARNED]
     return "".join(f"; before that, {result.text}" for result in bad)
@@ -163,9 +168,9 @@ def quick_failures(
     Failures before the node's last validation or last successful job do not count. Jobs of the same user and name that
     fail on several nodes do not count either, because the cause is not the node.
 
-    Failures of several users' jobs prove that the node is faulty. Failures of one user's jobs do not: the user may
-    repeat a mistake. They are proof only if a job of the same name has succeeded, and all jobs belong to this user.
-    Otherwise a user could choose the names of jobs so that nodes are drained.
+    Failures of several users' jobs prove that the node is faulty. Failures of one user's jobs do not, because the user
+    may repeat a mistake. They are proof only if the cluster has no jobs of other users and a job of the same name has
+    succeeded. Otherwise a user could get shared nodes drained by choosing job names.
     """
     jobs = list(jobs)
     well = _last_success(jobs, policy)

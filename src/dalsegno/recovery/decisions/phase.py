@@ -14,15 +14,15 @@ class NodePhase(Enum):
     DOWN = "down"  # the node is lost, and Slurm removes it from its jobs
     REPAIRING = "repairing"  # the node is being reset, rebooted or replaced
     VALIDATING = "validating"
-    GIVEN_UP = "given up"  # the node stays drained until an administrator repairs it
+    NEEDS_ADMIN = "needs admin"  # the node stays out of service until an administrator repairs it
     SPARE = "spare"  # the node is validated and kept out of scheduling
     LENT = "lent"  # a spare that is in service for one run
     UNKNOWN = "unknown"  # reported by a controller of another version
 
     @classmethod
     def _missing_(cls, value: object) -> NodePhase | None:
-        """Accept `mending`, which older journals and controllers use for `repairing`."""
-        return cls.REPAIRING if value == "mending" else None
+        """Accept the names that older journals and controllers use for `repairing` and `needs admin`."""
+        return {"mending": cls.REPAIRING, "given up": cls.NEEDS_ADMIN}.get(str(value))
 
     @classmethod
     def parse(cls, value: object) -> NodePhase:
@@ -40,7 +40,7 @@ class NodePhase(Enum):
             NodePhase.DOWN,
             NodePhase.REPAIRING,
             NodePhase.VALIDATING,
-            NodePhase.GIVEN_UP,
+            NodePhase.NEEDS_ADMIN,
         )
 
 
@@ -48,7 +48,8 @@ class NodePhase(Enum):
 
 
 class HeldAction(Enum):
-    """Why an action is held back. `lasting` reasons hold until an administrator intervenes or an hour has passed."""
+    """The reasons for holding back an action. A `lasting` reason applies until an administrator intervenes or an hour
+    has passed."""
 
     NO = ""
     PAUSED = "paused"

@@ -1,4 +1,5 @@
-"""What recovery may do, how often, and how long it waits: settings from the cluster file and the target."""
+"""The recovery policy: what recovery may do, how often, and how long it waits. The values come from the cluster file
+and the target."""
 
 from __future__ import annotations
 
@@ -34,27 +35,27 @@ class Policy:
     off: frozenset[str] = frozenset()  # disabled checks
     on: frozenset[str] = frozenset()  # checks that the cluster file enables by name
     spares: frozenset[str] = frozenset()
-    # Maps a node to a description of its machine, if only a person can replace it. Then a spare replaces the node.
+    # Nodes whose machine only a person can replace, with a description of the machine. A spare stands in for them.
     machines: Mapping[str, str] = field(default_factory=dict)
-    platform_returns: bool = False  # whether a platform returns the nodes that it has replaced or rebooted to service
+    platform_returns: bool = False  # whether the platform itself returns nodes to service after it has repaired them
     armed: frozenset[str] = frozenset()  # partitions in which recovery acts even if the mode is observe
     agents: bool = True  # whether the cluster has node agents; without them, no node can be validated and returned
     slurm_users: frozenset[str] = SLURM_USERS  # drains by these users are Slurm's own, not an administrator's
     gone_remedy: Remedy = Remedy.REPLACE
-    gone_s: float = 0.0  # how long to wait for the return of a lost node that may still be on; clouds: 60
-    boot_s: float = 60.0  # time limit from the order to boot to the agent's first report; clouds: 1800
+    gone_s: float = 0.0  # how long to wait for the return of a lost node that may still be on; 60 on clouds
+    boot_s: float = 60.0  # time limit from the order to boot to the agent's first report; 1800 on clouds
     begin_s: float = 15.0  # a target starts a reboot or replacement within this time, or not at all
     validate_s: float = PHASE_S  # time limit for checks, load test and pair test
     removal_s: float = 600.0  # time limit for Slurm to remove a node from its jobs
-    absent_s: float = 3600.0  # how long a machine that the cloud took may stay away
-    person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is `given up`
+    absent_s: float = 3600.0  # time limit for the return of an instance that the cloud ended; then `needs admin`
+    person_s: float = 600.0  # how long an administrator has to repair a fault; then the node is in phase `needs admin`
     burn_in_s: float = 86400.0  # interval between two validations of a spare
-    # Time without faults that ends the first suspicion, the second, and so on.
+    # The time without faults that ends a suspicion: the first one, the second one in a row, and so on.
     steady_s: tuple[float, ...] = (5.0, 20.0, 80.0, 300.0)
     relapse_s: float = 600.0  # a suspicion this soon after the return to service is a relapse
     retry_s: float = 2.0  # delay after a failed action, doubled each time
     capacity_s: float = 600.0  # delay after a failed replacement
-    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # faults with which no job can continue
+    job_ending: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # faults with which no job can continue
     # Faults that leave no damage: once the check passes again, runs that are still on the node can stay.
     passing: frozenset[str] = frozenset(
         {"file-systems", "host-names", "munge", "clock", "disk", "inodes", CLOUD_NOTICE}
@@ -86,7 +87,8 @@ class Policy:
         )  # fmt: skip
 
     def observes(self, partitions: Collection[str]) -> bool:
-        """Return whether recovery only observes a node in these partitions. It acts if all of them are armed."""
+        """Return whether recovery only observes a node in these partitions. It acts if all of these partitions are
+        armed."""
         armed = self.mode == OBSERVE and bool(partitions) and self.armed.issuperset(partitions)
         return self.mode != AUTO and not armed
 
@@ -96,11 +98,8 @@ class Policy:
         return cap if cap < fault.remedy else fault.remedy
 
 
-# The cluster, as the controller needs it
-
-
 class ControllerSite(Protocol):
-    """One cluster. Its policy may change while the controller runs, so the controller reads it in every round."""
+    """The controller's interface to its cluster. It reads the policy every round, because the policy may change."""
 
     @property
     def slurm(self) -> SlurmActions: ...
@@ -118,5 +117,5 @@ class ControllerSite(Protocol):
     def policy(self) -> Policy: ...
 
     def is_being_changed(self) -> bool:
-        """Return whether `up` or `down` is running: what it does to nodes is not a fault."""
+        """Return whether `up` or `down` is running. Their changes to nodes are not faults."""
         ...

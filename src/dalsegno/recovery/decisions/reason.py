@@ -24,10 +24,10 @@ DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
 
 @dataclass(frozen=True)
 class Rule:
-    """How to treat a node that Slurm took out of service for `reason`.
+    """The rule for a node that Slurm took out of service for `reason`.
 
-    `remedies` lists the remedy for the first time in a day, for the second, and so on. After that, an administrator is
-    needed.
+    `remedies` lists the remedy for the first time in a day, for the second time, and so on. After the last one, an
+    administrator is needed.
     """
 
     reason: SlurmReason
@@ -38,8 +38,8 @@ class Rule:
         return self.reason.value
 
 
-# A prolog that fails again although all checks pass is itself broken. A reboot may remove processes that cannot be
-# killed and bring back missing hardware.
+# After a failed prolog or epilog, the node is only validated: if the script fails again although all checks pass, the
+# script itself is broken. A reboot can remove processes that cannot be killed and bring back missing hardware.
 RULES = {
     reason: Rule(reason, remedies)
     for reason, remedies in {
@@ -61,7 +61,7 @@ def rule_of(node: NodeInfo, slurm_users: Collection[str]) -> Rule | None:
 
 
 def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> NodeFault | None:
-    """Return the fault of a node that Slurm drained `times` times earlier today; None if it needs an administrator."""
+    """Return the fault of a node that Slurm has drained `times` times today; None if it needs an administrator."""
     return NodeFault(CHECK, rule.remedies[times], node.reason, rule.code) if times < len(rule.remedies) else None
 
 
@@ -76,7 +76,7 @@ ORDERS = frozenset({"Action:Replace", "Action:Reboot"})
 
 
 class Owner(Enum):
-    """Who keeps a node out of service."""
+    """The party that keeps a node out of service."""
 
     NOBODY = "nobody"  # the node is in service, or down only because it does not respond
     US = "us"
@@ -146,7 +146,7 @@ _TAKEN = {
 
 
 class Topic(Enum):
-    """The topics of remarks that code depends on."""
+    """The topics of remarks that decisions depend on."""
 
     OTHER = ""
     AGENT_SILENT = "agent-silent"
@@ -154,6 +154,9 @@ class Topic(Enum):
     QUICK_FAILURES = "quick-failures"
     CORRUPTION = "corruption"  # a user's run reports that the node computes wrongly
     SLURM_DRAIN = "slurm-drain"  # Slurm itself took the node out of service
+    HELD_BACK = "held-back"  # an action that is not carried out: recovery is paused, or only observes
+    NO_ROOM = "no-room"  # a fault on which recovery does not act, because a limit is reached
+    KEPT_OUT = "kept-out"  # a fault of a node that an administrator keeps out of service
 
     @classmethod
     def _missing_(cls, value: object) -> Topic:
@@ -162,12 +165,17 @@ class Topic(Enum):
 
 @dataclass(frozen=True)
 class Subject:
-    """The topic of a remark, and what distinguishes two remarks on the same topic."""
+    """The topic of a remark, and the details that tell two remarks on the same topic apart.
+
+    A remark with the same subject as the last one is not repeated, even if numbers in its text change.
+    """
 
     topic: Topic = Topic.OTHER
     network: bool = False  # whether the last report has a network warning
     count: int = 0  # number of failed jobs
+    action: str = ""  # kind of the action that is held back
+    fault: str = ""  # key of the fault
+    jobs: tuple[int, ...] = ()  # jobs that the held-back action concerns
 
 
 ANYTHING = Subject()
-SLURM_DRAIN = Subject(Topic.SLURM_DRAIN)

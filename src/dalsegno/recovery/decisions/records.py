@@ -50,13 +50,14 @@ class PendingAction:
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """The record of one node. `since` is when it was last changed or acted on: older answers from Slurm are ignored."""
+    """The record of one node. `since` is the time of its last change or action; answers that Slurm gave earlier are
+    ignored."""
 
     node: str
     phase: NodePhase = NodePhase.IN_SERVICE
     since: float = 0.0
     entered: float = 0.0  # when the node entered this phase
-    seen: bool = False  # whether the node was ever in service or its agent connected: then its absence is a fault
+    seen: bool = False  # whether the node was ever in service or its agent connected; only then is its absence a fault
     fault: NodeFault | None = None
     boot: str = ""  # the node's boot id when it was last taken out, repaired or validated
     last_boot: str = ""  # the node's boot id when its agent was last connected
@@ -65,8 +66,8 @@ class NodeRecord:
     asked: str = ""  # id of the last validation
     asks: int = 0  # number of validation orders since the last repair
     pending: PendingAction | None = None
-    said: str = ""  # the last remark, so that it is not repeated
-    about: Subject = ANYTHING  # subject of the last remark
+    said: str = ""  # the last remark
+    about: Subject = ANYTHING  # subject of the last remark, so that it is not repeated
     held_back: HeldAction = HeldAction.NO  # why the announced action is not carried out
     excuses: tuple[str, ...] = ()  # keys of faults that an administrator has accepted, until all of them are over
     relapses: int = 0  # number of suspicions in a row, without a long time in service in between
@@ -83,8 +84,19 @@ class NodeRecord:
 
     @property
     def out(self) -> bool:
-        """Return whether the controller keeps the node out for a fault. A spare under validation has no fault."""
+        """Return whether the controller keeps the node out of service for a fault. A spare under validation has no
+        fault."""
         return self.phase.out and self.fault is not None
+
+    @property
+    def counts(self) -> bool:
+        """Return whether the node counts against the limits on repairs. One that waits for a file server does not: it
+        is not repaired."""
+        return self.out and not self.waits_for_server
+
+    @property
+    def waits_for_server(self) -> bool:
+        return self.out and self.fault is not None and self.fault.server_away
 
 
 @dataclass(frozen=True)

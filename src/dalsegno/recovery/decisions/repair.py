@@ -19,7 +19,7 @@ from dalsegno.recovery.decisions.actions import (
     TakeEvidence,
     Validate,
 )
-from dalsegno.recovery.decisions.budget import find_restraint, find_tripped_breaker, reboot_refusal
+from dalsegno.recovery.decisions.budget import find_tripped_breaker, reboot_refusal
 from dalsegno.recovery.decisions.facts import (
     BOOT,
     CORRUPTION,
@@ -35,19 +35,18 @@ from dalsegno.recovery.decisions.facts import (
     is_plain,
 )
 from dalsegno.recovery.decisions.judge import find_fault, reported_faults
-from dalsegno.recovery.decisions.phase import HeldAction, NodePhase
-from dalsegno.recovery.decisions.policy import OFF, Policy
+from dalsegno.recovery.decisions.phase import NodePhase
+from dalsegno.recovery.decisions.policy import Policy
 from dalsegno.recovery.decisions.records import DAY_S, MarkKind, NodeRecord, NodeRecords
 from dalsegno.runs.comment import nodes_left
-from dalsegno.wire.frames import Message
 from dalsegno.wire.liveness import Presence
 
-# Choice of the next repair: reset, reboot, replace. Each is tried if the previous one did not help.
+# The choice of the next repair: reset, reboot, replace. Each is tried if the one before did not help.
 
 
 @dataclass(frozen=True)
 class RepairStep:
-    """The repair to try, and why no lighter one is possible."""
+    """The repair to try, and why a lighter one is not possible."""
 
     how: Remedy
     why: str = ""
@@ -98,7 +97,7 @@ def _refusal(
         if Remedy.REPLACE in node.steps:
             return "its replacement was faulty"
         if policy.machines and node.steps.count(Remedy.REBOOT) >= policy.reboots_per_fault:
-            return "reboots did not help"  # also if they failed, as over ssh when the machine is off
+            return "reboots did not help"  # or they could not be ordered, for example over ssh while the node is off
         return reboot_refusal(records, node.node, fault.key, policy, now)
     if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
         return f"it was replaced {policy.replaces_per_fault} times, each time by a faulty machine"
@@ -148,7 +147,8 @@ def repair(
 ) -> Action | None:
     case = RepairCase(node, own, facts, records, policy, now)
     if not policy.agents:
-        return None if own.phase is NodePhase.GIVEN_UP else _give_up(case, f"{case.fault.summary}; {_NO_AGENT}")
+        waits = own.phase is NodePhase.NEEDS_ADMIN
+        return None if waits else _require_admin(case, f"{case.fault.summary}; {_NO_AGENT}")
     if own.phase is NodePhase.DRAINED:
         return _decide_drained(case)
     if own.phase is NodePhase.DOWN:
@@ -157,7 +157,7 @@ def repair(
         return _decide_repairing(case)
     if own.phase is NodePhase.VALIDATING:
         return _decide_validating(case)
-    return _decide_given_up(case)
+    return _decide_needs_admin(case)
 
 
 def _decide_drained(case: RepairCase) -> Action | None:
@@ -167,16 +167,18 @@ def _decide_drained(case: RepairCase) -> Action | None:
     if case.node.left or (case.node.ending and case.fault.check == SLURMD):
         # All runs have already left the node, or its slurmd is dead and will never confirm that the jobs have ended.
         return SetDown(case.name, case.fault)
-    return _return_for_runs(case) if case.node.busy else _decide_free(case)
+    return _return_at_once(case) if case.node.busy else _decide_free(case)
 
 
-def _return_for_runs(case: RepairCase) -> Action | None:
-    """Decide whether the node returns to service with the runs that are on it, which saves them a restart.
+def _return_at_once(case: RepairCase) -> Action | None:
+    """Decide whether the node returns to service without a validation.
 
-    Its fault must be over and of a kind that leaves no damage, and no run may have left the node.
+    Its fault must be over and of a kind that leaves no damage, and no run may have left the node. All its jobs must be
+    runs, which then need not restart. After the outage of a file server, the node may also have other jobs, or no job.
     """
     jobs, check = case.node.jobs, case.fault.check
-    stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
+    stay = case.fault.server_away or (bool(jobs) and not any(is_plain(job) for job in jobs))
+    stay = stay and not any(case.name in nodes_left(job.comment) for job in jobs)
     well = check in case.policy.passing and _is_over(case) and not reported_faults(case.node, case.policy)
     regular = case.name not in case.policy.spares  # a lent spare is not returned: it becomes a spare again
     return Return(case.name, f"{check} passes again", tried=False) if stay and well and regular else None
@@ -186,6 +188,8 @@ def _decide_free(case: RepairCase) -> Action | None:
     """Decide the next action for a node that has no more jobs."""
     if _is_announced(case):
         return _wait_for_administrator(case)
+    if case.fault.server_away:
+        return _return_at_once(case) or _wait_for_server(case)
     if _is_stale(case) or _is_over(case):
         return _validate(case)
     if case.fault.remedy is Remedy.DRAIN:
@@ -199,7 +203,8 @@ def _escalate(case: RepairCase) -> Action | None:
     if fault and fault.gone and not case.fault.gone:
         jobs = tuple(job.id for job in case.node.jobs if is_plain(job))
         remedy = case.fault.remedy if case.fault.notice else max(case.fault.remedy, fault.remedy)
-        return SetDown(case.name, replace(case.fault, gone=True, remedy=remedy), jobs, case.node.held)
+        lost = fault if case.fault.server_away else replace(case.fault, gone=True, remedy=remedy)
+        return SetDown(case.name, lost, jobs, case.node.held)
     if fault and (case.fault.remedy < fault.remedy or (fault.notice and fault.code != case.fault.code)):
         return Drain(case.name, fault, case.node.held)
     return None
@@ -214,51 +219,81 @@ def _is_stale(case: RepairCase) -> bool:
 
 
 def _is_over(case: RepairCase) -> bool:
-    """Return whether the fault ended without a repair. The second time in a day, the node is repaired anyway."""
+    """Return whether the fault ended without a repair. If the same fault occurs twice in a day, the node is repaired
+    anyway, unless its file server was the cause."""
     untouched = not case.own.steps and not case.own.asked
     times = case.records.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
-    return untouched and times <= 1 and case.node.connected and _passes_now(case)
+    return untouched and (times <= 1 or case.fault.server_away) and case.node.connected and _passes_now(case)
 
 
 def _wait_for_administrator(case: RepairCase) -> Action | None:
     if not case.node.connected:
-        return _give_up_after(case, case.policy.person_s, "its agent does not answer")
+        return _require_admin_after(case, case.policy.person_s, "its agent does not answer")
     still = any(fault.check == case.fault.check for fault in reported_faults(case.node, case.policy))
-    still = still or case.fault.check == CORRUPTION  # no validation finds this fault again
+    still = still or case.fault.check == CORRUPTION  # a validation does not detect this fault
     if not still and not case.own.asked:
         return _validate(case)
     if case.in_phase_s >= AGAIN_S and _passes_now(case):  # the check that failed in the validation passes now
         return _validate(case)
     if (notice := case.fault.notice) and case.now < notice.deadline + case.policy.person_s:
-        return None  # an administrator can do nothing, because the cloud takes the machine
-    return _give_up_after(case, case.policy.person_s, f"needs an administrator: {case.fault.summary}")
+        return None  # an administrator can do nothing, because the cloud provider ends the instance
+    return _require_admin_after(case, case.policy.person_s, case.fault.summary)
 
 
-def _give_up_after(case: RepairCase, limit_s: float, why: str) -> Action | None:
-    return _give_up(case, why) if case.in_phase_s >= limit_s else None
+def _wait_for_server(case: RepairCase) -> Action | None:
+    """Validate the node once its file system answers; until then, wait.
+
+    An administrator is needed in two cases: the node's agent stays silent, or the server answers all other nodes and
+    none of these returned recently. After an outage, nodes connect to their server at very different times.
+    """
+    if case.node.connected and _passes_now(case):
+        again = not case.own.asked or case.in_phase_s >= AGAIN_S
+        return _validate(case) if again else None
+    since = case.node.agent.since
+    if case.node.connected:
+        others = [other for other in _other_nodes(case) if other.connected]
+        known = [case.records.get(other.name) for other in others]
+        faults = [fault for other in others for fault in reported_faults(other, case.policy)]
+        if not others or any(fault.server_away for fault in (*faults, *(each.fault for each in known if each.fault))):
+            return None
+        since = max(since, *(each.entered for each in known))
+    late = case.now - since >= case.policy.person_s
+    return _require_admin_after(case, case.policy.person_s, case.fault.summary) if late else None
 
 
-def _give_up(case: RepairCase, why: str) -> ChangePhase:
-    return ChangePhase(case.name, NodePhase.GIVEN_UP, why, boot=case.node.agent.boot or case.own.last_boot)
+def _other_nodes(case: RepairCase) -> list[NodeFacts]:
+    return [other for other in (case.facts.nodes or {}).values() if other.name != case.name]
+
+
+def _require_admin_after(case: RepairCase, limit_s: float, why: str) -> Action | None:
+    return _require_admin(case, why) if case.in_phase_s >= limit_s else None
+
+
+def _require_admin(case: RepairCase, why: str) -> ChangePhase:
+    return ChangePhase(case.name, NodePhase.NEEDS_ADMIN, why, boot=case.node.agent.boot or case.own.last_boot)
 
 
 def _decide_down(case: RepairCase) -> Action | None:
-    """Decide the next action for a lost node. Slurm must first remove it from its jobs, which a repair would end."""
+    """Decide the next action for a lost node.
+
+    Slurm must remove the node from its jobs before a repair, because the repair would end the jobs.
+    """
     if case.node.busy:
-        return _give_up_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
+        return _require_admin_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
-        return _decide_free(case)  # the node was set down only to remove it from runs that had left it
+        return _decide_free(case)  # the node was set down only so that runs that had left it would lose it
     if case.node.connected and not case.own.steps and not case.own.asked and not _is_announced(case):
         return _validate(case)  # the node came back by itself
     if case.fault.notice:
-        return _give_up_after(case, case.policy.absent_s, f"the cloud has not given it back: {case.fault.summary}")
+        why = f"the cloud has not given it back: {case.fault.summary}"
+        return _require_admin_after(case, case.policy.absent_s, why)
     if case.in_phase_s < case.policy.gone_s and not case.node.off:
         return None
     return _start_repair(case)
 
 
 def _is_announced(case: RepairCase) -> bool:
-    """Return whether the cloud takes the machine that the node has now."""
+    """Return whether the cloud provider has announced that it ends the node's current instance."""
     return case.node.connected and any(fault.notice for fault in reported_faults(case.node, case.policy))
 
 
@@ -267,13 +302,13 @@ def _start_repair(case: RepairCase) -> Action | None:
         return None if _may_agent_return(case) else TakeEvidence(case.name, case.own.held)
     step = next_step(case.own, case.fault, case.node.slurm.partitions, case.records, case.policy, case.now)
     if isinstance(step, str):
-        return _give_up(case, f"{case.fault.summary}; {step}")
+        return _require_admin(case, f"{case.fault.summary}; {step}")
     boot = case.node.agent.boot or case.own.last_boot
     return Repair(case.name, step.how, case.fault, boot, _gpus(case.node.agent.report), step.why)
 
 
 def _may_agent_return(case: RepairCase) -> bool:
-    """Return whether the node's agent may still connect after a restart or an outage, and send its evidence."""
+    """Return whether the agent could still connect after a restart or an outage, and then send its evidence."""
     agent = case.node.agent
     waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NODE_LIMITS.new_s
     return waited_for and not case.node.off
@@ -294,7 +329,8 @@ def _decide_repairing(case: RepairCase) -> Action | None:
 
 
 def _reject_replaced_gpus(case: RepairCase) -> Action | None:
-    """Reject a new machine with a GPU that was replaced before."""
+    """Return the action that rejects a new machine, if one of its GPUs is from a machine that was replaced; None if
+    not."""
     replaced_gpus = (
         set(_gpus(case.node.agent.report)) & case.records.replaced_gpus if Remedy.REPLACE in case.own.steps else set()
     )
@@ -305,7 +341,12 @@ def _reject_replaced_gpus(case: RepairCase) -> Action | None:
 
 
 def _fail_repair(case: RepairCase, fault: NodeFault) -> Action:
-    """Record that the last repair did not help. A faulty new machine is not repaired but replaced."""
+    """Record that the last repair did not help. A faulty new machine is replaced, not repaired.
+
+    If the node's file server does not answer, nothing is known about the repair: the node is validated again later.
+    """
+    if fault.server_away:
+        return ChangePhase(case.name, NodePhase.DRAINED, fault.summary, fault)
     replaced = Remedy.REPLACE in case.own.steps
     remedy = Remedy.REPLACE if replaced else max(case.policy.remedy(fault), Remedy.DRAIN)
     to = NodePhase.DOWN if case.node.gone else NodePhase.DRAINED
@@ -318,7 +359,7 @@ def _validate(case: RepairCase) -> Validate:
 
 def _choose_partner(case: RepairCase) -> str:
     """Return an idle, healthy node of the same partition, or "". Nodes under repair usually get different partners."""
-    good = [other.name for other in (case.facts.nodes or {}).values() if _may_be_partner(case, other)]
+    good = [other.name for other in _other_nodes(case) if _may_be_partner(case, other)]
     return good[crc32(case.name.encode()) % len(good)] if good else ""
 
 
@@ -326,7 +367,7 @@ def _may_be_partner(case: RepairCase, other: NodeFacts) -> bool:
     shares = set(other.slurm.partitions) & set(case.node.slurm.partitions)
     known = case.records.get(other.name).phase in (NodePhase.IN_SERVICE, NodePhase.SPARE)
     idle = other.connected and not other.busy and not reported_faults(other, case.policy)
-    return other.name != case.name and bool(shares) and known and idle
+    return bool(shares) and known and idle
 
 
 def _decide_validating(case: RepairCase) -> Action | None:
@@ -344,7 +385,7 @@ def _decide_validating(case: RepairCase) -> Action | None:
     if _are_gpus_unknown(case) and case.in_phase_s < case.policy.validate_s:
         return None
     if not case.node.slurm.responding:
-        return _give_up_after(
+        return _require_admin_after(
             case, case.policy.validate_s + case.policy.boot_s, "it is healthy, but slurmd does not register"
         )
     spare = case.name in case.policy.spares
@@ -356,7 +397,7 @@ def _are_gpus_unknown(case: RepairCase) -> bool:
     return new and case.node.slurm.gpus > 0 and not _gpus(case.node.agent.report)
 
 
-def _decide_given_up(case: RepairCase) -> Action | None:
+def _decide_needs_admin(case: RepairCase) -> Action | None:
     """Validate again if an administrator has worked on the node: it was rebooted, or the failed check passes."""
     again = case.node.connected and not case.node.busy
     rebooted = bool(case.own.boot) and case.node.agent.boot != case.own.boot
@@ -374,53 +415,3 @@ def _passes_now(case: RepairCase) -> bool:
     report = case.node.agent.report
     findings = [each for each in report.findings if each.check == case.fault.check] if report else []
     return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
-
-
-# Forecast of the next repair. It uses the same functions as the decision.
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """The expected next repair (`how`; None if there is none), and why it is not carried out yet (`held`)."""
-
-    how: Remedy | None
-    why: str = ""  # why a lighter repair, or any repair, is not possible
-    held: HeldAction = HeldAction.NO
-
-    def message(self) -> Message:
-        return {"how": self.how.value if self.how else "", "why": self.why, "held_back": self.held.value}
-
-    @classmethod
-    def read(cls, message: object) -> Forecast | None:
-        """Parse a forecast from a controller; return None if it is missing or malformed."""
-        if not isinstance(message, dict) or "how" not in message:
-            return None
-        how = next((each for each in Remedy if each.value == message["how"]), None)
-        return cls(how, str(message.get("why", "")), HeldAction.of(message.get("held_back")))
-
-
-def forecast(
-    own: NodeRecord, partitions: Collection[str], records: NodeRecords, policy: Policy, now: float
-) -> Forecast | None:
-    """Return what will be done for a node; None if it is in service, being repaired, or given up.
-
-    The limits on nodes out of service were checked when the node was taken out. Now only the limits on reboots and
-    replacements apply.
-    """
-    if own.fault is None or own.phase not in (NodePhase.DRAINED, NodePhase.DOWN):
-        return None
-    if policy.mode == OFF:
-        return Forecast(None, "automatic recovery is off in the cluster file")
-    if records.blind:
-        return Forecast(
-            None, "the controller has lost contact with nearly all nodes: no action until it hears them again"
-        )
-    if own.fault.notice:
-        return Forecast(None, "the cloud takes this machine: it is not repaired")
-    if own.fault.remedy is Remedy.DRAIN:
-        return Forecast(Remedy.DRAIN)
-    step = next_step(own, own.fault, partitions, records, policy, now)
-    if isinstance(step, str):
-        return Forecast(None, step)
-    held = find_restraint(records, policy, partitions)
-    return Forecast(step.how, step.why, held.held if held else HeldAction.NO)

@@ -1,8 +1,9 @@
-"""Spares of a partition: validated, kept out of scheduling, lent to a job that joins a run, and taken back. Pure.
+"""Decide about the spares of a partition: validate them, keep them out of scheduling, lend them to runs, take them
+back. Pure.
 
-A job that is lent a spare gets the highest priority, so the job's comment, which a user can set, is not enough. The job
-must belong to a run that the controller supervises for the same user. A run is lent at most as many spares as it has
-lost nodes.
+A job that is lent a spare gets the highest priority. Users can set the comment of their jobs, so a comment is not
+enough: the job must belong to a run that the controller supervises for the same user. A run is lent at most as many
+spares as it has lost nodes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def lend(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> dict
 def promote(facts: Facts, records: NodeRecords, policy: Policy, now: float, lent: Collection[str]) -> dict[str, Action]:
     """Return the spares to put into service now, each in place of a node whose machine only a person can replace.
 
-    `lent` are the spares that jobs get in this round. A spare that is promoted stays in service until the node returns.
+    `lent` are the spares that jobs get in this round. A promoted spare stays in service until the failed node returns.
     """
     nodes = facts.nodes or {}
     free = [
@@ -58,7 +59,7 @@ def promote(facts: Facts, records: NodeRecords, policy: Policy, now: float, lent
     promoted: dict[str, Action] = {}
     for name, machine in policy.machines.items():
         lost = nodes.get(name)
-        if lost is None or name in filled or name in policy.spares or not _is_given_up(name, records):
+        if lost is None or name in filled or name in policy.spares or not _needs_admin(name, records):
             continue
         spare = next((each for each in free if set(each.slurm.partitions) & set(lost.slurm.partitions)), None)
         if spare:
@@ -67,17 +68,20 @@ def promote(facts: Facts, records: NodeRecords, policy: Policy, now: float, lent
     return promoted
 
 
-def _is_given_up(node: str, records: NodeRecords) -> bool:
-    return records.get(node).phase is NodePhase.GIVEN_UP
+def _needs_admin(node: str, records: NodeRecords) -> bool:
+    return records.get(node).phase is NodePhase.NEEDS_ADMIN
 
 
 def keep_promoted(
     node: NodeFacts, own: NodeRecord, owner: Owner, records: NodeRecords, policy: Policy
 ) -> tuple[bool, Action | None]:
-    """Return whether this function decides about a promoted spare, and the action. When the node that it replaces is
-    back in service, it becomes a spare again; jobs on it continue."""
-    needed = _is_given_up(own.stands_for, records)
-    if owner is Owner.SPARE and needed:  # slurmctld has read its files again, which list the node as a spare
+    """Decide for a spare that stands in for another node. Return False as the first value if other rules must decide;
+    the second value is the action.
+
+    If the other node is back, the spare is held again; its jobs continue.
+    """
+    needed = _needs_admin(own.stands_for, records)
+    if owner is Owner.SPARE and needed:  # slurmctld has drained the node, which is a spare in its configuration files
         again = Promote(node.name, own.stands_for, policy.machines.get(own.stands_for, ""))
         return True, again if node.connected and node.slurm.responding else None
     if owner is Owner.SPARE:
@@ -112,7 +116,8 @@ def _is_ready(node: NodeFacts, own: NodeRecord, facts: Facts, policy: Policy, no
 def keep_spare(
     node: NodeFacts, own: NodeRecord, owner: Owner, facts: Facts, policy: Policy, now: float
 ) -> tuple[bool, Action | None]:
-    """Return whether the node is handled as a spare, and the action for it."""
+    """Decide for a spare of a partition. Return False as the first value if other rules must decide; the second value
+    is the action."""
     if own.phase is NodePhase.LENT:
         return _decide_lent(node, own, owner, facts, now)
     if owner is not Owner.SPARE or own.phase.out or find_fault(node, own, policy):
@@ -125,10 +130,12 @@ def keep_spare(
 def _decide_lent(
     node: NodeFacts, own: NodeRecord, owner: Owner, facts: Facts, now: float
 ) -> tuple[bool, Action | None]:
-    """Decide for a lent spare. It becomes a spare again when its job has ended and no other job is on it.
+    """Decide for a lent spare. Return False as the first value if other rules must decide; the second value is the
+    action.
 
-    When slurmctld restarts or reads its files again, it drains the node. The controller then releases the node at once:
-    otherwise the job would wait forever, and the run would count the node as failing.
+    The node becomes a spare again when its job has ended and no other job is on it. When slurmctld restarts or reads
+    its files again, it drains the node. The controller then releases the node at once: otherwise the job would wait
+    forever, and the run would count the node as failing.
     """
     job = next((job for job in facts.jobs if job.id == own.lent_to and not job.state.ended), None)
     if job and owner is Owner.SPARE:
@@ -141,6 +148,6 @@ def _decide_lent(
             return True, CloseLoan(node.name)
     if job or node.busy or owner not in (Owner.NOBODY, Owner.SPARE):
         return False, None
-    if owner is Owner.SPARE:  # slurmctld has read its files again, which list the node as a spare
+    if owner is Owner.SPARE:  # slurmctld has drained the node, which is a spare in its configuration files
         return True, ChangePhase(node.name, NodePhase.SPARE, "is a spare again")
     return True, Hold(node.name)

@@ -60,7 +60,7 @@ class EventStage(Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened. Ids only increase."""
+    """A recorded event. Ids only increase."""
 
     id: int
     at: float

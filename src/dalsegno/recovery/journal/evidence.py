@@ -17,7 +17,7 @@ ACTION = "action.txt"  # this file of a bundle has the id of the action that sav
 
 
 def merge_evidence(*sources: Mapping[str, str]) -> dict[str, str]:
-    """Merge files from several sources into one bundle, and join the sources' notes about missing parts."""
+    """Return the files of several sources as one bundle, with the sources' notes about missing parts joined."""
     files = {name: text for source in sources for name, text in source.items()}
     gaps = [source[INCOMPLETE].strip() for source in sources if INCOMPLETE in source]
     return {**files, INCOMPLETE: "\n".join([*gaps, ""])} if gaps else files
@@ -30,7 +30,7 @@ def is_empty(source: Mapping[str, str]) -> bool:
 def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, action: str = "") -> Path:
     """Write a bundle below `root/NODE` and return its folder. After a crash, the bundle is complete or absent.
 
-    `action` is the id of the action that saves the bundle. If it is repeated after a crash, it replaces its own bundle.
+    `action` is the id of the action that saves the bundle. An action repeated after a crash replaces its own bundle.
     """
     own = root / node
     make_folder(own, 0o700)
@@ -57,7 +57,8 @@ def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, ac
 
 
 def _free_name(own: Path, name: str, action: str) -> Path:
-    """Return an unused path, or the path of the same action's bundle. Bundles of the same second are numbered."""
+    """Return the path for a bundle: that of an earlier bundle of the same action, or an unused one. Bundles of the same
+    second get numbers."""
     paths = (own / each for each in (name, *(f"{name}-{number}" for number in range(2, 1000))))
     return next(path for path in paths if not path.exists() or (action and read_text(path / ACTION) == action))
 

@@ -1,6 +1,6 @@
 """Metrics of recovery, from the controller's journal: events, times, nodes, spares, budgets.
 
-The journal is read through a separate connection, and each cycle reads only new rows. A new process reads all rows
+The journal is read through a separate connection, and each update reads only new rows. A new process reads all rows
 that the journal still has, so its counters do not restart at zero.
 """
 
@@ -35,7 +35,7 @@ from dalsegno.spec.facts import facts_from_json
 DETECT_S = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 DRAIN_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 REPLACE_S = (1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0)
-RETRY_S = 120.0  # an action that begins later than this after a failed one is not its retry
+RETRY_S = 120.0  # a later action within this time after a failed one counts as its retry
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class FinishedAction:
 
 @dataclass
 class RecoveryTimes:
-    """The durations of recovery. Actions are added in the order in which they ended."""
+    """The durations of recovery. Actions must be added in the order in which they ended."""
 
     detect: Histogram = field(default_factory=lambda: Histogram(DETECT_S))
     drain: Histogram = field(default_factory=lambda: Histogram(DRAIN_S))
     replace: Histogram = field(default_factory=lambda: Histogram(REPLACE_S))
-    # By node: the begin of the first and the end of the last of its consecutive failed actions.
+    # Maps a node to the times at which the first of its consecutive failed actions began and the last one ended.
     _failed: dict[str, tuple[float, float]] = field(default_factory=dict)
     _replacing: dict[str, float] = field(default_factory=dict)  # node -> when its replacement began
 
@@ -77,7 +77,7 @@ class RecoveryTimes:
         self.drain = self.drain.observe(_passed(began, done.ended_at))
         if isinstance(action, SetDown) and action.heard_at:
             self.detect = self.detect.observe(_passed(action.heard_at, began))
-        self._replacing.pop(action.node, None)  # if a replacement had begun, an administrator has ended it
+        self._replacing.pop(action.node, None)  # an unfinished replacement was ended by an administrator
 
 
 def _passed(since: float, until: float) -> float:
@@ -94,7 +94,7 @@ _ACTION = "rowid, kind, body, begun_at, ended_at, error"
 
 @dataclass
 class JournalCounts:
-    """The counts from one journal file, as far as it was read."""
+    """The counts from one journal file, as far as the file was read."""
 
     events: Counter[tuple[EventKind, EventStage]] = field(default_factory=Counter)
     failed_replacements: int = 0
@@ -107,7 +107,7 @@ class JournalCounts:
     _unfinished: frozenset[int] = frozenset()
 
     def read_new(self, db: sqlite3.Connection) -> None:
-        """Read the rows that were added, and the actions that have ended since the last call."""
+        """Read the rows added since the last call, and the actions that have ended since then."""
         grouped = "SELECT kind, stage, COUNT(*), MAX(id) FROM events WHERE id > ? GROUP BY kind, stage"
         rows = db.execute(grouped, (self._event,))
         for kind, stage, count, last in rows.fetchall():
@@ -124,7 +124,8 @@ class JournalCounts:
     def _add_fault(self, done: FinishedAction) -> None:
         action = done.action
         if isinstance(action, (Drain, SetDown)):
-            notice = action.fault.notice  # the code of a notice has a time, and would be a new label value each time
+            # the code of a notice contains a time, so each notice would add a value of the label
+            notice = action.fault.notice
             key = action.node, action.fault.check, notice.kind.value if notice else action.fault.code
             self.faults[key] = max(self.faults.get(key, 0.0), done.begun_at)
 
@@ -196,7 +197,7 @@ class RecoveryJournalReader:
 
 
 def list_runs(records: Path) -> list[KnownRun]:
-    """Return the runs that the controller supervises, from the folder of their records, for `RunMetrics`."""
+    """Return the runs that the controller supervises, read from the folder with their records."""
     found, _ = RunRecords(records).read()
     return [KnownRun(Path(record.folder), record.uid) for record in found.values()]
 
@@ -220,7 +221,7 @@ HELD = tuple(held for held in HeldAction if held is not HeldAction.NO)
 
 
 def count_families(counts: JournalCounts) -> list[Family]:
-    """Return the families for events, failed replacements and times."""
+    """Return the families for events, failed replacements and durations."""
     known = {(kind, stage): 0 for kind, stages in _STAGES.items() for stage in stages}
     events: Samples = {_event_labels(*key): count for key, count in {**known, **counts.events}.items()}
     times = counts.times
@@ -250,9 +251,10 @@ def count_families(counts: JournalCounts) -> list[Family]:
 
 
 def fault_family(counts: JournalCounts, now: float) -> Family:
-    """Return the family that tells alerts which nodes had a fault, even if they were repaired between two scrapes.
+    """Return the family for alerts on nodes that had a fault, even if they were repaired between two scrapes.
 
-    The value is a time and not a count, so that the first fault of a node is visible without an earlier zero.
+    The value is the time of the fault. A count could not show the first fault of a node, because no zero comes before
+    it.
     """
     recent: Samples = {key: at for key, at in counts.faults.items() if now - at < DAY_S}
     about = "When recovery last took the node out of service for this fault, within the last day."
@@ -285,7 +287,7 @@ def record_families(records: NodeRecords, nodes: Iterable[str]) -> list[Family]:
         ),
         labelled(
             "dalsegno_recovery_notice_deadline_timestamp_seconds",
-            "When the cloud takes a node, for nodes that were drained for its notice.",
+            "When the cloud provider ends the instance of a node that was drained for its notice.",
             ("node", "kind"),
             {
                 (node.node, notice.kind.value): notice.deadline

@@ -86,7 +86,7 @@ def _add_columns(db: sqlite3.Connection) -> None:
 MAX_EVENTS = 1000  # maximum number of events per answer
 MAX_KEPT = 100_000  # maximum number of events, actions and check results each; the oldest are deleted once a day
 _EVENT = "id, at, node, kind, text, stage, jobs"
-MARKS_KEPT_S = 60 * DAY_S  # twice the 30 days that `read_records` looks back
+MARKS_KEPT_S = 60 * DAY_S  # twice the 30 days that `read_records` needs
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ class Journal:
             self.db = open_file(path)
             self._version = self._data_version()
             self.records = read_records(self.db)
+            self._is_together = False
         except (sqlite3.Error, OSError, ValueError) as error:
             hint = "move the file away: the controller then starts a new one from Slurm's drain reasons"
             raise DalsegnoError(f"{path} cannot be read: {error}", hint=hint) from error
@@ -199,7 +200,27 @@ class Journal:
         )
         return [gpu for row in rows if node in ("", (gpu := GpuHistory(*row)).node)]
 
-    # Methods that write. Each is one transaction.
+    # Methods that write. Each is one transaction, except within `together`.
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write all changes of this block in one transaction.
+
+        Each transaction waits for the disk and compares all records, which is slow for thousands of changes.
+        """
+        before, self._is_together = self.records, True
+        try:
+            yield
+            if self.db.in_transaction:
+                self._write_records(before, self.records)
+                self.commit()
+        except BaseException:
+            self.records = before
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            raise
+        finally:
+            self._is_together = False
 
     def begin(self, action: Action, now: float, partitions: tuple[str, ...] = ()) -> str:
         """Record an action before it is carried out and return its id."""
@@ -237,7 +258,7 @@ class Journal:
             self._event(now, "", action.kind, action.summary)
 
     def record_seen(self, records: NodeRecords) -> None:
-        """Record observations, without an event."""
+        """Save records that contain new observations. No event is added."""
         if records != self.records:
             with self._changing(records):
                 pass
@@ -304,9 +325,15 @@ class Journal:
     @contextmanager
     def _changing(self, records: NodeRecords) -> Iterator[None]:
         """Write changed records in one transaction. The records in memory change after the commit."""
+        if self._is_together:
+            if not self.db.in_transaction:
+                self.db.execute("BEGIN IMMEDIATE")
+            yield
+            self.records = records
+            return
         self.db.execute("BEGIN IMMEDIATE")
         try:
-            self._write_records(records)
+            self._write_records(self.records, records)
             yield
             self.commit()
         except BaseException:
@@ -318,14 +345,15 @@ class Journal:
     def commit(self) -> None:
         self.db.execute("COMMIT")
 
-    def _write_records(self, records: NodeRecords) -> None:
+    def _write_records(self, before: NodeRecords, records: NodeRecords) -> None:
         for name, node in records.nodes.items():
-            if self.records.nodes.get(name) != node:
+            known = before.nodes.get(name)
+            if known is not node and known != node:
                 body = json.dumps(facts_to_json(node))
                 self.db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (name, body))
-        for mark in records.marks[len(self.records.marks) :]:
+        for mark in records.marks[len(before.marks) :]:
             self.db.execute("INSERT INTO marks (at, body) VALUES (?, ?)", (mark.at, json.dumps(facts_to_json(mark))))
-        for uuid in records.replaced_gpus - self.records.replaced_gpus:
+        for uuid in records.replaced_gpus - before.replaced_gpus:
             self.db.execute(
                 "INSERT INTO passports VALUES (?, '', 0, '', '', 0, strftime('%s'))"
                 " ON CONFLICT (uuid) DO UPDATE SET sent_away_at = excluded.sent_away_at",

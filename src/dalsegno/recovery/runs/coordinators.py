@@ -43,7 +43,7 @@ class CoordinatorTask(Enum):
 
 @dataclass(frozen=True)
 class RestartStep:
-    """The next task for a coordinator, when it is due, and the record to keep from then on."""
+    """What to do next for a coordinator, when that is due, and the record to keep from then on."""
 
     do: CoordinatorTask
     record: RunRecord
@@ -51,9 +51,10 @@ class RestartStep:
 
 
 def on_coordinator_end(record: RunRecord, code: int | None, lived_s: float) -> RestartStep:
-    """Decide what to do when a coordinator has ended. `code` is None if an earlier controller had started it.
+    """Decide what to do when a coordinator has ended.
 
-    Without a code the coordinator is restarted. If the run is over, the new coordinator reports that.
+    `code` is its exit code; None if an earlier controller had started it. Then the coordinator is restarted: if the run
+    is over, the new coordinator reports that.
     """
     gone = replace(record, pid=0, start=0)
     if code == OVER:
@@ -76,7 +77,7 @@ def on_controller_start(record: RunRecord, lives: bool) -> RestartStep:
 
 
 def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None:
-    """Decide what to do when a run is requested; None if its id is in use. A run that was given up is retried."""
+    """Decide what to do when a run is requested; None if its id is in use. A run with `given_up` is retried."""
     if known is None:
         return RestartStep(CoordinatorTask.START, wanted)
     if known.uid != wanted.uid:
@@ -183,7 +184,7 @@ class WatchedCoordinator:
 class CoordinatorKeeper:
     """Starts coordinators and restarts them.
 
-    `launcher` is the command that starts our programs; `env` is the controller's own environment.
+    `launcher` is the command that starts Dal Segno's programs; `env` is the controller's own environment.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class CoordinatorKeeper:
         orphans = self._orphans() if any(not record.lives() for record in records.values()) else {}
         for record in records.values():
             orphan = orphans.get((self._argv(record), record.uid))
-            # The controller died after it had started this coordinator and before it had recorded it.
+            # The earlier controller died after it had started this coordinator and before it had recorded it.
             if orphan and not record.lives():
                 record = replace(record, pid=orphan.pid, start=orphan.start)
             self._do(on_controller_start(record, record.lives()))
@@ -216,7 +217,7 @@ class CoordinatorKeeper:
         wanted = RunRecord(folder, uid)
         step = on_request(wanted, self.known.get(wanted.run))
         ended = self.records.read_ended(wanted.run)
-        if step is None or (ended is not None and ended.uid != uid):  # only its owner may reuse the id of an ended run
+        if step is None or (ended is not None and ended.uid != uid):  # only the owner of an ended run may reuse its id
             raise DalsegnoError(f"the run id `{wanted.run}` is in use", hint="choose another id")
         if step.do is not CoordinatorTask.START:
             return
@@ -307,7 +308,7 @@ class CoordinatorKeeper:
         self._do(step)
 
     def _save(self, record: RunRecord) -> None:
-        """Save a record. On a full disk the coordinator still runs: it is found again by its command line."""
+        """Save a record. On a full disk the coordinator runs without one, and is later found by its command line."""
         try:
             self.records.write(record)
         except DalsegnoError as error:

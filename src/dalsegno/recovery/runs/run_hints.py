@@ -1,8 +1,8 @@
-"""What runs tell about nodes: which ones they have left, and which ones compute wrongly.
+"""The reports of runs about nodes: which nodes they have left, and which nodes compute wrongly.
 
 The comment of a run's job lists the nodes that the run has left. Without accounting, Slurm 22.05 refuses every change
-to a job that has lost a node ("the DB index is being set"). The run's status file holds the same information. It
-belongs to a user, so it counts only for that user's own job.
+to a job that has lost a node ("the DB index is being set"), so the list is also read from the run's status file. The
+run's owner can change this file, so it counts only for jobs of the same owner.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MAX_BYTES = 1 << 20
 
 
 def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecord]) -> JobInfo:
-    """Return the job with a comment that lists the nodes its run has left, as far as they need repair (`wanted`)."""
+    """Return the job with a comment that lists the nodes its run has left. Only nodes in `wanted`, which are to be
+    repaired, are listed."""
     record = runs.get(job.name)
     here = frozenset(wanted) & set(job.nodes)
     comment = read_comment(job.comment)
@@ -54,18 +55,19 @@ def read_hint(path: Path, uid: int) -> RunStatus | None:
         return None
 
 
-# Nodes that a run accuses of wrong results
+# Nodes that a run reports for wrong results
 
 
-ACCUSED_S = 60.0  # how long an accusation counts, which is enough for a round of recovery
-MAX_ACCUSED_A_DAY = 1  # maximum number of nodes that the runs of one user can have drained in a day
+REPORT_VALID_S = 60.0  # how long a report counts, which is enough for a round of recovery
+# maximum number of nodes that are drained in a day because the runs of one user have reported them
+MAX_REPORTED_A_DAY = 1
 MAX_NODE_NAME = 255
 MAX_EVIDENCE = 300  # maximum characters of the evidence
 DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
-class Accusation:
+class WrongResultReport:
     """A run's report that a node computes wrongly. Only the owner of a run can report it, for nodes of its own jobs."""
 
     run: str
@@ -75,16 +77,16 @@ class Accusation:
     at: float
 
 
-class Accusations:
-    """The reports of all runs. May be used from any thread."""
+class WrongResultReports:
+    """The reports of all runs about nodes that compute wrongly. May be used from any thread."""
 
     def __init__(self, runs: Callable[[], Mapping[str, RunRecord]], clock: Callable[[], float] = time.time) -> None:
-        self._runs, self._clock, self._all = runs, clock, tuple[Accusation, ...]()
+        self._runs, self._clock, self._all = runs, clock, tuple[WrongResultReport, ...]()
 
     def add(self, uid: int, request: object) -> bool:
-        """Add the report of a user's run; return False if the run has reported this node within a day.
+        """Add the report of a user's run; return False if the run has already reported this node within a day.
 
-        Raise if the run is another user's, or the user has reported too many nodes.
+        Raise DalsegnoError if the run belongs to another user, or the user has reported too many nodes.
         """
         words = request if isinstance(request, dict) else {}
         run, node, text = (words.get(name) for name in ("run", "node", "text"))
@@ -98,23 +100,23 @@ class Accusations:
         kept = [each for each in self._all if now - each.at < DAY_S]
         if any((each.uid, each.run, each.node) == (uid, run, node) for each in kept):
             return False
-        if len({each.node for each in kept if each.uid == uid} | {node}) > MAX_ACCUSED_A_DAY:
-            what = f"runs of one user can have {MAX_ACCUSED_A_DAY} node a day drained for wrong results"
+        if len({each.node for each in kept if each.uid == uid} | {node}) > MAX_REPORTED_A_DAY:
+            what = f"runs of one user can have {MAX_REPORTED_A_DAY} node a day drained for wrong results"
             raise DalsegnoError(what, hint=f"an administrator can drain {node:.80} with scontrol")
-        self._all = (*kept, Accusation(run, uid, node, one_line(text)[:MAX_EVIDENCE], now))
+        self._all = (*kept, WrongResultReport(run, uid, node, one_line(text)[:MAX_EVIDENCE], now))
         return True
 
-    def accuse(self, facts: Facts) -> Facts:
-        """Return the facts with the current reports, each about a node on which its run has a job."""
+    def add_to(self, facts: Facts) -> Facts:
+        """Return the facts with the current reports. A report counts only if its run has a job on the node."""
         now = self._clock()
-        new = [each for each in self._all if now - each.at < ACCUSED_S]
+        new = [each for each in self._all if now - each.at < REPORT_VALID_S]
         nodes = dict(facts.nodes or {})
         for each in new:
             node = nodes.get(each.node)
-            if node is None or node.accused_by_owner or f"{each.uid}:{each.run}" not in facts.runs_on(node):
+            if node is None or node.reported_by_owner or f"{each.uid}:{each.run}" not in facts.runs_on(node):
                 continue
             is_owner = each.uid in (0, os.geteuid())
-            nodes[each.node] = replace(node, accused=each.text, accused_by_owner=is_owner)
+            nodes[each.node] = replace(node, wrong_result=each.text, reported_by_owner=is_owner)
         return replace(facts, nodes=nodes) if new and facts.nodes is not None else facts
 
 
@@ -135,11 +137,20 @@ class CheckChange:
     text: str
 
 
+_PASSED: State = (Verdict.PASSED, "")
+
+
+def _state(finding: Finding) -> State:
+    result = finding.result
+    return result.verdict, result.code if result.verdict is Verdict.FAILED else ""
+
+
 @dataclass
 class CheckChanges:
     """Remembers the last recorded state of each check on each node."""
 
     _recorded: dict[tuple[str, str], tuple[State, tuple[float, ...]]] = field(default_factory=dict)
+    _seen: dict[str, Iterable[Finding]] = field(default_factory=dict)  # node -> findings that are all recorded
 
     @classmethod
     def after(cls, recorded: Iterable[tuple[str, str, Verdict]]) -> CheckChanges:
@@ -147,14 +158,26 @@ class CheckChanges:
         return cls({(node, check): ((verdict, None), ()) for node, check, verdict in recorded})
 
     def update(self, node: str, findings: Iterable[Finding], now: float) -> list[CheckChange]:
-        return [news for each in findings if (news := self._update_check(node, each, now))]
+        """Return the changes since the last call. Findings that are all recorded are not compared again."""
+        if self._seen.get(node) is findings:
+            return []
+        changes = [change for each in findings if (change := self._update_check(node, each, now))]
+        if all(self._is_recorded(node, each) for each in findings):
+            self._seen[node] = findings
+        return changes
+
+    def _is_recorded(self, node: str, finding: Finding) -> bool:
+        """Return whether nothing is left to record now. The change of a check that changes too often is recorded
+        later."""
+        state, _ = self._recorded.get((node, finding.check), (_PASSED, ()))
+        return finding.result.verdict not in _RECORDED or state == _state(finding)
 
     def _update_check(self, node: str, finding: Finding, now: float) -> CheckChange | None:
         result, key = finding.result, (node, finding.check)
         if result.verdict not in _RECORDED:
             return None
-        before, times = self._recorded.get(key, ((Verdict.PASSED, ""), ()))
-        state = (result.verdict, result.code if result.verdict is Verdict.FAILED else "")
+        before, times = self._recorded.get(key, (_PASSED, ()))
+        state = _state(finding)
         lately = tuple(at for at in times if now - at < CALM_S)
         if before[1] is None and before[0] is state[0]:
             before = state  # the previous controller recorded this verdict, but not its code

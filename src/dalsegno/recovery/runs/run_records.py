@@ -40,7 +40,10 @@ class RunRecord:
         return Process(self.pid, self.start)
 
     def lives(self) -> bool:
-        """Return whether the coordinator runs. The owner is compared too: after a reboot another process may match."""
+        """Return whether the coordinator runs.
+
+        Its owner is compared too: after a reboot, another process can have the same PID and start time.
+        """
         return self.process.alive() and owner(self.pid) == self.uid
 
 
@@ -89,7 +92,8 @@ class RunRecords:
 
 
 def _surplus(ended: Path) -> list[Path]:
-    """Return the oldest records over the limit of their user, then those over the limit of all users."""
+    """Return the records to remove: the oldest ones over the limit of each user, then the oldest ones over the limit of
+    all users."""
     newest_first = sorted(ended.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     records, _ = RunRecords(ended).read()
     kept, surplus, of_user = list[Path](), list[Path](), Counter[int | None]()

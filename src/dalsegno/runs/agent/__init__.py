@@ -1,1 +1,1 @@
-"""The processes on each node of a run: agent, warm parent and helpers. They run in the user's Python (3.9 or later)."""
+"""The processes of a run on each node: agent, warm parent and helpers. They run in the user's Python (3.9 or later)."""

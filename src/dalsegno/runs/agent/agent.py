@@ -50,9 +50,10 @@ STALE_S = 24 * 3600.0
 
 
 def sweep(run: str, node: str) -> list[int]:
-    """Kill leftover processes of this run, found by their environment, and remove its log folders.
+    """Kill the processes that this run left on this node, and return their PIDs. Remove the run's log folders too.
 
     With cgroup process tracking, Slurm leaves no such processes. Otherwise, orphans in their own sessions may survive.
+    Their environment shows to which run and node they belong.
     """
     marks = {f"{RUN}={run}".encode(), f"SLURMD_NODENAME={node}".encode()}
     left = [pid for pid in own_processes() if marks <= environment(pid)]
@@ -67,9 +68,9 @@ def sweep(run: str, node: str) -> list[int]:
 def sweep_stale(now: float | None = None, folder: Path | None = None) -> list[str]:
     """Remove snapshots of this user's dead runs from memory and return the ids of these runs.
 
-    A run counts as dead if its snapshots are a day old and it has no process here. A run that ends removes its
-    snapshots from its nodes, but not from nodes that it has lost. If a lost node has a node agent, that agent removes
-    them within a minute.
+    A run counts as dead if its snapshots are a day old and it has no process here. When a run ends, it removes its
+    snapshots, but not from nodes that it has lost. If a lost node has a node agent, that agent removes the snapshots
+    within a minute.
     """
     sweep_abandoned(folder)
     before = (time.time() if now is None else now) - STALE_S
@@ -88,19 +89,31 @@ Address = tuple[str, int]
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
+DIAL_AGAIN_S = 0.03  # interval between connections to an address that has not answered
+MAX_DIALS = 12
+
+
 def reachable(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
-    """Return the addresses that accept or refuse a connection in time. A refusal also shows that the host is alive."""
-    answered: set[Address] = set()
-    until = time.monotonic() + timeout_s
+    """Return the addresses that accept or refuse a connection in time. A refusal also shows that the host is alive.
+
+    Addresses that do not answer are tried again, because the network may lose the first packets, and TCP repeats them
+    only after a second.
+    """
+    waiting, answered = set(addresses), set[Address]()
+    now = time.monotonic()
+    until, interval_s = now + timeout_s, max(DIAL_AGAIN_S, timeout_s / MAX_DIALS)
     with selectors.DefaultSelector() as selector:
-        for address in set(addresses):
-            _dial(selector, address, answered)
-        left = timeout_s
-        while selector.get_map() and left > 0:
+        dial_at = left = 0.0
+        while waiting and left >= 0:
+            if now >= dial_at:
+                dial_at = now + interval_s
+                for address in waiting:
+                    _dial(selector, address, answered)
             left = until - time.monotonic()
             # On a busy machine this process may wake up late, so check the sockets once more after the deadline.
-            for key, _ in selector.select(max(left, 0.0)):
+            for key, _ in selector.select(max(min(left, dial_at - now), 0.0)):
                 _take_answer(selector, key, answered)
+            waiting, now = waiting - answered, time.monotonic()
         for key in list(selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
     return answered
@@ -133,8 +146,8 @@ def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, a
 
 TICK_S = 0.2
 BEAT_MESSAGE_S = 5.0  # interval of heartbeats over TCP, for networks that drop the UDP heartbeats
-# When an agent checks whether it is isolated: the silence before the check, and the duration of the check. Both are
-# shares of the coordinator's timeout for a silent host. The check has to end before that timeout.
+# The agent checks whether it is isolated after the coordinator has been silent for CHECK_AFTER. The check takes at most
+# CHECK_FOR. Both are fractions of the coordinator's timeout for a silent host, so that the check ends in time.
 CHECK_AFTER, CHECK_FOR = 0.45, 0.2
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 MAX_FOUND_CHARS = 4096  # longer values are ignored, because they cannot be a list of devices
@@ -188,6 +201,7 @@ class RunAgent:
             "stacks": self.workers.capture_stacks,
             "work": self.workers.report_work,
             "granted": self._granted,
+            "logged": lambda data: self.stream.confirm(*data) if self.stream else None,
             "buddy": lambda data: self.snapshots.pair(read_keeper(data.get("address"))),
             "safe": lambda data: self.snapshots.note_safe(parse_safe_steps(data)),
             "replaced": self._yield_memory,
@@ -195,7 +209,7 @@ class RunAgent:
         }
 
     def serve(self) -> int:
-        """Serve until the run is over or the coordinator has been gone for too long; return the exit code."""
+        """Serve until the run is over or the coordinator has been absent for too long; return the exit code."""
         adopt_orphans()
         sweep(self.run, self.node)
         sweep_stale()
@@ -215,6 +229,7 @@ class RunAgent:
             self.snapshots.end()
         if self.stream is not None:
             self.stream.close(self.link.send)
+            self.link.finish()
         return self.exit_code
 
     # Connection to the coordinator
@@ -228,6 +243,8 @@ class RunAgent:
         self.heartbeats.aim(self.link.peer, self.link.port, beat_key(self.link.session))
         log.info("connected to %s:%d", self.link.peer, self.link.port)
         self.watched, self.cut_off = self.link.sock, False
+        if self.stream is not None:
+            self.stream.rewind()
         self.notices.repeat()
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._read_coordinator)
 
@@ -235,7 +252,10 @@ class RunAgent:
         self.link.close()
 
     def _unwatch(self) -> None:
-        """Unregister the socket before it is closed, because the next socket may get the same file descriptor."""
+        """Deny pending requests, and unregister the socket before it is closed.
+
+        The next socket may get the same file descriptor.
+        """
         if self.watched is not None:
             self.selector.unregister(self.watched)
             self.watched, self.lost_at = None, time.monotonic()
@@ -301,7 +321,7 @@ class RunAgent:
         self.exit_code = 0
 
     def _yield_memory(self, data: bool) -> None:
-        """Keep the snapshots in memory at the end, for the agent that replaces this one."""
+        """Keep the snapshots in memory when this agent ends, for the agent that replaces it."""
         self.replaced = True
 
     def _helper_ended(self, name: str) -> None:
@@ -328,7 +348,7 @@ class RunAgent:
             self._ask_grant(data["grant"], answer)
 
     def _ask_grant(self, generation: int, answer: Callable[[Message], None]) -> None:
-        """Ask the coordinator for permission to commit. Only the coordinator knows the current generation."""
+        """Ask the coordinator whether a worker may commit its checkpoint. Only it knows the current generation."""
         if self.link.sock is None:
             answer({"granted": False, "why": "the coordinator is not connected"})
             return
@@ -385,8 +405,7 @@ class RunAgent:
         """Disconnect if the coordinator's host does not answer. End the workers if most peers do not answer either."""
         coordinator = (self.link.peer, self.link.port)
         everyone = {coordinator, *self.peers}
-        answered = reachable(everyone, timeout_s / 2)
-        answered |= reachable(everyone - answered, timeout_s / 2)  # the first packets may have been lost
+        answered = reachable(everyone, timeout_s)
         self.looked_at = time.monotonic()
         if coordinator in answered:
             return

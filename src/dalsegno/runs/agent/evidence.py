@@ -21,12 +21,21 @@ _TAIL_BYTES = 65536
 _NOT_PARSED = re.compile(r'^  File ".+", line \d+\n(?:    .*\n)*(?:Syntax|Indentation|Tab)Error: .*$', re.MULTILINE)
 _COMPLAINT = re.compile(r"error|exception|fatal|cannot|can't|not found|no such|denied|invalid|usage:", re.IGNORECASE)
 _START = "Traceback (most recent call last):"
+# Messages of PyTorch, of CUDA, HIP and their libraries, and of NCCL, which allocates its buffers itself
+_NO_GPU_MEMORY = re.compile(
+    r"OutOfMemoryError|(?:CUDA|HIP)(?: driver)?(?: error:)? out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+    r"|Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:host )?(?:alloc|calloc|malloc)"
+)
 MAX_CHARS = 8000
 _LINE_CHARS = 300
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
-    """Return the worker's `traceback` and, if it comes from torch's error file, its time `at`; {} if there is none."""
+    """Return the `traceback` of a worker and its time `at`. A key is missing if its value is unknown.
+
+    Only torch's error file has the time. `since` is the offset in the log at which the worker's output begins.
+    """
     recorded = _read_error_file(error_file)
     tail = "" if recorded.get("traceback") else _tail(log, since)
     traceback = recorded.get("traceback") or last_traceback(tail) or _not_parsed(tail)
@@ -34,8 +43,13 @@ def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
     return dict(found, at=recorded["at"]) if "at" in recorded else found
 
 
+def lacked_gpu_memory(traceback: str) -> bool:
+    """Return whether a worker ended because its GPU had no memory left."""
+    return _NO_GPU_MEMORY.search(traceback) is not None
+
+
 def last_error_line(log: str, since: int = 0) -> dict[str, Any]:
-    """Return the last line of a log as `traceback` if it looks like an error; else {}."""
+    """Return the last line of a log as `traceback` if it looks like an error, otherwise {}."""
     line = next((line.strip() for line in reversed(_tail(log, since).splitlines()) if line.strip()), "")
     return {"traceback": line[:_LINE_CHARS]} if _COMPLAINT.search(line) else {}
 
@@ -69,7 +83,10 @@ def _bare(line: str) -> str:
 
 
 def _end(lines: list[str], start: int) -> int:
-    """Return the index after a traceback's last line, which is the next unindented line, such as `ValueError: …`."""
+    """Return the index after the last line of the traceback that begins at `start`.
+
+    The last line is the next unindented line, such as `ValueError: …`.
+    """
     for number in range(start + 1, len(lines)):
         line = _bare(lines[number])
         if line and not line[0].isspace():
@@ -88,7 +105,10 @@ def _tail(path: str, since: int) -> str:
 
 
 def _read_error_file(path: str) -> dict[str, Any]:
-    """Parse the file that torch's `record` (elastic.multiprocessing.errors) writes; {} if there is none."""
+    """Return the `traceback` and the time `at` from a worker's error file; {} if it is unreadable.
+
+    torch's `record` (elastic.multiprocessing.errors) writes the file.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open(path) as file:
         message = json.load(file)["message"]
         if isinstance(message, str):
@@ -159,12 +179,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_blocked(pid: int) -> bool:
-    """Return whether the process waits inside the kernel and cannot be interrupted, for example for a dead disk."""
+    """Return whether the process is in uninterruptible sleep, for example because a disk does not respond."""
     return _state(pid) == b"D"
 
 
 def _state(pid: int) -> bytes:
-    """Return the state of a process as ps shows it; b"" if the process is gone."""
+    """Return the state of a process as ps shows it; b"" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0]
@@ -173,7 +193,7 @@ def _state(pid: int) -> bytes:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for this signal. Without one, the signal would kill it."""
+    """Return whether a process has a handler for this signal. Without one, the signal would kill the process."""
     try:
         with open(f"/proc/{pid}/status") as file:
             line = next(line for line in file if line.startswith("SigCgt:"))
@@ -182,19 +202,22 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
-def measure_work(pid: int) -> tuple[float, int]:
-    """Return the CPU seconds and the bytes read and written by a process and its descendants, including ended ones."""
+def measure_work(pids: Iterable[int]) -> tuple[float, int]:
+    """Return the CPU seconds of these processes and their ended children, and the bytes read and written by them.
+
+    Pages of mapped files that are read from a disk count too.
+    """
     ticks, moved = 0, 0
-    for each in (pid, *descendants(pid)):
+    for each in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{each}/stat", "rb") as file:
                 ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
             with open(f"/proc/{each}/io", "rb") as file:
-                moved += sum(int(line.split()[1]) for line in file if line.startswith((b"rchar", b"wchar")))
+                moved += sum(int(line.split()[1]) for line in file if line.startswith((b"rchar", b"wchar", b"read_b")))
     return ticks / os.sysconf("SC_CLK_TCK"), moved
 
 
-# Stacks of a hanging worker: from py-spy if it is installed, else from the worker's faulthandler, through a signal
+# Stacks of a hanging worker: from py-spy if it is installed, otherwise from the worker's faulthandler through a signal
 
 
 WAIT_S = 1.0  # timeout for the first line of a dump
@@ -283,9 +306,10 @@ def size_of(path: str) -> int:
 
 
 def await_dumps(workers: Sequence[tuple[int, str, int]]) -> None:
-    """Wait until each file, given as (pid, path, size before), has grown.
+    """Wait until the workers have written their dumps, or until a timeout. Workers are given as (pid, path, size).
 
-    For processes that wrote nothing, append their state.
+    A worker has written its dump when its file at `path` is larger than `size`, the size before the request. For each
+    worker that wrote nothing, append the state of its process to its file.
     """
     until = time.monotonic() + DUMP_S
     silent = list(workers)

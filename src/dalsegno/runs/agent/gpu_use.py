@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from dalsegno.train.contract import AGENT
@@ -19,6 +19,7 @@ from dalsegno.wire.frames import Message, send
 
 SETTINGS = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_", "FI_", "UCX_", "HIP_", "HSA_")
 MAX_SETTINGS, MAX_VALUE_CHARS = 64, 4096
+REPORTERS = ("dalsegno.train.checkpointer", "dalsegno.train.step_report")  # modules that report steps
 ALLOCATORS = ("native", "cudaMallocAsync")
 SEND_S = 1.0
 
@@ -36,6 +37,11 @@ def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> dict[
     return changed
 
 
+def has_reporter(modules: Container[str]) -> bool:
+    """Return whether a process with these modules can report steps."""
+    return any(module in modules for module in REPORTERS)
+
+
 def report_gpu_use(env: Mapping[str, str]) -> None:
     """Report when the script starts CUDA, and again when it creates a process group.
 
@@ -51,7 +57,7 @@ def report_gpu_use(env: Mapping[str, str]) -> None:
 
 
 class GpuReport:
-    """A worker's report about its GPU: changed settings, the backend, and whether a standby can replace it."""
+    """A worker's report about its GPU: changed settings, the backend, and whether a standby can replace the worker."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env, self._backend = env, ""
@@ -76,7 +82,8 @@ class GpuReport:
     def message(self) -> Message:
         allocator = str(sys.modules["torch"].cuda.get_allocator_backend())
         unfit = "" if allocator in ALLOCATORS else f"the script uses the allocator {allocator[:40]}"
-        return {"env": changed_settings(self._env, os.environ), "backend": self._backend, "unfit": unfit}
+        changes, reporter = changed_settings(self._env, os.environ), has_reporter(sys.modules)
+        return {"env": changes, "backend": self._backend, "unfit": unfit, "reporter": reporter}
 
 
 def read_gpu_use(data: Any) -> Message:
@@ -95,4 +102,5 @@ def read_gpu_use(data: Any) -> Message:
         "env": env,
         "backend": "nccl" if data.get("backend") == "nccl" else "",
         "unfit": str(data.get("unfit") or "")[:200],
+        "reporter": data.get("reporter") is True,
     }

@@ -45,8 +45,8 @@ def fallback_ports(secret: bytes) -> tuple[int, ...]:
 class CoordinatorLink:
     """The connection to the coordinator. `connect` opens it, and reopens it after it breaks.
 
-    `send` never raises, because the next hello repeats what was lost with the connection. An agent that does not have
-    the run's secret calls `unlock` to decrypt it from the coordinator's greeting.
+    `send` never raises, because the next hello repeats what was lost with the connection. If an agent does not have the
+    run's secret, `unlock` decrypts the secret from the coordinator's greeting.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class CoordinatorLink:
     def connect(self, hello: Message) -> bool:
         """Try each address and port once and return whether one of them was the coordinator.
 
-        If another process on the port accepts the connection but sends no greeting, the round ends. Later rounds try
-        such ports last, and only one per round, so that they do not delay the search on other ports.
+        If a process accepts the connection but sends no greeting, return False at once. Later calls try such ports
+        last, and only one of them per call, so that they do not delay the search on other ports.
         """
         silent: set[str] = set()
         for address, port in self._places():
@@ -158,6 +158,20 @@ class CoordinatorLink:
             return False
         return True
 
+    def finish(self) -> None:
+        """Close the connection once the coordinator has read everything.
+
+        If a socket is closed with unread data, the kernel discards the data that it has not sent yet.
+        """
+        until = time.monotonic() + TALK_S
+        with contextlib.suppress(OSError):
+            if self.sock is not None:
+                self.sock.shutdown(socket.SHUT_WR)
+                self.sock.settimeout(TALK_S)
+                while self.sock.recv(262144) and time.monotonic() < until:
+                    pass
+        self.close()
+
     def close(self) -> None:
         if self.sock is not None:
             self.on_close()
@@ -199,7 +213,10 @@ def read_beat(key: bytes, data: bytes) -> Heartbeat | None:
 
 
 def peek_beat(data: bytes) -> Heartbeat | None:
-    """Return the heartbeat in a datagram without the costly check of its signature; None if it cannot be one."""
+    """Return the heartbeat in a datagram, without the costly check of its signature.
+
+    Return None if the datagram cannot contain a heartbeat.
+    """
     if not _HEAD.size + _MAC_BYTES <= len(data) <= MAX_BEAT_BYTES:
         return None
     number, length = _HEAD.unpack_from(data)
@@ -216,7 +233,7 @@ def _mac(key: bytes, body: bytes) -> bytes:
     return hmac.digest(key, b"beat\0" + body, "sha256")[:_MAC_BYTES]
 
 
-class _Target(NamedTuple):
+class _CoordinatorAddress(NamedTuple):
     """A coordinator's address, and the heartbeat key of the connection to it."""
 
     host: str
@@ -231,7 +248,7 @@ class HeartbeatSender:
         self.name = name
         self.last_seen = time.monotonic()
         self.interval_s = INTERVAL_S
-        self._target: _Target | None = None
+        self._target: _CoordinatorAddress | None = None
         self._number = time.time_ns()  # increases across agent restarts, so that a replayed heartbeat has an old number
         self._answered = self._number
         self._socket: socket.socket | None = None
@@ -240,7 +257,7 @@ class HeartbeatSender:
     def aim(self, host: str, port: int, key: bytes) -> None:
         """Send heartbeats to this address from now on, signed with this key."""
         self.last_seen = time.monotonic()
-        self._target = _Target(host, port, key)
+        self._target = _CoordinatorAddress(host, port, key)
 
     def _live(self) -> None:
         while True:
@@ -253,12 +270,12 @@ class HeartbeatSender:
                 self._send(target)
                 self._listen(target.key)
 
-    def _open(self, target: _Target) -> None:
+    def _open(self, target: _CoordinatorAddress) -> None:
         if self._socket is None:
             family = socket.AF_INET6 if ":" in target.host else socket.AF_INET
             self._socket = socket.socket(family, socket.SOCK_DGRAM)
 
-    def _send(self, target: _Target) -> None:
+    def _send(self, target: _CoordinatorAddress) -> None:
         assert self._socket is not None
         self._number += 1
         try:

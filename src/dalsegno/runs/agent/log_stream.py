@@ -14,7 +14,10 @@ CHUNK_BYTES = 65536
 
 
 def left_folders(run: str, node: str) -> list[str]:
-    """Return the folders that killed agents of this run left for this node. Several nodes may share /tmp."""
+    """Return the folders that killed agents of this run left on this node.
+
+    Folders of other nodes that share /tmp are excluded.
+    """
     pattern = re.compile(re.escape(_prefix(run, node)) + r"\w+")
     there = tempfile.gettempdir()
     found = [os.path.join(there, name) for name in os.listdir(there) if pattern.fullmatch(name)]
@@ -26,11 +29,21 @@ def _prefix(run: str, node: str) -> str:
 
 
 class LogStream:
-    """A local folder used in place of the run folder, and the number of bytes sent from each of its files."""
+    """A local folder used in place of the run folder, and how much of each of its files was sent and received."""
 
     def __init__(self, run: str, node: str) -> None:
         self.folder = tempfile.mkdtemp(prefix=_prefix(run, node))
-        self._sent: dict[str, int] = {}
+        self._sent: dict[str, int] = {}  # path -> number of bytes
+        self._received: dict[str, int] = {}  # path -> number of bytes that the coordinator has confirmed
+
+    def confirm(self, name: str, end: int) -> None:
+        """Record that the coordinator has received a file up to this offset."""
+        path = os.path.join(self.folder, name)
+        self._received[path] = max(end, self._received.get(path, 0))
+
+    def rewind(self) -> None:
+        """Make `pump` repeat unconfirmed data, because such data may have been lost with the old connection."""
+        self._sent = dict(self._received)
 
     def pump(self, send: Callable[[Message], bool]) -> bool:
         """Send a piece of each file that has grown, and return whether anything was sent."""
@@ -38,11 +51,12 @@ class LogStream:
         return any([self._send(path, send) for path in paths])
 
     def _send(self, path: str, send: Callable[[Message], bool]) -> bool:
-        data = self._next(path)
+        at, data = self._sent.get(path, 0), self._next(path)
         name = os.path.relpath(path, self.folder)
-        if not data or not send({"log": name, "text": data.decode("utf-8", "surrogateescape")}):
+        text = data.decode("utf-8", "surrogateescape")
+        if not data or not send({"log": name, "text": text, "at": at, "stream": os.path.basename(self.folder)}):
             return False
-        self._sent[path] = self._sent.get(path, 0) + len(data)
+        self._sent[path] = at + len(data)
         return True
 
     def _next(self, path: str) -> bytes:

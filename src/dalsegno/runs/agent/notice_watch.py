@@ -1,7 +1,7 @@
-"""Watch for the notice with which a cloud announces that it takes this node.
+"""Watch for the notice in which a cloud announces that it will reclaim this node.
 
-The node agent reads notices too, where there is one, and the controller then drains the node. The run agent does not
-depend on that: an ordinary user may run on a cluster without Dal Segno's daemons.
+If the node has a node agent, that agent reads notices too, and the controller then drains the node. The run agent does
+not rely on the node agent, because a user may run on a cluster without Dal Segno's daemons.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ EVERY_S = 5.0  # interval between two queries, as EC2 advises
 
 
 def is_said_to_be_on_a_cloud(env: Mapping[str, str]) -> bool:
-    """Return whether the cluster's administrator says so, as on virtual hosts, whose firmware is that of another
-    machine. A user who pretends it only makes this agent ask, at a fixed address."""
+    """Return whether the cluster's administrator declares that this node is on a cloud.
+
+    Virtual hosts need this declaration, because the firmware that they see is not their own. SLURM_CONF need not be
+    trusted, because a user who sets it only makes this agent query a fixed address.
+    """
     return Path(env.get("SLURM_CONF") or "/etc/slurm/slurm.conf").with_name(CLOUD_FILE).exists()
 
 
 class NoticeWatch:
-    """Asks the metadata service in a thread, because it may be slow to answer. `take` never waits."""
+    """Queries the metadata service in a thread, because it may be slow to answer. `take` never waits."""
 
     def __init__(self, metadata: InstanceMetadata | None = None, every_s: float = EVERY_S) -> None:
         self._metadata, self._every_s = metadata or InstanceMetadata(), every_s
@@ -36,12 +39,12 @@ class NoticeWatch:
         self._failed = False
 
     def start(self) -> None:
-        """Start to watch, if this is an instance of EC2. No other cloud announces anything to its machines."""
+        """Start watching if this machine is an EC2 instance. No other cloud is supported."""
         if is_ec2() or is_said_to_be_on_a_cloud(os.environ):
             threading.Thread(target=self._watch, name="notices", daemon=True).start()
 
     def take(self) -> str:
-        """Return the code of a notice that was not taken yet; "" if there is none."""
+        """Return the code of a notice that was not returned before; "" if there is none."""
         code = self._code
         if code == self._sent:
             return ""
@@ -49,11 +52,11 @@ class NoticeWatch:
         return code
 
     def repeat(self) -> None:
-        """Return the notice again: a new coordinator does not know it."""
+        """Make `take` return the notice again, because a new coordinator does not know it."""
         self._sent = ""
 
     def look(self) -> None:
-        """Ask once. An answer that is missing or not understood is no notice; it is logged once."""
+        """Query the service once. A missing or invalid answer changes nothing, and only the first one is logged."""
         try:
             notice = read_spot_notice(self._metadata)
         except (NoMetadata, BadNotice) as error:

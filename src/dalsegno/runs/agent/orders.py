@@ -30,7 +30,7 @@ class Setup:
     store: bool = False  # whether the agent runs torch's store for the ranks
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: bool = False  # whether workers inherit the agent's stdin; if not, they get /dev/null
-    gone_s: float = 0.0  # timeout for a silent host; 0: no timeout
+    gone_s: float = 0.0  # timeout for a silent host; 0 means no timeout
     beat_s: float = INTERVAL_S  # interval between heartbeats
     report_s: float = REPORT_EVERY_S  # minimum time between two step reports of the node
     absence_s: float = ABSENCE_S
@@ -63,7 +63,7 @@ class ResumeOrder:
 
 @dataclass(frozen=True)
 class StartOrder:
-    """A node's part of a generation. `peers` are addresses for checking whether the other hosts are alive."""
+    """A node's part of a generation. `peers` are the addresses to probe to find out whether other hosts are alive."""
 
     generation: int
     workers: tuple[WorkerOrder, ...]
@@ -75,12 +75,12 @@ class StartOrder:
 
 @dataclass(frozen=True)
 class StandbyOrder:
-    """An order to prepare standby workers, one for each of these environments of local ranks."""
+    """An order to prepare standby workers. It contains one environment for each local rank."""
 
     envs: tuple[Mapping[str, str], ...]
     gpu: bool  # whether to start CUDA; without it, the processes only wait
     backend: str = ""  # the backend of the script's process group; "" if it need not be loaded
-    # Settings that the script changes; None: the script removes the setting
+    # Settings that the script changes. None means that the script removes the setting.
     changes: Mapping[str, str | None] = field(default_factory=dict)
 
 

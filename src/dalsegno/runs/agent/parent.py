@@ -1,4 +1,4 @@
-"""The agent's side of the warm parent: start it, request forks, receive its reports, and kill its descendants."""
+"""The agent's interface to the warm parent: start it, request forks, receive its reports, and kill its descendants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.runs.agent.
 
 
 class WarmParent:
-    """One warm parent. `sock` is readable when the parent has sent something or is gone."""
+    """One warm parent. `sock` is readable when the parent has sent something or has exited."""
 
     def __init__(
         self, python: str, modules: Sequence[str], env: Mapping[str, str], cwd: str, keep_stdin: bool = False
@@ -30,8 +30,8 @@ class WarmParent:
         self._reader = FileReader()
         argv = [python, "-u", "-c", _START, _PACKAGES, str(other.fileno()), *modules]
         try:
-            # Python runs without -I, because the user's PYTHONPATH and site folders apply to workers. It gets its own
-            # session, so that Ctrl-C at a terminal reaches only the agent, which signals the workers.
+            # Python runs without -I, because the user's PYTHONPATH and site folders apply to workers. The parent
+            # gets its own session, so that Ctrl-C at a terminal reaches only the agent, which signals the workers.
             self._process = subprocess.Popen(
                 argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], start_new_session=True,
                 stdin=None if keep_stdin else subprocess.DEVNULL,
@@ -47,11 +47,11 @@ class WarmParent:
         return self._process.pid
 
     def fork(self, task: Message, files: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # if the parent is gone, `receive` reports that
+        with contextlib.suppress(OSError):  # if the parent has exited, `receive` reports that
             send(self.sock, {"fork": task, "files": len(files)}, files)
 
     def receive(self, wait: bool = False) -> list[Message] | None:
-        """Return the messages that the parent has sent; None if it is gone."""
+        """Return the messages that the parent has sent; None if it has exited."""
         try:
             return self._reader.receive(self.sock, wait)
         except TimeoutError:
@@ -78,7 +78,7 @@ def kill_groups(pids: Sequence[int]) -> None:
 
 
 def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
-    """Kill all descendants of this process, in any session, except those in `keep`. Return the survivors."""
+    """Kill all descendants of this process, in any session, except those in `keep`. Return the PIDs that survive."""
     until = time.monotonic() + timeout_s
     while True:
         _reap(keep)
@@ -92,7 +92,7 @@ def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
 
 
 def _reap(keep: Sequence[int]) -> None:
-    """Reap adopted orphans. The owner of the processes in `keep` reaps them."""
+    """Reap adopted orphans, except the processes in `keep`, which their owner reaps."""
     for pid in children(os.getpid()):
         if pid not in keep:
             with contextlib.suppress(ChildProcessError):

@@ -17,7 +17,7 @@ import threading
 import types
 from typing import Any, NoReturn
 
-from dalsegno.runs.agent.flight_dump import serve_dumps
+from dalsegno.runs.agent.flight_dump import dump_own, is_collective_timeout, serve_dumps
 from dalsegno.runs.agent.gpu_use import report_gpu_use
 
 Task = dict[str, Any]
@@ -44,8 +44,10 @@ def run_script(task: Task) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         code = 130
-    except BaseException:  # any exception ends the script as it would under `python SCRIPT`
+    except BaseException as error:  # any exception ends the script as it would under `python SCRIPT`
         _print_traceback()
+        if task.get("flight") and is_collective_timeout(error):
+            dump_own(*task["flight"][:2])
         code = 1
     _leave(code)
 
@@ -68,10 +70,10 @@ def _print_traceback() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit as Python does, but without tearing down modules, which takes a second with torch and may never end.
+    """Exit as Python does, but skip the teardown of modules, which takes a second with torch and may never end.
 
-    Non-daemon threads are joined, exit handlers run (multiprocessing joins its children in one), and files that are
-    still open are flushed.
+    Non-daemon threads are joined, exit handlers run, and files that are still open are flushed. One of the exit
+    handlers is that of multiprocessing, which joins its children.
     """
     with contextlib.suppress(BaseException):  # Python also exits if this fails, for example after Ctrl-C
         threading._shutdown()  # type: ignore[attr-defined]
@@ -94,6 +96,8 @@ def _flush_files() -> None:
 
 def _open_files() -> list[Any]:
     """Return all open files, text files first, because flushing a text file writes to its underlying binary file."""
+    gc.disable()  # a collection now would take longer than the rest of the exit
+    gc.unfreeze()  # modules that the warm parent loaded may have opened files too
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     # isinstance would read each object's `__class__`, which makes some proxy objects emit a warning.
     found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
@@ -144,7 +148,7 @@ def _register_stacks(path: str) -> None:
 
 
 def _redirect(stdout: str, stderr: str) -> None:
-    """Append output to these files, so that a restart keeps earlier output. "" leaves it on the agent's own output."""
+    """Append output to these files, so that a restart keeps earlier output. For "", the agent's own output is used."""
     sys.stdout.flush()
     sys.stderr.flush()
     for path, target in ((stdout, 1), (stderr, 2)):

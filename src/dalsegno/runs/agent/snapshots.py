@@ -1,9 +1,9 @@
-"""The agent's part in snapshots. It knows the snapshots on this node and finds the one from which a worker resumes.
+"""The agent's management of snapshots.
 
-The work is done by helper processes that outlive the workers: a saver for each rank that requests one, and one keeper
-per node. The keeper computes checksums, sends copies to the buddy node and fetches missing parts from other nodes. The
-agent opens the keeper's port, so that other nodes know the port before the keeper starts, and a new keeper has the same
-port.
+The agent knows the snapshots on this node and finds the one from which a worker resumes. The work is done by helper
+processes that outlive the workers: a saver for each rank that requests one, and one keeper per node. The keeper
+computes checksums, sends copies to the buddy node and fetches missing parts from other nodes. The agent opens the
+keeper's port, so that other nodes know the port before the keeper starts, and a new keeper has the same port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from dalsegno.train.memory.files import find_folder, own_folder, safe_name, swee
 from dalsegno.train.memory.safe_steps import SafeSteps, read_safe, render_safe_steps, write_safe
 from dalsegno.wire.frames import Message
 
-MAX_ACCUSED, MAX_EVIDENCE = 64, 500  # maximum number of accused ranks, and maximum characters of the evidence
+MAX_WRONG_RANKS, MAX_EVIDENCE = (
+    64,
+    500,
+)  # maximum number of ranks reported as wrong, and maximum characters of the evidence
 Answer = Callable[[Message], None]
 Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files -> whether a process was forked
 
@@ -47,13 +50,13 @@ class Snapshots:
         self._numbers = itertools.count(1)
 
     def keep_local(self) -> None:
-        """Stop exchanging snapshots with other nodes. Called if other users may know the run's secret."""
+        """Stop exchanging snapshots with other nodes. This is needed if other users may know the run's secret."""
         self._shares, self._secret = False, secrets.token_bytes(32)
         self._listener.close()
         self._listener = socket.create_server(("127.0.0.1", 0))
 
     def take_secret(self, secret: bytes) -> None:
-        """Set the run's secret, which some agents learn only from the coordinator's greeting."""
+        """Set the run's secret, which some agents receive only in the coordinator's greeting."""
         if self._shares and secret != self._secret:
             self._secret = secret
             if self._keeper is not None:
@@ -62,7 +65,7 @@ class Snapshots:
     # Orders from the coordinator
 
     def start(self, run: str, order: StartOrder) -> None:
-        """Prepare a generation. `run` is the run's name as its workers know it, which differs under torchrun."""
+        """Prepare a generation. Under torchrun, the id `run`, which workers use, differs from the agents' run id."""
         self.run, self._generation, self._resume, self._buddy = run, order.generation, order.resume, order.buddy
         self.note_safe(order.safe)
         if self._keeper is not None:
@@ -77,7 +80,7 @@ class Snapshots:
             self._configure_keeper()
 
     def note_safe(self, safe: SafeSteps | None) -> None:
-        """Write the file of safe steps, which workers must not overwrite; with None, remove the file."""
+        """Write the file that tells workers which snapshots they must not overwrite. With None, remove the file."""
         with contextlib.suppress(OSError, NotEnoughMemory):  # if /dev/shm is full, the previous file stays valid
             if safe is not None:
                 write_safe(own_folder() / safe_name(self.run), safe)
@@ -123,7 +126,7 @@ class Snapshots:
             self._send({"verified": int(message["verified"]), "generation": int(message["generation"])})
         elif "corruption" in message:
             found, generation = message["corruption"], int(message["generation"])
-            ranks = [int(rank) for rank in found["ranks"][:MAX_ACCUSED]]
+            ranks = [int(rank) for rank in found["ranks"][:MAX_WRONG_RANKS]]
             corruption = {"step": int(found["step"]), "ranks": ranks, "text": str(found["text"])[:MAX_EVIDENCE]}
             self._send({"corruption": corruption, "generation": generation})
         elif "trouble" in message:
@@ -186,7 +189,10 @@ class Snapshots:
             self._give_up_fetching()
 
     def can_fork(self) -> None:
-        """Start a keeper if this node holds snapshots, because other nodes may request them."""
+        """Handle a new warm parent.
+
+        Start a keeper if this node holds snapshots, because other nodes may request them.
+        """
         if self.held():
             self._start_keeper()
 

@@ -1,4 +1,4 @@
-"""A standby worker: a forked process that starts CUDA and NCCL, then waits until it is told which script to run.
+"""A standby worker: a forked process that starts CUDA and NCCL, then waits for the script to run.
 
 Starting CUDA and loading NCCL and cuBLAS take most of the time needed to replace a killed GPU worker. To the script,
 the process looks new: no memory is allocated, no process group exists, and no random number has been drawn.
@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from dalsegno.runs.agent.script import name_process, run_script
@@ -20,7 +21,7 @@ from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
 FREE_MIB = 4096  # a standby worker is not prepared on a GPU with less free memory
 SIZE = 512  # size of the square matrices multiplied to load cuBLAS
-LOWEST_PRIORITY = 19
+LOWEST_NICENESS = 19
 _MIB = 1 << 20
 
 
@@ -33,6 +34,7 @@ def become_standby(task: Message) -> None:
     os.environ.update(task["env"])
     channel = socket.socket(fileno=task["files"][0])
     outcome: Message = {}
+    usual = ThreadPriority.of(threading.get_native_id())
     # The preparation runs in a separate thread, because it changes the thread's current device and priority.
     with _no_output():
         thread = threading.Thread(target=lambda: outcome.update(_prepare(task)), name="standby")
@@ -43,6 +45,7 @@ def become_standby(task: Message) -> None:
         order = _wait(channel) if not outcome.get("why") else None
         channel.close()
         if order is not None:
+            restore_priority(usual)
             name_process(order["name"])
             run_script(order)
 
@@ -81,8 +84,7 @@ def _no_output() -> Iterator[None]:
 
 def _prepare(task: Message) -> Message:
     """Start CUDA and NCCL at low priority. Return the GPU memory that they hold, or why the preparation failed."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    lower_priority(can_undo_niceness())
     if not task["gpu"]:
         return {"mib": 0}
     try:
@@ -97,8 +99,8 @@ def _start_cuda(torch: Any, local_rank: int, backend: str) -> Message:
     device = local_rank if local_rank < torch.cuda.device_count() else 0
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     before = gpu_memory(uuid)
-    if before is not None and before.free_mib < FREE_MIB:
-        return {"why": f"GPU {device} has only {before.free_mib} MiB of free memory"}
+    if why := find_lack_of_memory(device, before):
+        return {"why": why}
     with torch.cuda.device(device):
         for kind in (torch.float32, torch.bfloat16):
             factor = torch.ones((SIZE, SIZE), dtype=kind, device="cuda")
@@ -110,6 +112,13 @@ def _start_cuda(torch: Any, local_rank: int, backend: str) -> Message:
         _forget_allocations(torch, device)
     after = gpu_memory(uuid)
     return {"mib": before.free_mib - after.free_mib if before is not None and after is not None else None}
+
+
+def find_lack_of_memory(device: int, memory: GpuMemory | None) -> str:
+    """Return why a GPU has too little free memory for a standby; "" if it has enough, or if that is unknown."""
+    if memory is None or memory.free_mib >= FREE_MIB:
+        return ""
+    return f"GPU {device} has only {memory.free_mib} MiB of free memory"
 
 
 def _load_nccl(torch: Any, device: int) -> None:
@@ -130,6 +139,80 @@ def _forget_allocations(torch: Any, device: int) -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     torch.cuda.reset_accumulated_memory_stats(device)
+
+
+# The priority of the preparation. Threads that CUDA and NCCL start then inherit it, and go on to serve the script
+
+
+@dataclass(frozen=True)
+class ThreadPriority:
+    """The niceness and the scheduling policy of one thread."""
+
+    niceness: int
+    policy: int
+
+    @classmethod
+    def of(cls, thread: int) -> ThreadPriority:
+        return cls(os.getpriority(os.PRIO_PROCESS, thread), os.sched_getscheduler(thread))
+
+
+def can_undo_niceness() -> bool:
+    """Return whether this process may lower a niceness again. Root may. Others may if RLIMIT_NICE allows it.
+
+    This is tried with a thread that ends at once.
+    """
+    allowed: list[bool] = []
+
+    def attempt() -> None:
+        thread = threading.get_native_id()
+        with contextlib.suppress(OSError):
+            usual = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, LOWEST_NICENESS)
+            os.setpriority(os.PRIO_PROCESS, thread, usual)
+            allowed.append(True)
+
+    thread = threading.Thread(target=attempt, name="standby")
+    thread.start()
+    thread.join()
+    return bool(allowed)
+
+
+def lower_priority(can_undo: bool) -> None:
+    """Lower the priority of this thread and of the threads that it starts, in a way that can be undone.
+
+    Any user may leave SCHED_BATCH, which is weaker than niceness: a thread gets its share of the CPU, but does not
+    preempt another thread when it wakes. SCHED_IDLE is not an alternative, because leaving it requires the same
+    permission as for niceness.
+    """
+    with contextlib.suppress(OSError):
+        if can_undo:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_NICENESS)
+        elif os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def restore_priority(usual: ThreadPriority) -> None:
+    """Give all threads of this process the niceness and the policy that the process had before the preparation.
+
+    Repeat this until nothing changes, because a thread at low priority may start another one meanwhile.
+    """
+    while any([_restore_thread(int(name), usual) for name in os.listdir("/proc/self/task")]):
+        pass
+
+
+def _restore_thread(thread: int, usual: ThreadPriority) -> bool:
+    """Give one thread the usual priority; return whether its priority was changed."""
+    try:
+        found = ThreadPriority.of(thread)
+        if found.policy == os.SCHED_BATCH != usual.policy:
+            os.sched_setscheduler(thread, usual.policy, os.sched_param(0))
+        elif found.niceness == LOWEST_NICENESS != usual.niceness:
+            os.setpriority(os.PRIO_PROCESS, thread, usual.niceness)
+        else:
+            return False
+    except OSError:  # the thread has ended, or a sandbox does not allow the change
+        return False
+    return True
 
 
 # GPU memory is read from NVML, because CUDA can report it only after it has allocated memory itself

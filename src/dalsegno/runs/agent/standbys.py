@@ -1,18 +1,19 @@
-"""The agent's side of standby workers: prepare them, hand them a script, and end those that cannot be used."""
+"""The agent's management of standby workers: prepare them, give them a script, and end those that cannot be used."""
 
 from __future__ import annotations
 
 import selectors
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dalsegno.runs.agent.evidence import lacked_gpu_memory
 from dalsegno.runs.agent.gpu_use import settings_of
 from dalsegno.runs.agent.orders import StandbyOrder
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
 MAX_STANDBYS = 64
-OUT_OF_MEMORY = "OutOfMemoryError"  # torch's exception name, as it appears in a worker's traceback
 
 
 @dataclass(eq=False)
@@ -32,12 +33,11 @@ class Standbys:
 
     def __init__(
         self,
-        node: str,
         selector: selectors.BaseSelector,
         fork: Callable[[str, Message, Sequence[int]], None],
         send: Callable[[Message], None],
     ) -> None:
-        self._node, self._selector, self._fork, self._send = node, selector, fork, send
+        self._selector, self._fork, self._send = selector, fork, send
         self._standbys: dict[int, Standby] = {}
         self._changes: Mapping[str, str | None] = {}
         self._refused = False  # whether standbys are disabled for the rest of the run
@@ -87,7 +87,27 @@ class Standbys:
             standby.ready = True
             self._send({"standby": {"mib": outcome.get("mib")}})
         if not data:
+            self._close(standby)
+
+    def ended(self, pid: int, code: int) -> None:
+        """Drop the standby with this PID, if there is one, and report that it ended unexpectedly."""
+        for standby in [each for each in self._standbys.values() if each.pid == pid]:
             self._forget(standby)
+            self._note_lost(standby, _describe(code))
+
+    def _note_lost(self, standby: Standby, how: str) -> None:
+        text = f"standby worker {standby.local_rank} {how}; the next worker is forked without it"
+        self._send({"standby": {"lost": text, "local_rank": standby.local_rank}})
+
+    def start(self, local_rank: int, task: Message) -> int:
+        """Let a standby run a worker's task, and return its PID; 0 if there is none, so that one must be forked."""
+        standby = self.take(local_rank, task["env"])
+        if standby is None:
+            return 0
+        if hand_over(standby, task):
+            return standby.pid
+        self._note_lost(standby, "ended")
+        return 0
 
     def take(self, local_rank: int, env: Mapping[str, str]) -> Standby | None:
         """Take the ready standby for a worker with this environment; None if there is none.
@@ -96,9 +116,10 @@ class Standbys:
         once.
         """
         standby = self._standbys.get(local_rank)
-        if standby is None or not standby.ready:
+        if standby is None or not (standby.ready and standby.pid):
             return None
-        self._forget(standby, close=False)
+        del self._standbys[local_rank]
+        self._selector.unregister(standby.sock)
         if standby.settings == settings_of(self._with_changes(env)):
             return standby
         standby.sock.close()
@@ -108,12 +129,12 @@ class Standbys:
         """End all standbys, prepare no more in this run, and report the reason once."""
         if not self._refused:
             self._refused = True
-            self._send({"note": f"no standby workers on {self._node}: {why}"})
+            self._send({"standby": {"lost": f"no standby workers: {why}"}})
         self.drop()
 
     def note_end(self, report: Message) -> None:
         """End all standbys if a worker ran out of GPU memory, because standbys hold GPU memory."""
-        if OUT_OF_MEMORY in str(report.get("traceback", "")) and self._standbys:
+        if self._standbys and lacked_gpu_memory(str(report.get("traceback", ""))):
             self.refuse("a worker ran out of GPU memory")
 
     def drop(self) -> None:
@@ -121,16 +142,21 @@ class Standbys:
         for standby in list(self._standbys.values()):
             self._forget(standby)
 
-    def _forget(self, standby: Standby, close: bool = True) -> None:
+    def _forget(self, standby: Standby) -> None:
         if self._standbys.get(standby.local_rank) is standby:
             del self._standbys[standby.local_rank]
+            self._close(standby)
+
+    def _close(self, standby: Standby) -> None:
+        """Close the connection, which ends a running standby. The standby cannot be used any more."""
+        standby.ready = False
+        if standby.sock.fileno() >= 0:
             self._selector.unregister(standby.sock)
-            if close:
-                standby.sock.close()
+            standby.sock.close()
 
 
 def hand_over(standby: Standby, task: Message) -> bool:
-    """Tell a standby which script to run. Return False if it is gone."""
+    """Send a standby the script to run. Return False if the standby has ended."""
     try:
         send(standby.sock, {"go": task})
     except OSError:
@@ -138,3 +164,9 @@ def hand_over(standby: Standby, task: Message) -> bool:
     finally:
         standby.sock.close()
     return True
+
+
+def _describe(code: int) -> str:
+    """Return how a process ended, such as `was killed by SIGKILL`."""
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with code {code}"

@@ -6,11 +6,11 @@ import contextlib
 
 from dalsegno.wire.frames import Message
 
-REPORT_EVERY_S = 0.4  # a worker reports twice a second
+REPORT_EVERY_S = 0.4  # minimum time between two messages of a node; each worker reports twice a second
 
 
 class StepReports:
-    """Selects the reports that the coordinator gets. All ranks do the same steps, so one report is enough.
+    """Selects the reports that the coordinator gets. All ranks do the same steps, so one rank's report is enough.
 
     The first report of a generation, the progress of rank 0 and the end of the steps are always sent.
     """
@@ -22,7 +22,7 @@ class StepReports:
         self._due = 0.0
 
     def join(self, message: Message, step: int, generation: int | None, now: float) -> Message | None:
-        """Record a worker's report. Return the message to the coordinator, or None if none is due."""
+        """Record a worker's report. Return the message for the coordinator; None if no message is due."""
         self._busy.note(message)
         progress, over = message.get("progress"), message.get("over")
         if now < self._due and generation == self._generation and not progress and not over:

@@ -1,8 +1,8 @@
 """The store of one generation, through which its ranks find each other. It runs in its own process.
 
-In a training rank, the store would die with that rank. The agent opens the socket when it chooses the port, so that no
-other process can take the port. Without a warm parent, the user's Python runs this file as a program. That Python may
-not find the package, so this file imports nothing from it.
+If a training rank ran the store, the store would die with that rank. The agent opens the socket when it chooses the
+port, so that no other process can take the port. Without a warm parent, the user's Python runs this file as a program.
+That Python may not find the package, so this file imports nothing from it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import selectors
@@ -79,6 +80,9 @@ def main(channel: int, modules: list[str]) -> None:
     adopt_orphans()
     sock = socket.socket(fileno=channel)
     send(sock, {"warm": preload(modules)})
+    # Otherwise the first collection in each worker examines all objects of the loaded modules and copies their pages,
+    # which takes 4 ms with torch, in the middle of a restart.
+    gc.freeze()
     worker = Parent(sock).serve()
     if worker is not None:
         KINDS[worker.get("kind", "script")](worker)
@@ -154,7 +158,7 @@ class Parent:
         self.children: set[int] = set()
 
     def serve(self) -> Message | None:
-        """Serve until the agent is gone, then return None. In a forked process, return the task of that process."""
+        """Serve until the agent has ended, then return None. In a forked process, return the task of that process."""
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
@@ -180,7 +184,10 @@ class Parent:
                     return worker
 
     def handle(self) -> Message | None:
-        """Handle messages from the agent. Return the task in a forked process, {} if the agent is gone, else None."""
+        """Handle messages from the agent.
+
+        Return the task in a forked process, {} if the agent has ended, otherwise None.
+        """
         messages = self.reader.receive(self.sock)
         if messages is None:
             self.end_children()
@@ -197,7 +204,7 @@ class Parent:
         if pid == 0:
             self._leave(parent, task)
             return dict(task, files=files)
-        # The child sets its group too. Both do it, so that the group exists before either of them continues.
+        # The child sets its group too. Both processes do it, so that the group exists before either of them continues.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         for file in files:
@@ -207,7 +214,7 @@ class Parent:
         return None
 
     def _leave(self, parent: int, task: Message) -> None:
-        """Detach a forked process from the parent: process group, name, signal handlers and socket."""
+        """Detach a forked process from the parent. This sets its process group, name, signal handlers and socket."""
         os.setpgid(0, 0)
         die_with_parent()
         name_process(task.get("name", "worker"))
@@ -237,7 +244,12 @@ class Parent:
 
 
 def start(arguments: list[str]) -> NoReturn:
-    """Run `PACKAGES SOCKET MODULE…`. First remove the entries of sys.path that only this program needs."""
-    sys.path[:] = [folder for folder in sys.path if folder not in ("", arguments[0])]
+    """Run the warm parent. The arguments are the folder of our packages, the socket's number, and modules to preload.
+
+    First remove the entries of sys.path that only this program needs. After `pip install dalsegno`, our packages and
+    the user's are in the same folder. That folder then has a second entry, which stays.
+    """
+    sys.path.remove(arguments[0])
+    sys.path[:] = [folder for folder in sys.path if folder]
     main(int(arguments[1]), arguments[2:])
     sys.exit(0)

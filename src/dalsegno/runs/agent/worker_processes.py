@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.runs.agent.evidence import gather, last_error_line, oom_kills, size_of
-from dalsegno.runs.agent.flight_dump import DUMP_PREFIX, OLD_PREFIX, own_prefix
+from dalsegno.runs.agent.flight_dump import own_prefix, read_torch_version, recorder_settings
 from dalsegno.runs.agent.orders import Setup, WorkerOrder
 from dalsegno.runs.folder import RunFolder
 from dalsegno.train.contract import AGENT, GENERATION
@@ -101,7 +101,7 @@ class GenerationWorkers:
 
 
 def trim_reports(reports: list[Report]) -> list[Report]:
-    """Return the reports with long tracebacks cut at the start, so that all fit into one message."""
+    """Cut long tracebacks at the start, so that all reports fit into one message, and return the reports."""
     share = _MAX_TRACEBACK_BYTES // max(1, len(reports))
     return [_shortened(report, share) for report in reports]
 
@@ -128,7 +128,7 @@ def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOr
     return {
         "kind": "script" if warm else "program",
         "name": f"ds:w{worker.rank}",
-        "env": {**_dump_prefix(setup, warm, order), **os.environ, **setup.env, **own, **order.env},
+        "env": {**_recorder_settings(setup, warm, order), **os.environ, **setup.env, **own, **order.env},
         "cwd": setup.cwd,
         "script": argv[0],
         "args": argv[1:],
@@ -136,18 +136,30 @@ def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOr
         "stdout": worker.output,
         "stderr": worker.log,
         "stacks": worker.stacks,
-        "flight": [worker.flight_socket, worker.flight] if worker.flight else [],
+        # With files of its own, as under torchrun, a worker gets torchrun's variables and no others.
+        "flight": [worker.flight_socket, worker.flight, not order.files] if worker.flight else [],
     }
 
 
-def _dump_prefix(setup: Setup, warm: bool, order: WorkerOrder) -> dict[str, str]:
-    """Return the variable that makes torch write its own dumps to the run folder, for a worker that is started as a
-    program. A forked worker sets it itself, because it also writes dumps on request."""
+def _recorder_settings(setup: Setup, warm: bool, order: WorkerOrder) -> dict[str, str]:
+    """Return the variables that make torch write its own dumps to the run folder.
+
+    Only a worker that is started as a separate program gets them from the agent. A forked worker sets them itself
+    (`flight_dump.py`).
+    """
     generation = order.env.get(GENERATION, "")
-    is_torch = "TORCHELASTIC_RUN_ID" in order.env and OLD_PREFIX not in {**os.environ, **setup.env, **order.env}
-    if warm or not is_torch or not setup.folder or not generation.isdigit():
+    if warm or "TORCHELASTIC_RUN_ID" not in order.env or not setup.folder or not generation.isdigit():
         return {}
-    return {DUMP_PREFIX: own_prefix(_ready(RunFolder(Path(setup.folder)).flight_dump(int(generation), order.rank)))}
+    prefix = own_prefix(_ready(RunFolder(Path(setup.folder)).flight_dump(int(generation), order.rank)))
+    return recorder_settings(prefix, _torch_version(setup.python), {**os.environ, **setup.env, **order.env})
+
+
+def _torch_version(python: str) -> str:
+    """Return the version of torch in this Python's environment, from its files; "" if it cannot be found there."""
+    if not os.path.isabs(python):
+        return ""
+    folders = Path(python).parent.parent.glob("lib/python3*/site-packages/torch")
+    return next((version for folder in folders if (version := read_torch_version(str(folder)))), "")
 
 
 def store_task(setup: Setup, warm: bool, port: int) -> Message:

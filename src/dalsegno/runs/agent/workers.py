@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from dalsegno.runs.agent import evidence
-from dalsegno.runs.agent.evidence import await_dumps, catches, measure_work, request_dump, size_of
+from dalsegno.runs.agent.evidence import await_dumps, catches, descendants, measure_work, request_dump, size_of
+from dalsegno.runs.agent.gpu_watch import GpuWatch, load_of
 from dalsegno.runs.agent.orders import Setup, StandbyOrder, StartOrder
 from dalsegno.runs.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
-from dalsegno.runs.agent.standbys import Standbys, hand_over
+from dalsegno.runs.agent.standbys import Standbys
 from dalsegno.runs.agent.worker_processes import (
     GenerationWorkers,
     WorkerProcess,
@@ -44,7 +45,8 @@ class Workers:
         self._waiting: list[Callable[[], None]] = []  # calls to make when the parent is ready
         self._signalled: dict[int, set[int]] = {}  # signal -> PIDs of the workers that have received it
         self._forking: set[str] = set()  # names of forks that are requested but not confirmed
-        self.standbys = Standbys(node, selector, self._fork, send)
+        self.standbys = Standbys(selector, self._fork, send)
+        self._gpus = GpuWatch()
         self._helpers: dict[int, str] = {}  # PID -> name of a process that outlives a generation: a saver or the keeper
         self.helper_ended: Callable[[str], None] = lambda name: None
         self.can_fork: Callable[[], None] = lambda: None  # called when a warm parent is ready to fork
@@ -110,7 +112,10 @@ class Workers:
         self.send({"ready": {"warm": self.warm, "seconds": data.get("seconds"), "threads": data.get("threads")}})
 
     def _parent_died(self) -> None:
-        """Start another parent, since the workers died with the old one. If it died during imports, import nothing."""
+        """Start another parent, because the workers died with the old one.
+
+        If the old parent died during imports, the new one imports nothing.
+        """
         was_ready = self.ready
         self._drop_parent()
         self.end()
@@ -144,7 +149,10 @@ class Workers:
         self._when_ready(lambda: self._open_store(generation))
 
     def _open_store(self, generation: int) -> None:
-        """Open the store's socket, then report its port. The port is reserved, and early peers can connect."""
+        """Open the store's socket, then report its port.
+
+        The open socket reserves the port, and ranks that start early can already connect to it.
+        """
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.bind(("", 0))
             port = int(sock.getsockname()[1])
@@ -164,13 +172,13 @@ class Workers:
         self._signalled.clear()
         for local_rank, each in enumerate(order.workers):
             is_torch = self.warm and "TORCHELASTIC_RUN_ID" in each.env
-            files = each.files or run_files(self.setup.folder, generation, each.rank, flight=is_torch)
+            files = dict(each.files) or run_files(self.setup.folder, generation, each.rank, flight=is_torch)
+            if not is_torch:
+                files.pop("flight", None)  # only a worker with torch writes its flight recorder
             worker = self.current.add(each.rank, **files)
             task = worker_task(self.setup, self.warm, worker, each, self.socket_name)
-            standby = self.standbys.take(local_rank, task["env"])
-            if standby is not None and hand_over(standby, task):
-                worker.pid = standby.pid
-            else:
+            worker.pid = self.standbys.start(local_rank, task)
+            if not worker.pid:
                 self._fork(f"{generation}:{each.rank}", task)
 
     def prepare_standbys(self, order: StandbyOrder) -> None:
@@ -203,6 +211,7 @@ class Workers:
     def _ended(self, pid: int, code: int) -> None:
         if pid in self._helpers:
             self.helper_ended(self._helpers.pop(pid))
+        self.standbys.ended(pid, code)
         worker = self.current.by_pid(pid)
         if worker is not None and worker.rank not in self.current.reports:
             report = self.current.ended(worker, code)
@@ -211,7 +220,7 @@ class Workers:
             self.send({"ended": report})
 
     def stop(self, generation: int) -> None:
-        """Kill all workers of a generation at once, then report whether all of them are gone."""
+        """Kill all workers of a generation at once, then report whether all of them have ended."""
         if generation < self.current.generation:
             return
         failing = self.current.failing()
@@ -264,7 +273,7 @@ class Workers:
     def signal(self, number: int) -> None:
         """Send a signal to the workers that have a handler for it.
 
-        It would kill the others, which would lose unsaved work.
+        The signal would kill the other workers, and unsaved work would be lost.
         """
         self._signalled[number] = set()
         self.repeat_signals()
@@ -277,7 +286,7 @@ class Workers:
     def repeat_signals(self) -> None:
         """Send pending signals to workers that have installed a handler in the meantime.
 
-        Called in every turn of the loop.
+        Call this in every turn of the loop.
         """
         for number, signalled in self._signalled.items():
             for worker in self.current.running():
@@ -300,8 +309,12 @@ class Workers:
     def report_work(self, generation: int) -> None:
         """Report the activity of the running workers, so that the coordinator can detect idle workers."""
         if generation == self.current.generation:
-            done = {str(worker.rank): measure_work(worker.pid) for worker in self.current.running() if worker.pid}
-            self.send({"worked": generation, "ranks": done})
+            loads, work = self._gpus.take(), {}
+            for worker in self.current.running():
+                if worker.pid:
+                    pids = [worker.pid, *descendants(worker.pid)]
+                    work[str(worker.rank)] = [*measure_work(pids), *load_of(pids, loads)]
+            self.send({"worked": generation, "ranks": work})
 
     def _drop_empty_stacks(self, worker: WorkerProcess) -> None:
         """Remove the stacks file of a worker if no stacks were captured."""

@@ -9,7 +9,7 @@ from dalsegno.hostlist import expand
 from dalsegno.runs.coordinator.nodes.node_rules import drained_for_repair
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
-DETECTION_S = 5.0  # time to wait for a node failure, which is detected up to 1.6 s after it killed a task
+DETECTION_S = 5.0  # time to wait for a report of a node failure; it arrives up to 1.6 s after a task is killed
 SETTLE_S = 60.0  # time for Slurm to handle a failed node
 MAX_RESTARTS = 10  # limit for one srun, and for one batch job
 _INTENDED = {JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.PREEMPTED, JobState.OUT_OF_MEMORY}
@@ -26,9 +26,9 @@ class LeaveStep:
 
 @dataclass(frozen=True)
 class StartAgain:
-    """Restart the step in its job, excluding the nodes in `without`.
+    """Restart the step in its job, without the nodes in `without`.
 
-    If `alone` is set, restart it in a new job like the old one.
+    If `alone` is set, restart the step in a new job that has the options of the old job.
     """
 
     job: JobInfo
@@ -125,7 +125,9 @@ def _why(node: NodeInfo, silent: Collection[str]) -> str:
 # Notes: srun's plugin writes a line `JOB STEP NODES` for the step that srun starts
 
 
-NOTES = "DALSEGNO_RESUME_NOTES"  # the file descriptor for notes; Dal Segno's Slurm plugin hides it from the tasks
+# Environment variable with the number of the file descriptor for notes. Our Slurm plugin removes the variable, so that
+# tasks do not see it.
+NOTES = "DALSEGNO_RESUME_NOTES"
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,10 @@ def arguments(argv: Sequence[str], again: StartAgain) -> list[str]:
 
 
 def environment(env: Mapping[str, str], again: StartAgain) -> dict[str, str]:
-    """Return srun's environment. For a new job, remove the old allocation and set the options of the old job."""
+    """Return srun's environment.
+
+    If the step gets a new job, variables with the old job's options replace those of the old allocation.
+    """
     if not again.alone or "SLURM_JOB_ID" not in env:
         return dict(env)
     old = {f"SLURM_{name}" for name in _OLD}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import NOTES, SrunStep, read_notes
-from dalsegno.system.stand_in import StandIn, end_as
+from dalsegno.system.process_wrapper import ProcessWrapper, end_as
 
 if TYPE_CHECKING:  # functions import these modules when needed, so that short, successful steps are fast
     from dalsegno.runs.auto_resume.decide import LeaveStep, StartAgain
@@ -25,7 +25,7 @@ from dalsegno.runs.coordinator.agents.liveness import unreachable
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 
-_REQUEUE_S = 60.0  # time for Slurm to end the script of a requeued job
+_REQUEUE_S = 60.0  # how long to wait until Slurm ends the script of a requeued job
 
 
 def main(arguments: list[str]) -> int:
@@ -33,10 +33,10 @@ def main(arguments: list[str]) -> int:
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     if restarts:
         report(f"job {os.environ.get('SLURM_JOB_ID')} was restarted on {os.environ.get('SLURM_JOB_NODELIST')}")
-    end_as(_supervise(StandIn(), srun, argv, restarts))
+    end_as(_supervise(ProcessWrapper(), srun, argv, restarts))
 
 
-def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
+def _supervise(here: ProcessWrapper, srun: str, argv: list[str], restarts: int) -> int:
     command, env, times = argv, dict(os.environ), 0
     while True:
         ended = here.run(srun, command, env, NOTES, lambda notes: _is_over(srun, notes))
@@ -55,7 +55,9 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
         command, env, times = arguments(argv, again), environment(env, again), times + 1
 
 
-def _decide(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool) -> StartAgain | None:
+def _decide(
+    here: ProcessWrapper, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool
+) -> StartAgain | None:
     """Return how to restart the step; None if it must not be restarted."""
     from dalsegno.runs.auto_resume.decide import MAX_RESTARTS, RequeueJob, StartAgain
 
@@ -73,14 +75,14 @@ def _decide(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int,
     return None
 
 
-def _leave_step(here: StandIn, choice: LeaveStep, nodes: str) -> None:
+def _leave_step(here: ProcessWrapper, choice: LeaveStep, nodes: str) -> None:
     if choice.why:
         report(f"{nodes}: {choice.why}")
     if choice.ends:
         here.pause(_REQUEUE_S)
 
 
-def _requeue(here: StandIn, slurm: SlurmClient, job: int, why: str) -> None:
+def _requeue(here: ProcessWrapper, slurm: SlurmClient, job: int, why: str) -> None:
     try:
         report(f"{why}; requeueing it, so that its script restarts on healthy nodes")
         slurm.requeue(job)
@@ -98,7 +100,10 @@ def _slurm(srun: str) -> SlurmClient:
 
 
 def _is_over(srun: str, notes: str) -> bool:
-    """Return whether Slurm has ended the job or the step. srun itself may wait forever for tasks on a lost node."""
+    """Return whether Slurm has ended the job or the step after the loss of a node.
+
+    srun itself may wait forever for tasks on a lost node.
+    """
     from dalsegno.slurm.facts import JobState
 
     try:
@@ -127,7 +132,7 @@ def wait_for_choice(
 ) -> Choice:
     """Call `observe` with the elapsed seconds until a decision is possible; return the decision.
 
-    If a signal to end arrives during a pause, the step is not restarted.
+    If `pause` returns true, because a signal asked this program to end, the step is not restarted.
     """
     began = clock()
     while True:

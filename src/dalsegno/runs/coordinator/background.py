@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class BackgroundTasks:
@@ -31,7 +33,7 @@ class BackgroundTasks:
     async def until(self, over: asyncio.Event, *loops: Awaitable[None]) -> None:
         """Run the loops until `over` is set.
 
-        If a loop fails, raise its error, because a restart is safer than running without it.
+        If a loop fails, raise its error, because a restart is safer than running without that loop.
         """
         work = (over.wait(), self._failure(), *loops)
         every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
@@ -47,20 +49,51 @@ class BackgroundTasks:
         raise self._failures[0]
 
 
-SHARE = 0.05  # maximum share of the coordinator's time that a paced action uses
+class Batch(Generic[T]):
+    """Collects the values of one turn of the event loop, so that thousands of them are handled together."""
+
+    def __init__(self, handle: Callable[[list[T]], None]) -> None:
+        self._handle, self._values = handle, list[T]()
+
+    def add(self, value: T) -> None:
+        if not self._values:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._values.append(value)
+
+    def flush(self) -> None:
+        """Handle the collected values now, if there are any."""
+        if self._values:
+            values, self._values = self._values, []
+            self._handle(values)
+
+
+SHARE = 0.05  # maximum fraction of the coordinator's time that a paced action uses
+CHEAP_S = 0.005
 
 
 class PacedAction:
     """An action whose cost grows with the number of nodes, such as writing the state of all nodes.
 
-    It runs soon after each request. Requests that arrive in the meantime share one execution, so that the action never
-    takes more than a small share of the coordinator's time.
+    The action runs soon after a request. Requests that arrive in the meantime share one execution, so that the action
+    takes only a small part of the coordinator's time.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
         self._pending: asyncio.Handle | None = None
         self._not_before = 0.0
+        self._is_cheap = True  # whether the last execution took so little time that it delays nothing
+
+    def serve(self, at_once: bool, later: bool) -> None:
+        """Run the action now, or request it; what happens depends on its cost and on the two flags.
+
+        A cheap action runs now if `at_once` is set, and is requested otherwise. A costly action is requested unless
+        `later` is set. With `later`, the caller has more urgent work and will call again.
+        """
+        if self._is_cheap and at_once:
+            self.run()
+        elif self._is_cheap or not later:
+            self.request()
 
     def request(self) -> None:
         if self._pending is None:
@@ -72,7 +105,8 @@ class PacedAction:
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        # CPU time, so that a slow disk or a busy machine does not delay the next execution.
+        # CPU time is used, because a slow disk or a busy machine should not delay the next execution.
         began_s = time.thread_time()
         self._action()
-        self._not_before = time.monotonic() + (time.thread_time() - began_s) / SHARE
+        took_s = time.thread_time() - began_s
+        self._not_before, self._is_cheap = time.monotonic() + took_s / SHARE, took_s < CHEAP_S

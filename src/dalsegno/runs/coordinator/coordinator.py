@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -34,7 +33,7 @@ from dalsegno.runs.coordinator.agents.messages import (
     WorkersResumed,
     to_event,
 )
-from dalsegno.runs.coordinator.background import BackgroundTasks, PacedAction
+from dalsegno.runs.coordinator.background import BackgroundTasks, Batch, PacedAction
 from dalsegno.runs.coordinator.generations.admission import NodeAdmission
 from dalsegno.runs.coordinator.generations.events import (
     REPEATED,
@@ -44,6 +43,7 @@ from dalsegno.runs.coordinator.generations.events import (
     Event,
     Exclude,
     Finish,
+    GenerationStopped,
     OpenStore,
     Order,
     PauseOver,
@@ -54,14 +54,14 @@ from dalsegno.runs.coordinator.generations.events import (
     StopGeneration,
     Wait,
 )
-from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, advance
+from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run, Step, advance, confirm_stops
 from dalsegno.runs.coordinator.generations.memory import MemoryTable
-from dalsegno.runs.coordinator.generations.standbys import GpuUse, StandbyPlan, StandbyReady
+from dalsegno.runs.coordinator.generations.standbys import GpuUse, StandbyLost, StandbyPlan, StandbyReady
 from dalsegno.runs.coordinator.nodes.node_source import NodeSource, RunControl
 from dalsegno.runs.coordinator.reports.goodput import ProgressWriter
 from dalsegno.runs.coordinator.reports.report import RunFacts, StatusWriter, log
-from dalsegno.runs.coordinator.saved_state import Saved, find_saved, unfinished, write_saved
-from dalsegno.runs.coordinator.shutdown import finish_agents
+from dalsegno.runs.coordinator.saved_state import SavedRun, find_saved, unfinished, write_saved
+from dalsegno.runs.coordinator.shutdown import catch_signals, finish_agents
 from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
 from dalsegno.runs.coordinator.trust import StateTrust
 from dalsegno.runs.journal import RunEvent
@@ -97,14 +97,15 @@ class Coordinator:
         self.progress_writer = ProgressWriter(site.folder.progress)
         self.trust = StateTrust(self, self.memory)
         self.end: Finish | None = None
-        self.suspended = False  # whether the coordinator ends but the run does not
+        self.suspended = False  # whether the coordinator ends while the run continues later
         self.is_shut_down = False
-        self._left: set[str] = set()  # nodes that the run has left, but whose agents may still be connected
+        self._left: set[str] = set()  # nodes that the run has left and whose agents may still be connected
         self._starts = StartMessages(site)
         self._saving = PacedAction(self.save_state)
         self._reporting = PacedAction(self._update_status)
         self._over = asyncio.Event()
         self._background = BackgroundTasks()
+        self._stops = Batch[GenerationStopped](lambda stops: self._advance(confirm_stops(self.run, stops), True))
 
     async def serve(self) -> int:
         """Coordinate the run until it has ended and return its exit code."""
@@ -115,7 +116,7 @@ class Coordinator:
             self.node_source.begin()
         else:
             await self._take_over(saved)
-        self._catch_signals()
+        catch_signals(self.site, self._start_leaving)
         await self._background.until(self._over, self.agents.watch(), self._check(), self._ask_slurm())
         assert self.end is not None
         await finish_agents(self.agents, self.memory, self.node_source, self.end, suspended=self.suspended)
@@ -123,19 +124,12 @@ class Coordinator:
         self.agents.close()
         return self.end.code
 
-    def _catch_signals(self) -> None:
-        """Handle Slurm's signals in a batch step. On the head node, signals end the coordinator; another takes over."""
-        if self.site.own_job is not None:
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGUSR2):
-                loop.add_signal_handler(number, self._start_leaving)
-
     def _start_leaving(self, job: int = 0, node: str = "") -> None:
         if not self.closing:
             self.node_source.leaving(job, node)
 
     async def open(self) -> None:
-        """Listen on the previous coordinator's port or a fallback that agents try, and write the connection file."""
+        """Listen, if possible on a port that agents of the previous coordinator try, and write the connection file."""
         known = read_connect(self.folder)
         self.agents = RunAgents(self.folder.run, known.secret, self.site.timing, self)
         port = await listen_again(known, self.agents.open, self.note)
@@ -143,7 +137,7 @@ class Coordinator:
 
     # Takeover from a previous coordinator
 
-    async def _take_over(self, saved: Saved) -> None:
+    async def _take_over(self, saved: SavedRun) -> None:
         """Continue the run from a saved state. Agents reconnect by themselves; an agent that does not is lost."""
         self.run = saved.run
         self.trust.restore(saved.trust)
@@ -170,7 +164,7 @@ class Coordinator:
             self.agents.lose(agent, "its agent did not reconnect", silent=False)
 
     def _reconcile(self, peer: Peer) -> None:
-        """Repeat the current order to a reconnected agent, or reset the agent if its workers are gone."""
+        """Repeat the current order to a reconnected agent, or reset the agent if its workers have ended."""
         run = self.run
         if run.group is None or peer.name not in run.group.agents:
             return
@@ -183,7 +177,7 @@ class Coordinator:
     # Agents: connections, messages and losses
 
     def agent_connected(self, peer: Peer) -> None:
-        if self.end is not None:  # this agent is late: the run has ended
+        if self.end is not None:  # the agent connected after the run had ended
             self.memory.used.discard(peer.name)
             peer.send({"finish": self.end.code})
             return
@@ -221,13 +215,14 @@ class Coordinator:
         elif isinstance(message, Signalled):
             self._start_leaving(peer.hello.job, peer.name)
         elif isinstance(message, NoticeRead) and message.notice:
-            self.node_source.notice_told(peer.name, message.notice)
+            self.node_source.notice_read(peer.name, message.notice)
         elif isinstance(message, Stepped):
             self._stepped(message)
         elif isinstance(message, WorkersResumed) and (why := self.memory.explain_resume(message)):
             self.note(why)
-        elif isinstance(message, (GpuUse, StandbyReady)) and (line := self.standbys.record(message)):
-            self.note(line)
+        elif isinstance(message, (GpuUse, StandbyReady, StandbyLost)):
+            node, age_s = self.status_writer.name_of(peer.name), self.hangs.age_s
+            self.status_writer.note_standby(self.standbys.record(message, node, self.run.generation, age_s))
         elif isinstance(message, StacksTaken):
             self.hangs.stacks_done(peer.name)
         elif isinstance(message, NodeActivity):
@@ -238,13 +233,13 @@ class Coordinator:
             self.trust.record_verified(message)
         elif isinstance(message, CorruptionFound):
             self.trust.judge(message, self.node_source)
-        elif isinstance(message, AllStopped):
-            self.memory.update(peer.name, message.held)
-        elif isinstance(message, MemoryHeld):
+        elif isinstance(message, (AllStopped, MemoryHeld)):
             self.memory.update(peer.name, message.held)
             self._send_memory_updates()
         if isinstance(event, AgentJoined):
             self.admission.admit(event)
+        elif isinstance(event, GenerationStopped):
+            self._stops.add(event)
         elif event is not None and not self.hangs.defer(event):
             self.apply(event)
 
@@ -286,9 +281,14 @@ class Coordinator:
     # Events and orders
 
     def apply(self, event: Event) -> None:
+        """Apply an event. Stops that were confirmed earlier are applied first."""
         log.debug("event: %s", type(event).__name__)
+        self._stops.flush()
+        self._advance(advance(self.run, event), isinstance(event, REPEATED))
+
+    def _advance(self, step: Step, repeated: bool) -> None:
         before = self.run
-        self.run, orders = advance(self.run, event)
+        self.run, orders = step
         if self.run is before and not orders:
             return
         self.progress_writer.changed(before, self.run)
@@ -296,13 +296,13 @@ class Coordinator:
             self.started = self.started or time.time()
         if self.run.group is not None and self.run.group is not before.group:
             self.memory.used.update(self.run.group.agents)
-        at_once = orders or not isinstance(event, REPEATED)
+        at_once = bool(orders) or not repeated
         # The state is saved before the orders are executed, because the next coordinator must know them.
         (self._saving.run if at_once else self._saving.request)()
         for order in orders:
             self._execute(order)
         self.admission.watch()
-        (self._reporting.run if at_once else self._reporting.request)()
+        self._reporting.serve(at_once, self.run.phase in (GenerationPhase.STOPPING, GenerationPhase.OPENING))
 
     def _execute(self, order: Order) -> None:
         if isinstance(order, OpenStore):
@@ -365,7 +365,7 @@ class Coordinator:
             self.node_source.check_agents()
             self.hangs.check()
             self._send_memory_updates()
-            self.progress_writer.watch_slow_ranks(self.run, self.note)
+            self.progress_writer.watch_slow_ranks(self.run, self.note, time.monotonic())
             orders.order_standbys(self.site, self.standbys, self.run, self.hangs.age_s, self.agents)
             self._reporting.request()
 
@@ -402,7 +402,7 @@ class Coordinator:
         if self.is_shut_down:
             return True
         source, used = self.node_source, tuple(sorted(self.memory.used))
-        saved = Saved(
+        saved = SavedRun(
             run=self.run, jobs=source.saved(), excluded=tuple(source.excluded), lost_since=dict(source.lost_since),
             lost_nodes=self.lost_nodes, started=self.started, trust=self.trust.state, used=used,
         )  # fmt: skip

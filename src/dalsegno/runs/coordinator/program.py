@@ -39,8 +39,8 @@ MAX_SHORT_LIVES = 8  # limit on consecutive crashes within SHORT_LIFE_S after a 
 def supervise(argv: Sequence[str]) -> int:
     """Run the coordinator, restart it if it crashes, and return the run's exit code.
 
-    The coordinator is not restarted once Slurm ends the step. Slurm's signals are forwarded to it, even if they arrive
-    while it starts.
+    The coordinator is not restarted once Slurm ends the step, or after MAX_SHORT_LIVES crashes in a row soon after a
+    start. Slurm's signals are forwarded to it, even if they arrive while it starts.
     """
     caught: list[int] = []
     living: list[Child] = []
@@ -120,7 +120,7 @@ def open_site(folder: RunFolder) -> RunSite:
 
 
 def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
-    """Return the timeout that the user requested, else the cluster's value, scaled for a slow machine."""
+    """Return the timeout that the user requested. Otherwise return the cluster's value, scaled for a slow machine."""
     return plan.request.node_timeout_s or min(read_gone_s(environment) * slowness(), MAX_GONE_S)
 
 

@@ -43,11 +43,11 @@ class SavedJob:
 
 @dataclass(frozen=True)
 class SavedTrust:
-    """Which saved states of the run may be committed and loaded."""
+    """Records which saved states of the run may be committed and loaded."""
 
     granted: int = 0  # the newest generation that was allowed to commit
-    verified: int = 0  # the last step at which all ranks agreed about each other's gradients
-    distrusted: tuple[int, int] | None = None  # generation and step: later states, up to this generation, may be wrong
+    verified: int = 0  # the last step at which all ranks computed the same gradients
+    distrusted: tuple[int, int] | None = None  # generation and step as in TRUSTED; None if all saved states are trusted
 
     @property
     def env(self) -> dict[str, str]:
@@ -57,18 +57,18 @@ class SavedTrust:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedRun:
     run: Run
     jobs: tuple[SavedJob, ...] = ()
     excluded: tuple[str, ...] = ()
-    lost_since: Mapping[str, float] = field(default_factory=dict)  # lost node -> since when
+    lost_since: Mapping[str, float] = field(default_factory=dict)  # lost node -> time of the loss
     lost_nodes: int = 0
     started: float | None = None
     trust: SavedTrust = SavedTrust()
     used: tuple[str, ...] = ()  # nodes whose memory may hold data of the run
 
 
-def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
+def write_saved(path: Path, saved: SavedRun, durable: bool = False) -> None:
     data = {
         "run": _run_to_json(saved.run),
         "jobs": [_job_to_json(job) for job in saved.jobs],
@@ -84,7 +84,7 @@ def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
     write_atomic(path, json.dumps(data), mode=0o600, durable=durable)
 
 
-def read_saved(path: Path, fresh: Run) -> Saved | None:
+def read_saved(path: Path, fresh: Run) -> SavedRun | None:
     """Return the saved state with the shape and limits of `fresh`; None if there is none. Raise if it is unreadable."""
     raw: Any = read_json(path, repair_hint(path))
     try:
@@ -93,8 +93,8 @@ def read_saved(path: Path, fresh: Run) -> Saved | None:
         raise damaged(path, f"{type(error).__name__} {error}", repair_hint(path)) from error
 
 
-def _from_json(raw: Any, fresh: Run) -> Saved:
-    return Saved(
+def _from_json(raw: Any, fresh: Run) -> SavedRun:
+    return SavedRun(
         run=_run_from_json(raw["run"], fresh),
         jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
         excluded=tuple(raw["excluded"]),
@@ -176,7 +176,7 @@ def _job_from_json(data: Mapping[str, Any]) -> SavedJob:
 
 async def find_saved(
     site: RunTerms, release: Callable[[], Awaitable[None]], note: Callable[[str], None]
-) -> Saved | None:
+) -> SavedRun | None:
     """Return the previous coordinator's state; None if there is none.
 
     If the state is unreadable, the run starts over. Its old jobs are released, so that it does not hold nodes twice. On

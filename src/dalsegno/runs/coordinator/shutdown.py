@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
+from collections.abc import Callable
 
 from dalsegno.runs.coordinator.agents.agents import RunAgents
 from dalsegno.runs.coordinator.generations.events import Finish
 from dalsegno.runs.coordinator.generations.memory import MemoryTable
 from dalsegno.runs.coordinator.nodes.node_source import NodeSource
+from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.train.contract import TERMINATED
 from dalsegno.wire.frames import Message
 
 SHUTDOWN_S = 3.0
 SWEEP_START_S = 10.0  # timeout for agents that are started only to clean up their node
+
+
+def catch_signals(site: RunTerms, leave: Callable[[], None]) -> None:
+    """Handle Slurm's signals in a batch step. On the head node, signals end the coordinator, and a new one starts."""
+    if site.own_job is not None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            loop.add_signal_handler(number, leave)
 
 
 async def finish_agents(
@@ -30,7 +41,7 @@ async def finish_agents(
 
 
 def _end_message(end: Finish) -> Message:
-    """Return how the run ended, for agents that report it to their own users."""
+    """Return a message that says how the run ended, for agents that report it to their users."""
     cause = end.cause
     where = {"rank": cause.rank, "node": cause.node} if cause else {}
     return {"code": end.code, "why": end.why, **where}

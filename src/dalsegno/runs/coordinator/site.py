@@ -17,7 +17,10 @@ from dalsegno.wire.frames import Message
 
 @dataclass(frozen=True)
 class GenerationLayout:
-    """Values for the environment of a generation's workers. `hosts` are in group rank order; `port` is the store's."""
+    """Values for the environment of a generation's workers.
+
+    `hosts` is in group rank order; `port` is the store's port.
+    """
 
     generation: int
     hosts: tuple[str, ...]
@@ -28,24 +31,27 @@ class GenerationLayout:
 
 @dataclass(frozen=True)
 class NodeEnv:
-    """The environment variables of a node's workers: those that all have in common, and those of each worker."""
+    """The environment variables of a node's workers: those that all workers share, and those of each worker."""
 
     common: Mapping[str, str]
-    own: tuple[Mapping[str, str], ...]  # by local rank
+    own: tuple[Mapping[str, str], ...]  # the variables of each worker alone, by local rank
 
     @classmethod
     def empty(cls, workers: int) -> NodeEnv:
         return cls({}, ({},) * workers)
 
     def with_common(self, more: Mapping[str, str]) -> NodeEnv:
-        """Add variables that all workers have. They replace those of each worker."""
+        """Return a copy with more variables for all workers. They override the variables of a single worker."""
         if not more:
             return self
-        own = tuple({name: value for name, value in each.items() if name not in more} for each in self.own)
+        own = tuple(
+            each if each.keys().isdisjoint(more) else {name: each[name] for name in each if name not in more}
+            for each in self.own
+        )
         return NodeEnv({**self.common, **more}, own)
 
     def whole(self) -> list[dict[str, str]]:
-        """Return all variables of each worker."""
+        """Return the complete environment of each worker."""
         return [{**self.common, **each} for each in self.own]
 
 
@@ -69,7 +75,10 @@ class RunTerms(Protocol):
 
     @property
     def hang_timeout_s(self) -> float | None:
-        """Seconds without a step that count as a hang. 0: never; None: derived from the reported steps."""
+        """The number of seconds without a step that counts as a hang.
+
+        0 means never; None means derived from reported steps.
+        """
         ...
 
     @property
@@ -86,8 +95,11 @@ class RunTerms(Protocol):
         """Return the `setup` message, which an agent needs before it starts any process."""
         ...
 
-    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
-        """Return the environment variables of a node's workers. `found` are variables from its agent's environment."""
+    def node_env(self, layout: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
+        """Return the environment variables of a node's workers.
+
+        `found` contains variables from the agent's environment.
+        """
         ...
 
 

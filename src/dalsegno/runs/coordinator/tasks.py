@@ -17,7 +17,7 @@ from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.background import BackgroundTasks
 from dalsegno.runs.coordinator.generations.generations import Run
 from dalsegno.runs.coordinator.nodes.slurm_jobs import SlurmJobs
-from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, find_saved, write_saved
+from dalsegno.runs.coordinator.saved_state import SavedJob, SavedRun, find_saved, write_saved
 from dalsegno.runs.coordinator.site import ASK_SLURM_S, CHECK_S, REFRESH_S, CoordinatorSite
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause, RunPhase, RunStatus, read_status, write_status
@@ -57,7 +57,10 @@ class TaskRun:
         return self.status.exit_code or 0
 
     async def _begin(self) -> None:
-        """Adopt the job and the srun of a previous coordinator, load the coordinator's own job, or request a job."""
+        """Adopt the job and srun of a previous coordinator.
+
+        If there are none, load the coordinator's own job or request one.
+        """
         saved = await find_saved(self.site, self.jobs.sweep, lambda text: self._journal(RunEvent.NOTE, text=text))
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
@@ -95,7 +98,7 @@ class TaskRun:
             self._end(1, "the job reached its time limit")
 
     def job_granted(self, number: int, info: JobInfo) -> None:
-        """Start the tasks, unless they run or have ended already. srun writes one log per task."""
+        """Start the tasks, unless they already run or have ended. srun writes one log per task."""
         self._journal(RunEvent.GRANTED, job=info.id, nodes=list(info.nodes))
         runs = self.jobs.has_steps(number)
         if not runs and self.folder.exit_code.exists():
@@ -141,7 +144,7 @@ class TaskRun:
             await asyncio.sleep(CHECK_S)
 
     def _no_container(self, code: int) -> str:
-        """Return why the container did not start, according to the tasks' logs; "" if it did start."""
+        """Return why the container did not start, according to the tasks' logs; "" if they do not say so."""
         if code != NO_CONTAINER:
             return ""
         said = [read_text(path) or "" for path in sorted(self.folder.generation(1).glob("*"))]
@@ -189,7 +192,7 @@ class TaskRun:
 
     def _save_state(self) -> None:
         with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
-            write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved(self._roles)))
+            write_saved(self.folder.state, SavedRun(Run(self.site.shape), jobs=self.jobs.saved(self._roles)))
 
     def _update_status(self, **changes: object) -> None:
         changes = {"cause": RunCause.OTHER, **changes} if "message" in changes else changes

@@ -1,7 +1,7 @@
-"""Which saved states of a run may be committed and loaded.
+"""Decide which checkpoints of a run may be committed, and which saved states may be loaded.
 
-A generation may commit until a later one is allowed to. After data corruption, only states up to the last step that was
-verified are loaded.
+A generation may commit checkpoints until a later generation is allowed to. After data corruption, only states up to the
+last verified step are loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TELL_S = 10.0
 
 
 class StateTrust:
-    """Answers requests to commit, and convicts nodes that compute wrong gradients."""
+    """Answers requests to commit, and excludes nodes that compute wrong gradients."""
 
     def __init__(self, control: RunControl, memory: MemoryTable, socket: str | None = None) -> None:
         self._control, self._memory = control, memory
@@ -38,7 +38,7 @@ class StateTrust:
     def answer_grant(self, asked: GrantRequested, ended: bool, write: Callable[[], bool]) -> Message:
         """Allow or deny a commit. A generation may commit, even after its end, until a later one is allowed to.
 
-        `write` saves the state durably, so that a successor does not let an earlier generation commit.
+        `write` saves the state durably, so that the next coordinator does not let an earlier generation commit.
         """
         ok = self.state.granted <= asked.generation <= self._control.run.generation and not ended
         why = "" if ok else f"generation {asked.generation} is over"
@@ -54,7 +54,11 @@ class StateTrust:
             self._control.save_state()
 
     def judge(self, found: CorruptionFound, source: NodeSource) -> None:
-        """Handle a verdict of the ranks. A convicted node leaves the run, and later states are no longer trusted."""
+        """Handle a report of wrong gradients.
+
+        If exactly one node is wrong, the run leaves that node and no longer trusts states after the last verified step.
+        Otherwise, the report is only recorded.
+        """
         run = self._control.run
         if found.generation != run.generation or run.phase is not GenerationPhase.RUNNING or run.group is None:
             return
@@ -75,7 +79,7 @@ class StateTrust:
         self._control.continue_without(node, found.text)
 
     async def _tell_controller(self, node: str, text: str) -> None:
-        """Ask the controller to drain the node. It drains only nodes that this run holds."""
+        """Ask the controller to drain the node. The controller drains only nodes that this run holds."""
         request = {"corrupt": {"run": self._control.folder.run, "node": node, "text": text}}
         try:
             answer = await asyncio.wait_for(_ask(self._socket, request), TELL_S)

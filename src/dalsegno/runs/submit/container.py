@@ -61,7 +61,7 @@ def wrap_guard(request: RunRequest, launcher: tuple[str, ...], command: list[str
 
 
 def _is_script(launcher: tuple[str, ...]) -> bool:
-    """Return whether the launcher is Python and a file of the package.
+    """Return whether the launcher consists of a Python and a file of the package.
 
     Any other command may be missing in the image.
     """
@@ -127,7 +127,10 @@ def parse_mpi_types(text: str) -> tuple[str, ...]:
 
 
 def choose_mpi(types: Sequence[str]) -> str:
-    """Return the newest PMIx type, else PMI-2; most MPI implementations support no other. Raise if there is none."""
+    """Return the newest PMIx type, or PMI-2 if there is none. Most MPI implementations support only these two.
+
+    Raise if both are missing.
+    """
     if "pmix" in types:
         return "pmix"
     versions = sorted((name for name in types if name.startswith("pmix_v")), key=lambda name: int(name[6:]))

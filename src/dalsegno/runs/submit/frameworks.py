@@ -25,7 +25,7 @@ class ProcessLayout:
     restarts: int = 0
     max_restarts: int = 0
     gpus_per_node: int = 0
-    cpus_per_process: int = 0  # number of CPUs for each process; 0: unknown
+    cpus_per_process: int = 0  # number of CPUs for each process; 0 if unknown
     role: str = "default"
     virtual_local_rank: bool = False  # torchrun's option: each process sees only its own GPU, as device 0
 
@@ -45,7 +45,7 @@ class ProcessLayout:
 
 
 def framework_env(framework: str, world: ProcessLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
-    """Return the variables for the processes on one host. `found` are variables from its agent's environment."""
+    """Return the variables for the processes on one host. `found` contains variables from the agent's environment."""
     if framework == "tensorflow":
         return NodeEnv({}, tuple(tensorflow_env(world, rank, found) for rank in world.ranks(group_rank)))
     if framework == "jax":
@@ -93,10 +93,10 @@ def _local_rank(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> di
 
 
 def torch_threads(nproc_per_node: int, cpus_per_process: int, found: Mapping[str, str]) -> dict[str, str]:
-    """Return OMP_NUM_THREADS: the CPUs of a process if known, else 1 for several processes per node, as in torchrun.
+    """Return OMP_NUM_THREADS: the agent's value, else the CPUs of a process, else 1 for several processes per node.
 
-    torch reads the variable when it is imported, so it is set before the warm parent starts. Without it, torch uses
-    every core of the machine, including the cores of other jobs.
+    The value 1 is torchrun's default. torch reads the variable when torch is imported, so the variable is set before
+    the warm parent starts. Without it, torch uses every core of the machine, including the cores of other jobs.
     """
     if "OMP_NUM_THREADS" in found:
         return {"OMP_NUM_THREADS": found["OMP_NUM_THREADS"]}
@@ -105,7 +105,10 @@ def torch_threads(nproc_per_node: int, cpus_per_process: int, found: Mapping[str
 
 
 def tensorflow_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-    """Return TF_CONFIG for MultiWorkerMirroredStrategy: the addresses of all workers, and the index of this one."""
+    """Return TF_CONFIG for MultiWorkerMirroredStrategy: the addresses of all workers, and the index of this one.
+
+    If the agent has a list of GPUs, also return this worker's share of it.
+    """
     workers = [_worker_address(world, each) for each in range(world.size)]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
     devices = share_of_devices(found.get("CUDA_VISIBLE_DEVICES", ""), world.nproc_per_node, world.local_rank(rank))
@@ -124,8 +127,8 @@ def jax_env(world: ProcessLayout, group_rank: int) -> NodeEnv:
     """Return variables for `jax.distributed.initialize()` without arguments, and for scripts that read them directly.
 
     JAX reads the coordinator's address and the devices from its own variables, but the number and the ids of processes
-    from Slurm's. Slurm's values for the step count the agents, including spares. Therefore each process gets the values
-    that srun would set for it.
+    from Slurm's. In the step's own variables, Slurm counts the agents, including spares. Therefore each process gets
+    the values that srun would set for it.
     """
     size = str(world.size)
     common = {
@@ -154,12 +157,15 @@ def _jax_process_env(world: ProcessLayout, rank: int) -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def _hostlist(hosts: tuple[str, ...]) -> str:
-    """Return the hosts as a hostlist. All nodes of a generation have the same one, and it takes long to compress."""
+    """Return the hosts as a hostlist.
+
+    The result is cached, because the computation is slow and all nodes have the same hostlist.
+    """
     return compress(hosts)
 
 
 def share_of_devices(devices: str, processes: int, index: int) -> str:
-    """Return one process's share of a list such as `0,1,2,3`; the whole list if there are too few devices."""
+    """Return one process's devices from a list such as `0,1,2,3`; the whole list if there are too few devices."""
     each = [device for device in devices.split(",") if device]
     share = len(each) // processes
     return ",".join(each[index * share : (index + 1) * share]) if share else devices

@@ -22,7 +22,7 @@ import shlex
 from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import Field, PlainValidator, WithJsonSchema, create_model
+from pydantic import PlainValidator, create_model
 from pydantic_core import PydanticCustomError
 
 from dalsegno.runs.submit.options import Option, ValueKind
@@ -72,7 +72,7 @@ def _missing_script(text: str, filename: str) -> list[Problem]:
     if Path(folder, script).exists():
         return []
     hint = f"no such file in {Path(folder).resolve()}"
-    return [Problem(f"script {shown(script)} not found", document.where(("script",)), hint)]
+    return [document.problem(f"script {shown(script)} not found", ("script",), hint)]
 
 
 def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] | None = None) -> RunRequest:
@@ -86,7 +86,7 @@ def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] 
 
 
 def _as_keys(text: str) -> str:
-    """Return the text with options written as in a job file: `cpus_per_task` for `--cpus-per-task`."""
+    """Write the options in the text as in a job file: `cpus_per_task` instead of `--cpus-per-task`."""
     return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
 
 
@@ -99,7 +99,7 @@ def job_fields(text: str, filename: str = "job.yaml") -> dict[str, Any]:
         raise SpecError([Problem("this file contains no job", filename, _EXAMPLE)])
     found = _validated(document)
     if document.problems:
-        raise SpecError(sorted(document.problems, key=_line))
+        raise SpecError(sorted(document.problems, key=lambda problem: problem.line))
     return found
 
 
@@ -122,21 +122,16 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
     from dalsegno.spec.section import hint_unknown
 
     key, kind = str(error["loc"][0]), error["type"]
-    where = document.where((key,))
     if kind == "extra_forbidden":
         meant = _SYNONYMS.get(key.lower().replace("-", "_"))
         hint = f"did you mean `{meant}`?" if meant else hint_unknown(JobFile, (), key)
-        return Problem(f"a job file has no setting {shown(key)}", where, hint)
+        return document.problem(f"a job file has no setting {shown(key)}", (key,), hint)
     if kind == "missing":
-        return Problem(f"a job file needs `{key}`", document.where(()), f"add `{key}: train.py`")
+        return document.problem(f"a job file needs `{key}`", (), f"add `{key}: train.py`")
     if kind == USAGE:
-        return Problem(f"`{key}`: {error['ctx']['what']}", where, error["ctx"]["hint"])
+        return document.problem(f"`{key}`: {error['ctx']['what']}", (key,), error["ctx"]["hint"])
     what, hint = describe_error(error, (key,), document.data, JobFile)
-    return Problem(what, where, hint)
-
-
-def _line(problem: Problem) -> int:
-    return int(problem.where.rpartition(":")[2])
+    return document.problem(what, (key,), hint)
 
 
 def _read(name: str) -> str:
@@ -162,14 +157,12 @@ _QUOTES = "put it in quotes: YAML converts numbers and yes/no"
 # option whose list is not joined with commas -> how it is joined into one string
 _JOIN: dict[str, Callable[[list[str]], str]] = {"sbatch_args": shlex.join}
 
-_WORD: dict[str, Any] = {"type": ["string", "integer"]}
-_WORDS: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _WORD}]}
-_VARIABLES: dict[str, Any] = {"type": "object", "additionalProperties": _WORD}
-_SCHEMAS = {ValueKind.WORD: _WORD, ValueKind.LIST: _WORDS, ValueKind.MAPPING: _VARIABLES}
-
 
 def _text(value: object) -> str:
-    """Return a string or integer as text. Raise UsageError for others, since YAML changes `0.10`, `1e-4` and `yes`."""
+    """Return a string or integer as text.
+
+    Raise UsageError for other types, because YAML changes `0.10`, `1e-4` and `yes`.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -200,40 +193,23 @@ def _joined(option: Option, words: list[object]) -> str:
     return _JOIN.get(option.word, ",".join)([_text(each) for each in words])
 
 
-def _value(read: Callable[[object], object], schema: dict[str, Any], examples: tuple[object, ...] = ()) -> Any:
+def _value(read: Callable[[object], object]) -> Any:
     def check(value: object) -> object:
         try:
             return read(value)
         except UsageError as fault:
             raise PydanticCustomError(USAGE, "{what}", {"what": fault.what, "hint": fault.hint}) from None
 
-    shown = {**schema, "examples": list(examples)} if examples else schema
-    return Annotated[object, PlainValidator(check), WithJsonSchema(shown)]
+    return Annotated[object, PlainValidator(check)]
 
 
 def _field(option: Option) -> tuple[Any, Any]:
-    about = Field(default=None, description=option.help)
-    if option.kind is ValueKind.FLAG:
-        return bool, about
-    return _value(_reader(option), _SCHEMAS[option.kind], option.examples), about
+    return bool if option.kind is ValueKind.FLAG else _value(_reader(option)), None
 
 
 _KEYS: dict[str, Any] = {
-    "script": (str, Field(description="What to run: a Python script, or with `no_preload` any program.")),
-    "args": (
-        _value(_arguments, _WORDS, ("--lr 1e-4", ["--epochs", 10])),
-        Field(default=None, description="Arguments of the script, as a list or in one line."),
-    ),
+    "script": (str, ...),
+    "args": (_value(_arguments), None),
     **{option.word: _field(option) for option in OPTIONS},
 }
 JobFile: type[Section] = create_model("JobFile", __base__=Section, __doc__="A run described by a job file.", **_KEYS)
-
-
-def job_schema() -> dict[str, Any]:
-    """Return the JSON schema of the job file, for editors."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **JobFile.model_json_schema(),
-        "title": "Dal Segno job file",
-        "patternProperties": {"^x-": {"description": "For your own use, such as anchors."}},
-    }

@@ -36,7 +36,6 @@ class Option:
     help: str
     field: str = ""  # "" means the same name as `word`
     kind: ValueKind = ValueKind.WORD
-    examples: tuple[object, ...] = ()
     also: tuple[str, ...] = ()  # other names of the flag, from Slurm and torchrun
     shows: str = ""  # placeholder for the value in `--help`
 
@@ -85,7 +84,6 @@ OPTIONS = (
         "nodes",
         values.parse_nodes,
         "Nodes, or MIN:MAX to continue with as few as MIN. Default: 1.",
-        examples=(4, "1:4"),
         also=("-N", "--nnodes"),
         shows="N|MIN:MAX",
     ),
@@ -100,7 +98,6 @@ OPTIONS = (
         "gpus_per_node",
         values.parse_gpus,
         "GPUs on each node: 8, or h100:8. Default: none.",
-        examples=(8, "h100:8"),
         shows="[TYPE:]N",
     ),
     Option(
@@ -115,7 +112,6 @@ OPTIONS = (
         values.parse_memory,
         "Memory on each node: 64G; 0: all of it. Default: Slurm's.",
         "memory_mib",
-        examples=("64G",),
         shows="SIZE",
     ),
     Option(
@@ -137,7 +133,6 @@ OPTIONS = (
         "Time limit: 12h, 2:00:00. If it exceeds the partition's limit, the run continues in further "
         "jobs. Default: the partition's.",
         "time_limit_s",
-        examples=("2:00:00", "12h", "unlimited"),
         also=("-t",),
         shows="TIME",
     ),
@@ -147,7 +142,6 @@ OPTIONS = (
         "constraint",
         _checked(request.check_constraint),
         "Features that the nodes must have: a100&nvlink.",
-        examples=("a100&nvlink",),
         also=("-C",),
         shows="FEATURES",
     ),
@@ -156,7 +150,6 @@ OPTIONS = (
         values.parse_hosts,
         "Nodes not to use: gpu[3-4].",
         kind=ValueKind.LIST,
-        examples=("gpu[3-4]",),
         also=("-x",),
         shows="NODES",
     ),
@@ -198,7 +191,6 @@ OPTIONS = (
         values.parse_standby,
         "1: keep a process per rank waiting with CUDA and NCCL started, so that killed workers are replaced faster;"
         " 0: none. Default: 1 if the workers use GPUs.",
-        examples=("0", "1"),
         shows="0|1",
     ),
     Option("fresh", values.parse_flag, "Start from scratch; ignore existing checkpoints.", kind=ValueKind.FLAG),
@@ -207,16 +199,15 @@ OPTIONS = (
         _checked(check_framework),
         "Framework whose environment variables the processes get: torch, tensorflow, jax, mpi or plain. "
         "Default: torch.",
-        examples=("torch", "tensorflow", "jax", "mpi", "plain"),
         shows="NAME",
     ),
     Option(
         "hang_timeout",
         values.parse_seconds,
-        "Time without a step that counts as a hang (10m; off: never): stacks are saved, then the run restarts. Default:"
-        " ten times the median step, at least a minute, if steps are reported.",
+        "Time without a step that counts as a hang (10m; off: never): stacks are saved, then the run restarts. In a"
+        " script that reports no steps: time without output in which no rank works. Default: ten times the median"
+        " step, at least a minute, if steps are reported.",
         "hang_timeout_s",
-        examples=("10m", "off"),
         shows="TIME",
     ),
     Option(
@@ -224,7 +215,6 @@ OPTIONS = (
         values.parse_count,
         "Check for silent data corruption every N steps, in scripts that call `verify`: ranks repeat each other's steps"
         " and compare the gradients. Default: no checks.",
-        examples=("1000",),
         shows="N",
     ),
     Option(
@@ -232,7 +222,6 @@ OPTIONS = (
         values.parse_node_timeout,
         "Silence after which a node is declared lost. Default: $DALSEGNO_NODE_TIMEOUT, else 3.",
         "node_timeout_s",
-        examples=("3", "1.5s"),
         shows="SECONDS",
     ),
     Option(
@@ -240,7 +229,6 @@ OPTIONS = (
         values.parse_seconds,
         "Time before the time limit at which the processes are told to save. Default: 2m.",
         "signal_lead_s",
-        examples=("2m",),
         shows="TIME",
     ),
     Option("chdir", _path, "Folder to run in. Default: this one.", also=("-D",), shows="FOLDER"),
@@ -255,7 +243,6 @@ OPTIONS = (
         "container_image",
         _image,
         "Run in this container: a .sqsh file, or a registry image as Pyxis writes it. The run uses the image's Python.",
-        examples=("/fsx/pytorch.sqsh", "nvcr.io#nvidia/pytorch:24.01-py3"),
         shows="IMAGE",
     ),
     Option(
@@ -263,7 +250,6 @@ OPTIONS = (
         check_mounts,
         "Mounts into the container, in addition to the run folder and the working folder.",
         kind=ValueKind.LIST,
-        examples=("/fsx:/fsx",),
         shows="SRC:DST[:ro]",
     ),
     Option(
@@ -271,7 +257,6 @@ OPTIONS = (
         _sbatch_args,
         "Further options for Slurm, passed unchanged, in one string: '--nice=10 --reservation=morning'.",
         kind=ValueKind.LIST,
-        examples=("--reservation=morning",),
         shows="WORDS",
     ),
 )

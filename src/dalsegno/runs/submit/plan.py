@@ -56,7 +56,10 @@ class ClusterFacts:
     environ: tuple[str, ...] = ()  # names of the environment variables of the submitting process
 
     def partition(self, name: str) -> PartitionFacts | None:
-        """Return the named partition, or the default for ""; None if undetermined. Raise if it does not exist."""
+        """Return the named partition, or the default for ""; None if it cannot be determined.
+
+        Raise if it does not exist.
+        """
         known = {each.name: each for each in self.partitions}
         if not known or "," in name:
             return None
@@ -69,7 +72,7 @@ class ClusterFacts:
 
 
 def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
-    """Return the partitions in a cluster file. Spares do not count, because Slurm does not schedule jobs on them."""
+    """Return the partitions in a cluster file. Spares are not counted, because Slurm does not schedule jobs on them."""
     nodes = {node.name: node for node in cluster.nodes if not node.spare}
     return tuple(
         _with_nodes(
@@ -231,7 +234,7 @@ def _check_gpus(request: RunRequest, partition: PartitionFacts) -> None:
 
 
 def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
-    """Return the CPUs for each process: as requested, else in proportion to the requested GPUs, else one.
+    """Return the number of CPUs for each process: as requested, or in proportion to the requested GPUs, or 1.
 
     A run that takes all GPUs of a node takes all its CPUs too, because data loaders can use them.
     """
@@ -255,7 +258,7 @@ def _outlasts(request: RunRequest, partition: PartitionFacts) -> bool:
 
 
 def notes_on(request: RunRequest, partition: PartitionFacts | None) -> tuple[str, ...]:
-    """Return notes about consequences that a user may not expect."""
+    """Return notes about effects of the request that a user may not expect."""
     notes = []
     if partition and partition.time_limit_s and _outlasts(request, partition):
         limit = slurm_time(partition.time_limit_s)

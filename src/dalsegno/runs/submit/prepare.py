@@ -86,7 +86,10 @@ def read_plan(run: RunFolder) -> RunPlan:
 
 
 def read_environment(run: RunFolder) -> dict[str, str]:
-    """Return the submission's environment. Raise if another user owns the file, as it decides which programs run."""
+    """Return the submission's environment.
+
+    Raise if another user owns the file, because it determines which programs run.
+    """
     try:
         with _open_own(run) as file:
             data = json.load(file)
@@ -98,7 +101,7 @@ def read_environment(run: RunFolder) -> dict[str, str]:
 
 
 def check_own(run: RunFolder) -> None:
-    """Raise if another user owns the run. Even root must not write there, or start programs from the run's PATH."""
+    """Raise if another user owns the run. Even root must not write to its folder or start programs from its PATH."""
     with contextlib.suppress(FileNotFoundError):
         _open_own(run).close()
 

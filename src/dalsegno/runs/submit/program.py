@@ -90,7 +90,7 @@ def _refuse_launchers(request: RunRequest, file: Path) -> None:
 
 
 def find_python(environ: Mapping[str, str], module: str = "") -> str:
-    """Return the Python of the active virtual environment, else `python3` in the user's PATH.
+    """Return the Python of the active virtual environment, or `python3` in the user's PATH.
 
     If that `python3` lacks `module` but the Python of `dalsegno` has it, return the latter. This happens in a clone of
     the repository that was set up with torch.
@@ -106,7 +106,7 @@ def find_python(environ: Mapping[str, str], module: str = "") -> str:
 
 
 def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str, ...]:
-    """Return a note if this Python lacks PyTorch. Raise instead if the nodes are `certain` to have the same files."""
+    """Return a note if this Python lacks PyTorch. Raise instead if `certain`: the nodes have the same files."""
     needs = request.framework == "torch" and not _may_be_any_program(request) and not request.container_image
     if not needs or (find_spec("torch") if python == sys.executable else _has(python, "torch")):
         return ()

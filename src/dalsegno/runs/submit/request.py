@@ -197,13 +197,13 @@ class RunRequest:
     script: str
     args: tuple[str, ...] = ()
     nodes: NodeCount = ONE_NODE
-    nproc_per_node: int | None = None  # default: one for each GPU, else 1
+    nproc_per_node: int | None = None  # default: one for each GPU, or 1 without GPUs
     gpus_per_node: Gpus = NO_GPUS
     cpus_per_task: int | None = None  # a task is one of the run's processes
-    memory_mib: int | None = None  # memory per node; 0: all of it
+    memory_mib: int | None = None  # memory per node; 0 means all of it
     spares: int = 0
     partition: str = ""  # one name, or several separated by commas
-    time_limit_s: int | None = None  # UNLIMITED_S: no limit
+    time_limit_s: int | None = None  # UNLIMITED_S means no limit
     account: str = ""
     qos: str = ""
     constraint: str = ""
@@ -219,9 +219,9 @@ class RunRequest:
     fresh: bool = False
     framework: str = "torch"  # the framework whose environment variables the processes get
     standby: str = "auto"  # a value of StandbyMode
-    hang_timeout_s: int | None = None  # 0: off; None: derived from the steps that the training library reports
-    verify_every: int = 0  # steps between two checks for silent data corruption; 0: none
-    node_timeout_s: float | None = None  # time until a silent node is declared lost; None: the cluster's value
+    hang_timeout_s: int | None = None  # 0 means off; None means derived from the steps that the script reports
+    verify_every: int = 0  # steps between two checks for silent data corruption; 0 means no checks
+    node_timeout_s: float | None = None  # time until a silent node is declared lost; None means the cluster's value
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
     chdir: str = ""
     output: str = ""  # folder that contains the run folder
@@ -244,7 +244,7 @@ class RunRequest:
 
     @property
     def label(self) -> str:
-        """The run's name: the given one, else the script's name without characters that Slurm does not allow."""
+        """The run's name. If none is given, it is the script's name without characters that Slurm does not allow."""
         stem = basename(self.script).rpartition(".")[0] or basename(self.script)
         safe = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)[:40]
         return self.name or safe.strip("-") or "run"

@@ -106,16 +106,16 @@ class RunSite:
         """Return the CPUs per process; 0 if unknown. An agent's task has the CPUs of all processes on its node."""
         return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
 
-    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
+    def node_env(self, layout: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
         world = ProcessLayout(
             run=self.folder.run,
-            hosts=seats.hosts,
-            nproc_per_node=seats.nproc_per_node,
-            port=seats.port,
-            restarts=seats.restarts,
+            hosts=layout.hosts,
+            nproc_per_node=layout.nproc_per_node,
+            port=layout.port,
+            restarts=layout.restarts,
             max_restarts=self.max_restarts,
             gpus_per_node=self.plan.request.gpus_per_node.count,
-            cpus_per_process=self._cpus_per_process(seats.nproc_per_node),
+            cpus_per_process=self._cpus_per_process(layout.nproc_per_node),
         )
         return framework_env(self.plan.request.framework, world, group_rank, found)
 
@@ -125,7 +125,10 @@ class RunSite:
         return salloc_argv(plan_next(self.plan, suspects) if role is JobRole.NEXT else self.plan)
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
-        """Return the srun command. Without agents, it saves srun's exit code to a file for a restarted coordinator."""
+        """Return the srun command.
+
+        If there are no agents, it saves srun's exit code to a file for a restarted coordinator.
+        """
         argv = step_argv(self.plan, job, nodes)
         if self.plan.request.has_agents:
             return argv

@@ -26,7 +26,7 @@ def agents_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str
     """Return the command that starts one run agent on each node.
 
     The run's secret is sent through srun's stdin, because all users can read arguments. `--cpus-per-task` is omitted,
-    because it implies `--exact`. Without it and without GPU options, a step has all resources of its job.
+    because it implies `--exact`. A step without `--exact` and without GPU options has all resources of its job.
     """
     return [
         *_srun(plan, job, nodes, tasks_per_node=1),
@@ -57,7 +57,7 @@ def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str]
 
 
 def agent_argv(plan: RunPlan) -> list[str]:
-    """Return the command of the run agent, which learns what to run from its coordinator."""
+    """Return the command of the run agent, which receives everything else from its coordinator."""
     return [*launcher_inside(plan.request, plan.launcher), "run-agent", plan.run]
 
 
@@ -88,7 +88,7 @@ def _srun(plan: RunPlan, job: int | str | None, nodes: Sequence[str], tasks_per_
 def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
     """Return srun's options that select the nodes.
 
-    Outside the job, srun does not know the nodes; inside it, srun also counts lost ones.
+    Outside the job, srun does not know the job's nodes. Inside the job, it also counts lost nodes.
     """
     if not nodes:
         return []
@@ -102,7 +102,7 @@ def _where(nodes: Sequence[str], tasks_per_node: int) -> list[str]:
 # sbatch reads options from every line with this prefix, so no user text may come before these lines.
 _MARK = "#SBATCH"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+&|*()!~^\[\]-]*", re.ASCII)
-# sbatch replaces these two words with blanks anywhere in a line.
+# sbatch replaces `hetjob` and `packjob` with blanks anywhere in a line.
 _BLANKED = re.compile(r"(het|pack)(job)", re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""The agent of a torchrun. It runs the program in its own command line and exits with torchrun's exit codes."""
+"""The agent of a torchrun command. It runs the program in its own command line and exits with torchrun's exit codes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dalsegno.runs.agent.orders import read_setup
 from dalsegno.runs.coordinator.generations.causes import signal_name
 from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.coordinator import CoordinatorThread, Talk, fill_macros, seconds
+from dalsegno.runs.torchrun.hang_evidence import evidence_messages
 from dalsegno.runs.torchrun.logs import Logs
 from dalsegno.runs.torchrun.rendezvous import Keys, host_of
 from dalsegno.wire.frames import Message
@@ -100,7 +101,7 @@ class ShutdownSignal:
 
 
 class TorchrunAgent(RunAgent):
-    """The agent of a torchrun on one node. `hosted` is the coordinator, if it runs on this node."""
+    """The agent of a torchrun command on one node. `hosted` is the coordinator, if it runs on this node."""
 
     def __init__(
         self, args: TorchrunArgs, setup: Message, connect: Message, name: str, keys: Keys, logs: Logs, talk: Talk,
@@ -166,10 +167,15 @@ class TorchrunAgent(RunAgent):
         super()._start(order)
 
     def _send(self, message: Message) -> None:
-        """Send a message to the coordinator, except while leaving, when the end of a worker is not a failure."""
+        """Send a message to the coordinator, and before the end of a capture, what was captured.
+
+        Send nothing while leaving, because the end of a worker is then not a failure.
+        """
         if "ended" in message and message["ended"]["code"]:
             self._note_failure(message["ended"])
         if self._leaving is None:
+            for evidence in evidence_messages(self.workers.current) if "stacks" in message else ():
+                super()._send(evidence)
             super()._send(message)
 
     def _note_failure(self, report: Message) -> None:
@@ -201,8 +207,8 @@ class TorchrunAgent(RunAgent):
         while self.signals:
             number = self.signals.pop(0)
             if number not in self._handled:
-                # torchrun would die of this signal. Here it is passed on, so that workers with a handler can save their
-                # state.
+                # torchrun would die of this signal. This agent forwards the signal, so that workers with a handler can
+                # save their state.
                 self.workers.signal(number)
             elif self._leaving is None:
                 self._leave(number)

@@ -83,7 +83,7 @@ class TorchrunArgs:
 
     @property
     def settings(self) -> dict[str, str]:
-        """`--rdzv-conf` as a mapping."""
+        """The settings in `--rdzv-conf` as a mapping."""
         pairs = [pair.partition("=") for pair in self.rdzv_conf.split(",") if pair.strip()]
         if any(not key.strip() or not value.strip() for key, _, value in pairs):
             what = f"{shown(self.rdzv_conf)} is not `key=value,key=value`"
@@ -101,7 +101,10 @@ class TorchrunArgs:
 
 
 def parse_streams(text: str, where: str = "") -> dict[int | None, int]:
-    """Return the streams in `3` or `0:1,1:2` by local rank (None: all). 0 is none, 1 stdout, 2 stderr, 3 both."""
+    """Parse `3` or `0:1,1:2` into streams by local rank. The local rank None stands for all ranks.
+
+    The streams are 0 for none, 1 for stdout, 2 for stderr and 3 for both.
+    """
     if not _STREAMS.fullmatch(text):
         hint = "write `3`, or `0:1,1:2` by local rank"
         raise UsageError(f"{shown(text)} is not a valid choice of outputs", where=where, hint=hint)
@@ -173,7 +176,7 @@ WITHOUT_EFFECT = ("--monitor-interval", "--start-method", "--event-log-handler",
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """A help formatter that omits the spellings of flags with `_`, which work too."""
+    """A help formatter that shows only the spelling of a flag with dashes; the one with underscores also works."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=100)

@@ -1,4 +1,7 @@
-"""The coordinator of a torchrun. It is a thread in the agent on the rendezvous host, and ends with that agent."""
+"""The coordinator of a torchrun command.
+
+It is a thread in the agent on the rendezvous host, and ends with that agent.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from zipfile import is_zipfile
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.coordinator.agents.agents import Peer, RunAgents
+from dalsegno.runs.coordinator.agents.hangs import HangWatch
 from dalsegno.runs.coordinator.agents.liveness import Timing
-from dalsegno.runs.coordinator.agents.messages import AgentMessage, Broken
+from dalsegno.runs.coordinator.agents.messages import AgentMessage, Broken, LogPiece
 from dalsegno.runs.coordinator.coordinator import Coordinator
 from dalsegno.runs.coordinator.generations.events import Finish
 from dalsegno.runs.coordinator.generations.generations import Run
@@ -31,6 +35,7 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
 from dalsegno.runs.submit.site import TORCH_MODULES
 from dalsegno.runs.torchrun.args import TorchrunArgs
+from dalsegno.runs.torchrun.hang_evidence import HangEvidence
 from dalsegno.runs.torchrun.rendezvous import LOOPBACK, Keys, Rendezvous, host_of, is_loopback, parse_endpoint
 from dalsegno.wire.frames import Message
 
@@ -76,20 +81,23 @@ class TorchrunSite:
         return self.args.max_restarts
 
     def setup(self) -> Message:
-        """Return the settings that must be the same on all nodes. Each node's command line has the other settings."""
+        """Return the settings that must be the same on all nodes.
+
+        All other settings come from each node's command line.
+        """
         return {
             "shape": shape_flags(self.args, self.nproc_per_node),
             "store": self.store,
             "gone_s": self.timing.gone_s,
         }
 
-    def node_env(self, seats: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
+    def node_env(self, layout: GenerationLayout, group_rank: int, found: Mapping[str, str]) -> NodeEnv:
         world = ProcessLayout(
             run=self.run,
-            hosts=(self._master(seats.hosts), *seats.hosts[1:]),
-            nproc_per_node=seats.nproc_per_node,
-            port=seats.port,
-            restarts=seats.restarts,
+            hosts=(self._master(layout.hosts), *layout.hosts[1:]),
+            nproc_per_node=layout.nproc_per_node,
+            port=layout.port,
+            restarts=layout.restarts,
             max_restarts=self.max_restarts,
             role=self.args.role,
             virtual_local_rank=self.args.virtual_local_rank,
@@ -207,7 +215,7 @@ class CoordinatorThread:
 
 
 class TorchrunCoordinator(Coordinator):
-    """A coordinator that counts restarts as torchrun does, listens where torchrun would, and saves nothing."""
+    """A coordinator that counts restarts as torchrun does, listens on torchrun's endpoint, and saves nothing."""
 
     def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk, opened: Callable[[int], None]) -> None:
         join_timeout = JoinTimeout(site.shape.min_nodes, seconds(site.args, "join_timeout", JOIN_S))
@@ -215,6 +223,8 @@ class TorchrunCoordinator(Coordinator):
         self._output = OutputWriter(site, talk)
         super().__init__(site, join_timeout.attach, gather_s, self._output)
         self.run = Run(site.shape, site.max_restarts, literal=True)
+        # Hangs are not detected, but a collective that times out in some ranks is explained.
+        self.hangs = HangWatch(self, site.hang_timeout_s, diagnose=self._output.evidence.judge)
         self._terms, self._keys, self._opened = site, keys, opened
 
     async def open(self) -> None:
@@ -271,16 +281,36 @@ class OutputWriter(StatusWriter):
     def __init__(self, site: TorchrunSite, talk: Talk) -> None:
         super().__init__(site)
         self._talk = talk
+        self.evidence = HangEvidence()
         self.quiet = False
 
     def journal(self, event: RunEvent, **what: object) -> None:
         if event == RunEvent.LOST and not self.quiet:
             self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
+        elif event == RunEvent.FAILED and what["timed_out"]:
+            self.evidence.record_timeout(int(str(what["generation"])), int(str(what["rank"])))
+        elif event == RunEvent.HUNG and not self.quiet:
+            self._talk(str(what["text"]))
+
+    def _write_log(self, piece: LogPiece) -> None:
+        """Keep the evidence about a hang. Agents of torchrun send no logs."""
+        self.evidence.add(piece)
 
     def note(self, text: str) -> None:
         """Do nothing: most notes are about warm parents or snapshots, which torchrun's users did not request."""
 
+    def name_of(self, agent: str) -> str:
+        return host_of(agent)
+
+    def note_standby(self, text: str) -> None:
+        """Print a line about standby workers, because they hold GPU memory that torchrun would leave free."""
+        if text and not self.quiet:
+            self._talk(text)
+
     def generation(self, run: Run) -> None:
+        if run.group is not None:
+            places = {rank: host_of(run.group.agent_of(rank)) for rank in run.group.ranks}
+            self.evidence.start(run.generation, places)
         if run.generation > 1 and run.group is not None:
             nodes = len(run.group.places)
             why = f": rank {run.last.rank} on {host_of(run.last.node)} {run.last.what()}" if run.last else ""

@@ -30,7 +30,8 @@ from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
 SHUTDOWN_S = 10.0
-# Environment variable, because torchrun has no such option; it has the same values as `dalsegno run --standby`.
+# Selects standby workers, with the values of `dalsegno run --standby`. A variable, because torchrun has no option for
+# it.
 STANDBY = "DALSEGNO_RUN_STANDBY"
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
@@ -87,7 +88,10 @@ class _Launch:
                 hosted.join(SHUTDOWN_S)
 
     def _host(self, python: str) -> tuple[CoordinatorThread | None, int]:
-        """Open the rendezvous; return its coordinator, or None if another process here has opened it, and its port."""
+        """Open the rendezvous.
+
+        Return its coordinator and port. The coordinator is None if another process here has opened the rendezvous.
+        """
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
@@ -113,13 +117,16 @@ def _cannot_listen(port: int, error: OSError) -> DalsegnoError:
 
 
 def cpus_per_process(environ: Mapping[str, str], nproc: int) -> int:
-    """Return the CPUs per process if Slurm started this task with `-c`; else 0."""
+    """Return the CPUs per process if Slurm started this task with `-c`, otherwise 0."""
     value = environ.get("SLURM_CPUS_PER_TASK", "")
     return max(1, int(value) // nproc) if value.isdigit() else 0
 
 
 def is_single(args: TorchrunArgs) -> bool:
-    """Return whether torchrun would generate a run id, because the run has a single node."""
+    """Return whether the flags describe a run on a single node without a rendezvous.
+
+    torchrun then generates a run id.
+    """
     bare = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
     return args.standalone or (bare and args.nodes.max == 1)
 
@@ -158,7 +165,10 @@ def flag_notes(args: TorchrunArgs) -> list[str]:
 
 
 def choose_python(environ: Mapping[str, str]) -> str:
-    """Return $PYTHON_EXEC if it is set, else this process's Python if it has torch, else the user's Python."""
+    """Return $PYTHON_EXEC if it is set.
+
+    Otherwise return this process's Python if it has torch, or the user's Python.
+    """
     named = environ.get("PYTHON_EXEC")
     if named:
         return shutil.which(named, path=environ.get("PATH")) or named

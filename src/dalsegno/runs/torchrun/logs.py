@@ -1,4 +1,4 @@
-"""The output of a torchrun's workers, which goes to the terminal, to files in torchrun's layout, or to both."""
+"""The output of torchrun's workers, which goes to the terminal, to files in torchrun's layout, or to both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Write = Callable[[int, bytes], None]  # stream (1 or 2), data
 class WorkerTail:
     """A followed file.
 
-    Its lines, with `prefix`, are copied to `stream`. Lines that contain one of `words` are also written to `kept`.
+    Its lines are copied to `stream` with `prefix`. Lines that contain one of `words` are also written to `kept`.
     """
 
     prefix: bytes
@@ -62,7 +62,7 @@ class Tee:
             self._thread.start()
 
     def close(self) -> None:
-        """Copy the rest and stop. Call this when all writers have ended."""
+        """Copy the remaining lines and stop. Call this when all writers have ended."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -104,7 +104,7 @@ def write_all(stream: int, data: bytes) -> None:
             view = view[os.write(stream, view) :]
 
 
-# Temporary log folders, named as torchrun names them. Folders of killed processes are removed later
+# Temporary log folders, named as torchrun names them. Folders of killed processes are removed later.
 
 
 PREFIX, LOCK = "torchelastic_", ".lock"
@@ -170,7 +170,10 @@ class Logs:
         self._temporary: TemporaryLogs | None = None
 
     def files(self, restarts: int, local_rank: int, rank: int) -> dict[str, str]:
-        """Return one worker's paths: `output`, `log` (stderr) and `error_file`. "" means this process's output."""
+        """Return one worker's paths: `output`, `log` (stderr), `error_file`, and two that only a hang leaves.
+
+        "" means this process's output.
+        """
         if self.args.log_dir == os.devnull:
             return {"output": "", "log": "", "error_file": ""}
         attempt = self._folder() / f"attempt_{restarts}"
@@ -180,7 +183,8 @@ class Logs:
         for stream, path in paths.items():
             if _bits(self._tees, local_rank) & stream and self._is_shown(local_rank):
                 self._follow(path, attempt, stream, local_rank, rank)
-        return {"output": paths[STDOUT], "log": paths[STDERR], "error_file": str(folder / ERROR_FILE)}
+        hang = {"stacks": str(folder / "stacks.txt"), "flight": str(folder / "flight.json")}
+        return {"output": paths[STDOUT], "log": paths[STDERR], "error_file": str(folder / ERROR_FILE), **hang}
 
     def _path(self, folder: Path, stream: int, local_rank: int) -> str:
         redirected = _bits(self._redirects, local_rank) | _bits(self._tees, local_rank)

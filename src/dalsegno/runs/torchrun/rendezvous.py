@@ -1,4 +1,4 @@
-"""The rendezvous of a torchrun: the address where its agents meet, and which agent listens there."""
+"""The rendezvous of a torchrun command: the address where its agents meet, and which agent listens there."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The address to which agents connect. `ours`: this node may listen on it. `alone`: the run has only this node."""
+    """The address to which agents connect.
+
+    `ours` says whether this node may listen on it, and `alone` whether the run has only this node.
+    """
 
     host: str
-    port: int  # port of the address; 0: any free port
+    port: int  # port of the address; 0 means any free port
     ours: bool
     alone: bool = False
 
@@ -40,7 +43,7 @@ ALONE = Rendezvous(LOOPBACK, 0, ours=True, alone=True)
 
 
 def find_rendezvous(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Rendezvous:
-    """Return the rendezvous that torchrun would use: the master for `static`, else the endpoint."""
+    """Return the rendezvous that torchrun would use: the master for `static`, otherwise the endpoint."""
     if args.standalone or args.nodes.max == 1:
         return ALONE
     if args.backend == "static":
@@ -268,7 +271,10 @@ class Keys:
 
 
 def agent_name(args: TorchrunArgs, environ: Mapping[str, str], host: str, pid: int) -> str:
-    """Return `ORDER@HOST#PID`. ORDER is `--node-rank` with a static rendezvous, else the rank of the Slurm task."""
+    """Return `ORDER@HOST#PID`.
+
+    ORDER is `--node-rank` with a static rendezvous, otherwise the rank of the Slurm task.
+    """
     order = str(args.node_rank) if args.backend == "static" else environ.get("SLURM_PROCID", "")
     return f"{order if order.isdigit() else 0}@{host}#{pid}"
 

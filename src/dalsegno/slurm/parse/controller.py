@@ -68,7 +68,8 @@ class RpcLoad:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """The load of slurmctld, its job counts since `since`, and the cycle times of its two schedulers."""
+    """The load of slurmctld, its job counts since `since`, and the cycle times of the main and the backfill
+    scheduler."""
 
     at: int
     since: int
@@ -95,7 +96,7 @@ class Diagnostics:
     backfill_mean_depth: int = 0
     backfill_queue_length: int = 0
     backfilled_jobs: int = 0
-    backfilled_jobs_since_reset: int = 0  # sdiag's counts start again at midnight
+    backfilled_jobs_since_reset: int = 0  # count since midnight, when sdiag's counts restart
     backfilled_het_components: int = 0
     rpcs_by_type: tuple[RpcLoad, ...] = ()
     rpcs_by_user: tuple[RpcLoad, ...] = ()
@@ -151,7 +152,8 @@ def _rpcs(text: str, heading: str) -> tuple[RpcLoad, ...]:
 
 
 def _counts(text: str) -> dict[str, str]:
-    """Return the `name: value` lines. In the sections of the two schedulers, names get the section as a prefix."""
+    """Return the `name: value` lines. In the sections of the two schedulers, the section is put in front of the
+    names."""
     found: dict[str, str] = {}
     section = ""
     for line in text.splitlines():
@@ -192,7 +194,7 @@ def _show(what: str, fields: tuple[str, ...]) -> tuple[str, ...]:
 
 
 QOS_ARGV = _show("qos", _QOS)
-ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # does not print limits inherited from parents
+ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # this command does not print limits inherited from parents
 USER_ARGV = _show("user", _USER)
 
 

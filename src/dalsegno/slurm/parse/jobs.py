@@ -51,7 +51,7 @@ def unix_status(text: str) -> tuple[int, int]:
         return colon_status(text)
     status = optional_integer(text) or 0
     signal = status & 0x7F
-    return 0 if signal else (status >> 8) & 0xFF, signal  # after a signal, the upper byte is no exit code
+    return 0 if signal else (status >> 8) & 0xFF, signal  # after a signal, the upper byte is not an exit code
 
 
 def colon_status(text: str) -> tuple[int, int]:
@@ -108,12 +108,12 @@ class JobList:
 
 
 def jobs_env(marks: Separators, *, paths: bool = False) -> dict[str, str]:
-    """Return squeue's environment with the output format, which other users could read if it were an argument."""
+    """Return squeue's environment with the output format. Other users could read the format if it were an argument."""
     return {"SQUEUE_FORMAT2": long_format(_names(paths), marks)}
 
 
 def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
-    """Parse the output of JOBS_ARGV, which was run with `jobs_env` and the same marks."""
+    """Parse the output of JOBS_ARGV. The command must have run with `jobs_env` and the same separators (`marks`)."""
     fields = _names(paths)
     found = rows("squeue", text, marks)
     jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
@@ -129,7 +129,8 @@ def excluded_env(marks: Separators) -> dict[str, str]:
 
 
 def parse_excluded(text: str, marks: Separators) -> tuple[str, ...]:
-    """Parse the output of JOBS_ARGV for one job, which was run with `excluded_env` and the same marks."""
+    """Parse the output of JOBS_ARGV for one job. The command must have run with `excluded_env` and the same separators
+    (`marks`)."""
     return next((node_names("squeue", row[0]) for row in rows("squeue", text, marks)), ())
 
 

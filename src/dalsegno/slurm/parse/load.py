@@ -46,7 +46,7 @@ _JOB_FIELDS = (
     "Reason",
     "Account",
 )
-# Print all array tasks, all states that slurmctld still holds, and 1024 CPUs as "1024" instead of "1K".
+# Print one line per array task, include ended jobs that are not purged yet, and print 1024 CPUs as "1024", not "1K".
 QUEUE_LOAD_ARGV = ("squeue", "--all", "--noheader", "--array", "--states=all", "--noconvert")
 
 
@@ -77,13 +77,13 @@ class QueueLoad(NamedTuple):
 def queue_load_env(marks: Separators) -> dict[str, str]:
     """Return squeue's environment with the output format.
 
-    It is not an argument, because other users could read it there.
+    The format is not an argument, because other users could read arguments.
     """
     return {"SQUEUE_FORMAT2": long_format(_JOB_FIELDS, marks)}
 
 
 def parse_queue_load(text: str, marks: Separators) -> QueueLoad:
-    """Parse the output of QUEUE_LOAD_ARGV, which was run with `queue_load_env` and the same marks."""
+    """Parse the output of QUEUE_LOAD_ARGV, which was run with `queue_load_env` and the same separators (`marks`)."""
     found = _records("squeue", text, marks)
     width, field = len(_JOB_FIELDS), marks.field
     jobs: list[QueuedJob] = []

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class SlurmRefusal(Enum):
-    """Why Slurm refused a job or an operation on it."""
+    """The reasons why Slurm refuses a job or an operation on a job."""
 
     MEMORY = "memory"
     FEATURE = "feature"
@@ -41,7 +41,7 @@ def parse_refusal(text: str) -> SlurmRefusal:
 
 
 class SlurmTrouble(Enum):
-    """Why a Slurm command got no answer from its daemons."""
+    """The reasons why a Slurm command gets no answer from Slurm's daemons."""
 
     NO_SETTINGS = "no-settings"  # the command found no slurm.conf
     NO_CONTROLLER = "no-controller"
@@ -106,7 +106,7 @@ _PATTERNS = tuple((reason, re.compile(words, re.IGNORECASE)) for reason, words i
 
 
 def parse_reason(text: str) -> SlurmReason:
-    """Return the first of a node's reasons; UNKNOWN if any of them is not Slurm's own."""
+    """Return the first of a node's reasons. Return UNKNOWN if one of them is not a text of Slurm itself."""
     found = [_part(part) for part in text.split(_PARTS)]
     return SlurmReason.UNKNOWN if SlurmReason.UNKNOWN in found else found[0]
 
@@ -121,7 +121,7 @@ def _part(text: str) -> SlurmReason:
 
 
 class PendingReason(Enum):
-    """Why a job is pending. A value is one of Slurm's reasons, or the common prefix of several."""
+    """The reasons why a job is pending. A value is one of Slurm's reasons, or the common prefix of several."""
 
     RESOURCES = "Resources"
     PRIORITY = "Priority"
@@ -162,7 +162,7 @@ class PendingReason(Enum):
 
     @property
     def held_back(self) -> bool:
-        """Whether the job would not start now even if its nodes were free."""
+        """Return whether the job would not start now even if its nodes were free."""
         return self in _HELD_BACK
 
 

@@ -27,18 +27,40 @@ from dalsegno.slurm.parse.text import (
 NODES_ARGV = ("scontrol", "--all", "--details", "--oneliner", "show", "node")
 
 _COMMAND = "scontrol show node"
+_MEASUREMENTS = re.compile(r" (?:CPULoad|FreeMem|LastBusyTime|CurrentWatts|AveWatts)=\S*")
 _REASON = re.compile(r"(.*?)\s*\[([^\s\[\]@]+)@([^\[\]]*)\]", re.DOTALL)
 
 
+class NodeParser:
+    """Parses the output of NODES_ARGV, which has one record per node. Nodes that cannot be parsed are omitted.
+
+    A record that did not change since the last call is not parsed again: a large cluster is queried every second.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, NodeInfo | None] = {}
+
+    def parse(self, text: str) -> list[NodeInfo]:
+        if text.startswith("No nodes in the system"):
+            return []
+        found = paragraphs(_COMMAND, text, "NodeName")
+        before = self._parsed
+        records = map(_without_measurements, found)
+        self._parsed = now = {each: before[each] if each in before else _node(each) for each in records}
+        nodes = [node for node in now.values() if node is not None]
+        if not nodes:
+            raise malformed(_COMMAND, found[0])
+        return nodes
+
+
 def parse_nodes(text: str) -> list[NodeInfo]:
-    """Parse the output of NODES_ARGV, which has one record per node. Nodes that cannot be parsed are omitted."""
-    if text.startswith("No nodes in the system"):
-        return []
-    found = paragraphs(_COMMAND, text, "NodeName")
-    nodes = [node for line in found if (node := _node(line)) is not None]
-    if not nodes:
-        raise malformed(_COMMAND, found[0])
-    return nodes
+    return NodeParser().parse(text)
+
+
+def _without_measurements(record: str) -> str:
+    """Remove fields that change often and are not read. A reason, which is free text, stays as it is."""
+    fields, separator, reason = record.partition(" Reason=")
+    return _MEASUREMENTS.sub("", fields) + separator + reason
 
 
 def _node(line: str) -> NodeInfo | None:
@@ -132,8 +154,8 @@ def parse_partitions(text: str) -> list[PartitionInfo]:
     return list(found.values())
 
 
-# When a node returns to service, Slurm forgets why it was out of service. The accounting database keeps the reason. A
-# reason may contain anything, even the field separator, so it is the last field.
+# When a node returns to service, slurmctld forgets why it was out of service, but the accounting database keeps the
+# reason. A reason may contain anything, even the field separator, so it is the last field.
 _EVENT_FIELDS = ("NodeName", "TimeStart", "State", "User", "Reason")
 EVENTS_ARGV = ("sacctmgr", "--noheader", "--parsable2", "show", "event", f"format={','.join(_EVENT_FIELDS)}")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dalsegno.slurm.facts import JobInfo
 
 _PATTERN = re.compile(r"%(?P<width>\d{0,2})(?P<letter>[AabJjNnstux%])")
-_MAX_WIDTH = 10  # Slurm's limit
+_MAX_WIDTH = 10  # Slurm's limit for the width in a pattern such as `%4j`
 _NO_TASK = 4294967294  # what Slurm inserts for `%a` if the job is not a task of an array
 
 
@@ -25,7 +25,10 @@ def _full_path(job: JobInfo, name: str) -> str:
 
 
 def expand_name(job: JobInfo, name: str) -> str:
-    """Return a file name of `--output` with its patterns replaced. After a backslash, Slurm replaces none of them."""
+    """Return a file name of `--output` with its patterns replaced.
+
+    As in Slurm, a name with a backslash only loses its backslashes, and its patterns stay.
+    """
     if "\\" in name:
         return re.sub(r"\\(.?)", r"\1", name)
     task = int(job.array_task) if job.array_task.isdecimal() else _NO_TASK

@@ -13,7 +13,7 @@ TOPOLOGY_ARGV = ("scontrol", "--oneliner", "show", "topology")
 
 _COMMAND = "scontrol show partition"
 _EVERYBODY = frozenset({"", "ALL"})
-# Settings that are not copied to `extra`: those with their own field here, computed ones, and those without
+# Settings that are not copied to `extra`: settings with their own field here, computed settings, and settings without
 # information.
 _READ = frozenset(
     {
@@ -30,7 +30,7 @@ _DEFAULTS = frozenset({"", "NO", "NONE", "N/A", "(NULL)", "UNLIMITED", "0", "ALL
 class PartitionSettings:
     """A partition as slurmctld reports it.
 
-    Times are in seconds. None means no limit, and an empty list means everybody.
+    Times are in seconds. None means no limit. An empty `allow_` field means that everybody may use the partition.
     """
 
     name: str
@@ -54,9 +54,18 @@ class PartitionSettings:
 
 def parse_partition_settings(text: str) -> list[PartitionSettings]:
     """Parse the output of PARTITION_SETTINGS_ARGV, which has one line per partition."""
+    return [_partition(each) for each in _records(text)]
+
+
+def parse_raw_partitions(text: str) -> dict[str, Mapping[str, str]]:
+    """Parse the output of PARTITION_SETTINGS_ARGV. Return the values of each partition as slurmctld prints them."""
+    return {each["PartitionName"]: each for each in _records(text) if each.get("PartitionName")}
+
+
+def _records(text: str) -> list[dict[str, str]]:
     if text.startswith("No partitions in the system"):
         return []
-    return [_partition(pairs(line)) for line in paragraphs(_COMMAND, text, "PartitionName")]
+    return [pairs(line) for line in paragraphs(_COMMAND, text, "PartitionName")]
 
 
 def _partition(facts: Mapping[str, str]) -> PartitionSettings:

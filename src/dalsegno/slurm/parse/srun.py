@@ -13,12 +13,17 @@ _SALLOC_NAME = re.compile(r"salloc: (?:error: )?")
 # The path of Dal Segno's package inside a run's container. If a node's Slurm does not know the container options, srun
 # silently starts tasks outside the container, where this path does not exist.
 INSIDE = "/.dalsegno/dalsegno"
+_NO_CONTAINER = 125  # NO_CONTAINER in `native/enter.h`
 _FAILED = re.compile(r"Task launch for (?:StepId=)?(?P<job>\d+)\S* failed on node (?P<node>[^\s:]+): (?P<why>.+)")
 _OUTSIDE = re.compile(
     rf"can't open file '{INSIDE}[^\n]*\n(?:(?!srun: error: )[^\n]*\n)*srun: error: (?P<nodes>\S+): tasks? \d"
 )
-# Message of Dal Segno's plugin
-_REFUSED = re.compile(r"^dalsegno: (?P<node>[^\s:]+): container: (?P<why>.+)$", re.MULTILINE)
+# A message of Dal Segno's plugin. Its code in brackets decides, the rest is for people. Older plugins print no code.
+# This message is the plugin's only channel to a run: the plugin runs in slurmstepd, which knows neither the run nor its
+# folder. The exit code 125 alone is not reliable. srun ends with the highest exit code of all tasks, and the tasks that
+# srun kills hide the 125. srun's line about each task shows the 125, but srun also reports 125 for a program that exits
+# with 125 inside its container.
+_REFUSED = re.compile(rf"^dalsegno: (?P<node>[^\s:]+): container(?:\[{_NO_CONTAINER}\])?: (?P<why>.+)$", re.MULTILINE)
 _NO_PROGRAM = re.compile(r"^slurmstepd-(?P<node>[^\s:]+): error: execve\(\): (?P<program>[^:\n]+): (?P<why>.+)$", re.M)
 _ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): tasks? \d", re.MULTILINE)
 _EXITED = re.compile(r"tasks? [\d, -]+: Exited with exit code (\d+)")

@@ -28,14 +28,16 @@ class Separators:
 
     @classmethod
     def fresh_record(cls) -> Separators:
-        """Return a random record separator with the plain field separator, for records whose free text comes last."""
+        """Return a random record separator together with the plain field separator. They suit records whose free text
+        comes last."""
         return cls(record=f"\x1e{secrets.token_hex(16)}")
 
 
 # Separators for output that contains only text from administrators
 PLAIN = Separators()
 
-# Set for every command, so that it prints Unix times, whatever the time zone and the user's settings
+# This variable is set for every command, so that Slurm prints Unix times, whatever the time zone and the user's
+# settings are.
 TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
 
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=")
@@ -44,7 +46,7 @@ _EMPTY = frozenset({"", "(null)", "null", "n/a", "none", "unknown", "n/s", "inva
 
 
 class ParseError(DalsegnoError):
-    """The output of a Slurm command has an unexpected format."""
+    """Raised if the output of a Slurm command has an unexpected format."""
 
 
 def malformed(command: str, text: str) -> ParseError:
@@ -78,8 +80,8 @@ def records(command: str, text: str, width: int) -> Iterator[list[str]]:
 def paragraphs(command: str, text: str, first_key: str) -> list[str]:
     """Split the output of `scontrol --oneliner` into records.
 
-    A record begins at each line that starts with `first_key`. It may span several lines, because a reason may contain
-    line breaks.
+    A record begins at each line that starts with `first_key`. A record may span several lines, because a reason may
+    contain line breaks.
     """
     starts = [match.start() for match in re.finditer(rf"^{first_key}=", text, re.MULTILINE)]
     if not starts or text[: starts[0]].strip() or not text.endswith("\n"):
@@ -106,7 +108,7 @@ def known(text: str) -> str:
 
 
 def integer(text: str, default: int = 0) -> int:
-    """Return the leading number of a value such as `8`, `8K` or `8.00`; else the default."""
+    """Return the leading number of a value such as `8`, `8K` or `8.00`. If there is none, return the default."""
     found = re.match(r"\s*(-?\d{1,18})", text, re.ASCII)
     return int(found[1]) if found else default
 
@@ -151,7 +153,8 @@ def gpus_in_gres(gres: str) -> int:
 
 
 def gpu_indexes_in_gres(gres: str) -> tuple[int, ...]:
-    """Return the indexes of GPUs in use: `gpu:h100:3(IDX:0-1,5)` → 0, 1, 5. Empty if Slurm does not list them."""
+    """Return the indexes of GPUs in use: `gpu:h100:3(IDX:0-1,5)` → 0, 1, 5. The result is empty if Slurm does not list
+    them."""
     found: set[int] = set()
     for entry in _entries(gres):
         if _GPU.match(entry) and (listed := _INDEXES.search(entry)):

@@ -34,8 +34,8 @@ def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> 
 def deletion_commands(cluster: Cluster, removed: Iterable[str], found: AccountsInfo) -> list[Command]:
     """Return the arguments of the `sacctmgr` commands that delete associations. Slurm keeps the history of their jobs.
 
-    They delete all associations of removed users, and the associations of users with accounts that they have left. Run
-    `accounting_commands` first, because a user's default account cannot be deleted.
+    The commands delete all associations of removed users. For other users, they delete the associations with accounts
+    that these users have left. Run `accounting_commands` first, because a user's default account cannot be deleted.
     """
     gone = [["delete", "user", "where", f"name={name}"] for name in removed if name in found.users]
     accounts = {user.name: user.accounts for user in cluster.users if user.added}
@@ -169,10 +169,8 @@ def _value(key: str, wanted: str, found: str) -> str:
 
 
 def _plain(key: str, value: str) -> object:
-    """Return a normalized value.
-
-    For example, `00:10:00` and `10` minutes are equal, and so are `b,a` and `a,b`, or `1.0` and `1`.
-    """
+    """Return a value in a normal form, so that equal settings compare as equal: `00:10:00` and `10` minutes, `b,a` and
+    `a,b`, or `1.0` and `1`."""
     if key == "MaxWall":
         return _minutes(value)
     if key == "UsageFactor":

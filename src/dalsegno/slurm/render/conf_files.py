@@ -38,7 +38,7 @@ def _files(node: Node, layout: Layout) -> tuple[str, ...]:
 
 
 def _refuse_unreadable(file: str) -> None:
-    """Raise DalsegnoError if slurmd would misread a device path, which it parses as a host list, even in quotes."""
+    """Raise DalsegnoError if slurmd would misread a device path. slurmd parses it as a host list, even in quotes."""
     if any(letter.isspace() or letter in '[],"#' for letter in file):
         raise DalsegnoError(f"slurmd cannot read the GPU device file {file!r}", hint="use a path without blanks")
 
@@ -63,18 +63,16 @@ def _mounts(layout: Layout, slurm: Version) -> Settings:
     return {
         "CgroupMountpoint": layout.cgroups.mountpoint,
         "CgroupPlugin": _plugin(layout.cgroups.plugin, slurm) if versions.CGROUP_PLUGIN.holds(slurm) else "",
-        # Since 23.11, this key is an error. It is not needed for mounting, because the system mounts cgroups anyway.
-        # But with cgroup v2 and IgnoreSystemd, 22.05 needs it to enable controllers for child cgroups. Later releases
-        # have EnableControllers.
+        # Since 23.11, this key is an error. Mounting does not need the key, because the system mounts cgroups anyway.
+        # But with cgroup v2 and IgnoreSystemd, 22.05 needs the key to enable controllers for child cgroups. Later
+        # releases have EnableControllers.
         "CgroupAutomount": _automount(layout, slurm),
     }
 
 
 def _plugin(plugin: str, slurm: Version) -> str:
-    """Return the plugin's name.
-
-    Before 24.05, `disabled` does not exist. cgroup/v1 is used instead, because it does not touch cgroup v2.
-    """
+    """Return the plugin's name. Releases before 24.05 do not know `disabled`; they get cgroup/v1, which does not touch
+    cgroup v2."""
     if plugin != "none":
         return plugin
     return "disabled" if versions.CGROUP_DISABLED.holds(slurm) else "cgroup/v1"

@@ -30,7 +30,8 @@ def lines(settings: Mapping[str, str]) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a value quoted for Slurm's parser; raise if it has quotes or line breaks, which cannot be escaped."""
+    """Return a value quoted for Slurm's parser; raise an error if it has quotes or line breaks, which cannot be
+    escaped."""
     bare = value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
     if '"' in bare or "\n" in bare or bare.endswith("\\"):
         raise DalsegnoError(

@@ -75,7 +75,7 @@ def _where(nodes: Sequence[Node], layout: Layout) -> Settings:
 
 
 def _one_or_each(values: Sequence[str]) -> str:
-    """Return one value for all nodes on a line, or one per node. Slurm accepts only these two forms."""
+    """Return one value for all nodes on a line, or one value per node. Slurm accepts no other form."""
     return values[0] if len(set(values)) == 1 else compress(values)
 
 
@@ -94,11 +94,25 @@ def partition_lines(cluster: Cluster) -> str:
 
 def _partition(partition: Partition, cluster: Cluster, nodes: dict[str, Node]) -> Settings:
     members = [nodes[name] for name in partition.nodes if name in nodes]
+    policy = _partition_fields(partition)
     ours = {
         "PartitionName": partition.name,
         "Nodes": compress(partition.nodes),
+        **policy,
+        "MaxTime": policy["MaxTime"] or "INFINITE",
+        **_shares(members, cluster),
+        "State": "UP",
+    }
+    if _sets_memory(partition.extra):
+        ours = without(ours, _MEMORY_DEFAULTS)
+    return merged(ours, partition.extra)
+
+
+def _partition_fields(partition: Partition) -> Settings:
+    """Return the settings that the fields of a partition stand for; "" for Slurm's default."""
+    return {
         "Default": yes(partition.default),
-        "MaxTime": number(partition.time_limit_min) or "INFINITE",
+        "MaxTime": number(partition.time_limit_min),
         "DefaultTime": number(partition.default_time_min),
         "MinNodes": number(partition.min_nodes),
         "MaxNodes": number(partition.max_nodes),
@@ -110,12 +124,12 @@ def _partition(partition: Partition, cluster: Cluster, nodes: dict[str, Node]) -
         "AllowQos": ",".join(partition.allow_qos),
         "PreemptMode": partition.preempt_mode,
         "Hidden": yes(partition.hidden),
-        **_shares(members, cluster),
-        "State": "UP",
     }
-    if _sets_memory(partition.extra):
-        ours = without(ours, _MEMORY_DEFAULTS)
-    return merged(ours, partition.extra)
+
+
+def partition_policy(partition: Partition) -> Settings:
+    """Return a partition's settings from the cluster file, except its nodes, under slurm.conf's names."""
+    return {key: value for key, value in merged(_partition_fields(partition), partition.extra).items() if value}
 
 
 def _shares(members: list[Node], cluster: Cluster) -> Settings:
@@ -141,7 +155,7 @@ def policy(cluster: Cluster, layout: Layout, slurm: Version) -> Settings:
     """Return the settings for selection, scheduling, priority, preemption and accounting."""
     return {
         **_nodes(cluster, layout),
-        **_scheduling(cluster),
+        **_scheduling(cluster, layout),
         **_priority(cluster.slurm),
         **_preemption(cluster),
         **_accounting(cluster, layout, slurm),
@@ -165,10 +179,12 @@ def _nodes(cluster: Cluster, layout: Layout) -> Settings:
     }
 
 
-def _scheduling(cluster: Cluster) -> Settings:
+def _scheduling(cluster: Cluster, layout: Layout) -> Settings:
+    # Our prologs fail for faults of the node. By default, Slurm would hold the requeued job until somebody releases it.
+    nohold = ["nohold_on_prolog_fail"] if layout.programs.prolog else []
     return {
         "SchedulerType": "sched/backfill",
-        "SchedulerParameters": ",".join(_scheduler_parameters(len(cluster.nodes))),
+        "SchedulerParameters": ",".join([*_scheduler_parameters(len(cluster.nodes)), *nohold]),
         # A job that no partition can ever run is refused at submission instead of pending forever.
         "EnforcePartLimits": "ANY",
     }
@@ -177,8 +193,8 @@ def _scheduling(cluster: Cluster) -> Settings:
 def _scheduler_parameters(nodes: int) -> list[str]:
     """Return scheduling intervals: short for small clusters, where a pass is cheap, and longer for large clusters.
 
-    Backfill runs less often, so that the main scheduler starts most jobs. A job started by backfill is not in
-    slurmctld's saved state until the next event. It is lost if slurmctld is killed before that (seen on 22.05).
+    Backfill never has the shorter interval, so that the main scheduler starts most jobs: a job that backfill started is
+    not in slurmctld's saved state until the next event, and is lost if slurmctld is killed before that (seen on 22.05).
     """
     if nodes <= 128:
         pace = ["sched_interval=2", "bf_interval=10"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dalsegno.spec.checks.machines import check_machines, check_partitions, check_topology
 from dalsegno.spec.checks.parallelcluster import check_aws_storage, check_parallelcluster
+from dalsegno.spec.checks.platforms import check_refusals
 from dalsegno.spec.checks.policy import check_accounting, check_people, check_policy, check_reservations
 from dalsegno.spec.checks.report import Problems, check_duplicates, check_health, check_monitoring, check_raw_settings
 from dalsegno.spec.checks.storage import check_storage
@@ -21,6 +22,7 @@ _CHECKS = (
     check_targets,
     check_platforms,
     check_parallelcluster,
+    check_refusals,
     check_ssh_hosts,
     check_partitions,
     check_machines,

@@ -252,7 +252,7 @@ def _share(partition: PartitionSpec, spec: ClusterSpec, held: dict[str, list[str
 
 
 def _most_on_demand(partition: PartitionSpec, spec: ClusterSpec) -> int:
-    """Return the number of nodes that a queue of ParallelCluster may grow to."""
+    """Return the number of nodes to which ParallelCluster can grow the partition's queue; 0 without `max_count`."""
     queue = spec.parallelcluster.queues.get(partition.name) if spec.parallelcluster else None
     return (queue and queue.max_count) or 0
 

@@ -11,7 +11,7 @@ from dalsegno.hardware.catalog import Instance
 from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import own_nodes
 from dalsegno.spec.model import ClusterSpec, PartitionSpec
-from dalsegno.spec.resolve_aws import has_efa
+from dalsegno.spec.resolve_aws import has_efa, placement_group_of
 from dalsegno.spec.section import Section
 from dalsegno.spec.targets import ParallelCluster, QueueSpec
 
@@ -36,7 +36,7 @@ _UNUSED_IN_PARTITION = {
 
 
 def check_parallelcluster(spec: ClusterSpec, report: Problems) -> None:
-    """Check the section, and all settings elsewhere in the file that have another meaning on ParallelCluster."""
+    """Check the section `parallelcluster`, and all settings elsewhere that have another meaning on ParallelCluster."""
     own = spec.parallelcluster
     if spec.target != "parallelcluster" or own is None or not report.whole("target"):
         return
@@ -96,6 +96,9 @@ def _check_cluster(own: ParallelCluster, spec: ClusterSpec, report: Problems) ->
     _check_tags(own, report)
     for field, size in (("root_volume", own.root_volume), ("head_root_volume", own.head_root_volume)):
         _check_root(own, field, size, report)
+    if own.placement_group_name and not own.placement_group:
+        what = "`placement_group_name` has no effect with `placement_group: false`"
+        report.add(own, "placement_group_name", what, "remove one of them", reads=("placement_group",))
     if own.directory_service and own.directory_service.address.startswith("ldap://"):
         what = "the directory is queried without encryption, which exposes the passwords of its users"
         report.add(own.directory_service, "address", what, "write `ldaps://`")
@@ -119,14 +122,10 @@ def _check_root(section: Section, field: str, size_mib: int | None, report: Prob
 def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
     """Refuse parts of the file that have no effect on ParallelCluster, so that nobody relies on them."""
     if own.database is None:
-        needs = "Slurm's accounting on ParallelCluster needs a MySQL server of your own"
+        needs = "`slurm.accounting` on ParallelCluster needs a MySQL server of your own"
         hint = "add `database:` below `parallelcluster:`"
         if "accounting" in spec.slurm.model_fields_set and spec.slurm.accounting:
             report.add(spec.slurm, "accounting", needs, hint)
-        if spec.accounts:
-            report.add(spec, "accounts", f"`accounts` need accounting: {needs}", hint)
-        if spec.slurm.qos:
-            report.add(spec.slurm, "qos", f"`qos` needs accounting: {needs}", hint)
     elif not own.key and (spec.accounts or spec.slurm.qos):
         what = "accounts and QOS are added over ssh, which needs a `key`"
         report.add(own, "database", what, "add `key:` and `allowed_ips:` below `parallelcluster:`", reads=("key",))
@@ -147,18 +146,10 @@ def _check_without_effect(spec: ClusterSpec, own: ParallelCluster, report: Probl
 
 
 def _check_images(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
-    """Check that images can be imported: over ssh, into a folder that all machines see."""
-    own_folder = spec.containers.folder or ""
-    if not spec.containers.images:
-        return
-    if not own.key:
+    if spec.containers.images and not own.key:
         what = "images are imported over ssh, which needs a `key`"
         hint = "add `key:` and `allowed_ips:` below `parallelcluster:`, or run `dalsegno image import` on the head node"
         report.add(spec.containers, "images", what, hint)
-    shared = [storage.mount for storage in spec.storage if storage.type != "scratch"]
-    if not any(own_folder.startswith(f"{mount}/") for mount in ("/home", *shared)):
-        what = "`images` need a `folder` on storage that all machines see"
-        report.add(spec.containers, "images", what, "add for example `folder: /home/images`", reads=("folder",))
 
 
 def _check_monitoring(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
@@ -213,12 +204,19 @@ def _check_capacity(
     if kind == "CAPACITY_BLOCK" and (common if queue.placement_group is None else queue.placement_group):
         what = f"queue `{partition.name}` has a capacity block, which cannot be in a placement group"
         report.add(where, "placement_group", what, "remove `placement_group`: a block is in one place anyway")
+    named = placement_group_of(queue, own)
+    if kind == "CAPACITY_BLOCK" and named:
+        what = f"queue `{partition.name}` has a capacity block, which cannot be in placement group `{named}`"
+        report.add(where, "placement_group_name", what, "name the group below `queues:` for other partitions only")
+    if queue.placement_group is False and queue.placement_group_name:
+        what = f"queue `{partition.name}` names a placement group and turns placement groups off"
+        report.add(queue, "placement_group_name", what, "remove one of them", reads=("placement_group",))
     if kind == "CAPACITY_BLOCK" and queue.max_count not in (None, len(own_nodes(partition))):
         what = f"queue `{partition.name}` has a capacity block, whose nodes all run from its start"
         report.add(where, "max_count", what, "remove `max_count`, and set `nodes` to the size of the block")
     subnets = queue.subnets or own.subnets
     efa = queue.efa if queue.efa is not None else has_efa(partition.instance)
-    if len(subnets) > 1 and (efa or queue.placement_group):
+    if len(subnets) > 1 and (efa or queue.placement_group or named):
         why = "EFA" if efa else "a placement group"
         what = f"queue `{partition.name}` has {len(subnets)} subnets, but {why} works in one availability zone only"
         report.add(where, "subnets", what, "keep one subnet")

@@ -48,7 +48,7 @@ def _preempts(qos: QosSpec, spec: ClusterSpec, report: Problems) -> None:
         report.add(qos, "preempts", what, "set `slurm: {preemption: {by: qos}}`, or leave `preempts` out")
 
 
-_HINT = "set `slurm: {accounting: true}`, or leave it out"
+_NO_DATABASE = "remove it: HyperPod's image runs no slurmdbd, and Dal Segno does not set it up there"
 _ENFORCE = "Slurm applies limits only with `slurm: {enforce: [associations, limits, qos]}`"
 _LIMITS = {"max_time", "max_tres_per_user", "max_jobs_per_user", "group_tres", "max_gpus"}
 _WEIGHTS = ("fair_share", "qos", "half_life", "usage_reset")
@@ -57,13 +57,28 @@ _OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share", 
 
 def check_accounting(spec: ClusterSpec, report: Problems) -> None:
     """Report settings that have no effect: settings that need accounting, and limits that Slurm does not enforce."""
-    if spec.slurm.accounting:
+    if not report.whole("target") or not report.whole("slurm", "accounting"):
+        return
+    missing = _why_no_accounting(spec)
+    if missing is None:
         _check_limits(spec, report)
         return
-    if not report.whole("slurm", "accounting"):
-        return
+    what, hint = missing
+    if spec.target == "hyperpod" and spec.slurm.accounting and "accounting" in spec.slurm.model_fields_set:
+        report.add(spec.slurm, "accounting", "`slurm.accounting` is not built yet on HyperPod", hint)
     for section, field, subject in _needing(spec):
-        report.add(section, field, f"{subject} needs accounting, which is off", _HINT)
+        report.add(section, field, f"{subject} needs accounting, which {what}", hint)
+
+
+def _why_no_accounting(spec: ClusterSpec) -> tuple[str, str] | None:
+    """Return why the cluster has no accounting, and what to do; None if it has it."""
+    if spec.target == "hyperpod":
+        return "is not built yet on HyperPod", _NO_DATABASE
+    if not spec.slurm.accounting:
+        return "is off", "set `slurm: {accounting: true}`, or leave it out"
+    if spec.parallelcluster is not None and spec.parallelcluster.database is None:
+        return "on ParallelCluster needs a MySQL server of your own", "add `database:` below `parallelcluster:`"
+    return None
 
 
 def _check_limits(spec: ClusterSpec, report: Problems) -> None:
@@ -133,7 +148,7 @@ class _KnownNames:
 
 
 def check_people(spec: ClusterSpec, report: Problems) -> None:
-    """Check that every named account and QOS exists."""
+    """Check that all named accounts and QOS exist, and that users are in the privileged groups allowed to them."""
     known = _KnownNames(spec, report)
     for partition in spec.partitions:
         whose = f"partition `{partition.name}` allows"

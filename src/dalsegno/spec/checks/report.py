@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dalsegno.errors import Problem
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.document import Document, KeyPath
 from dalsegno.spec.health import CHECK_THRESHOLDS, SWITCHES, CheckSpec, HealthSpec
@@ -29,10 +28,10 @@ class Problems:
         """Add a problem at `field` of a section, unless this field or a field in `reads` is itself invalid."""
         here = place(section)
         if all(self.whole(*here, name) for name in (field, *reads)):
-            self._document.problems.append(Problem(what, self._document.where((*here, *field.split("."))), hint))
+            self._document.problems.append(self._document.problem(what, (*here, *field.split(".")), hint))
 
     def whole(self, *path: str | int) -> bool:
-        """Return whether neither `path`, nor anything below it, nor any of its parents was removed."""
+        """Return whether the value at `path` is complete: no part and no parent of it was removed as invalid."""
         outside = any(path[:length] in self._cut for length in range(len(path) + 1))
         return not outside and path not in self._around
 
@@ -52,7 +51,7 @@ class Problems:
 
     def line(self, section: Section, field: str = "name") -> int:
         """Return the line of a field, for a message that refers to a second line."""
-        return int(self._document.where((*place(section), field)).rpartition(":")[2])
+        return self._document.line((*place(section), field))
 
 
 class _Named(Protocol):
@@ -61,7 +60,7 @@ class _Named(Protocol):
 
 
 @dataclass(frozen=True)
-class _Owner:
+class _NameOwner:
     """The machine or partition that a node name belongs to. `partition` is "" for the head and login nodes."""
 
     text: str
@@ -115,7 +114,7 @@ def _group_ids(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _nodes(spec: ClusterSpec, report: Problems) -> None:
-    owner = {spec.head.name: _Owner("the head node")} | dict.fromkeys(login_nodes(spec), _Owner("a login node"))
+    owner = {spec.head.name: _NameOwner("the head node")} | dict.fromkeys(login_nodes(spec), _NameOwner("a login node"))
     if spec.head.name in login_nodes(spec):
         report.add(spec.login, "names", f"the head node and a login node are both named `{spec.head.name}`")
     for partition in spec.partitions:
@@ -128,15 +127,15 @@ def _nodes(spec: ClusterSpec, report: Problems) -> None:
             what = f"node `{taken}` of partition `{partition.name}` {also} {owner[taken].text}"
             report.add(partition, "nodes", what, _hint(owner[taken]), reads=("name", "spares"))
         for name in (*own_nodes(partition), *own_spares(partition)):
-            owner.setdefault(name, _Owner(f"partition `{partition.name}`", partition.name))
+            owner.setdefault(name, _NameOwner(f"partition `{partition.name}`", partition.name))
         _within(partition, report)
 
 
-def _first_taken(partition: PartitionSpec, owner: Mapping[str, _Owner]) -> str | None:
+def _first_taken(partition: PartitionSpec, owner: Mapping[str, _NameOwner]) -> str | None:
     return next((name for name in (*own_nodes(partition), *own_spares(partition)) if name in owner), None)
 
 
-def _hint(owner: _Owner) -> str:
+def _hint(owner: _NameOwner) -> str:
     if owner.partition:
         return f"to share machines write `nodes_from: {owner.partition}` instead of `nodes`"
     return "give the partition or the machine another name"

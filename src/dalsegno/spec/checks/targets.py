@@ -18,6 +18,8 @@ from dalsegno.spec.targets import TARGETS, HyperPod, ParallelCluster, Ssh, SshHo
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
 # Targets whose platform runs slurmctld itself and does not support a second one
 _OWNS_CONTROLLER = ("parallelcluster", "hyperpod")
+# Targets that import images on the head of a platform, into a folder that the file must name
+_IMAGES_ON_HEAD = ("parallelcluster", "oci")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def check_platforms(spec: ClusterSpec, report: Problems) -> None:
     if spec.target == "hyperpod" and spec.hyperpod:
         _hyperpod(spec.hyperpod, spec, report)
     if spec.target == "oci" and spec.oci:
-        _oci(spec.oci, report)
+        _oci(spec.oci, spec, report)
 
 
 def _names(spec: ClusterSpec, report: Problems) -> None:
@@ -170,7 +172,12 @@ def _partitions_named(section: Section, field: str, names: list[str], spec: Clus
             report.add(section, f"{field}.{name}", what, did_you_mean(name, known))
 
 
-def _oci(settings: Oci, report: Problems) -> None:
+def _oci(settings: Oci, spec: ClusterSpec, report: Problems) -> None:
+    topology = spec.slurm.topology
+    if topology and topology.switches:
+        what = "`switches` name nodes, but on oci the nodes have names only when they run"
+        hint = "write `topology: {nodes_per_switch: 1}`: the HPC stack finds the racks itself"
+        report.add(topology, "switches", what, hint)
     subnets = [field for field in ("public_subnet", "private_subnet") if getattr(settings, field)]
     if subnets and not settings.vcn:
         what = f"`oci.{subnets[0]}` is given without the `vcn` it belongs to"
@@ -214,7 +221,7 @@ def _machines(spec: ClusterSpec) -> dict[str, bool]:
 
 
 def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
-    """Return, for each machine, its key in `hosts`. Report keys with a different number of names and addresses."""
+    """Return each machine's key in `hosts`. Report a key if it does not have as many addresses as names."""
     found: dict[str, str] = {}
     for key, host in ssh.hosts.items():
         try:
@@ -257,10 +264,15 @@ def _check_unknown_hosts(ssh: Ssh, hosts: dict[str, str], machines: set[str], re
 
 
 def check_containers(spec: ClusterSpec, report: Problems) -> None:
-    """Check that images are not listed while containers are turned off."""
+    """Check that images are not listed while containers are turned off, and that all machines see them."""
     if spec.containers.images and spec.containers.enabled is False:
         what = "`images` are listed, but containers are turned off"
         report.add(spec.containers, "images", what, "remove `enabled: false`, or `images`", reads=("enabled",))
+    if spec.containers.images and spec.target in _IMAGES_ON_HEAD and report.whole("target"):
+        shared = ["/home", *(storage.mount for storage in spec.storage if storage.type != "scratch")]
+        if not (spec.containers.folder or "").startswith(tuple(f"{mount}/" for mount in shared)):
+            what = "`images` need a `folder` on storage that all machines see"
+            report.add(spec.containers, "images", what, "add for example `folder: /home/images`", reads=("folder",))
 
 
 def check_unbuilt(spec: ClusterSpec, report: Problems) -> None:

@@ -1,1 +1,1 @@
-"""The first process of a host. It uses only the standard library, because every host of a cluster runs one."""
+"""The first process of a host. It uses only the standard library to stay small, because every host runs one."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import signal
-import stat
 import time
 from collections.abc import Collection
 from typing import Any
 
+from dalsegno.log import rotate_folder
 from dalsegno.system.guest.kernel import MS_BIND, give_address, link_exists, mount, unmount
 
 log = logging.getLogger("init")
 
-Plan = dict[str, Any]  # a written `HostPlan`, read without its class to keep this program small
+Plan = dict[str, Any]  # a `HostPlan` parsed from JSON; the class is not imported, to keep this program small
 Fact = dict[str, Any]
 
 SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGIO}
@@ -28,14 +27,14 @@ MAX_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # limit per log file, and number of old f
 
 
 class GuestHost:
-    """A running host. On SIGHUP it applies its plan again; on SIGTERM it stops its services and ends."""
+    """A running host. On SIGHUP it reads and applies its plan again; on SIGTERM it stops its services and ends."""
 
     def __init__(self, plan_path: str, plan: Plan) -> None:
         self.plan_path = plan_path
         self.plan = plan
         self.running: dict[str, tuple[int, str]] = {}  # name -> (pid, revision)
         self.facts: dict[str, Fact] = {}  # name -> its entry in services.json
-        self.due: dict[str, float] = {}  # dead service with `keep` -> monotonic time of its restart
+        self.due: dict[str, float] = {}  # dead service that is restarted (`keep`) -> monotonic time of the restart
         self.look_at_logs = time.monotonic() + LOG_CHECK_INTERVAL_S
         self.watched = list[int]()  # descriptors of folders in which the kernel reports replaced files
 
@@ -57,7 +56,7 @@ class GuestHost:
             self.revive()
 
     def wait(self, most_s: float) -> int:
-        """Return the next signal. Return 0 if a service or the logs are due, or after `most_s`."""
+        """Return the next signal. Return 0 if a restart or a log rotation is due, or after `most_s`."""
         until = min([*self.due.values(), self.look_at_logs, time.monotonic() + most_s])
         caught = signal.sigtimedwait(SIGNALS, max(until - time.monotonic(), 0.0))
         return caught.si_signo if caught else 0
@@ -68,19 +67,13 @@ class GuestHost:
         for folder in {
             os.path.dirname(path) for path in (self.plan["log"], *(s["log"] for s in self.plan["services"]))
         }:
-            try:
-                names = os.listdir(folder)
-            except OSError:
-                continue  # the node was removed a moment ago
-            for name in names:
-                if name.endswith(".log"):
-                    rotate(os.path.join(folder, name))
+            rotate_folder(folder, MAX_LOG_BYTES, OLD_LOGS)
 
     def watch_binds(self) -> bool:
         """Request a signal when a file that has a mount on it is replaced; return False if that is not possible.
 
         `useradd` on the machine writes a new /etc/passwd and renames it over the old one. The kernel then removes all
-        mounts from the old file, also in this host, and the cluster's users would disappear.
+        mounts on the old file, also those in this host. Without a new mount, the cluster's users would disappear.
         """
         # dnotify is used, because inotify allows few instances per user and there may be hundreds of hosts.
         import fcntl
@@ -96,14 +89,14 @@ class GuestHost:
         return True
 
     def bind_again(self) -> None:
-        """Mount again the files that are no longer mounted or were replaced."""
+        """Mount files again that are no longer mounted or that were replaced."""
         for source, target in self.plan["binds"] if self.plan["isolate"] else ():
             try:
                 if not os.path.samefile(source, target):
-                    if not os.stat(target).st_nlink:  # the file was replaced; a deleted file cannot be mounted over
+                    if not os.stat(target).st_nlink:  # a deleted file is mounted there, and cannot be mounted over
                         unmount(target)
                     mount(source, target, "", MS_BIND)
-            except OSError as error:  # the file is missing for a moment; another signal follows when it returns
+            except OSError as error:  # the file is missing for a moment; another signal follows when it exists again
                 log.warning("%s not mounted again: %s", target, error)
 
     def change_binds(self, before: list[list[str]]) -> None:
@@ -117,7 +110,7 @@ class GuestHost:
         self.bind_again()
 
     def revive(self) -> None:
-        """Restart dead services with `keep` that are due and still in the plan."""
+        """Restart dead services whose restart is due, if the plan still contains them."""
         ready = {name for name, at in self.due.items() if at <= time.monotonic()}
         self.due = {name: at for name, at in self.due.items() if name not in ready}
         for service in self.plan["services"]:
@@ -145,7 +138,7 @@ class GuestHost:
             return
         try:
             give_address(self.plan["interface"], self.plan["address"])
-        except OSError as error:  # the link is gone again, which must not end the host
+        except OSError as error:  # the link was removed again, which must not end the host
             log.warning("address not set: %s", error)
 
     def reconcile(self) -> None:
@@ -201,7 +194,7 @@ class GuestHost:
             self.write()
 
     def note_death(self, name: str) -> None:
-        """Schedule the restart of a service with `keep`: at once, or after a pause if it ended early."""
+        """Schedule the restart of a dead service with `keep`: at once, or after a pause if it ended early."""
         if any(service["name"] == name and service.get("keep") for service in self.plan["services"]):
             lived_s = time.time() - self.facts[name].get("started", time.time())
             self.due[name] = time.monotonic() + (0.0 if lived_s > SHORT_LIFE_S else PAUSE_S)
@@ -218,7 +211,7 @@ def _is_stale(wanted: Fact | None, revision: str) -> bool:
 
 
 def _next_ended() -> tuple[int, int] | None:
-    """Return a child that has ended, with its exit code, or None."""
+    """Return the PID and exit code of a child that has ended; None if there is none."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -238,40 +231,6 @@ def spawn(service: Fact) -> int:
     finally:
         os.close(output)
         os.close(null)
-
-
-def rotate(path: str, most_bytes: int = MAX_LOG_BYTES, old: int = OLD_LOGS) -> None:
-    """Copy a log that is too long to PATH.1 and truncate it, so that daemons need not reopen it.
-
-    Lines written between the last read and the truncation are lost.
-    """
-    try:
-        source = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        found = os.fstat(source)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size <= most_bytes:
-            return
-        for number in range(old, 1, -1):
-            if os.path.exists(f"{path}.{number - 1}"):
-                os.replace(f"{path}.{number - 1}", f"{path}.{number}")
-        temp, at = f"{path}.{os.getpid()}.tmp", max(found.st_size - most_bytes, 0)
-        target = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            while data := os.pread(source, 1 << 20, at):
-                os.write(target, data)
-                at += len(data)
-        finally:
-            os.close(target)
-            os.replace(temp, f"{path}.1")
-        os.ftruncate(source, 0)
-    except OSError as error:  # on a full disk, truncate anyway, because new lines need space
-        log.warning("%s not rotated: %s", path, error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            os.ftruncate(source, 0)
-    finally:
-        os.close(source)
 
 
 def write_json(path: str, value: object) -> None:

@@ -2,7 +2,7 @@
 
 The arguments are plan files, one per host. All hosts are forked from this interpreter, so that 64 hosts cost one start
 of Python. With `"isolate": true` a host is PID 1 of its own namespaces (network, mounts, host name, PIDs). Otherwise it
-is a plain process that adopts its orphans.
+is a plain process that adopts its orphaned descendants.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(paths: Sequence[str]) -> int:
 
 
 def boot(plan_path: str) -> str:
-    """Fork one host; return its PID as seen from here once it waits for its network link, or the error."""
+    """Fork one host. Return its PID in this namespace once its mounts and cgroups are set up, or the error."""
     plan = _read(plan_path)
     ready, result = os.pipe()
     pid = os.fork()
@@ -61,7 +61,7 @@ def boot(plan_path: str) -> str:
     with os.fdopen(ready, "rb") as pipe:
         answer = pipe.read().decode()
     if plan["isolate"]:
-        os.waitpid(pid, 0)  # reap the intermediate process; the host itself is its child
+        os.waitpid(pid, 0)  # reap the intermediate process, which is the host's parent
     return answer or "no answer"
 
 
@@ -111,7 +111,10 @@ def _redirect(log: str) -> None:
 
 
 def _separate(plan: Plan) -> None:
-    """Leave the machine's namespaces. The process that continues is PID 1 of the new ones."""
+    """Enter new namespaces; the process that returns is their PID 1.
+
+    A host that is not isolated stays in the machine's namespaces and only adopts its orphaned descendants.
+    """
     if not plan["isolate"]:
         adopt_orphans()
         return
@@ -123,8 +126,8 @@ def _separate(plan: Plan) -> None:
 def _record_start(plan: Plan) -> int:
     """Write this process's PID and a random boot id to files, and return the PID.
 
-    /proc must still show the machine's PIDs. The kernel's boot id is not used, because it is the same for all hosts of
-    the machine.
+    Call it while /proc still shows the machine's PIDs. The kernel's boot id is not used, because it is the same for all
+    hosts of the machine.
     """
     pid = int(os.readlink("/proc/self"))
     with open(f"/proc/{pid}/stat") as file:
@@ -141,7 +144,7 @@ def _set_up_host(plan: Plan) -> None:
     for source, target in plan["binds"]:
         mount(source, target, "", MS_BIND)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    # The content is lost when the host ends, like that of real memory.
+    # The content is lost when the host ends, as on a real machine that loses power.
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     for folder, mib in plan.get("disks", {}).items():
         mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={mib}m,mode=755")
@@ -165,7 +168,8 @@ def _enter_unit(plan: Plan) -> None:
 def _join_cgroups(plan: Plan) -> None:
     """Enter a folder for this host in each hierarchy. An isolated host sees that folder as the root.
 
-    Without this, clusters with the same node names would share Slurm's folders, which are named after the node.
+    Without these folders, clusters with the same node names would share Slurm's folders, which are named after the
+    node.
     """
     for root, folder in plan["cgroups"].items():
         if plan.get("unified", False):
@@ -197,9 +201,9 @@ def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None
     pass_controllers_on(folder)
     pass_controllers_on(os.path.join(folder, "system.slice"))
     if isolate:
-        # slurmstepd 22.05 moves itself from its step's folder to the root of the hierarchy. On a real machine, the root
-        # may have processes. This root may not, because it enables controllers. Without this mount, the folder of every
-        # step would remain forever.
+        # slurmstepd 22.05 moves itself from its step's folder to the root of the hierarchy. The kernel permits that
+        # on a real machine, but not here: this root enables controllers, so it cannot have processes. The mount
+        # redirects slurmstepd to `init.scope`. Otherwise the folder of every step would remain forever.
         mount(os.path.join(folder, "init.scope/cgroup.procs"), os.path.join(folder, "cgroup.procs"), "", MS_BIND)
 
 
@@ -210,9 +214,9 @@ def _enter(folder: str) -> None:
 
 
 def clear(folder: str) -> None:
-    """Remove the folders of an earlier host of this name.
+    """Remove the cgroups of an earlier host of this name.
 
-    A folder that enables controllers for its children cannot be entered.
+    A cgroup that enables controllers for its children accepts no processes.
     """
     for path, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
@@ -220,11 +224,11 @@ def clear(folder: str) -> None:
 
 
 def pass_controllers_on(folder: str) -> None:
-    """Enable every controller of this folder for its children, one at a time, because the kernel may refuse some of
-    them.
+    """Enable every controller of this folder for its children.
 
-    Do nothing if the folder has processes, unless it is the root of the whole machine. In a container, the kernel would
-    enable only threaded controllers such as `cpu` there, and then refuse every process that enters a child.
+    Controllers are enabled one at a time, because the kernel may refuse some of them. Do nothing if the folder has
+    processes, unless it is the root of the whole machine. In a container, the kernel would enable only threaded
+    controllers such as `cpu` there, and then refuse every process that enters a child.
     """
     if os.path.exists(os.path.join(folder, "cgroup.type")) and _has_processes(folder):
         return

@@ -63,8 +63,8 @@ def _check(result: int, what: str) -> None:
 
 # The host's network is configured from inside: addresses by ioctl, routes by netlink.
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8913, 0x8914, 1
-# How long a host waits for its link: long, because links are created after all hosts have booted. If `up` is killed,
-# the next `up` ends the hosts.
+# How long a host waits for its link. The limit is high, because links are created only after all hosts have booted. If
+# `up` is killed, the next `up` ends the waiting hosts.
 LINK_WAIT_S = 7200.0
 
 

@@ -1,1 +1,1 @@
-"""What all cloud targets share: prices, consequences, progress of long operations, credentials and the AWS API."""
+"""Code that all cloud targets share: prices, consequences, progress of long operations, credentials and the AWS API."""

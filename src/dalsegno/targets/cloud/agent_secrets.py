@@ -1,7 +1,8 @@
-"""The secrets of the node agents on platforms that name nodes only when they run, and share no folder of root's.
+"""The secrets of node agents, for platforms that choose node names only at run time.
 
-A secret is derived from munge's key, which the platform gives all machines: on the node when it is set up, and on the
-controller by the service `agent-secrets` when the node appears in Slurm.
+These platforms also have no shared folder that only root can change. So each secret is derived from munge's key, which
+the platform puts on all machines. A node derives its own secret when it is set up. On the controller, the service
+`agent-secrets` derives it when the node appears in Slurm.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from dalsegno.system.processes import LocalRunner
 log = logging.getLogger("agent-secrets")
 
 EVERY_S = 30.0
-MUNGE_KEY = "/etc/munge/munge.key"  # all machines of the cluster have it, and only root and munge can read it
-# Writes the secret of a node's agent, on the node. Without a key, there is no secret, and the agent works alone.
+MUNGE_KEY = "/etc/munge/munge.key"  # all machines of the cluster have this file; only root and munge can read it
+# This program runs on a node and writes the secret of the node's agent. Without munge's key, it writes nothing.
 DERIVE = """\
 import hashlib, hmac, os, sys
 key, cluster, node, path = sys.argv[1:]
@@ -45,7 +46,7 @@ def agent_secret(munge_key: bytes, cluster: str, node: str) -> str:
 
 
 def derive_command(cluster: str, folder: str) -> PlannedCommand:
-    """Return the command that writes the secret of a machine's own agent to `folder`."""
+    """Return the command that writes a node's own secret to `folder`."""
     argv = (PYTHON, "-I", "-c", DERIVE, MUNGE_KEY, cluster, HOST, f"{folder}/{HOST}")
     return PlannedCommand("deriving the secret of the node agent", argv, creates=f"{folder}/{HOST}")
 

@@ -27,7 +27,8 @@ class BotoApi:
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> Answers:
-        """Send a request. One that AWS throttles is repeated, in addition to boto3's own attempts."""
+        """Send a request and return the answer. If AWS throttles the request, repeat it, in addition to boto3's own
+        attempts."""
         return repeat_throttled(lambda: self._send(service, operation, parameters), self._pause)
 
     def _send(self, service: str, operation: str, parameters: Mapping[str, Any]) -> Answers:
@@ -67,7 +68,7 @@ def _new_client(service: str, region: str) -> Any:
         raise explain(_refusal_of(error, exceptions), f"AWS {service}", str(error)) from None
 
 
-# Errors that boto3 raises before AWS answers, by class name: older releases lack some of the classes.
+# boto3 raises these errors before AWS answers. They are listed by class name, because older releases lack some classes.
 _BEFORE_AN_ANSWER: dict[CloudRefusal, tuple[str, ...]] = {
     CloudRefusal.NO_CREDENTIALS: (
         "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError",
@@ -91,8 +92,22 @@ def _refusal_of(error: Exception, exceptions: Any) -> CloudRefusal:
 
 
 def caller_account(api: AwsApi) -> str:
-    """Return the id of the account that the credentials belong to. Raise CloudError if there are none."""
+    """Return the id of the account that the credentials belong to. Raise CloudError if there are no credentials."""
     return str(api.call("sts", "get_caller_identity").get("Account", ""))
+
+
+def create_bucket(api: AwsApi, bucket: str, region: str) -> None:
+    """Create a bucket of this account that the public cannot read. S3 encrypts its objects by default."""
+    place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    api.call("s3", "create_bucket", Bucket=bucket, **place)
+    closed = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+    api.call(
+        "s3",
+        "put_public_access_block",
+        Bucket=bucket,
+        ExpectedBucketOwner=caller_account(api),
+        PublicAccessBlockConfiguration=dict.fromkeys(closed, True),
+    )
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The consequences of a plan for a cloud, as values: resources, minutes, quotas, and what a change ends or deletes.
 
-Each cloud target computes these values and adds the requests that `apply` sends. The text is made here.
+Each cloud target computes these values and adds the requests that `apply` sends. This module turns the values into
+text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dalsegno.targets.cloud.cost import HourlyCost
 
 
 class ChangeEffect(Enum):
-    """What a change of one setting does to a running cluster. The effects are ordered by severity."""
+    """The effect that a change of one setting has on a running cluster, in order of severity."""
 
     IN_PLACE = "changes in place"
     AS_JOBS_END = "replaces nodes as their jobs end"
@@ -46,16 +47,16 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class CloudResource:
-    """Resources of one kind that a plan creates. If `data` is set, `down` asks before it deletes them."""
+    """The resources of one kind that a plan creates. If `data` is set, `down` asks before it deletes them."""
 
-    noun: str  # the provider's name for it: "FSx for Lustre", "VPC"
+    noun: str  # the provider's name for this kind, such as "FSx for Lustre" or "VPC"
     names: tuple[str, ...]
     data: bool = False
 
 
 @dataclass(frozen=True)
 class Minutes:
-    """How long an operation usually takes."""
+    """The time that an operation usually takes, in minutes."""
 
     least: int
     most: int
@@ -64,9 +65,21 @@ class Minutes:
         return f"takes about {self.least} to {self.most} minutes"
 
 
+# EC2 starts to take back the machines of a capacity block half an hour before its end. UltraServers are taken back an
+# hour before it. Training plans of SageMaker are made of capacity blocks.
+TAKEN_BEFORE_S, ULTRASERVER_BEFORE_S = 1800.0, 3600.0
+_ULTRASERVERS = ("p6e-gb", "trn2u.")
+
+
+def taken_at(end: float, instance_type: str) -> float:
+    """Return when AWS starts to take back machines of reserved capacity that ends at `end`."""
+    ultra = instance_type.removeprefix("ml.").startswith(_ULTRASERVERS)
+    return end - (ULTRASERVER_BEFORE_S if ultra else TAKEN_BEFORE_S)
+
+
 @dataclass(frozen=True)
 class CapacityCheck:
-    """A quota or a reservation that the plan depends on. `fault` says why it is not enough."""
+    """A quota or a reservation that the plan depends on. `fault` says why it is not sufficient."""
 
     what: str
     wanted: str
@@ -78,11 +91,11 @@ class CapacityCheck:
 
 @dataclass(frozen=True)
 class CloudPlan:
-    """The consequences of a plan for a cloud. Each target's own plan adds what `apply` needs."""
+    """The consequences of a plan for a cloud. The plan class of each target adds the data that `apply` needs."""
 
     cluster: Cluster
     fresh: bool = False
-    resumes: str = ""  # an operation of an earlier `up` that still runs; `up` follows it
+    resumes: str = ""  # an operation of an earlier command that still runs; this `up` first waits for it
     resources: tuple[CloudResource, ...] = ()
     changes: tuple[SettingChange, ...] = ()
     cost: HourlyCost = field(default_factory=lambda: HourlyCost(()))
@@ -154,9 +167,9 @@ def named_resource(resource: CloudResource) -> str:
 
 
 def compare_settings(old: object, new: object, path: str = "") -> Iterator[tuple[str, object, object]]:
-    """Yield the path, the old and the new value of each difference between two trees of mappings and lists.
+    """Yield the path, the old value and the new value of each difference between two trees of mappings and lists.
 
-    Entries of lists that have a `Name` are compared by name, so that an added queue is one difference.
+    List entries that have a `Name` are compared by name. So an added queue is one difference.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):

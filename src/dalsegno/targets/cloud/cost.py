@@ -1,4 +1,4 @@
-"""What a cluster costs per hour: list prices from the catalog, or the operator's own from a file.
+"""Compute what a cluster costs per hour, with list prices from the catalog or with the operator's own prices.
 
 The file that DALSEGNO_PRICES names has the form of hardware/cloud_prices.csv. Its lines replace list prices, for
 example with those of a savings plan or of another region.
@@ -21,7 +21,7 @@ _UNITS = ("hour", "gib-month", "mbps-month")
 
 @dataclass(frozen=True)
 class CostLine:
-    """One kind of resource, how many of it, and its price. `usd_per_hour` is None if no price is known."""
+    """The price of `count` resources of one kind. `usd_per_hour` is None if no price is known."""
 
     what: str
     count: float
@@ -33,7 +33,7 @@ class CostLine:
 
 @dataclass(frozen=True)
 class HourlyCost:
-    """What all resources cost per hour. Resources without a known price are named, never counted as free."""
+    """The price of all resources per hour. Resources without a known price are listed, never counted as free."""
 
     lines: tuple[CostLine, ...]
 
@@ -67,7 +67,7 @@ def _detail(line: CostLine) -> str:
 
 
 class PriceTable:
-    """The operator's own prices, and those of the catalog for everything else."""
+    """The operator's own prices, and the catalog's prices for everything else."""
 
     def __init__(self, own: Sequence[CloudPrice] = ()) -> None:
         self._prices: dict[str, CloudPrice] = {**cloud_prices(), **{price.name: price for price in own}}
@@ -93,7 +93,7 @@ class PriceTable:
 
 
 def read_prices(env: Mapping[str, str]) -> PriceTable:
-    """Return the price table, with the lines of the file that DALSEGNO_PRICES names."""
+    """Return the catalog's prices, replaced by those in the file that DALSEGNO_PRICES names."""
     name = env.get(PRICES, "")
     if not name:
         return PriceTable()

@@ -1,7 +1,7 @@
-"""Refusals of a cloud, named by their cause: missing, wrong or expired credentials, rights, quotas, capacity.
+"""Classify the refusals of a cloud by cause: credentials (missing, wrong or expired), permissions, quotas or capacity.
 
-Credentials come from the SDK's own chain (environment, profile, single sign-on, instance role). Nothing here reads,
-stores or shows a secret.
+Credentials come from the SDK's own chain (environment, profile, single sign-on, instance role). This module never
+reads, stores or shows a secret.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dalsegno.printable import one_line
 
 
 class CloudRefusal(Enum):
-    """Why a cloud refused a request."""
+    """The causes for which a cloud refuses a request."""
 
     NO_CREDENTIALS = "no credentials"
     WRONG_CREDENTIALS = "wrong credentials"
@@ -33,7 +33,7 @@ class CloudRefusal(Enum):
     UNKNOWN = "unknown"
 
 
-# AWS's error codes. Codes that are not here are UNKNOWN, and shown as they are.
+# Error codes of AWS. A code that is not listed is UNKNOWN, and its message is shown unchanged.
 _CODES: dict[CloudRefusal, tuple[str, ...]] = {
     CloudRefusal.WRONG_CREDENTIALS: (
         "InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "SignatureDoesNotMatch",
@@ -61,6 +61,7 @@ _CODES: dict[CloudRefusal, tuple[str, ...]] = {
     CloudRefusal.NOT_THERE: (
         "ResourceNotFound", "ResourceNotFoundException", "NoSuchBucket", "NoSuchKey", "404", "NotFound",
         "FileSystemNotFound", "InvalidKeyPair.NotFound", "DataRepositoryAssociationNotFound",
+        "InvalidPlacementGroup.Unknown",
     ),
     CloudRefusal.ALREADY_THERE: (
         "AlreadyExistsException", "ResourceInUse", "BucketAlreadyOwnedByYou", "EntityAlreadyExists",
@@ -73,7 +74,7 @@ _CODES: dict[CloudRefusal, tuple[str, ...]] = {
 }  # fmt: skip
 _BY_CODE = {code: refusal for refusal, codes in _CODES.items() for code in codes}
 _WORDS = re.compile(r"[A-Za-z][A-Za-z.]+")
-_WITHOUT_CODE = {"Out of host capacity": CloudRefusal.CAPACITY}  # messages of OCI in the logs of Terraform
+_WITHOUT_CODE = {"Out of host capacity": CloudRefusal.CAPACITY}  # OCI gives no code for this in Terraform logs
 THROTTLE_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 Result = TypeVar("Result")
 
@@ -92,7 +93,7 @@ _HINTS = {
 
 
 class CloudError(TargetError):
-    """A request that a cloud refused. `refusal` is the cause, `code` the cloud's own name for it."""
+    """A request that a cloud refused. `refusal` is the cause, and `code` is the cloud's error code."""
 
     def __init__(self, refusal: CloudRefusal, what: str, *, code: str = "", hint: str = "") -> None:
         super().__init__(what, hint=hint or hint_for(refusal))
@@ -109,9 +110,9 @@ def refusal_of_code(code: str) -> CloudRefusal:
 
 
 def refusal_in_text(text: str) -> CloudRefusal:
-    """Return the cause whose code is in a message, for tools that report no code of their own.
+    """Return the cause whose error code occurs in a message, because some tools report errors only as text.
 
-    The first code counts: it is the cause, and what follows are consequences.
+    If there are several codes, the first one counts: the others are its consequences.
     """
     found = (refusal_of_code(word.rstrip(".")) for word in _WORDS.findall(text))
     known = next((each for each in found if each is not CloudRefusal.UNKNOWN), CloudRefusal.UNKNOWN)
@@ -119,7 +120,8 @@ def refusal_in_text(text: str) -> CloudRefusal:
 
 
 def repeat_throttled(send: Callable[[], Result], pause: Callable[[float], None] = time.sleep) -> Result:
-    """Send a request, and send it again after a pause if the cloud throttles it. Raise after the last pause."""
+    """Send a request and return the answer. If the cloud throttles the request, repeat it after pauses, and raise an
+    error after the last pause."""
     for pause_s in THROTTLE_PAUSES_S:
         try:
             return send()
@@ -131,7 +133,7 @@ def repeat_throttled(send: Callable[[], Result], pause: Callable[[float], None] 
 
 
 def hint_for(refusal: CloudRefusal) -> str:
-    """Return the fix for a refusal of AWS; "" if there is none."""
+    """Return a hint that fixes a refusal of AWS; "" if there is none."""
     return _HINTS.get(refusal, "")
 
 
@@ -142,9 +144,9 @@ def explain(
     code: str = "",
     hints: Mapping[CloudRefusal, str] | None = None,
 ) -> CloudError:
-    """Return the error for a refused request: what was being done, the cause, and the cloud's own message.
+    """Return the error for a refused request, with the attempted action, the cause, and the cloud's own message.
 
-    `hints` replace those that name tools of AWS.
+    `hints` replaces the default hints, which name tools of AWS.
     """
     said = f": {one_line(message)}" if message else ""
     shown = f"{doing}: {refusal.value}" if refusal is not CloudRefusal.UNKNOWN else f"{doing}: {code or 'refused'}"

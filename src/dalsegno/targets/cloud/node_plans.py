@@ -1,7 +1,7 @@
-"""The plans of machines on which the platform runs Slurm itself: what Dal Segno adds to head, login and compute nodes.
+"""The plans of machines on which the platform itself runs Slurm: what Dal Segno adds to head, login and compute nodes.
 
-Slurm's daemons, munge and the file systems are the platform's, and stay as they are. Secrets are created on the head
-and handed out in a folder of a shared file system that only root can read, so that no script holds one. Pure.
+The platform's Slurm daemons, munge and file systems are not changed. The head creates the secrets, in a shared folder
+that only root can read. So no script contains a secret. Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
+from dalsegno.health.slurm_programs import may_act_on_all, prolog_lines
 from dalsegno.setup.bootstrap import HEAD, HOST, PYTHON
 from dalsegno.setup.delivery import pinned_requirements
 from dalsegno.setup.node_plan import (
@@ -37,22 +38,22 @@ HEAD_HOME = Path("/var/lib/dalsegno")
 METRICS = "/var/lib/dalsegno/metrics"
 SLURM_BIN = "/opt/slurm/bin"
 PATH = f"{SLURM_BIN}:/opt/slurm/sbin:{USUAL_PATH}"
-AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # outside 6820 to 6829, on which ParallelCluster's slurmctld listens
+AGENTS_PORT, OBSERVER_PORT = 6870, 6871  # outside 6820 to 6829, which are the ports of ParallelCluster's slurmctld
 
 
 @dataclass(frozen=True)
 class ManagedSlurm:
-    """A cluster whose Slurm the platform set up, and where its files are."""
+    """A cluster whose platform has set up Slurm, and the paths of its files."""
 
     cluster: Cluster
     cluster_id: str
     code: str  # key of the archive with our code
-    state_text: str  # the state file of the head's side of the target
+    state_text: str  # the content of the state file on the head
     nodes: tuple[str, ...]  # all names that the platform gives its compute nodes
     etc: str = "/opt/slurm/etc"  # Slurm's files, which all machines share
-    prolog: str = ""  # our script in the platform's folder of prologs; "" if it has none
+    prolog: str = ""  # path of our script in the platform's prolog folder; "" if the platform has no such folder
     scratch: str = ""  # mount point of the local disks; "" if there are none
-    cloud: str = ""  # file that tells node agents about their cloud; "" if its notices are not read
+    cloud: str = ""  # file that names the cloud for node agents; "" if they do not read notices of the cloud
     pyxis: bool = False  # whether to enable the Enroot and Pyxis of the platform's image
     shared_homes: bool = False  # whether the head serves /home to all machines and creates the homes
     packages: tuple[str, ...] = field(
@@ -75,7 +76,8 @@ class ManagedSlurm:
 
 
 def head_plan(site: ManagedSlurm) -> NodePlan:
-    """Return the plan of the head: controller, observer, the agents' secrets, and our parts of Slurm's settings."""
+    """Return the plan of the head: controller, observer, the secrets of node agents, and our additions to Slurm's
+    settings."""
     cluster, folder = site.cluster, site.folder
     agents = str(folder.secret / "agents")
     token = str(folder.secret / "metrics-token")
@@ -98,7 +100,7 @@ def head_plan(site: ManagedSlurm) -> NodePlan:
         files=(
             *_files(site),
             PlannedFile(str(folder.state), site.state_text),
-            PlannedFile(str(folder.applied), json.dumps(facts_to_json(cluster), indent=1)),
+            _applied(site),
             PlannedFile(f"{site.etc}/{HEALTH}", settings_text(cluster.health)),
             PlannedFile(f"{site.etc}/{IDENTITY}", f"{site.cluster_id}\n"),
             *([PlannedFile(f"{site.etc}/{CLOUD_FILE}", site.cloud)] if site.cloud else []),
@@ -124,7 +126,7 @@ def head_plan(site: ManagedSlurm) -> NodePlan:
 
 
 def compute_plan(site: ManagedSlurm) -> NodePlan:
-    """Return the plan of every compute node. Its name is filled in on the machine."""
+    """Return the plan that all compute nodes share. Each machine fills in its own name."""
     watched = site.cluster.health.mode != "off"
     metrics = ["--metrics", METRICS] if site.cluster.monitoring.enabled else []
     cloud = ["--cloud", f"{site.etc}/{CLOUD_FILE}"] if site.cloud else []
@@ -151,13 +153,17 @@ def compute_plan(site: ManagedSlurm) -> NodePlan:
 
 
 def login_plan(site: ManagedSlurm) -> NodePlan:
-    """Return the plan of every login node: the command `dalsegno`, and no daemon."""
+    """Return the plan of every login node: the command `dalsegno` and the facts of the cluster file, and no daemon.
+
+    `run` and `bench` need the facts there, because Slurm does not know the instance types of the nodes. There is no
+    state file: the cluster's own commands work on the head.
+    """
     return NodePlan(
         site.cluster.name,
         site.cluster_id,
         HOST,
         folders=_folders(site),
-        files=_files(site),
+        files=(*_files(site), _applied(site)),
         links=_links(site),
         users=planned_users(site.cluster, make_homes=not site.shared_homes),
         groups=planned_groups(site.cluster),
@@ -168,7 +174,7 @@ def login_plan(site: ManagedSlurm) -> NodePlan:
 
 
 def planned_users(cluster: Cluster, *, make_homes: bool = True) -> tuple[PlannedUser, ...]:
-    """Return the accounts of the cluster file's users, whose uids `with_uids` has chosen."""
+    """Return the accounts of the cluster file's users, with the uids that `with_uids` has assigned."""
     shared = next((each.mount for each in cluster.storage if each.home), "")
     return tuple(
         PlannedUser(
@@ -185,7 +191,7 @@ def planned_users(cluster: Cluster, *, make_homes: bool = True) -> tuple[Planned
 
 
 def planned_groups(cluster: Cluster) -> tuple[PlannedGroup, ...]:
-    """Return the groups of the cluster file. A group without a number must exist on the machines already."""
+    """Return the groups of the cluster file. A group without a gid must already exist on the machines."""
     numbers = {group.name: group.gid for group in cluster.groups}
     named = dict.fromkeys([*numbers, *(name for user in cluster.users for name in user.groups)])
     return tuple(
@@ -202,6 +208,10 @@ def _files(site: ManagedSlurm) -> tuple[PlannedFile, ...]:
     return (PlannedFile(COMMAND, _command_text(), 0o755),)
 
 
+def _applied(site: ManagedSlurm) -> PlannedFile:
+    return PlannedFile(str(site.folder.applied), json.dumps(facts_to_json(site.cluster), indent=1))
+
+
 def _links(site: ManagedSlurm) -> tuple[PlannedLink, ...]:
     return PlannedLink(str(site.folder.etc), site.etc), PlannedLink("/opt/dalsegno/current", site.code)
 
@@ -215,10 +225,10 @@ def _command_text() -> str:
 
 
 def _packages(site: ManagedSlurm) -> PlannedCommand:
-    """Return the command that installs our Python packages, unless those bundled with our code fit this Python."""
+    """Return the command that installs our Python packages, unless the bundled ones work with the machine's Python."""
     folder = f"/opt/dalsegno/{site.code}"
     ask = f"import sys; sys.path[:0] = [{folder!r}]; import click, pydantic, yaml"
-    # -I: a `pip.py` in the working folder, or a package in root's home, must not be run instead
+    # With -I, Python ignores a `pip.py` in the working folder and packages in root's home.
     pip = (PYTHON, "-I", "-m", "pip", "install", "--quiet", "--upgrade", "--target", folder, *site.packages)
     return PlannedCommand("installing Python packages", pip, unless=(PYTHON, "-I", "-c", ask))
 
@@ -239,7 +249,7 @@ def _own(site: ManagedSlurm, name: str, arguments: Sequence[str]) -> PlannedServ
 
 _TOKEN = 'umask 077; od -An -N32 -tx1 /dev/urandom | tr -d " \\n" > "$0.new" && mv "$0.new" "$0"'
 
-# Creates a secret for each node that has none, or checks whether all nodes have one.
+# This program creates a secret for each node that has none, or checks that all nodes have one.
 _SECRETS = """\
 import os, secrets, sys
 mode, folder, *nodes = sys.argv[1:]
@@ -255,10 +265,10 @@ for node in missing:
 
 
 def prolog_text(site: ManagedSlurm) -> str:
-    """Return the script that checks a node before each job. Only a check that failed stops the job.
+    """Return the script that checks a node before each job. It stops the job only if a check has failed.
 
-    A failed prolog drains the node, and on these platforms a drained node is replaced. So a program that is missing,
-    too slow or broken must not fail it.
+    A failed prolog drains the node, and these platforms replace a drained node. All nodes have the same script, so the
+    script checks nothing if recovery may only observe one of the nodes.
     """
     bases = " ".join(_enroot_folders(site)) if site.pyxis else ""
     folders = (
@@ -278,15 +288,7 @@ def prolog_text(site: ManagedSlurm) -> str:
         "#!/bin/sh\n"
         f"# Written by Dal Segno for cluster {site.cluster.name}: checks the node before a job.\n"
         f"{folders if bases else ''}"
-        f"[ -x {COMMAND} ] || exit 0\n"
-        f"answer=$(timeout 12 {COMMAND} health --context prolog --line 2> /dev/null)\n"
-        "code=$?\n"
-        'case "$code:$answer" in\n'
-        "  1:*HEALTH_CHECK_RESULT:*)\n"
-        "    printf '%s\\n' \"$answer\" >&2\n"
-        "    exit 1\n"
-        "    ;;\n"
-        "esac\n"
+        f"{prolog_lines(COMMAND) if may_act_on_all(site.cluster) else ''}"
         "exit 0\n"
     )
 
@@ -296,7 +298,7 @@ def _enroot_folders(site: ManagedSlurm) -> tuple[str, ...]:
 
 
 def enroot_conf(site: ManagedSlurm) -> str:
-    """Return Enroot's settings: images and running containers on the local disk, in a folder of each user."""
+    """Return Enroot's settings. Images and running containers are on the local disk, in a folder for each user."""
     run, data = _enroot_folders(site)
     return (
         f"# Written by Dal Segno for cluster {site.cluster.name}.\n"

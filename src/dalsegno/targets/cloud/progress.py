@@ -1,6 +1,6 @@
-"""Follow an operation in a cloud: report its events, and name the first failure.
+"""Follow an operation in a cloud: report its events, and find the first failure.
 
-If this process ends, the operation continues in the cloud, and the next `up` or `down` follows it again.
+The operation does not depend on this process. If this process ends, the next `up` or `down` follows the operation.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class OperationState(Enum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    GONE = "gone"  # the resource of the operation does not exist
+    GONE = "gone"  # the resource does not exist any more
 
 
 class ResourceEventKind(Enum):
-    """What an event of an operation reports about its resource."""
+    """The kinds of news that an event of an operation reports about its resource."""
 
     STARTED = "started"
     DONE = "done"
@@ -57,14 +57,14 @@ class OperationReport:
     state: OperationState
     events: tuple[ResourceEvent, ...] = ()
     message: str = ""  # the cloud's own message about the whole operation
-    logs: tuple[tuple[str, str], ...] = ()  # further logs by file name, kept if the operation failed
+    logs: tuple[tuple[str, str], ...] = ()  # more logs, by file name; they are written to disk if the operation failed
 
 
 Poll = Callable[[], OperationReport]
 
 
 def first_failure(events: Iterable[ResourceEvent]) -> ResourceEvent | None:
-    """Return the event that made an operation fail: the first failure that is not the consequence of another."""
+    """Return the event that made an operation fail: the first failure that no other failure has caused."""
     return next((event for event in events if event.kind is ResourceEventKind.FAILED), None)
 
 
@@ -77,9 +77,9 @@ def follow(
     pause: Callable[[float], None] = time.sleep,
     every_s: float = POLL_S,
 ) -> OperationReport:
-    """Report each event once until the operation has ended. Raise CloudError if it failed.
+    """Show the progress of an operation until it ends, and return its last report. Raise CloudError if it failed.
 
-    A failure is reported as soon as the cloud reports it, although the operation may continue for minutes.
+    The first failure is shown at once, even if the operation then continues for minutes.
     """
     seen: set[str] = set()
     done: set[str] = set()

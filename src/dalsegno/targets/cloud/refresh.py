@@ -1,4 +1,4 @@
-"""Run new set-up scripts on machines that run already. Platforms run them only when a machine is created."""
+"""Run new setup scripts on machines that already run. The platforms run these scripts only on new machines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ Execute = Callable[[Sequence[str]], Completed]
 
 
 def refresh_script(fetch: str, entry: str) -> str:
-    """Return the program `dalsegno-refresh`. `fetch` is the shell command that gets the scripts into "$work", and
-    `entry` is the script to run there."""
+    """Return the text of the program `dalsegno-refresh`.
+
+    `fetch` is a shell command that gets the scripts into "$work". `entry` is the script in this folder to run.
+    """
     return (
         "#!/bin/bash\n# Written by Dal Segno. It gets the newest set-up scripts and runs them.\nset -euo pipefail\n"
         "cd / # a program must not load modules from the caller's folder\n"
@@ -28,7 +30,10 @@ def refresh_script(fetch: str, entry: str) -> str:
 
 
 def refresh_machines(commands: Mapping[str, Sequence[str]], execute: Execute, say: Say) -> None:
-    """Run a command line for each machine, by name. Raise TargetError if one of them fails."""
+    """Run the command of each machine. Raise TargetError if one of them fails.
+
+    `commands` maps the name of each machine to its command.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     def run(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Check a request against the full service model of AWS before it is sent.
+"""Check a request against AWS's full service model before it is sent.
 
-botocore checks required and unknown fields, types and minimums. It ignores enums, patterns and maximums, so that a
-wrong value is refused by the service, sometimes after minutes. `find_problems` checks all of them.
+botocore checks required and unknown fields, types and minimums, but not enums, patterns and maximums. AWS would refuse
+an invalid value of these kinds, sometimes after minutes. `find_problems` checks everything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dalsegno.errors import TargetError, install_hint
 from dalsegno.hardware import did_you_mean
 
 _SHOWN = 60
-# Java's classes of letters, digits and separators, which Python's patterns do not have.
+# Python's patterns lack Java's classes of letters, digits and separators, so the classes on the right replace them.
 _CLASSES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{M}": ""}
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -36,7 +36,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 def check_request(service: str, operation: str, request: Mapping[str, Any]) -> None:
     """Raise TargetError with all problems if the service would refuse the request."""
-    _service_model(service)  # called first, because its error names a missing SDK
+    _service_model(service)  # called first, because its error says that the SDK is missing
     problems = list(find_problems(input_shape(service, operation), request))
     if problems:
         raise TargetError(
@@ -146,7 +146,8 @@ def _matches(pattern: str, value: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """Return the pattern for Python; None if Python lacks its syntax. Then only the service checks it."""
+    """Return a compiled pattern; None if Python does not support its syntax. In that case, only the service checks the
+    value."""
     for java, python in _CLASSES.items():
         pattern = pattern.replace(java, python)
     try:

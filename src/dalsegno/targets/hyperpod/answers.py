@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 
 class HyperPodStatus(Enum):
-    """The state of a whole cluster (ClusterStatus)."""
+    """The state of a whole cluster, which the API calls ClusterStatus."""
 
     CREATING = "Creating"
     DELETING = "Deleting"
@@ -22,7 +22,7 @@ class HyperPodStatus(Enum):
 
     @property
     def moving(self) -> bool:
-        """Whether HyperPod is changing the cluster, and would refuse another change."""
+        """Return whether HyperPod is changing the cluster, and would refuse another change."""
         return self in _MOVING
 
 
@@ -33,7 +33,7 @@ _MOVING = frozenset({
 
 
 class InstanceStatus(Enum):
-    """The state of one instance (InstanceStatus)."""
+    """The state of one instance, which the API calls InstanceStatus."""
 
     RUNNING = "Running"
     FAILURE = "Failure"
@@ -46,11 +46,24 @@ class InstanceStatus(Enum):
 
 
 class SlurmRole(Enum):
-    """The role of an instance group in Slurm (NodeType)."""
+    """The role of an instance group in Slurm, which the API calls NodeType."""
 
     CONTROLLER = "Controller"
     LOGIN = "Login"
     COMPUTE = "Compute"
+
+
+@dataclass(frozen=True)
+class SharedFileSystem:
+    """An FSx file system and its mount point on every node. Only Lustre has a `mount_name`."""
+
+    dns_name: str
+    mount: str
+    mount_name: str = ""
+
+    @property
+    def lustre(self) -> bool:
+        return bool(self.mount_name)
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,13 @@ class GroupDescription:
     current_count: int
     target_count: int
     source_uri: str = ""
+    entry: str = ""  # field of LifeCycleConfig that names the script; "" if it is not reported
+    execution_role: str = ""
+    threads_per_core: int | None = None  # None if it is not reported
+    volume_gib: int | None = None  # size of the additional volume; None if there is none
+    training_plan: str = ""
+    subnets: tuple[str, ...] = ()  # the group's own; () if it uses those of the cluster
+    mounts: tuple[SharedFileSystem, ...] = ()  # the file systems that HyperPod itself mounts
 
 
 @dataclass(frozen=True)
@@ -75,16 +95,24 @@ class ClusterDescription:
     groups: tuple[GroupDescription, ...] = ()
     node_recovery: str = ""
     subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    config_strategy: str = ""  # "" if it is not reported
 
     @property
     def groups_in_service(self) -> bool:
-        """Whether the cluster has instances: it has them after a failed change, but not after a failed creation."""
+        """Return whether the cluster has instances. It still has them after a failed change, but not after a failed
+        creation."""
         return any(group.current_count for group in self.groups)
 
     @property
     def id(self) -> str:
-        """The id of the cluster in names of SSM targets."""
+        """The part of the ARN that SSM uses as the cluster's id."""
         return self.arn.rpartition("/")[2]
+
+    @property
+    def log_group(self) -> str:
+        """The log group in CloudWatch that gets the output of the lifecycle scripts."""
+        return f"/aws/sagemaker/Clusters/{self.name}/{self.id}"
 
 
 @dataclass(frozen=True)
@@ -111,24 +139,43 @@ def _state(kind: type[_State], value: object, unknown: _State) -> _State:
 
 def read_cluster(answer: Mapping[str, Any]) -> ClusterDescription:
     """Return the answer to DescribeCluster as a value."""
-    groups = tuple(
-        GroupDescription(
-            str(each.get("InstanceGroupName", "")),
-            str(each.get("InstanceType", "")),
-            int(each.get("CurrentCount") or 0),
-            int(each.get("TargetCount") or 0),
-            str((each.get("LifeCycleConfig") or {}).get("SourceS3Uri", "")),
-        )
-        for each in answer.get("InstanceGroups") or ()
-    )
+    network, slurm = answer.get("VpcConfig") or {}, (answer.get("Orchestrator") or {}).get("Slurm") or {}
     return ClusterDescription(
         arn=str(answer.get("ClusterArn", "")),
         name=str(answer.get("ClusterName", "")),
         status=_state(HyperPodStatus, answer.get("ClusterStatus"), HyperPodStatus.UNKNOWN),
         failure=str(answer.get("FailureMessage") or ""),
-        groups=groups,
+        groups=tuple(_read_group(each) for each in answer.get("InstanceGroups") or ()),
         node_recovery=str(answer.get("NodeRecovery") or ""),
-        subnets=tuple((answer.get("VpcConfig") or {}).get("Subnets") or ()),
+        subnets=tuple(network.get("Subnets") or ()),
+        security_groups=tuple(network.get("SecurityGroupIds") or ()),
+        config_strategy=str(slurm.get("SlurmConfigStrategy") or ""),
+    )
+
+
+def _read_group(answer: Mapping[str, Any]) -> GroupDescription:
+    script, storage = answer.get("LifeCycleConfig") or {}, answer.get("InstanceStorageConfigs") or ()
+    volumes = [each["EbsVolumeConfig"].get("VolumeSizeInGB") for each in storage if "EbsVolumeConfig" in each]
+    return GroupDescription(
+        str(answer.get("InstanceGroupName", "")),
+        str(answer.get("InstanceType", "")),
+        int(answer.get("CurrentCount") or 0),
+        int(answer.get("TargetCount") or 0),
+        source_uri=str(script.get("SourceS3Uri", "")),
+        entry=next((each for each in ("OnCreate", "OnInitComplete") if script.get(each)), ""),
+        execution_role=str(answer.get("ExecutionRole") or ""),
+        threads_per_core=answer.get("ThreadsPerCore"),
+        volume_gib=next((size for size in volumes if size), None),
+        training_plan=str(answer.get("TrainingPlanArn") or ""),
+        subnets=tuple((answer.get("OverrideVpcConfig") or {}).get("Subnets") or ()),
+        mounts=tuple(_read_mount(each) for each in storage if "EbsVolumeConfig" not in each),
+    )
+
+
+def _read_mount(answer: Mapping[str, Any]) -> SharedFileSystem:
+    found = answer.get("FsxLustreConfig") or answer.get("FsxOpenZfsConfig") or {}
+    return SharedFileSystem(
+        str(found.get("DnsName", "")), str(found.get("MountPath", "")), str(found.get("MountName") or "")
     )
 
 

@@ -1,4 +1,4 @@
-"""HyperPod's API, S3 and FSx: each request is checked against AWS' service model before it is sent."""
+"""Send requests to HyperPod, S3 and FSx. Each request is first checked against AWS's service model."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from dalsegno.spec.facts import Storage
 from dalsegno.targets.cloud.aws import Answers, AwsApi, caller_account
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
 from dalsegno.targets.cloud.service_model import check_request
-from dalsegno.targets.hyperpod.answers import ClusterDescription, InstanceInfo, read_cluster, read_instances
-from dalsegno.targets.hyperpod.requests import SharedFileSystem, batches
+from dalsegno.targets.hyperpod.answers import (
+    ClusterDescription,
+    InstanceInfo,
+    SharedFileSystem,
+    read_cluster,
+    read_instances,
+)
+from dalsegno.targets.hyperpod.changes import TagChange
+from dalsegno.targets.hyperpod.requests import batches
 
 LUSTRE_MB_PER_S_PER_TIB = 250
+MOST_LOG_PAGES = 20
 _GIB = 1024
 
 
 class FileSystemState(Enum):
-    """The state of an FSx file system (Lifecycle)."""
+    """The state of an FSx file system, which the API calls Lifecycle."""
 
     CREATING = "CREATING"
     AVAILABLE = "AVAILABLE"
@@ -54,7 +62,7 @@ class BatchFailure:
 
 
 class HyperPodApi:
-    """The requests that the target sends. `aws` sends them and names refusals."""
+    """Sends the target's requests through `aws`, which classifies refusals."""
 
     def __init__(self, aws: AwsApi) -> None:
         self.aws = aws
@@ -86,13 +94,30 @@ class HyperPodApi:
                 return None
             raise
 
+    def tags(self, arn: str) -> dict[str, str] | None:
+        """Return the tags of a cluster; None if this user may not read them."""
+        try:
+            listed = list(self._pages("sagemaker", "ListTags", {"ResourceArn": arn}, "Tags"))
+        except CloudError as error:
+            if error.refusal is CloudRefusal.DENIED:
+                return None
+            raise
+        return {str(each["Key"]): str(each["Value"]) for each in listed}
+
+    def change_tags(self, arn: str, change: TagChange) -> None:
+        if change.set:
+            tags = [{"Key": key, "Value": value} for key, value in change.set.items()]
+            self._call("sagemaker", "AddTags", {"ResourceArn": arn, "Tags": tags})
+        if change.remove:
+            self._call("sagemaker", "DeleteTags", {"ResourceArn": arn, "TagKeys": list(change.remove)})
+
     def instances(self, name: str) -> list[InstanceInfo]:
         return read_instances(
             self._pages("sagemaker", "ListClusterNodes", {"ClusterName": name}, "ClusterNodeSummaries")
         )
 
     def delete(self, name: str) -> None:
-        """Start the deletion of a cluster. A cluster that is gone is success."""
+        """Start the deletion of a cluster. Do nothing if there is no cluster with this name."""
         try:
             self._call("sagemaker", "DeleteCluster", {"ClusterName": name})
         except CloudError as error:
@@ -100,7 +125,8 @@ class HyperPodApi:
                 raise
 
     def replace(self, name: str, ids: Sequence[str]) -> list[BatchFailure]:
-        """Replace instances, at most 25 in a request. HyperPod refuses the controller."""
+        """Replace instances, with at most 25 in one request, and return those that failed. HyperPod refuses to replace
+        the controller."""
         return self._batch("BatchReplaceClusterNodes", name, ids)
 
     def reboot(self, name: str, ids: Sequence[str]) -> list[BatchFailure]:
@@ -125,6 +151,37 @@ class HyperPodApi:
             if not token:
                 return
 
+    # Requests about logs in CloudWatch
+
+    def log_streams(self, group: str) -> list[str]:
+        """Return the names of the log streams of a group; none if the group does not exist."""
+        found: list[str] = []
+        request: dict[str, Any] = {"logGroupName": group}
+        while True:
+            try:
+                answer = self._call("logs", "DescribeLogStreams", request)
+            except CloudError as error:
+                if error.refusal is CloudRefusal.NOT_THERE:
+                    return []
+                raise
+            found += [str(each["logStreamName"]) for each in answer.get("logStreams") or ()]
+            if not answer.get("nextToken"):
+                return found
+            request["nextToken"] = answer["nextToken"]
+
+    def log_text(self, group: str, stream: str) -> str:
+        """Return the lines of a log stream, from at most MOST_LOG_PAGES answers of about a megabyte each."""
+        request: dict[str, Any] = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
+        lines: list[str] = []
+        for _ in range(MOST_LOG_PAGES):
+            answer = self._call("logs", "GetLogEvents", request)
+            lines += [str(each.get("message", "")) for each in answer.get("events") or ()]
+            token = answer.get("nextForwardToken")
+            if not token or token == request.get("nextToken"):  # if the token is repeated, there are no more lines
+                break
+            request["nextToken"] = token
+        return "".join(f"{line}\n" for line in lines)
+
     # Requests about lifecycle scripts in S3
 
     def has_bucket(self, bucket: str) -> bool:
@@ -137,13 +194,16 @@ class HyperPodApi:
         return True
 
     def _own(self, bucket: str) -> dict[str, str]:
-        """Return the parameters for a bucket of this account. Scripts of others would run as root on nodes."""
+        """Return the parameters with which S3 refuses a bucket of another account.
+
+        Scripts in such a bucket would run as root on our nodes.
+        """
         if not self._account:
             self._account = caller_account(self.aws)
         return {"Bucket": bucket, "ExpectedBucketOwner": self._account}
 
     def create_bucket(self, bucket: str, region: str) -> None:
-        """Create a bucket that is closed to the public."""
+        """Create a bucket that the public cannot read."""
         place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         self._call("s3", "CreateBucket", {"Bucket": bucket, **place})
         closed = {"BlockPublicAcls": True, "IgnorePublicAcls": True, "BlockPublicPolicy": True}
@@ -156,13 +216,32 @@ class HyperPodApi:
             self._call("s3", "PutObject", {**self._own(bucket), "Key": f"{prefix}/{name}", **encrypted})
 
     def remove_uploads(self, bucket: str, prefix: str, names: Sequence[str]) -> None:
-        """Delete uploaded files. The bucket stays, and files that are gone are success."""
+        """Delete uploaded files, but not the bucket. Missing files are not an error."""
         for name in names:
             try:
                 self._call("s3", "DeleteObject", {**self._own(bucket), "Key": f"{prefix}/{name}"})
             except CloudError as error:
                 if error.refusal is not CloudRefusal.NOT_THERE:
                     raise
+
+    # Requests about workspaces of Amazon Managed Service for Prometheus
+
+    def find_workspace(self, alias: str) -> str:
+        """Return the id of the workspace with this alias; "" if there is none."""
+        listed = self._call("amp", "ListWorkspaces", {"alias": alias}).get("workspaces") or ()
+        return next((str(each["workspaceId"]) for each in listed if each.get("alias") == alias), "")
+
+    def create_workspace(self, alias: str) -> str:
+        """Start the creation of a workspace and return its id. Repeating the request creates no second one."""
+        return str(self._call("amp", "CreateWorkspace", {"alias": alias, "clientToken": alias})["workspaceId"])
+
+    def workspace(self, id: str) -> tuple[str, str]:
+        """Return the state and the endpoint of a workspace."""
+        found = self._call("amp", "DescribeWorkspace", {"workspaceId": id})["workspace"]
+        return str((found.get("status") or {}).get("statusCode", "")), str(found.get("prometheusEndpoint") or "")
+
+    def training_plan(self, arn: str) -> Answers:
+        return self._call("sagemaker", "DescribeTrainingPlan", {"TrainingPlanName": arn})
 
     # Requests about file systems
 
@@ -177,7 +256,8 @@ class HyperPodApi:
         return next((_file_system(each) for each in answer.get("FileSystems") or ()), None)
 
     def create_lustre(self, storage: Storage, cluster: str, subnet: str, groups: Sequence[str]) -> FileSystem:
-        """Start the creation of an FSx for Lustre file system. Repeating the request creates no second one."""
+        """Start the creation of an FSx for Lustre file system, and return the file system. A repeated request does not
+        create a second one."""
         request = {
             "ClientRequestToken": f"dalsegno-{cluster}-{storage.name}",
             "FileSystemType": "LUSTRE",
@@ -194,7 +274,7 @@ class HyperPodApi:
         return _file_system(self._call("fsx", "CreateFileSystem", request)["FileSystem"])
 
     def delete_file_system(self, id: str) -> bool:
-        """Delete a file system with all its files. Return False if it is gone already."""
+        """Delete a file system with all its files. Return False if it does not exist."""
         try:
             self._call("fsx", "DeleteFileSystem", {"FileSystemId": id})
         except CloudError as error:
@@ -217,12 +297,12 @@ def _file_system(answer: Mapping[str, Any]) -> FileSystem:
 
 
 def _method(operation: str) -> str:
-    """Return boto3's method of an operation: create_cluster for CreateCluster."""
+    """Return boto3's method name for an operation, such as create_cluster for CreateCluster."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operation).lower()
 
 
 def refuse_failures(action: str, failed: Sequence[BatchFailure]) -> None:
-    """Raise if a batch request failed for some nodes."""
+    """Raise an error if a batch request failed for some nodes."""
     if failed:
         first = failed[0]
         raise TargetError(

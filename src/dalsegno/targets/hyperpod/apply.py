@@ -1,9 +1,13 @@
-"""Carry out a HyperPod plan: bucket, file systems, scripts, the cluster itself; and remove all of them."""
+"""Carry out a HyperPod plan: create the bucket, file systems, scripts and cluster.
+
+`destroy` removes everything except the bucket.
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,16 +15,26 @@ from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import make_folder
 from dalsegno.targets.base import Say
+from dalsegno.targets.cloud.credentials import CloudError
 from dalsegno.targets.cloud.progress import OperationReport, OperationState, ResourceEvent, ResourceEventKind, follow
 from dalsegno.targets.folder import write_applied
-from dalsegno.targets.hyperpod.answers import HyperPodStatus, InstanceInfo, InstanceStatus, SlurmRole
+from dalsegno.targets.hyperpod.answers import (
+    ClusterDescription,
+    HyperPodStatus,
+    InstanceInfo,
+    InstanceStatus,
+    SharedFileSystem,
+    SlurmRole,
+)
 from dalsegno.targets.hyperpod.api import FileSystem, FileSystemState, HyperPodApi
+from dalsegno.targets.hyperpod.changes import update_request
 from dalsegno.targets.hyperpod.folder import HyperPodFolder, HyperPodStage, HyperPodState, write_hyperpod_state
 from dalsegno.targets.hyperpod.lifecycle import digests
 from dalsegno.targets.hyperpod.plan import HyperPodPlan
-from dalsegno.targets.hyperpod.requests import SharedFileSystem, create_request, settings_of, update_request
+from dalsegno.targets.hyperpod.requests import create_request, settings_of
 
 Pause = Callable[[float], None]
+MOST_LOGS = 20  # maximum number of instances whose logs are kept
 _EVENTS = {
     InstanceStatus.RUNNING: ResourceEventKind.DONE,
     InstanceStatus.FAILURE: ResourceEventKind.FAILED,
@@ -33,7 +47,7 @@ Files = Callable[[Cluster, "tuple[SharedFileSystem, ...]"], Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class HyperPodWork:
-    """One `up` or `down` in progress."""
+    """Carries out one `up` or `down`."""
 
     api: HyperPodApi
     folder: HyperPodFolder
@@ -41,9 +55,10 @@ class HyperPodWork:
     pause: Pause = time.sleep
 
     def apply(self, plan: HyperPodPlan, files: Files) -> HyperPodState:
-        """Carry out the plan. `files` makes the lifecycle files once all file systems exist.
+        """Carry out the plan, and return the new state.
 
-        The state is written after each step, so that the next `up` continues from there.
+        When all file systems exist, `files` is called to make the lifecycle files. The state is written after each
+        step, so that the next `up` continues from there.
         """
         own = settings_of(plan.cluster)
         state = plan.state or HyperPodState(
@@ -54,7 +69,7 @@ class HyperPodWork:
         state = self._save(replace(state, phase=stage, controller_group=own.controller_group))
         if plan.resumes:
             self._follow(plan.cluster.name, "HyperPod's operation")
-        if plan.recreates:
+        if plan.recreates or plan.deleting:
             self.delete(plan.cluster.name)
         if plan.new_bucket:
             self.say(f"creating the bucket {own.bucket}")
@@ -109,7 +124,8 @@ class HyperPodWork:
         make_folder(self.folder.scripts, 0o700)
         for name, content in files.items():
             (self.folder.scripts / name).write_bytes(content)
-        return self._save(replace(state, uploaded=new))
+        stale = not plan.fresh and bool(own.ssh_key) and (state.stale or bool(changed))
+        return self._save(replace(state, uploaded=new, stale=stale))
 
     def _change_cluster(
         self, plan: HyperPodPlan, state: HyperPodState, shared: tuple[SharedFileSystem, ...]
@@ -126,10 +142,12 @@ class HyperPodWork:
             self.say(f"changing cluster {name}")
             self.api.update(request)
             self._follow(name, f"the change of {name}")
+        if found is not None and plan.tags is not None:
+            self.api.change_tags(found.arn, plan.tags)
         return state
 
     def _follow(self, name: str, what: str) -> None:
-        """Follow HyperPod's operation to its end. A failing instance is reported first, with HyperPod's message."""
+        """Follow HyperPod's operation to its end. If an instance fails, report it at once, with HyperPod's message."""
         follow(what, lambda: self._report(name), self.say, self.folder.operation_logs, pause=self.pause)
 
     def _report(self, name: str) -> OperationReport:
@@ -140,12 +158,27 @@ class HyperPodWork:
         events = tuple(_event(each) for each in instances if each.status in _EVENTS)
         if found.status.moving:
             return OperationReport(OperationState.RUNNING, events)
-        failed = found.status is HyperPodStatus.FAILED
-        message = found.failure or "HyperPod gave no reason; see CloudWatch, log group /aws/sagemaker/Clusters/"
-        return OperationReport(OperationState.FAILED if failed else OperationState.DONE, events, message)
+        if found.status is not HyperPodStatus.FAILED:
+            return OperationReport(OperationState.DONE, events)
+        logs = self._lifecycle_logs(found, instances)
+        message = found.failure or "HyperPod gave no reason; the logs of the lifecycle scripts may have it"
+        return OperationReport(OperationState.FAILED, events, message, logs)
+
+    def _lifecycle_logs(
+        self, found: ClusterDescription, instances: Sequence[InstanceInfo]
+    ) -> tuple[tuple[str, str], ...]:
+        """Return the logs of the lifecycle scripts by file name, first those of instances that failed."""
+        try:
+            streams = self.api.log_streams(found.log_group)
+            failed = {each.id for each in instances if each.status is InstanceStatus.FAILURE}
+            chosen = sorted(streams, key=lambda each: each.rpartition("/")[2] not in failed)[:MOST_LOGS]
+            return tuple((log_file(each), self.api.log_text(found.log_group, each)) for each in chosen)
+        except CloudError as error:
+            self.say(f"the logs of the lifecycle scripts are only in CloudWatch: {error.what}")
+            return ()
 
     def delete(self, name: str) -> bool:
-        """Delete the cluster and wait until it is gone. Return False if it was gone already."""
+        """Delete the cluster and wait until it no longer exists. Return False if it did not exist."""
         found = self.api.find(name)
         if found is None:
             return False
@@ -173,13 +206,18 @@ class HyperPodWork:
         return OperationReport(OperationState.FAILED if failed else OperationState.RUNNING, message=found.failure)
 
     def destroy(self, name: str, state: HyperPodState) -> None:
-        """Remove everything that `up` created, except the bucket: it may hold what others put there."""
+        """Remove everything that `up` created, except the bucket, which may contain files of others."""
         state = self._save(replace(state, phase=HyperPodStage.REMOVING))
         self.delete(name)
         for storage, id in state.created_storage.items():
             self.say(f"deleting file system {storage} ({id})")
             self.api.delete_file_system(id)
         self.api.remove_uploads(state.bucket, state.prefix, list(state.uploaded))
+
+
+def log_file(stream: str) -> str:
+    """Return the name of the file for a log stream such as `LifecycleConfig/GROUP/INSTANCE`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stream).strip("-.") + ".log"
 
 
 def _event(instance: InstanceInfo) -> ResourceEvent:
@@ -189,7 +227,8 @@ def _event(instance: InstanceInfo) -> ResourceEvent:
 
 
 def read_public_key(path: str) -> str:
-    """Return the public key that may log in; "" if the file names none. Raise if the file is not a public key."""
+    """Return the public key that may log in; "" if the cluster file names no key file. Raise an error if the file has
+    no public key."""
     if not path:
         return ""
     hint = "create one with `ssh-keygen -t ed25519`, or leave `hyperpod.ssh_key` out"

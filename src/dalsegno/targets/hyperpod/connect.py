@@ -20,14 +20,14 @@ COMMAND_DOCUMENT = "AWS-StartInteractiveCommand"
 
 @dataclass(frozen=True)
 class Reached:
-    """One instance and its names for people and ssh. The first name is the shortest."""
+    """An instance, with the names that people and ssh use for it. The first name is the shortest."""
 
     instance: InstanceInfo
     names: tuple[str, ...]
 
 
 def name_instances(instances: Iterable[InstanceInfo], controller_group: str) -> list[Reached]:
-    """Return the instances with their names: `head`, or GROUP-NUMBER; the name in Slurm; the instance id."""
+    """Return the instances with all their names: `head` or GROUP-NUMBER, the name in Slurm, and the instance id."""
     counts: dict[str, int] = {}
     found = []
     for each in instances:
@@ -56,7 +56,8 @@ def ssm_target(cluster_id: str, instance: InstanceInfo) -> str:
 
 
 def session_argv(region: str, cluster_id: str, instance: InstanceInfo, command: Sequence[str] = ()) -> list[str]:
-    """Return the command that opens an SSM session, or runs one command in it. It needs the session-manager-plugin."""
+    """Return the command that opens an SSM session, or runs one command in a session. It needs the
+    session-manager-plugin."""
     argv = ["aws", "ssm", "start-session", "--region", region, "--target", ssm_target(cluster_id, instance)]
     if command:
         parameters = json.dumps({"command": [shlex.join(command)]})
@@ -67,7 +68,7 @@ def session_argv(region: str, cluster_id: str, instance: InstanceInfo, command: 
 def render_ssh_config(
     region: str, cluster: str, cluster_id: str, reached: Iterable[Reached], key: str, folder: HyperPodFolder
 ) -> str:
-    """Return the settings of ssh for every instance. The connection is a session of SSM, and no port is open."""
+    """Return the settings of ssh for every instance. Connections are SSM sessions, so no port is open."""
     lines = [
         f"# Written by Dal Segno for cluster {cluster}. `dalsegno up` and `dalsegno ssh` write it again.",
         f"# For plain ssh, write `Include {folder.ssh_config}` at the top of ~/.ssh/config, then `ssh {cluster}-head`.",
@@ -104,7 +105,7 @@ def ssh_argv(
 ) -> list[str]:
     """Return the ssh command for a shell or one command on an instance.
 
-    With `batch`, ssh asks no questions and gives up after 30 s.
+    With `batch`, ssh asks no questions and fails after 30 s.
     """
     options = ["-t"] if terminal and command else []
     options += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=30"] if batch else []

@@ -19,7 +19,7 @@ class HyperPodFolder(ClusterFolder):
 
     @property
     def ssh_config(self) -> Path:
-        """The settings of ssh for every instance, for `ssh -F`."""
+        """The ssh configuration for all instances, for `ssh -F`."""
         return self.root / "ssh-config"
 
     @property
@@ -38,7 +38,7 @@ class HyperPodFolder(ClusterFolder):
 
 
 class HyperPodStage(Enum):
-    """How far the last `up` or `down` got."""
+    """The stage that the last `up` or `down` reached."""
 
     MAKING = "making"
     CHANGING = "changing"
@@ -48,7 +48,7 @@ class HyperPodStage(Enum):
 
 @dataclass(frozen=True)
 class HyperPodState:
-    """The state file. It is written before anything is created, so that `down` finds everything."""
+    """The content of the state file. It is written before anything is created, so that `down` finds everything."""
 
     phase: HyperPodStage
     region: str
@@ -58,7 +58,9 @@ class HyperPodState:
     created_bucket: bool = False
     created_storage: Mapping[str, str] = field(default_factory=dict)  # name -> id of each file system that `up` created
     uploaded: Mapping[str, str] = field(default_factory=dict)  # file -> digest of its content
+    stale: bool = False  # whether running instances must still run the uploaded scripts, over ssh
     monitored: bool = False  # whether `monitor up` was called
+    workspace: str = ""  # the address of the workspace that `monitor up` created
     controller_group: str = "controller"
     login_group: str = "login"
     role: ClusterRole = ClusterRole.OPERATOR

@@ -1,22 +1,22 @@
-"""The side of HyperPod's controller instance: what Dal Segno's controller, the observer and people there use.
+"""The target on HyperPod's controller instance, which Dal Segno's controller, the observer and users there use.
 
-HyperPod owns the machines. HyperPod's agent replaces or reboots a node whose reason in Slurm is exactly
-`Action:Replace` or `Action:Reboot`.
-HyperPod's own recovery and its `--auto-resume` are left alone: runs of Dal Segno restart without them.
+HyperPod owns the machines. Its agent replaces or reboots a node whose reason in Slurm is exactly `Action:Replace` or
+`Action:Reboot`. HyperPod's own recovery and its `--auto-resume` are not used, because runs of Dal Segno restart without
+them.
 """
 
 from __future__ import annotations
 
 from dalsegno.targets.base import NodeTimes
+from dalsegno.targets.cloud.monitoring import AwsHead
 from dalsegno.targets.cloud.node_plans import SLURM_BIN
 from dalsegno.targets.machines import InstanceAction
-from dalsegno.targets.sides import HeadSide
 
 TIMES = NodeTimes(boot_s=3600.0, gone_s=60.0)  # HyperPod takes 20 to 30 minutes to replace an instance
 REASONS = {
     InstanceAction.REPLACE: "Action:Replace",
     InstanceAction.REBOOT: "Action:Reboot",
-}  # HyperPod's agent acts only if the whole reason is equal to one of these
+}  # HyperPod's agent acts only if the complete reason equals one of these
 
 
 def repair_words(action: InstanceAction, node: str) -> tuple[str, ...]:
@@ -24,8 +24,8 @@ def repair_words(action: InstanceAction, node: str) -> tuple[str, ...]:
     return "update", f"NodeName={node}", "State=FAIL", f"Reason={REASONS[action]}"
 
 
-class HyperPodHead(HeadSide):
-    """The cluster in the state folder of HyperPod's controller."""
+class HyperPodHead(AwsHead):
+    """The target on HyperPod's controller instance, for the cluster of the state folder there."""
 
     kind = "hyperpod"
     times = TIMES

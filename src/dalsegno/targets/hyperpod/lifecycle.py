@@ -1,6 +1,7 @@
-"""The files that HyperPod's instances get from S3: the lifecycle script, its data, and a bootstrap script per role.
+"""The files that HyperPod's instances get from S3: the lifecycle script, its data, and a bootstrap script for each
+role.
 
-HyperPod runs `on_create.sh` on each instance once, when the instance is created or replaced, and never on a reboot.
+HyperPod runs `on_create.sh` once on each instance, when the instance is created or replaced, but not when it reboots.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dalsegno.errors import TargetError
+from dalsegno.setup.machine_record import BEGIN
 from dalsegno.spec.facts import Cluster
-from dalsegno.targets.hyperpod.answers import SlurmRole
-from dalsegno.targets.hyperpod.requests import ENTRY, SharedFileSystem, planned_groups, settings_of
+from dalsegno.targets.hyperpod.answers import SharedFileSystem, SlurmRole
+from dalsegno.targets.hyperpod.requests import ENTRY, planned_groups, settings_of
 
 PROVISIONING = "provisioning_parameters.json"
 SCHEMA = "provisioning_parameters.schema.json"  # name of a file beside this module
 ROLES = "roles.json"
 CODE = "dalsegno.tar.gz"
+PLUGSTACK = "/opt/slurm/etc/plugstack.conf"
 RESOURCES = "/opt/ml/config/resource_config.json"  # HyperPod's description of the cluster; on every instance
 
 
 def provisioning_parameters(cluster: Cluster, shared: Sequence[SharedFileSystem]) -> dict[str, Any]:
-    """Return provisioning_parameters.json, from which first-generation clusters configure Slurm."""
+    """Return provisioning_parameters.json. First-generation clusters configure Slurm from it."""
     own = settings_of(cluster)
     groups = planned_groups(cluster)
     parameters: dict[str, Any] = {
@@ -49,7 +52,8 @@ def provisioning_parameters(cluster: Cluster, shared: Sequence[SharedFileSystem]
 
 
 def check_parameters(parameters: Mapping[str, Any], groups: Sequence[str]) -> None:
-    """Raise if the parameters name an instance group that the cluster does not have: it would fail at boot."""
+    """Raise an error if the parameters name an instance group that the cluster does not have. The instances would fail
+    at boot."""
     named = [parameters["controller_group"], *([parameters["login_group"]] if "login_group" in parameters else [])]
     named += [each["instance_group_name"] for each in parameters["worker_groups"]]
     unknown = [name for name in named if name not in groups]
@@ -63,7 +67,8 @@ def check_parameters(parameters: Mapping[str, Any], groups: Sequence[str]) -> No
 def lifecycle_files(
     cluster: Cluster, shared: Sequence[SharedFileSystem], bootstraps: Mapping[SlurmRole, str], code: bytes
 ) -> dict[str, bytes]:
-    """Return all files of the lifecycle folder by name. `bootstraps` are the scripts of each role, `code` is ours."""
+    """Return all files of the lifecycle folder by name. `bootstraps` has the script of each role; `code` is our
+    code."""
     own = settings_of(cluster)
     files = {
         ENTRY: render_entry(cluster, shared),
@@ -90,15 +95,17 @@ def digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def render_entry(cluster: Cluster, shared: Sequence[SharedFileSystem]) -> str:
-    """Return on_create.sh. It finds the role of the instance, and runs the bootstrap script of that role."""
+    """Return the script on_create.sh, which finds the role of its instance and runs the bootstrap script of that
+    role."""
     own = settings_of(cluster)
     first_generation = own.configuration == "provisioning"
     return _ENTRY.format(
         cluster=cluster.name,
         resources=RESOURCES,
         roles=ROLES,
-        mounts="\n".join(_mount(each) for each in shared) if first_generation else "",
+        mounts="\n".join(_mount(each) for each in shared),
         daemons=_DAEMONS.format(controller=shlex.quote(own.controller_group)) if first_generation else "",
+        containers=_containers(cluster),
     )
 
 
@@ -108,6 +115,15 @@ def _mount(shared: SharedFileSystem) -> str:
     else:
         kind, source, options = "nfs", f"{shared.dns_name}:/fsx", "nfsvers=4.2,nconnect=16,noatime,_netdev"
     return f"mount_shared {kind} {shlex.quote(source)} {shlex.quote(shared.mount)} {options}"
+
+
+def _containers(cluster: Cluster) -> str:
+    """Return the lines that set up containers on an instance, or remove what an earlier script has set up."""
+    own = cluster.containers
+    program = "/opt/dalsegno/python -I /opt/dalsegno/current/dalsegno/programs.py hyperpod-containers"
+    if own.enabled:
+        return f'{program} on "$role"' + (f" {shlex.quote(own.folder)}" if own.folder else "")
+    return f'if grep -qsF {shlex.quote(BEGIN)} {PLUGSTACK}; then\n  {program} off "$role"\nfi'
 
 
 _ENTRY = """\
@@ -147,24 +163,24 @@ echo "dalsegno: instance group $group, role $role, controller $controller"
 
 mount_shared() {{  # TYPE SOURCE MOUNT-POINT OPTIONS
   mkdir -p "$3"
+  if mountpoint -q "$3"; then return; fi  # HyperPod mounts the file systems that are in the request
   grep -qsF "$2 $3 " /etc/fstab || echo "$2 $3 $1 $4 0 0" >> /etc/fstab
-  if ! mountpoint -q "$3"; then
-    for attempt in 1 2 3 4 5; do
-      mount -t "$1" -o "$4" "$2" "$3" && break
-      echo "dalsegno: mounting $3 failed, attempt $attempt of 5"
-      sleep "${{DALSEGNO_RETRY_S:-10}}"
-    done
-  fi
+  for attempt in 1 2 3 4 5; do
+    mount -t "$1" -o "$4" "$2" "$3" && break
+    echo "dalsegno: mounting $3 failed, attempt $attempt of 5"
+    sleep "${{DALSEGNO_RETRY_S:-10}}"
+  done
   mountpoint -q "$3" || fail "$2 cannot be mounted at $3: check the security group of the file system"
 }}
 {mounts}
 {daemons}
 export DALSEGNO_HEAD="$controller"
 bash "$here/bootstrap-$(tr '[:upper:]' '[:lower:]' <<< "$role").sh"
+{containers}
 echo "dalsegno: $(hostname -s) is set up"
 """
 
-# In clusters of the first generation the lifecycle script starts Slurm. The others leave it to HyperPod's image.
+# In first-generation clusters, the lifecycle script starts Slurm. In all other clusters, HyperPod's image starts it.
 _DAEMONS = """\
 if [ "$group" = {controller} ]; then
   systemctl disable --now slurmd 2> /dev/null || true

@@ -1,10 +1,12 @@
-"""The service on HyperPod's controller that adds partitions which Slurm lacks, and adds them again after they are lost.
+"""The service on HyperPod's controller that adds missing partitions to Slurm, and adds them again if they are lost.
 
-HyperPod's agent writes slurm.conf. It sometimes leaves a partition of the cluster out, so that its nodes are only in
-`dev`, and it drops lines that others appended. This service compares Slurm with the cluster file twice a minute. It
+HyperPod's agent writes slurm.conf. It sometimes leaves out a partition, so that the nodes of this partition are only in
+`dev`. It also drops lines that others appended. This service compares Slurm with the cluster file twice a minute. It
 keeps the missing PartitionName lines in a marked block at the end of slurm.conf, and changes nothing else in the file.
+The block also names the prolog that checks a node before each job, if the nodes' recovery is armed.
 
-It also creates the reservations of the cluster file, because the names of nodes are known only here.
+It also keeps the partition settings of the cluster file, in partitions that HyperPod wrote, too, and creates the
+reservations, because node names are known only here.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.health.slurm_programs import may_act_on_all
 from dalsegno.hostlist import compress, expand
 from dalsegno.log import start_logging
 from dalsegno.slurm.client import SlurmClient
@@ -30,6 +33,7 @@ from dalsegno.system.files import read_text, write_atomic, write_if_changed
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.cloud.agent_secrets import MUNGE_KEY, write_secrets
 from dalsegno.targets.cloud.node_plans import PATH
+from dalsegno.targets.cloud.slurm_policy import PartitionPolicy
 from dalsegno.targets.folder import ClusterFolder, read_applied
 from dalsegno.targets.hyperpod.answers import SlurmRole
 from dalsegno.targets.hyperpod.lifecycle import RESOURCES
@@ -40,18 +44,23 @@ log = logging.getLogger("partitions")
 BEGIN, END = "# BEGIN partitions of Dal Segno", "# END partitions of Dal Segno"
 CONF = "/opt/slurm/etc/slurm.conf"
 EVERY_S = 30.0
+# slurmd runs all files that match. `true` is on every system, so the glob matches before the node is set up, too.
+PROLOGS = "/usr/bin/true*"
+PROLOG = "/usr/bin/true.dalsegno-prolog"
 _BLOCK = re.compile(rf"\n*{BEGIN}.*?\n.*?{END}\n?", re.DOTALL)
 _NAME = re.compile(r"^\s*PartitionName\s*=\s*(\S+)", re.IGNORECASE)
+_PROLOG = re.compile(r"^\s*Prolog\s*=", re.IGNORECASE | re.MULTILINE)
+_SCHEDULER = re.compile(r"^\s*SchedulerParameters\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 _NODES = re.compile(r"\sNodes\s*=\s*(\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class PartitionRepair:
-    """The missing partitions, and the new slurm.conf that has them."""
+    """The partitions that Slurm lacks, and a slurm.conf that contains them."""
 
     conf: str  # the new text of slurm.conf
     added: tuple[str, ...] = ()  # partitions that slurm.conf lacks
-    lost: tuple[str, ...] = ()  # partitions in `added` that an earlier repair had added already
+    lost: tuple[str, ...] = ()  # the subset of `added` that an earlier repair had already added
     incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # partition -> all nodes that it must have
     waiting: tuple[str, ...] = ()  # partitions whose nodes Slurm does not know yet
 
@@ -75,14 +84,15 @@ def read_groups(resource_config: str) -> dict[str, tuple[str, ...]]:
 
 
 def real_cluster(cluster: Cluster, groups: Mapping[str, Sequence[str]], known: Mapping[str, NodeInfo]) -> Cluster:
-    """Return the cluster with the names and sizes that its nodes have in Slurm, without nodes that Slurm lacks."""
+    """Return the cluster with the names and sizes that its nodes have in Slurm. Nodes that Slurm does not know are left
+    out."""
     names: dict[str, str] = {}
     for group in planned_groups(cluster):
         if group.role is SlurmRole.COMPUTE:
             planned = next(each for each in cluster.partitions if each.name == group.partition).nodes
             present = [name for name in groups.get(group.name, ()) if name in known]
             names |= dict(zip(planned, present, strict=False))
-            # There are more instances than in the file if HyperPod is still removing some, or if somebody else resized
+            # There can be more instances than in the file: HyperPod may still be removing some, or somebody has resized
             # the group.
             names |= {f"{group.name}/{at}": name for at, name in enumerate(present[len(planned) :])}
     nodes = tuple(
@@ -100,15 +110,18 @@ def real_cluster(cluster: Cluster, groups: Mapping[str, Sequence[str]], known: M
     return replace(cluster, nodes=nodes, partitions=partitions, reservations=reservations)
 
 
-def plan_repair(conf: str, cluster: Cluster, present: Mapping[str, Sequence[str]]) -> PartitionRepair:
-    """Return the repair of slurm.conf. `cluster` has the real names; `present` are the nodes of Slurm's partitions."""
+def plan_repair(
+    conf: str, cluster: Cluster, present: Mapping[str, Sequence[str]], prologs: str = PROLOGS
+) -> PartitionRepair:
+    """Return the repair of slurm.conf. `cluster` has the nodes' names in Slurm. `present` has the nodes of each
+    partition in Slurm."""
     own = _BLOCK.search(conf)
     theirs = _BLOCK.sub("\n", conf)
     defined = {found[1]: line for line in theirs.splitlines() if (found := _NAME.match(line))}
     ready = [part for part in cluster.partitions if part.nodes]
     missing = [part for part in ready if part.name not in defined]
-    lines = partition_lines(replace(cluster, partitions=tuple(missing)))
-    text = f"{theirs.rstrip()}\n\n{BEGIN}: `dalsegno up` changes them\n{lines}{END}\n" if missing else theirs
+    lines = _prolog_lines(theirs, cluster, prologs) + partition_lines(replace(cluster, partitions=tuple(missing)))
+    text = f"{theirs.rstrip()}\n\n{BEGIN}: `dalsegno up` changes them\n{lines}{END}\n" if lines else theirs
     before = own[0] if own else ""
     in_block = {found[1] for line in before.splitlines() if (found := _NAME.match(line))}
     incomplete = {
@@ -122,6 +135,19 @@ def plan_repair(conf: str, cluster: Cluster, present: Mapping[str, Sequence[str]
         incomplete=incomplete,
         waiting=tuple(part.name for part in cluster.partitions if not part.nodes),
     )
+
+
+def _prolog_lines(theirs: str, cluster: Cluster, prologs: str) -> str:
+    """Return the settings for the prolog; "" if nodes may only be observed, or if slurm.conf has another prolog.
+
+    By default, Slurm holds the job after a failed prolog until somebody releases it. Slurm uses the last line of a
+    setting.
+    """
+    if not (cluster.nodes and may_act_on_all(cluster)) or _PROLOG.search(theirs):
+        return ""
+    found = _SCHEDULER.findall(theirs)
+    flags = [*(found[-1].split(",") if found else ()), "nohold_on_prolog_fail"]
+    return f"Prolog={prologs}\nSchedulerParameters={','.join(dict.fromkeys(flags))}\n"
 
 
 def _has_all(line: str, present: Sequence[str], partition: Partition) -> bool:
@@ -138,7 +164,7 @@ def _has_all(line: str, present: Sequence[str], partition: Partition) -> bool:
 
 @dataclass(frozen=True)
 class ReservationChange:
-    """What to do so that Slurm has the reservations of the cluster file."""
+    """The reservations to delete and to create, so that Slurm has those of the cluster file."""
 
     delete: tuple[str, ...]
     create: Mapping[str, tuple[str, ...]]  # name of a reservation -> the arguments of scontrol
@@ -147,10 +173,11 @@ class ReservationChange:
 def plan_reservations(
     cluster: Cluster, planned: Collection[str], made: Mapping[str, Sequence[str]], present: Collection[str]
 ) -> ReservationChange:
-    """Compare the reservations of `cluster`, which has the real names of nodes, with those that were made before.
+    """Return the changes from the reservations that this service created before to those of `cluster`.
 
-    `planned` are the names in the cluster file, `made` the arguments used before, `present` the names in Slurm.
-    A reservation that has ended, or that a person deleted, is not created again until the file changes it.
+    `cluster` has the nodes' names in Slurm. `planned` are the reservations of the cluster file, `made` the scontrol
+    arguments used before, and `present` the reservations in Slurm, all by name. A reservation that has ended, or that a
+    person has deleted, is created again only if it changes in the file.
     """
     wanted = {
         each.name: tuple(words) for each, words in zip(cluster.reservations, reservation_commands(cluster), strict=True)
@@ -161,7 +188,7 @@ def plan_reservations(
 
 
 class PartitionGuard:
-    """Repairs the partitions of one cluster. `turn` may be called at any time."""
+    """The service that repairs the partitions of one cluster. `turn` may be called at any time."""
 
     def __init__(
         self,
@@ -171,13 +198,18 @@ class PartitionGuard:
         resources: Path,
         secrets: Path | None = None,
         munge_key: Path = Path(MUNGE_KEY),
+        prologs: str = PROLOGS,
     ) -> None:
         self.folder, self.slurm, self.conf, self.resources = ClusterFolder(folder), slurm, conf, resources
-        self.secrets, self.munge_key = secrets, munge_key
+        self.secrets, self.munge_key, self.prologs = secrets, munge_key, prologs
+        self._policy = PartitionPolicy(slurm, self.folder)
         self._added: set[str] = set()
 
     def turn(self) -> PartitionRepair | None:
-        """Compare once, and repair what is wrong. Return the repair; None if the cluster is not there yet."""
+        """Compare Slurm with the cluster file once, and repair the differences.
+
+        Return the repair; None if the cluster does not exist yet.
+        """
         cluster, conf = read_applied(self.folder), read_text(self.conf)
         resources = read_text(self.resources)
         if cluster is None or conf is None or resources is None:
@@ -186,9 +218,10 @@ class PartitionGuard:
         known = {node.name: node for node in self.slurm.nodes()}
         present = {part.name: part.nodes for part in self.slurm.partition_settings()}
         real = real_cluster(cluster, groups, known)
-        repair = plan_repair(conf, real, present)
+        repair = plan_repair(conf, real, present, self.prologs)
         repair = replace(repair, lost=tuple(name for name in repair.added if name in self._added))
         self._carry_out(repair, conf)
+        self._policy.turn(cluster.partitions)
         self._write_targets(real)
         self._write_secrets(real)
         self._reserve(real, [each.name for each in cluster.reservations])
@@ -226,7 +259,7 @@ class PartitionGuard:
             log.warning("partition %s lacked nodes; it has %s now", name, compress(nodes))
 
     def _write_targets(self, cluster: Cluster) -> None:
-        """Write the addresses of all node_exporters for Prometheus, where it is set up."""
+        """Write the addresses of all node_exporters for Prometheus, if Prometheus is set up."""
         from dalsegno.observe.monitor_layout import NODE_EXPORTER_PORT, partition_of
 
         folder = self.folder.root / "prometheus" / "targets"
@@ -243,14 +276,15 @@ class PartitionGuard:
         write_if_changed(folder / "nodes.json", json.dumps(found, indent=1) + "\n")
 
     def _write_secrets(self, cluster: Cluster) -> None:
-        """Write the secret of each node's agent: HyperPod names a node only when it runs."""
+        """Write the secret of each node's agent. The secrets are written here, because HyperPod chooses a node's name
+        only when the node starts."""
         if self.secrets is None:
             return
         write_secrets(self.secrets, self.munge_key, cluster.name, [node.name for node in cluster.nodes])
 
 
 def _write_like(path: Path, text: str) -> None:
-    """Replace a file of others, and keep its owner and mode."""
+    """Replace a file that another program owns, and keep its owner and mode."""
     status = path.stat()
     write_atomic(path, text, status.st_mode & 0o777)
     os.chown(path, status.st_uid, status.st_gid)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster, Storage
 from dalsegno.targets.base import named
 from dalsegno.targets.cloud.consequences import CapacityCheck, ChangeEffect, CloudPlan, CloudResource, Minutes
 from dalsegno.targets.cloud.cost import CostLine, HourlyCost, PriceTable
-from dalsegno.targets.hyperpod.answers import ClusterDescription, HyperPodStatus
+from dalsegno.targets.hyperpod.answers import ClusterDescription, HyperPodStatus, SharedFileSystem
+from dalsegno.targets.hyperpod.changes import TagChange, find_changes
 from dalsegno.targets.hyperpod.folder import HyperPodState
-from dalsegno.targets.hyperpod.requests import SharedFileSystem, find_changes, planned_groups, settings_of
+from dalsegno.targets.hyperpod.requests import planned_groups, settings_of
 
 CREATION, CHANGE = Minutes(15, 30), Minutes(10, 20)
 
@@ -28,23 +30,39 @@ class HyperPodPlan(CloudPlan):
     new_bucket: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)  # the lifecycle folder: name -> content of each file
     upload: tuple[str, ...] = ()  # names of files that are new or have changed
+    tags: TagChange | None = None
     recreates: bool = False  # whether to delete the cluster and create it again, because its creation failed
+    deleting: bool = False  # whether HyperPod deletes the cluster, as an interrupted `down` asked; then it is created
     unfinished: bool = False
+    ends: Mapping[str, float] = field(default_factory=dict)  # instance group -> when AWS takes back its machines
 
     @property
     def empty(self) -> bool:
-        return super().empty and not (self.upload or self.recreates or self.unfinished)
+        return super().empty and not (self.upload or self.recreates or self.unfinished or self.stale)
+
+    @property
+    def import_images(self) -> tuple[str, ...]:
+        return () if self.empty else self.cluster.containers.images
+
+    @property
+    def stale(self) -> bool:
+        """Return whether an earlier `up` has uploaded scripts that not all running instances have run yet."""
+        return bool(self.state and self.state.stale) and not self.fresh
 
     def sentences(self) -> list[str]:
         said = super().sentences()
         if self.recreates:
             said.insert(0, f"deletes {self.cluster.name}, whose creation failed, and creates it again")
+        elif self.deleting:
+            said.insert(0, f"waits until HyperPod has deleted {self.cluster.name}, and creates it again")
         elif self.unfinished and not self.fresh:
             said.insert(0, "finishes what an earlier `up` began")
         return said
 
     def _sentences(self) -> Iterator[str]:
         yield from super()._sentences()
+        if self.stale and not self.upload:
+            yield "runs the newest lifecycle scripts on all instances, which an earlier `up` did not complete"
         if self.empty or not self.upload:
             return
         own = settings_of(self.cluster)
@@ -66,24 +84,26 @@ def make_plan(
     *,
     new_bucket: bool = False,
     unfinished: bool = False,
+    tags: TagChange | None = None,
 ) -> HyperPodPlan:
-    """Return the plan that turns the cluster that was found into that of the file."""
+    """Return the plan that turns the running cluster `found` into the cluster of the file."""
     failed = found is not None and found.status is HyperPodStatus.FAILED and not found.groups_in_service
-    fresh = found is None or failed
+    deleting = found is not None and found.status is HyperPodStatus.DELETING
+    fresh = found is None or failed or deleting
     before = state.uploaded if state else {}
     upload = tuple(name for name, digest in digests.items() if before.get(name) != digest)
-    moving = found is not None and found.status.moving
+    moving = found is not None and found.status.moving and not deleting
     plan = HyperPodPlan(
         cluster,
         fresh=fresh,
         resumes=f"HyperPod's {found.status.value}" if found and moving else "",
-        resources=tuple(_resources(cluster, new_storage, new_bucket)) if fresh or new_storage else (),
-        changes=() if fresh or found is None else find_changes(cluster, found),
+        resources=tuple(_resources(cluster, new_storage, new_bucket, fresh=fresh)),
+        changes=() if fresh or found is None else find_changes(cluster, found, tags),
         cost=cost_of(cluster, prices),
-        cost_before=None if fresh or found is None else _cost_before(found, cluster, prices),
+        cost_before=None if fresh or found is None else _cost_before(found, cluster, state, prices),
         time=CREATION if fresh else CHANGE,
         checks=tuple(_checks(cluster, found if not fresh else None)),
-        notes=("its own recovery stays on: our runs restart by themselves, without `--auto-resume`",) if fresh else (),
+        notes=tuple(_notes(cluster, state, fresh=fresh)),
         found=found,
         state=state,
         shared=tuple(shared),
@@ -91,23 +111,38 @@ def make_plan(
         new_bucket=new_bucket,
         files=files,
         upload=upload,
+        tags=None if fresh else tags,
         recreates=failed,
+        deleting=deleting,
         unfinished=unfinished,
     )
     return plan
 
 
-def _resources(cluster: Cluster, storage: Sequence[Storage], bucket: bool) -> Iterator[CloudResource]:
-    groups = [f"{group.name}: {group.count} x {group.instance_type}" for group in planned_groups(cluster)]
-    yield CloudResource("instance group", tuple(groups))
+def _resources(cluster: Cluster, storage: Sequence[Storage], bucket: bool, *, fresh: bool) -> Iterator[CloudResource]:
+    if fresh:
+        groups = [f"{group.name}: {group.count} x {group.instance_type}" for group in planned_groups(cluster)]
+        yield CloudResource("instance group", tuple(groups))
     for each in storage:
         yield CloudResource("FSx for Lustre file system", (each.name,), data=True)
     if bucket:
         yield CloudResource("S3 bucket", (settings_of(cluster).bucket,))
 
 
+def _notes(cluster: Cluster, state: HyperPodState | None, *, fresh: bool) -> Iterator[str]:
+    if fresh:
+        yield "its own recovery stays on: our runs restart by themselves, without `--auto-resume`"
+    kept = [name for name in (state.created_storage if state else {}) if name not in _names(cluster)]
+    if kept:
+        yield f"keeps and pays {named('file system', kept)}, which left the file, until `dalsegno down` deletes it"
+
+
+def _names(cluster: Cluster) -> set[str]:
+    return {each.name for each in cluster.storage}
+
+
 def cost_of(cluster: Cluster, prices: PriceTable) -> HourlyCost:
-    """Return what the cluster costs per hour, with the file systems that `up` creates."""
+    """Return the price of the cluster per hour, including the file systems that `up` creates."""
     counts: dict[str, int] = {}
     for group in planned_groups(cluster):
         counts[group.instance_type] = counts.get(group.instance_type, 0) + group.count
@@ -118,17 +153,26 @@ def cost_of(cluster: Cluster, prices: PriceTable) -> HourlyCost:
 def _storage_cost(cluster: Cluster, prices: PriceTable) -> Iterator[CostLine]:
     for each in cluster.storage:
         if each.type == "lustre" and not each.source:
-            yield prices.resource(
-                f"aws-fsx-lustre-{each.throughput_mb_per_s_per_tib or 250}", (each.size_mib or 0) / 1024
-            )
+            yield _lustre_cost(each, prices)
 
 
-def _cost_before(found: ClusterDescription, cluster: Cluster, prices: PriceTable) -> HourlyCost:
+def _lustre_cost(storage: Storage, prices: PriceTable) -> CostLine:
+    return prices.resource(
+        f"aws-fsx-lustre-{storage.throughput_mb_per_s_per_tib or 250}", (storage.size_mib or 0) / 1024
+    )
+
+
+def _cost_before(
+    found: ClusterDescription, cluster: Cluster, state: HyperPodState | None, prices: PriceTable
+) -> HourlyCost:
+    """Return the present price per hour, without file systems that `up` has not created yet."""
     counts: dict[str, int] = {}
     for group in found.groups:
         counts[group.instance_type] = counts.get(group.instance_type, 0) + group.target_count
     lines = [prices.instance(name, count) for name, count in counts.items()]
-    return HourlyCost((*lines, *_storage_cost(cluster, prices)))
+    created = state.created_storage if state else {}
+    lines += [_lustre_cost(each, prices) for each in cluster.storage if each.name in created]
+    return HourlyCost(tuple(lines))
 
 
 def _checks(cluster: Cluster, found: ClusterDescription | None) -> Iterator[CapacityCheck]:
@@ -145,23 +189,10 @@ def _checks(cluster: Cluster, found: ClusterDescription | None) -> Iterator[Capa
 
 
 def refuse_unbuilt(cluster: Cluster) -> None:
-    """Raise for parts of the cluster file that nothing sets up on HyperPod, so that nobody relies on them."""
+    """Raise an error if the cluster file lacks a setting that HyperPod needs. `validate` refuses all other fields that
+    have no effect."""
     own = settings_of(cluster)
-    parts = {  # a part of the cluster file -> whether it is used, and why HyperPod cannot have it
-        "`spares`": (
-            any(node.spare for node in cluster.nodes),
-            "HyperPod puts every instance of a group in service, and replaces broken ones from its own machines",
-        ),
-        "`slurm.backup_controller`": (cluster.slurm.backup_controller, "HyperPod runs slurmctld on one instance"),
-        "`slurm.rest`": (cluster.slurm.rest, "HyperPod's image has no slurmrestd that we set up"),
-        "`slurm.topology`": (bool(cluster.slurm.topology), "HyperPod's agent writes slurm.conf and the topology"),
-        "`containers.images`": (bool(cluster.containers.images), "images are not imported there in advance"),
-    }
-    if found := [f"{name}: {why}" for name, (used, why) in parts.items() if used]:
-        raise TargetError(
-            f"not possible with `target: hyperpod`: {'; '.join(found)}",
-            hint="remove it from the cluster file; `dalsegno run --spares N` keeps spare nodes for one run",
-        )
+    _refuse_images(cluster)
     machines = {"head": own.head_instance, **({"login": own.login_instance} if cluster.logins else {})}
     for name, instance in machines.items():
         if not instance:
@@ -173,8 +204,27 @@ def refuse_unbuilt(cluster: Cluster) -> None:
         )
 
 
+def _refuse_images(cluster: Cluster) -> None:
+    """Raise an error if `up` cannot import the images of the cluster file to where all instances find them."""
+    own, folder = cluster.containers, PurePosixPath(cluster.containers.folder)
+    if not own.images:
+        return
+    if not any(folder.is_relative_to(each.mount) for each in cluster.storage):
+        raise TargetError(
+            "`containers.images` needs a `containers.folder` on shared storage, where all instances find the images",
+            hint="add storage with the mount point /fsx, and `folder: /fsx/images`",
+        )
+    if not settings_of(cluster).ssh_key:
+        raise TargetError(
+            "`containers.images` needs `hyperpod.ssh_key`, because `up` imports them on the controller over ssh",
+            hint="add the key, or run `dalsegno image import` on the controller yourself",
+        )
+
+
 def refuse_impossible(plan: HyperPodPlan) -> None:
-    """Raise if HyperPod cannot make a change on a running cluster."""
+    """Raise an error if HyperPod cannot make a change on a running cluster."""
     for change in plan.changes:
         if change.effect is ChangeEffect.NEEDS_NEW_CLUSTER:
-            raise TargetError(f"{change.path}: {change.old} cannot become {change.new}", hint=change.detail)
+            raise TargetError(
+                f"{change.path}: {change.old or 'none'} cannot become {change.new or 'none'}", hint=change.detail
+            )

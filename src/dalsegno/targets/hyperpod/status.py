@@ -38,7 +38,7 @@ def read_status(
     reached: Sequence[Reached],
     slurm: SlurmClient | None,
 ) -> ClusterStatus:
-    """Return the status. If Slurm does not answer, nodes have the states of HyperPod."""
+    """Return the status. If Slurm does not answer, show the states that HyperPod reports for the instances."""
     nodes: dict[str, NodeInfo] = {}
     jobs: tuple[JobStatus, ...] | None = None
     partitions: set[str] | None = None
@@ -65,7 +65,7 @@ def read_status(
 
 
 def unanswered_status(name: str, state: HyperPodState, applied: Cluster | None, error: DalsegnoError) -> ClusterStatus:
-    """Return the status from the state folder alone, and why AWS did not answer."""
+    """Return a status from the state folder alone, with the reason why AWS did not answer."""
     phase = phase_of(state)
     phase = ClusterPhase.DEGRADED if phase is ClusterPhase.UP else phase
     problem = f"the state on AWS is unknown: {one_line(error.what)}; {error.hint}"

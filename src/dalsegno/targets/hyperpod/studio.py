@@ -1,7 +1,7 @@
 """The script that attaches SageMaker Studio to a cluster: a domain, and a Code Editor space for each user. Pure.
 
-A space mounts the cluster's FSx for Lustre file system. Its lifecycle script links the files into the home folder and
-adds the command `cluster`, which opens a session on the cluster.
+A space mounts the cluster's FSx for Lustre file system. The space's lifecycle script links the files into the home
+folder and adds the command `cluster`, which opens a session on the cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from dalsegno.targets.hyperpod.requests import settings_of
 
 DOMAIN, VPC, FILE_SYSTEM = "d-000000000000", "vpc-00000000000000000", "fs-00000000000000000"
 CONFIG = "arn:aws:sagemaker:us-east-1:000000000000:studio-lifecycle-config/sample"
-# Values that only the script can find out. The requests have these samples, which fit AWS' model.
+# Shell variables for values that are known only when the script runs, each with a sample. The requests contain the
+# samples, which AWS's model accepts.
 SAMPLES = {DOMAIN: "${domain}", VPC: "${vpc}", FILE_SYSTEM: "${files}", CONFIG: "${config}"}
 INSTANCE = "ml.t3.medium"
 FIRST_UID = 10000
@@ -29,7 +30,10 @@ NO_USERS = "studio"  # name of the profile if the cluster file has no users
 
 @dataclass(frozen=True)
 class StudioUser:
-    """A person with a profile and a space. Files on the cluster have the same owner if the uid is known."""
+    """A person with a profile and a space.
+
+    If the uid is known, the person's files have the same owner in Studio and on the cluster.
+    """
 
     name: str
     uid: int | None = None
@@ -41,13 +45,13 @@ class StudioUser:
 
 @dataclass(frozen=True)
 class StudioRequest:
-    """A request to SageMaker. `check_request` compares it with AWS' model before the script is written."""
+    """A request to SageMaker. `check_request` compares it with AWS's model before the script is written."""
 
     operation: str
     body: Mapping[str, Any]
 
     def command(self, region: str) -> str:
-        """Return the AWS CLI's command, with the shell's variables in place of the samples."""
+        """Return the AWS CLI command for this request, with shell variables in place of the samples."""
         name = re.sub(r"(?<!^)(?=[A-Z])", "-", self.operation).lower()
         text = json.dumps(self.body, indent=1)
         for sample, variable in SAMPLES.items():
@@ -91,7 +95,7 @@ def studio_requests(cluster: Cluster, users: list[StudioUser]) -> list[StudioReq
                 "AuthMode": "IAM",
                 "VpcId": VPC,
                 "SubnetIds": list(own.subnets),
-                "AppNetworkAccessType": "VpcOnly",  # so that spaces reach the file system
+                "AppNetworkAccessType": "VpcOnly",  # with this value, spaces can reach the file system
                 "DefaultUserSettings": settings,
             },
         ),

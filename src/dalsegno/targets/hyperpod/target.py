@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,9 +14,9 @@ from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.setup.bootstrap import BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.spec.facts import Cluster, Storage
+from dalsegno.spec.facts import Cluster, RemoteWrite, Storage
 from dalsegno.system.files import remove_tree, write_atomic
-from dalsegno.system.processes import LocalRunner, Runner
+from dalsegno.system.processes import Completed, LocalRunner, Runner
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.aws import BotoApi
 from dalsegno.targets.cloud.cost import read_prices
@@ -23,9 +24,10 @@ from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.refresh import REFRESH_S, refresh_machines
 from dalsegno.targets.cloud.service_model import check_request
 from dalsegno.targets.folder import read_applied, with_uids, write_uids
-from dalsegno.targets.hyperpod.answers import ClusterDescription
+from dalsegno.targets.hyperpod.answers import ClusterDescription, SharedFileSystem
 from dalsegno.targets.hyperpod.api import HyperPodApi, refuse_failures
 from dalsegno.targets.hyperpod.apply import ROLES, HyperPodWork, Pause, read_public_key
+from dalsegno.targets.hyperpod.changes import TagChange, compare_tags, update_request
 from dalsegno.targets.hyperpod.connect import (
     Reached,
     find_instance,
@@ -46,24 +48,30 @@ from dalsegno.targets.hyperpod.lifecycle import digests, lifecycle_files
 from dalsegno.targets.hyperpod.node_plans import role_plan
 from dalsegno.targets.hyperpod.partitions import CONF
 from dalsegno.targets.hyperpod.plan import HyperPodPlan, make_plan, refuse_impossible, refuse_unbuilt
-from dalsegno.targets.hyperpod.requests import (
-    SharedFileSystem,
-    create_request,
-    group_request,
-    planned_groups,
-    settings_of,
-    update_request,
-)
+from dalsegno.targets.hyperpod.requests import create_request, group_request, planned_groups, settings_of
 from dalsegno.targets.hyperpod.status import machine_rows, phase_of, read_status, unanswered_status
 from dalsegno.targets.hyperpod.studio import NO_USERS, StudioUser, studio_requests, studio_script
+from dalsegno.targets.hyperpod.training_plans import find_ends
+from dalsegno.targets.hyperpod.workspace import find_or_create_workspace, remote_write, with_workspace, write_permission
 from dalsegno.targets.machines import InstanceAction, MachineStatus
-from dalsegno.targets.sides import CommandsOnHead, OperatorSide, applied_cluster, as_user, at_terminal, known
+from dalsegno.targets.sides import (
+    IMPORT_S,
+    CommandsOnHead,
+    OperatorSide,
+    applied_cluster,
+    as_user,
+    at_terminal,
+    homes_on_machines,
+    import_on_head,
+    known,
+    named_sources,
+)
 
 Connect = Callable[[str], HyperPodApi]
 
 
 class HyperPodTarget(OperatorSide):
-    """The cluster in one state folder of the operator's machine."""
+    """The target on the operator's machine. One object stands for the cluster of one state folder."""
 
     kind = "hyperpod"
     times = TIMES
@@ -76,16 +84,17 @@ class HyperPodTarget(OperatorSide):
         runner: Runner | None = None,
         pause: Pause | None = None,
         bundle: Callable[[], CodeBundle] = find_bundle,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.folder = HyperPodFolder(folder)
         self._connect, self._runner = cache(connect), runner or LocalRunner()
         self._pause: Mapping[str, Pause] = {"pause": pause} if pause else {}
-        self._bundle = bundle
+        self._bundle, self._clock = bundle, clock
 
     # Creating, changing and removing a cluster
 
     def plan(self, cluster: Cluster) -> HyperPodPlan:
-        """Compare the cluster with its file. Nothing is changed."""
+        """Return the plan that turns the cluster into that of its file. Nothing is changed."""
         refuse_unbuilt(cluster)
         cluster = with_uids(cluster, self.folder)
         own, state = settings_of(cluster), read_hyperpod_state(self.folder)
@@ -102,25 +111,31 @@ class HyperPodTarget(OperatorSide):
                 hint=f"`dalsegno down {cluster.name}`, then `dalsegno up`",
             )
         shared, missing = self._shared(api, cluster, state)
-        # The request is checked before anything is created. A missing file system gets a sample address.
+        # The request is checked before anything is created. So a missing file system gets a sample address.
         samples = [SharedFileSystem(_SAMPLE.format(region=own.region), each.mount, "samples") for each in missing]
-        request = update_request(cluster, found, [*shared, *samples]) if found else None
+        request = update_request(cluster, found, (*shared, *samples)) if found else None
         check_request("sagemaker", "CreateCluster", create_request(cluster, [*shared, *samples]))
         if request:
             check_request("sagemaker", "UpdateCluster", request)
-        files = self._files(cluster, (*shared, *samples), state)
+        ends = find_ends(api, cluster, self._clock())
+        files = self._files(cluster, (*shared, *samples), state, ends)
         plan = make_plan(
             cluster, found, state, shared, missing, files, digests(files), read_prices(os.environ),
             new_bucket=not api.has_bucket(own.bucket),
             unfinished=state is not None and state.phase is not HyperPodStage.UP,
+            tags=self._tags(api, cluster, found),
         )  # fmt: skip
         refuse_impossible(plan)
-        return plan
+        return replace(plan, ends=ends)
+
+    def _tags(self, api: HyperPodApi, cluster: Cluster, found: ClusterDescription | None) -> TagChange | None:
+        present = api.tags(found.arn) if found else None
+        return None if present is None else compare_tags(cluster, read_applied(self.folder), present)
 
     def _shared(
         self, api: HyperPodApi, cluster: Cluster, state: HyperPodState | None
     ) -> tuple[list[SharedFileSystem], list[Storage]]:
-        """Return the file systems that exist, and those to create or to wait for."""
+        """Return the file systems to mount, and the storage that still needs a new file system."""
         found, missing = [], []
         for storage in cluster.storage:
             if storage.type not in ("lustre", "openzfs"):
@@ -139,12 +154,18 @@ class HyperPodTarget(OperatorSide):
         return found, missing
 
     def _files(
-        self, cluster: Cluster, shared: Sequence[SharedFileSystem], state: HyperPodState | None
+        self,
+        cluster: Cluster,
+        shared: Sequence[SharedFileSystem],
+        state: HyperPodState | None,
+        ends: Mapping[str, float] | None = None,
     ) -> dict[str, bytes]:
         bundle, key = self._bundle(), read_public_key(settings_of(cluster).ssh_key)
         monitored = bool(state and state.monitored) or cluster.monitoring.prometheus
         code = BootstrapCode(CodeSource.BESIDE)
-        plans = {role: role_plan(cluster, role, bundle.key, key, monitored) for role in ROLES}
+        if state:
+            cluster = with_workspace(cluster, state.workspace, state.region)
+        plans = {role: role_plan(cluster, role, bundle.key, key, monitored, ends) for role in ROLES}
         scripts = {role: render_bootstrap(plan, code, head=HEAD_ADDRESS) for role, plan in plans.items()}
         return lifecycle_files(cluster, shared, scripts, _without_time(bundle.archive()))
 
@@ -167,7 +188,7 @@ class HyperPodTarget(OperatorSide):
         return {"create-cluster.json": json.dumps(request, indent=1) + "\n", **studio, **texts}
 
     def _studio(self, cluster: Cluster) -> str:
-        """Return the script that attaches SageMaker Studio, with the ids of the last `up`."""
+        """Return the script that attaches SageMaker Studio, with the ids that the last `up` recorded."""
         state = read_hyperpod_state(self.folder)
         store = next((each for each in cluster.storage if each.type == "lustre"), None)
         id = (store.source or (state.created_storage.get(store.name, "") if state else "")) if store else ""
@@ -187,10 +208,11 @@ class HyperPodTarget(OperatorSide):
         work = HyperPodWork(api, self.folder, say, **self._pause)
         write_uids(self.folder, plan.cluster)
         before = [] if plan.fresh else [each.id for each in api.instances(plan.cluster.name)]
-        state = work.apply(plan, lambda cluster, shared: self._files(cluster, shared, plan.state))
+        state = work.apply(plan, lambda cluster, shared: self._files(cluster, shared, plan.state, plan.ends))
         reached = self._write_ssh_config(api, plan.cluster.name, state, own.ssh_key)
-        if plan.upload and before and own.ssh_key:
+        if state.stale:
             self._refresh([each for each in reached if each.instance.id in before], say)
+            write_hyperpod_state(self.folder, replace(state, stale=False))
 
     def _write_ssh_config(self, api: HyperPodApi, name: str, state: HyperPodState, key: str) -> list[Reached]:
         found = api.find(name)
@@ -201,16 +223,27 @@ class HyperPodTarget(OperatorSide):
         return reached
 
     def _refresh(self, reached: Sequence[Reached], say: Say) -> None:
-        """Run the new lifecycle scripts on running instances. HyperPod would run them only on new ones."""
+        """Run the new lifecycle scripts on running instances. HyperPod itself runs them only on new instances."""
         commands = {each.names[0]: self._ssh(each.names[0], ["sudo", "dalsegno-refresh"]) for each in reached}
         refresh_machines(commands, lambda argv: self._runner.run(argv, timeout_s=REFRESH_S), say)
+
+    def import_images(self, plan: Plan, say: Say) -> None:
+        """Import the images of the cluster file on the controller, into the folder that all instances see."""
+
+        def execute(argv: Sequence[str]) -> Completed:
+            return self._runner.run(self._ssh("head", ["sudo", *argv]), timeout_s=IMPORT_S)
+
+        import_on_head(applied_cluster(self.folder), plan.import_images, execute, say)
 
     def removal(self) -> Removal:
         state, jobs = read_hyperpod_state(self.folder), self.unfinished_jobs() if self._has_key() else ()
         if state is None:
             return Removal(jobs)
-        kept = (f"bucket {state.bucket}",) if state.created_bucket else ()
-        return Removal(jobs, storage=tuple(state.created_storage), kept=kept, needs_yes=True)
+        applied = read_applied(self.folder)
+        bucket = [f"bucket {state.bucket}"] if state.created_bucket else []
+        kept = (*bucket, *named_sources(applied))
+        homes = homes_on_machines(applied, "ubuntu")
+        return Removal(jobs, homes, tuple(state.created_storage), kept, needs_yes=True)
 
     def destroy(self, say: Say) -> bool:
         state, found = read_hyperpod_state(self.folder), self.folder.root.exists()
@@ -227,8 +260,9 @@ class HyperPodTarget(OperatorSide):
         group = next((each for each in planned_groups(cluster) if each.partition == partition), None)
         if group is None:
             raise NotThere(f"there is no partition `{partition}` with nodes of its own", hint="`dalsegno status`")
-        shared, _ = self._shared(api, cluster, self._known())
-        changed = group_request(own, replace(group, count=nodes), shared)
+        found = api.find(cluster.name)
+        known = next((each for each in found.groups if each.name == group.name), None) if found else None
+        changed = group_request(own, replace(group, count=nodes), known.mounts if known else ())
         api.update({"ClusterName": cluster.name, "InstanceGroups": [changed]})
 
     # Reading the cluster's state
@@ -339,7 +373,8 @@ class HyperPodTarget(OperatorSide):
         write_atomic(self.folder.ssh_config, text, 0o600)
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
-        """Return how to run `dalsegno ARGUMENTS` on the controller. `nodes` and `monitor up` work from here."""
+        """Return how to run `dalsegno ARGUMENTS` on the controller. Return None for `nodes` and `monitor up`,
+        which work on this machine."""
         machines = arguments[0] == "nodes" and arguments[1:2] != ["hostfile"]
         if machines or tuple(arguments[:2]) in (("monitor", "up"), ("monitor", "down")):
             return None
@@ -347,26 +382,35 @@ class HyperPodTarget(OperatorSide):
 
     # Monitoring
 
-    def switch_exporters(self, on: bool) -> HyperPodPlan:
-        """Put exporters and Prometheus on every instance with the next lifecycle scripts; return the plan."""
+    def switch_exporters(self, on: bool, say: Say) -> HyperPodPlan:
+        """Switch exporters and Prometheus on or off; return the plan that changes the lifecycle scripts.
+
+        If `on` is true and there is no workspace for the metrics yet, create one.
+        """
         state, cluster = self._known(), applied_cluster(self.folder)
-        if on and cluster.monitoring.remote_write is None:
-            raise TargetError(
-                "the cluster file names no workspace of Amazon Managed Service for Prometheus",
-                hint="add `monitoring: {remote_write: {url: …, region: …}}`, then run `dalsegno up` and this command",
-            )
+        if on and self.metrics_workspace() is None:
+            pause = self._pause.get("pause", time.sleep)
+            created = find_or_create_workspace(self._connect(state.region), cluster.name, pause, say)
+            state = replace(state, workspace=created)
         write_hyperpod_state(self.folder, replace(state, monitored=on))
         return self.plan(cluster)
+
+    def metrics_permission(self) -> str:
+        return write_permission(settings_of(applied_cluster(self.folder)).execution_role)
+
+    def metrics_workspace(self) -> RemoteWrite | None:
+        state = self._known()
+        return remote_write(applied_cluster(self.folder), state.workspace, state.region)
 
     def _known(self) -> HyperPodState:
         return known(read_hyperpod_state(self.folder), self.folder)
 
 
 _SAMPLE = "fs-00000000000000000.fsx.{region}.amazonaws.com"
-# on_create.sh reads the controller's address from HyperPod's list of instances.
+# on_create.sh sets this variable from HyperPod's list of instances.
 HEAD_ADDRESS = "printf '%s' \"${DALSEGNO_HEAD:-}\""
 
 
 def _without_time(archive: bytes) -> bytes:
-    """Return a gzip archive without the time of its creation: the same code gives the same bytes."""
+    """Return a gzip archive without its creation time, so that the same code always gives the same bytes."""
     return archive[:4] + bytes(4) + archive[8:]

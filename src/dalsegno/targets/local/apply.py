@@ -1,4 +1,4 @@
-"""Carry out a plan. Every step can be repeated, so the next `up` finishes an interrupted one."""
+"""Carry out a plan on this machine. Every step can be repeated, so the next `up` completes an interrupted one."""
 
 from __future__ import annotations
 
@@ -73,13 +73,14 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
 
 
 def make_devices(folder: Folder, plan: LocalPlan) -> None:
-    """Create a device file for each simulated GPU; Slurm derives CUDA_VISIBLE_DEVICES from its number."""
+    """Create a device file for each simulated GPU. Slurm derives CUDA_VISIBLE_DEVICES from the number in the file's
+    name."""
     if not plan.placement.gpus_simulated:
         return
     for index in range(max((node.gpus for node in plan.cluster.nodes), default=0)):
         device = folder.devices / f"nvidia{index}"
         if not device.is_symlink():
-            device.symlink_to("/dev/null")  # for a GPU, Slurm needs a character device, and creating one needs root
+            device.symlink_to("/dev/null")  # Slurm needs a character device here, and only root can create one
 
 
 def make_key(folder: Folder) -> None:
@@ -88,8 +89,8 @@ def make_key(folder: Folder) -> None:
 
 
 def make_secrets(folder: Folder, plan: LocalPlan) -> None:
-    """Create the secrets that authenticate node agents and readers of metrics. On loopback ports, create boot ids too;
-    virtual hosts create their own."""
+    """Create the secrets of node agents, and the token for readers of metrics. On loopback ports, also create boot ids,
+    which virtual hosts create themselves."""
     if not folder.metrics_token.exists():
         write_atomic(folder.metrics_token, secrets.token_hex(32), 0o600)
     for node in plan.cluster.nodes:
@@ -109,7 +110,7 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
         write_file(folder, name, plan.desired.files[name])
     for node in plan.cluster.nodes:
         if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
-            write_hardware(folder, node, plan.placement.gpus_simulated)  # a new machine has different GPUs
+            write_hardware(folder, node, plan.placement.gpus_simulated)  # a new machine has other GPUs
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:
@@ -118,14 +119,14 @@ def write_file(folder: Folder, name: str, file: File) -> None:
     write_atomic(path, file.text, file.mode)
 
 
-# Started last, as nothing waits for them.
+# These services are started last, because nothing waits for them.
 LAST = ("metadata-service", "node-agent", "prometheus", "alertmanager", "node-exporter")
-MOUNT_TIMEOUT_S = 10.0  # the time that running hosts have to mount new files
+MOUNT_TIMEOUT_S = 10.0  # time limit for running hosts to mount new files
 
 
 @dataclass(frozen=True)
 class ApplySite:
-    """The dependencies of all steps: where and how a plan is applied."""
+    """The dependencies that all steps of `apply` share."""
 
     runner: Runner
     folder: Folder
@@ -145,7 +146,8 @@ def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None
         owner=before.owner if before else caller(),
     )
     make_folder(site.folder.root)
-    write_state(site.folder, state)  # written first, so that `down` and `status` find the cluster from now on
+    # The state is written first, so that `down` and `status` find the cluster even if a later step fails.
+    write_state(site.folder, state)
     make_folders(site.folder, plan)
     if plan.remove_nodes or plan.remove_partitions:
         drain_and_wait(site.slurm, plan, site.folder, site.say)
@@ -157,8 +159,8 @@ def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None
     state = _start_head(site, plan, state)
     since = time.time()
     if plan.unfinished and plan.reconfigure:
-        # Reconfigure before the missing slurmds start: a step that starts while slurmd reads its files again can lose
-        # its output (seen with Slurm 22.05, about once in 30).
+        # Reconfigure before the missing slurmds start. A job step that starts while slurmd reads its files again can
+        # lose its output (seen with Slurm 22.05, about once in 30 starts).
         site.slurm.reconfigure()
     _start_nodes(site, plan)
     remove_hosts(site.folder, plan.remove_hosts)
@@ -187,9 +189,9 @@ def _put_files(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
-    """Make running hosts mount the new files in place of the old ones, and wait for that.
+    """Make running hosts mount the new files in place of the old ones, and wait until they have done so.
 
-    Wait at most MOUNT_TIMEOUT_S. A stopped host mounts them when it resumes.
+    Wait at most MOUNT_TIMEOUT_S. A host that is stopped mounts the files when it is resumed.
     """
     folders = [site.folder.host(name) for name in _running_hosts(site, plan)]
     for folder in folders:
@@ -200,7 +202,7 @@ def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
 
 
 def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
-    """Boot the missing hosts and connect virtual ones. Their services are started later."""
+    """Boot the missing hosts, and connect them to the network if they are virtual. Their services are started later."""
     missing = [plan.desired.hosts[name] for name in plan.boot]
     if missing:
         site.say(f"booting {len(missing)} host{'s' * (len(missing) > 1)}")
@@ -228,8 +230,10 @@ def _change_mounts(site: ApplySite, wanted: HostPlan) -> None:
 
 
 def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
-    """Connect the hosts that have no link: new hosts, all hosts if the switch is new, and hosts that an interrupted
-    `up` left without a link."""
+    """Connect the hosts that have no link.
+
+    These are new hosts, hosts that an interrupted `up` left without a link, and all hosts if the switch is new.
+    """
     running = _running_hosts(site, plan)
     switch = running.pop(SWITCH, None)
     if switch is None:
@@ -246,8 +250,10 @@ def _running_hosts(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
 
 
 def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> ClusterState:
-    """Start the daemons of the head, the backup controller, slurmrestd and the machine room one after the other, each
-    when the previous one answers. Return the state, which now says whether slurmdbd knows the cluster."""
+    """Start the daemons of the head, the backup controller, slurmrestd and the machine room.
+
+    Each starts when the previous one answers. Return the new state, which records whether slurmdbd knows the cluster.
+    """
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
     start_and_wait(head, up, "munged", lambda: socket_answers(site.folder.munge_socket))
@@ -272,7 +278,7 @@ def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> Cluste
 
 
 def _say_if_started(site: ApplySite, plan: LocalPlan, service: str, text: str) -> None:
-    """Report that a service starts, unless it already runs with the right settings."""
+    """Report that a service will be started, unless it already runs with the right settings."""
     moved = {name.partition(":")[0] for _, name in (*plan.start, *plan.restart)}
     booted = {one.name.partition(":")[0] for host in plan.boot for one in plan.desired.hosts[host].services}
     if service in moved | booted:
@@ -299,8 +305,11 @@ def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up:
 
 
 def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
-    """Start slurmd and Dal Segno's controller. Other services start later, when the controller answers. slurmctld must
-    already run, because slurmd would otherwise wait a second before its next attempt."""
+    """Start slurmd and Dal Segno's controller. slurmctld must already run.
+
+    Otherwise slurmd would wait a second before its next attempt to register. Other services start later, when the
+    controller answers.
+    """
     _say_if_started(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
         start_services(host, _first(host))
@@ -322,7 +331,7 @@ def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
         update_people(site.slurm, plan.cluster, plan.remove_members, fresh=plan.fresh)
     changed = plan.reconfigure and not plan.unfinished
     if changed or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
-        site.slurm.reconfigure()  # slurmctld may not have known the QOS of a partition when it started
+        site.slurm.reconfigure()  # slurmctld may have started before it knew the QOS of a partition
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder, since)
@@ -340,7 +349,9 @@ def _finish(site: ApplySite, plan: LocalPlan, since: float) -> None:
 
 
 def _save_partitions(site: ApplySite, plan: LocalPlan) -> None:
-    """Make slurmctld save its partitions, by setting a value that does not change. A backup that takes over reads the
-    saved partitions, and exits if they name removed nodes."""
+    """Make slurmctld save its partitions, by setting a value that does not change.
+
+    Otherwise a backup that takes over would read old partitions from disk, and exit if they name removed nodes.
+    """
     for partition in plan.cluster.partitions:
         site.slurm.update(PartitionName=partition.name, Hidden="YES" if partition.hidden else "NO")

@@ -1,4 +1,4 @@
-"""The services of a local cluster: definition, start, and waiting until they answer."""
+"""Define the services of a local cluster, start them, and wait until they answer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from dalsegno.targets.local.monitoring import monitor_services
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, LOOPBACK, OBSERVER, OBSERVER_PORT, ROOM, Placement
 from dalsegno.wire.cloud_notice import CLOUD_FILE
 
-BOOT_ID = "DALSEGNO_BOOT_ID"  # an environment variable with the path of the file that contains the boot id
-# Add `-i` if slurmctld was killed before it first saved the usage of associations. Without `-i` it would not start.
+BOOT_ID = "DALSEGNO_BOOT_ID"  # environment variable with the path of the boot id's file
+# slurmctld gets `-i` if it was killed before it first saved the usage of associations. Without `-i` it would not start.
 START = 'test -e "$0/clustername" && ! test -e "$0/assoc_usage" && set -- "$@" -i; exec "$@"'
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -49,7 +49,7 @@ def node_env(folder: Folder, node: str) -> dict[str, str]:
 
 
 class Services:
-    """Defines the services of each host. `structure` is a hash of all settings whose change restarts Slurm's
+    """Defines the services of each host. `structure` is a hash of all settings whose change needs a restart of Slurm's
     daemons."""
 
     def __init__(
@@ -86,7 +86,8 @@ class Services:
 
     @property
     def on_cloud(self) -> bool:
-        """Whether nodes believe to be on a cloud. Only virtual hosts can: they have networks of their own."""
+        """Return whether nodes appear to be on a cloud. Only virtual hosts can, because they have their own
+        networks."""
         return self.cluster.local.cloud != "none" and self.placement.hosts != LOOPBACK
 
     def metadata_service(self, node: str) -> Service:
@@ -95,8 +96,8 @@ class Services:
 
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
-        # Without --force, munged refuses parent folders that others may not enter, such as a home of mode 0750. Only
-        # the socket's own folder matters, and the cluster owns it.
+        # Without --force, munged refuses a path with a parent folder that others may not enter, such as a home of mode
+        # 0750. This is safe here, because only the socket's own folder matters, and the cluster owns it.
         return self._service(
             "munged",
             [
@@ -108,13 +109,14 @@ class Services:
         )  # fmt: skip
 
     def mariadbd(self) -> Service:
-        """Return the database service. Its socket is in a 0700 folder."""
+        """Return the service of the database. Its socket is in a folder of mode 0700."""
         secret = self.folder.secret
         options = mariadbd_options(self.machine.user, secret, self.folder.etc / "database.sql", data="db")
         return self._service("mariadbd", options)
 
     def slapd(self) -> Service:
-        """Return slapd, the server of the LDAP directory. It reads its settings only when it starts."""
+        """Return the service of slapd, the server of the LDAP directory. slapd reads its settings only when it
+        starts."""
         argv, settings = (
             slapd_command(self.cluster, self.folder, self.placement),
             directory_files(self.cluster, self.folder),
@@ -135,12 +137,14 @@ class Services:
         return Version.parse(self.machine.slurm_version)
 
     def controller(self) -> Service:
-        """Return the controller. Coordinators of runs outlive it, so a restart is safe at any time."""
+        """Return the service of the controller. A restart is safe at any time, because the coordinators of runs outlive
+        the controller."""
         arguments = [str(self.folder.root), "--agents", self.agents_address]
         return self._own("controller", arguments, daemon_env(self.folder), self.cluster.head)
 
     def observer(self) -> Service:
-        """Return the observer: metrics and the web page. A restart is safe at any time."""
+        """Return the service of the observer, which serves the metrics and the web page. A restart is safe at any
+        time."""
         monitoring = self.cluster.monitoring
         arguments = [str(self.folder.root), "--listen", self.observer_address, "--compat", monitoring.compat]
         arguments += ["--interval", str(monitoring.interval_s)]
@@ -148,12 +152,12 @@ class Services:
         return self._own("observer", arguments, daemon_env(self.folder), self.cluster.head)
 
     def machine_room(self) -> Service:
-        """Return the machine room. It runs outside the hosts, and a restart is safe at any time."""
+        """Return the service of the machine room, which runs outside the hosts. A restart is safe at any time."""
         return self._own("machine-room", [str(self.folder.root)], {**daemon_env(self.folder), "PATH": NODE_PATH}, ROOM)
 
     def node_agent(self, node: str, host: str) -> Service:
-        """Return the node agent. Its boot id and secret are in files, so that its definition does not change with
-        them."""
+        """Return the service of the node agent. The agent reads its boot id and its secret from files, so a new id or
+        secret does not change the service."""
         boot, secret = str(self.folder.boot_id(node)), str(self.folder.agent_secret(node))
         arguments = ["--node", node, "--controller", self.agents_address, "--secret", secret, "--boot-id", boot]
         if self.cluster.monitoring.enabled:
@@ -165,11 +169,14 @@ class Services:
         return service if node == host else replace(service, name=f"node-agent:{node}")
 
     def slurmrestd(self, host: str) -> Service:
-        """Return slurmrestd. It refuses to run as root or as SlurmUser, so root starts it as `nobody`, who can read
-        everything and change nothing. Its socket (rest_auth/local) accepts root and `nobody`."""
+        """Return the service of slurmrestd, which refuses to run as root or as SlurmUser.
+
+        So root starts slurmrestd as `nobody`, who can read everything in Slurm and change nothing. The socket of
+        slurmrestd (rest_auth/local) accepts only root and `nobody`.
+        """
         nobody = versions.user_word("nobody", self._slurm)
         as_root = ["-u", nobody, "-g", str(versions.NOBODY_UID)] if self.machine.is_root else []
-        # Without accounting, the part of the REST API that needs slurmdbd makes slurmrestd exit.
+        # slurmrestd exits if it loads the API that needs slurmdbd, and there is no accounting.
         api = [] if self.cluster.slurm.accounting else ["-s", versions.rest_api(self._slurm)]
         socket = f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"
         return self._service("slurmrestd", [*as_root, *api, "-a", "rest_auth/local", socket], host=host)
@@ -188,7 +195,8 @@ class Services:
         )
 
     def _own(self, name: str, arguments: Sequence[str], env: dict[str, str], host: str) -> Service:
-        """Return a service of Dal Segno. `up` restarts it for a new version; its host restarts it if it dies."""
+        """Return a service that is a program of Dal Segno. `up` restarts it after an upgrade, and its host restarts it
+        if it dies."""
         argv, env = (*launcher(), name, *arguments), {**env, **self.log_env}
         log = str(self.folder.log(host, name))
         return Service(name, argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
@@ -211,12 +219,13 @@ class Services:
 
 
 START_TIMEOUT_S = 60.0
-STARTED_TIMEOUT_S = 5.0  # limit for all services that nothing else waits for
+STARTED_TIMEOUT_S = 5.0  # time limit for the services that nothing else waits for
 LOG_LINES = 12
 
 
 def check_settings(runner: Runner, folder: Folder) -> None:
-    """Make Slurm read its files before a daemon starts, so that unknown keys and values are reported here."""
+    """Make Slurm read its files before any daemon starts, so that unknown keys and values are reported as errors of
+    `up`."""
     env = {"PATH": NODE_PATH, **slurm_env(folder)}
     done = runner.run(["scontrol", "show", "hostnames", "a"], env=env, timeout_s=30 * slowness())
     if done.exit_code != 0:
@@ -229,7 +238,7 @@ def check_settings(runner: Runner, folder: Folder) -> None:
 
 
 def start_services(plan: HostPlan, names: Collection[str]) -> None:
-    """Make a host start these services, or restart them with new settings. Its other services are left alone."""
+    """Make a host start these services, or restart them with new settings. Its other services do not change."""
     services = tuple(replace(service, hold=service.name not in names) for service in plan.services)
     write_plan(replace(plan, services=services))
     reload(Path(plan.dir))
@@ -243,9 +252,9 @@ def hold_all(plan: HostPlan) -> HostPlan:
 def start_and_wait(
     plan: HostPlan, names: Collection[str], name: str, ready: Callable[[], bool], timeout_s: float | None = None
 ) -> None:
-    """Make a host start these services, and wait until `name` answers.
+    """Make a host start these services, and wait until the service `name` answers.
 
-    Raise an error with the end of the service's log if the service or its host dies from now on, or if it does not
+    Raise an error with the end of that service's log if the service or its host dies meanwhile, or if it does not
     answer in time.
     """
     asked_at, timeout_s = time.time(), START_TIMEOUT_S * slowness() if timeout_s is None else timeout_s
@@ -267,8 +276,8 @@ def start_and_wait(
 
 
 def wait_until_started(hosts: Iterable[HostPlan]) -> None:
-    """Wait until every service of these hosts runs, so that the status does not show a service that is starting as a
-    fault. If one does not start in time, return; the status reports it."""
+    """Wait until every service of these hosts runs, so that the status does not report a starting service as a fault.
+    After a time limit, return anyway; the status then reports the service."""
     until = time.monotonic() + STARTED_TIMEOUT_S * slowness()
     for host in hosts:
         for service in host.services:
@@ -277,7 +286,8 @@ def wait_until_started(hosts: Iterable[HostPlan]) -> None:
 
 
 def _answers(ready: Callable[[], bool]) -> bool:
-    """Return whether the daemon answers. A failed request raises no error, because the daemon's log is more useful."""
+    """Return whether the daemon answers. An error of the request is ignored, because the daemon's log is more
+    useful."""
     try:
         return ready()
     except DalsegnoError:
@@ -285,19 +295,20 @@ def _answers(ready: Callable[[], bool]) -> bool:
 
 
 def _is_current(plan: HostPlan, service: Service) -> bool:
-    """Return whether the service runs with its present settings. During a restart the old process may still answer."""
+    """Return whether the service runs with its present settings. During a restart, the old process may still answer."""
     fact = service_facts(Path(plan.dir)).get(service.name)
     return fact is not None and fact.running and fact.revision == service.revision
 
 
 def raise_if_dead(plan: HostPlan, service: Service, since: float) -> None:
-    """Raise if the host is gone or the service died after `since`. This `up` restarts a service that died before."""
+    """Raise an error if the host does not run, or if the service died after `since`. An earlier death is not an error,
+    because this `up` restarts the service."""
     if host_process(Path(plan.dir)) is None:
         raise TargetError(
             f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log, hint="run `dalsegno up` again"
         )
     fact = service_facts(Path(plan.dir)).get(service.name)
-    # The end of a process with older settings is no fault: it was stopped on purpose.
+    # A process with older settings was stopped on purpose, so its end is not a fault.
     current = fact is not None and fact.revision == service.revision
     if fact is not None and current and fact.exit_code is not None and fact.ended_at >= since:
         why = fact.error or f"ended with code {fact.exit_code}"

@@ -16,7 +16,7 @@ NEEDED_MIB = 256
 
 
 def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
-    """Create an empty database for the cluster, unless it has one."""
+    """Create an empty accounting database for the cluster, unless the cluster already has one."""
     if target.exists():
         return
     free_mib = shutil.disk_usage(target.parent).free >> 20
@@ -28,7 +28,7 @@ def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
     template = cache / f"mariadb-{_mariadb_version(runner)}"
     if not template.exists():
         _make_template(runner, template, user)
-    # The copy is renamed last, so that an interrupted copy is never used as a database.
+    # The copy gets its final name last, so that an interrupted copy is never used as a database.
     part = target.with_name("db.part")
     remove_tree(part)
     runner.run(["cp", "-a", "--sparse=always", str(template), str(part)], timeout_s=120).checked(
@@ -52,10 +52,11 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
     make_folder(template.parent)
     for old in template.parent.glob("*.part"):
         if not Path(f"/proc/{old.suffixes[-2][1:]}").exists():
-            remove_tree(old)  # left by an `up` that was killed at this point
+            remove_tree(old)  # the folder was left by an `up` that was killed at this point
     part = template.with_name(f"{template.name}.{os.getpid()}.part")
     install = program("mariadb-install-db") or "mariadb-install-db"
-    # Run in the parent folder with relative paths, because mariadb-install-db fails if a path contains a blank.
+    # The command runs in the parent folder with relative paths, because mariadb-install-db fails if a path contains a
+    # blank.
     argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]
     env = {**os.environ, "TMPDIR": "."}  # the parent folder, because the user's TMPDIR may be full or missing
     done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), env=env, timeout_s=120)

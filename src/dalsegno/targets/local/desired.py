@@ -1,4 +1,4 @@
-"""The files and hosts that a local cluster should have, as values. Pure."""
+"""Compute the files and hosts that a local cluster should have. Pure."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ from dalsegno.users.accounts import AccountSet, cluster_accounts
 from dalsegno.users.checks import People
 from dalsegno.wire.cloud_notice import CLOUD_FILE
 
-CREDENTIAL_S = 30  # lifetime of job credentials; short, because Slurm delays a requeued job while its old one is valid
+CREDENTIAL_S = 30  # lifetime of job credentials; short, because Slurm delays a requeued job until the old one expires
 
 
 def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Layout:
-    """Return the layout that Slurm's files are rendered from. Daemons log to stderr, which their host writes to
-    files."""
+    """Return the paths and addresses that Slurm's files are rendered from. Daemons log to stderr, which their host
+    writes to a file."""
     loopback = placement.hosts == LOOPBACK
     tracked = machine.cgroups.version > 0 and not loopback
     held = tuple(name for name, why_not in limits(cluster, placement, machine).items() if not why_not)
@@ -94,10 +94,10 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
 
 
 def limits(cluster: Cluster, placement: Placement, machine: MachineFacts) -> dict[str, str]:
-    """Return each resource that can be limited for jobs, with the reason why it is not limited; "" if it is limited.
+    """Return, for each resource, the reason why Slurm does not limit jobs to their share; "" if it limits them.
 
-    A size that the cluster file does not set is not enforced, because the user did not ask to have jobs killed at that
-    size. Every simulated GPU is the machine's /dev/null, to which access cannot be denied.
+    A size that the cluster file does not set is not enforced, because users did not ask to have jobs killed at that
+    size. Every simulated GPU is the machine's /dev/null, and nobody can be denied access to that.
     """
     tree, nodes = machine.cgroups, cluster.nodes
     if placement.hosts == LOOPBACK or tree.version != 2:
@@ -120,17 +120,20 @@ def _lacking(controller: str, tree: CgroupTree) -> str:
 
 def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
     """Return the sentence about limits on jobs that `dalsegno plan` shows."""
-    told = limits(cluster, placement, machine)
-    held = [name for name, why_not in told.items() if not why_not]
-    not_held = [f"not to {name} ({why_not})" for name, why_not in told.items() if why_not]
-    if not held and len(set(told.values())) == 1:
-        return f"jobs are not limited to cores, memory or devices: {told['cores']}"
+    reasons = limits(cluster, placement, machine)
+    held = [name for name, why_not in reasons.items() if not why_not]
+    not_held = [f"not to {name} ({why_not})" for name, why_not in reasons.items() if why_not]
+    if not held and len(set(reasons.values())) == 1:
+        return f"jobs are not limited to cores, memory or devices: {reasons['cores']}"
     return f"jobs are limited {', '.join([*(f'to their {name}' for name in held), *not_held])}"
 
 
 def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgroups:
-    """Return the settings of cgroup.conf. Slurm's plugin for cgroup v2 needs folders that only root can create, even if
-    no limit is set."""
+    """Return the settings of cgroup.conf.
+
+    If processes are not tracked on a machine with cgroup v2, there is no plugin, because Slurm's plugin needs folders
+    that only root can create.
+    """
     if not tracked:
         return Cgroups(plugin="none" if machine.cgroups.version != 1 else "")
     version = machine.cgroups.version
@@ -138,10 +141,13 @@ def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgr
 
 
 def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Spank:
-    """Return the settings of the container plugin. Each node has its own folder for containers; all nodes share
-    unpacked images. Real GPUs are in /dev, which every container has; simulated GPUs are mounted in addition."""
+    """Return the settings of the container plugin.
+
+    Each node has its own folder for containers, and all nodes share unpacked images. Simulated GPUs are mounted into
+    containers. Real GPUs need no mount, because every container has /dev.
+    """
     built = folder.native / build_key(machine.slurm_version)
-    told = {
+    settings = {
         "data": str(folder.host("%n") / "containers"),
         "cache": str(folder.unpacked),
         "import": str(folder.bin / "dalsegno"),
@@ -150,19 +156,21 @@ def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, mac
         "show": str(folder.devices) if placement.gpus_simulated else "",
     }
     shown = tuple(f"show={path}" for path in shown_in_containers(cluster, folder, placement))
-    arguments = (*(f"{name}={value}" for name, value in told.items() if value), *shown)
+    arguments = (*(f"{name}={value}" for name, value in settings.items() if value), *shown)
     return Spank(str(folder.etc / "plugstack.conf"), str(built / PLUGIN), arguments)
 
 
 def images_folder(cluster: Cluster, folder: Folder) -> Path:
-    """Return the folder that `up` imports images to: the one in the cluster file, or the folder of `dalsegno image`,
-    which outlives the cluster."""
+    """Return the folder that `up` imports images to: the one in the cluster file, or else the folder of `dalsegno
+    image`, which outlives the cluster."""
     return Path(cluster.containers.folder) if cluster.containers.folder else folder.root.parents[1] / "images"
 
 
 def jobs_images(cluster: Cluster, folder: Folder) -> str:
-    """Return the folder where jobs find images by name, and to which they may be allowed to import; "" if each user has
-    a separate folder."""
+    """Return the folder where jobs find images by name; "" if each user has their own folder.
+
+    Jobs may also import images into it, if the cluster allows that.
+    """
     listed = cluster.containers.images or cluster.containers.folder
     return str(images_folder(cluster, folder)) if cluster.containers.enabled and listed else ""
 
@@ -202,18 +210,18 @@ DISK_MIB = 64  # size of a virtual host's disk, which stores only the scripts an
 def host_plans(
     cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, services: Services
 ) -> list[HostPlan]:
-    """Return the plan of each host. On loopback ports one host runs every daemon; otherwise there is a switch, the
+    """Return the plan of each host. On loopback ports, one host runs every daemon. Otherwise there are a switch, the
     head, and one virtual host for each other machine."""
     plans = _host_plans(cluster, folder, placement, machine, services)
     return [_with_cgroups(plan, folder, machine, {node.name for node in cluster.nodes}) for plan in plans]
 
 
 def _with_cgroups(plan: HostPlan, folder: Folder, machine: MachineFacts, nodes: Collection[str]) -> HostPlan:
-    """Return the plan with the control groups of the host.
+    """Return a host's plan with its cgroups.
 
     With cgroup v2 there is one hierarchy, and every host has a folder in it. With v1, compute hosts have a folder in
-    the freezer hierarchy, the only one that Slurm needs to track processes. Without root there are none, because only
-    root may create these folders and the system scopes of systemd.
+    the freezer hierarchy, because Slurm needs only that one to track processes. Without root there are no cgroups,
+    because only root may create their folders and systemd's system scopes.
     """
     tree = machine.cgroups
     if not machine.is_root:
@@ -265,8 +273,8 @@ class _Virtual:
         return replace(plain, address=f"{self.placement.addresses[name]}/{bits}", binds=binds)
 
     def head(self, name: str, services: Sequence[Service]) -> HostPlan:
-        """Return a head host. It mounts its own folder of pid files, because slurm.conf has one path for all head
-        hosts."""
+        """Return the plan of a head host. Each head host mounts its own folder of pid files, because slurm.conf has one
+        path for all of them."""
         host = self.host(name, services)
         return replace(host, binds=(*host.binds, (str(self.folder.host(name) / "pid"), str(self.folder.pids))))
 
@@ -278,8 +286,9 @@ class _Virtual:
 
 @dataclass(frozen=True)
 class File:
-    """A file's text and mode. If there is a `stamp`, other programs may change the file, and it is rewritten only when
-    it no longer contains the stamp. If `mounted`, hosts mount the file, and mount it again after it was written."""
+    """A file's text and mode. If `stamp` is set, other programs may change the file, and `up` rewrites it only when it
+    no longer contains the stamp. If `mounted` is set, hosts mount the file, and mount it again after `up` has written
+    it."""
 
     text: str
     mode: int = 0o644
@@ -289,7 +298,7 @@ class File:
 
 @dataclass(frozen=True)
 class Desired:
-    """The desired state: files by their path below the state folder, a plan for each host, and the accounts."""
+    """The desired state: files by their path in the state folder, a plan for each host, and the accounts."""
 
     files: Mapping[str, File]
     hosts: Mapping[str, HostPlan]
@@ -304,8 +313,8 @@ def desired(
     people: People,
     log_level: str = "",
 ) -> Desired:
-    """Return the desired state of the cluster. `people` are the machine's users. Virtual hosts have the cluster's users
-    too."""
+    """Return the desired state of the cluster. `people` are the machine's users. Virtual hosts have these users and
+    those of the cluster."""
     files = _slurm_files(cluster, folder, placement, machine)
     homes = homes_inside(cluster, folder, placement)
     accounts = cluster_accounts(cluster, people, placement.uids, placement.gids, homes)
@@ -327,8 +336,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/slurm.conf": File(render_slurm_conf(without_own_programs(cluster, placement), layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
-        # This file is needed without containers too, because Slurm reads a plugstack.conf in the folder of slurm.conf
-        # even if slurm.conf does not name it.
+        # This file is needed even without containers, because Slurm reads any plugstack.conf beside slurm.conf.
         "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
@@ -343,7 +351,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
 
 
 def _structure(files: Mapping[str, File]) -> list[str]:
-    """Return the lines whose change needs a restart of running daemons."""
+    """Return the settings that need a restart of running daemons when they change."""
     return [
         *restart_lines(files["etc/slurm.conf"].text),
         *(files[name].text for name in ("etc/gres.conf", "etc/cgroup.conf", "etc/topology.conf") if name in files),
@@ -359,9 +367,9 @@ def _host_files(
     machine: MachineFacts,
 ) -> dict[str, File]:
     files = {
-        f"hosts/{node.name}/telemetry.json": File(telemetry_text(told), stamp=told.stamp)
+        f"hosts/{node.name}/telemetry.json": File(telemetry_text(telemetry), stamp=telemetry.stamp)
         for node in cluster.nodes
-        if (told := healthy_node(node, placement.gpus_simulated))
+        if (telemetry := healthy_node(node, placement.gpus_simulated))
     }
     files["bin/dalsegno"] = File(own_command(), 0o755)
     files |= {name: File(text, 0o755) for name, text in program_files(cluster, folder, placement).items()}
@@ -378,9 +386,9 @@ def _host_files(
 
 
 def hosts_file(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
-    """Return /etc/hosts. Each host has a second line for programs that listen on both IPv4 and IPv6, such as torch's
-    store, and look up callers by the IPv6 form of the address. That line has another name, so that the host's name
-    resolves to its IPv4 address."""
+    """Return /etc/hosts. Each host has a second line with the IPv6 form of its address. Programs that listen on both
+    IPv4 and IPv6, such as torch's store, look up callers by this form. The second line has another name, so that the
+    host's own name resolves only to its IPv4 address."""
     names = [("127.0.0.1", "localhost"), *((placement.addresses[name], name) for name in host_names(cluster))]
     names += [(address, name) for name, address in outside_hosts(cluster, placement, machine.hostname).items()]
     lines = [line for at, name in names for line in (f"{at} {name}", f"::ffff:{at} {name}.ipv4")]

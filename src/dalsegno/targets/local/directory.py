@@ -1,7 +1,7 @@
-"""The LDAP directory of a local cluster: slapd on the head, from the distribution's package.
+"""The LDAP directory of a local cluster: a slapd on the head, from the distribution's package.
 
-It runs as the user that the package creates, in a folder of the cluster. The machine's own slapd is not touched. Hosts
-have the accounts in their user and group files, so they need no LDAP client.
+slapd runs as the user that the package creates, in a folder of the cluster. The machine's own slapd is not touched.
+Hosts have the accounts in their user and group files too, so they need no LDAP client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWNERS = ("openldap", "ldap")  # the package's user on Debian and Ubuntu, and on
 
 
 def slapd_layout(cluster: Cluster, folder: Folder) -> SlapdLayout:
-    """Return where slapd finds its files. The folders of schemas and modules are those of this machine."""
+    """Return the paths of slapd's files. The folders of schemas and modules are those of this machine."""
     return SlapdLayout(
         cluster.name,
         cluster.directory.base,
@@ -48,7 +48,7 @@ def slapd_layout(cluster: Cluster, folder: Folder) -> SlapdLayout:
 
 
 def directory_files(cluster: Cluster, folder: Folder) -> dict[str, str]:
-    """Return the files of slapd that `up` writes, by their name in its folder."""
+    """Return the files of slapd that `up` writes, by file name."""
     return {"slapd.conf": render_slapd_conf(slapd_layout(cluster, folder)), "ssh-key.schema": SSH_KEY_SCHEMA}
 
 
@@ -59,7 +59,7 @@ def slapd_command(cluster: Cluster, folder: Folder, placement: Placement) -> lis
 
 
 def _owner() -> tuple[str, int, int] | None:
-    """Return the user that slapd runs as: its name and its ids; None if it runs as this user."""
+    """Return the name, uid and gid of the user that slapd runs as; None if it runs as the current user."""
     import pwd
 
     if os.geteuid() != 0:
@@ -77,7 +77,7 @@ def _owner() -> tuple[str, int, int] | None:
 
 
 def open_directory(cluster: Cluster, folder: Folder, placement: Placement) -> LdapDirectory:
-    """Return the cluster's directory, as its administrator."""
+    """Return a connection to the cluster's directory, with the rights of its administrator."""
     address = placement.addresses[cluster.head]
     admin = slapd_layout(cluster, folder).admin
     return LdapDirectory(
@@ -88,7 +88,7 @@ def open_directory(cluster: Cluster, folder: Folder, placement: Placement) -> Ld
 
 
 def make_directory(runner: Runner, folder: Folder, cluster: Cluster, placement: Placement) -> None:
-    """Create what slapd needs before its first start: folders, the administrator's password, certificates."""
+    """Create what slapd needs before its first start: folders, the administrator's password, and certificates."""
     make_folder(folder.ldap, 0o750)
     make_folder(folder.ldap / "tls", 0o750)
     make_folder(folder.ldap / "db", 0o700)
@@ -101,7 +101,7 @@ def make_directory(runner: Runner, folder: Folder, cluster: Cluster, placement: 
 
 
 def _make_certificates(runner: Runner, folder: Folder, cluster: Cluster, address: str) -> None:
-    """Create a CA and slapd's certificate. The certificate is made again if the head has another name or address."""
+    """Create a CA and slapd's certificate. If the name or the address of the head has changed, create them again."""
     tls, ca_key, known = folder.ldap / "tls", folder.secret / "ldap-ca.key", f"{cluster.head} {address}\n"
     if read_text(tls / "names") == known and folder.ldap_ca.exists():
         return
@@ -125,16 +125,17 @@ def _openssl(runner: Runner, argv: list[str]) -> None:
 
 
 def _give_to_slapd(path: Path) -> None:
-    """Let slapd write to its database, and read its other files. Nobody else can enter the folder.
+    """Let slapd write to its database and read its other files. Nobody else can enter the folder.
 
-    Root keeps the other folders, because root writes to them.
+    Root keeps the other folders, because root writes to them. Only slapd and root can read the files with secrets.
     """
     owner = _owner()
     if owner is None:
         return
     _, uid, gid = owner
     os.chown(path / "db", uid, gid)
-    for each in (path, path / "tls", path / "rootpw.conf", path / "tls/server.key"):
+    for each in (path, path / "tls"):
         os.chown(each, 0, gid)
     for secret in (path / "rootpw.conf", path / "tls/server.key"):
-        secret.chmod(0o640)
+        secret.chmod(0o600)
+        os.chown(secret, uid, gid)

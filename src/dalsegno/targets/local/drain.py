@@ -1,4 +1,4 @@
-"""Drain nodes and wait for their jobs before the nodes are removed; wait for nodes to register with Slurm."""
+"""Drain nodes and wait for their jobs before the nodes are removed, and wait for new nodes to register with Slurm."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from dalsegno.targets.registration import (
 
 
 def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say) -> None:
-    """Drain nodes and partitions that will be removed, and wait until their jobs end. Ctrl-C ends the wait; the jobs
-    continue."""
+    """Drain the nodes and partitions that will be removed, and wait until their jobs have ended.
+
+    If the user presses Ctrl-C, the wait ends, and the jobs continue.
+    """
     if not controller_runs(folder):
         _refuse_unknown_jobs(plan, folder)
         return
@@ -46,7 +48,8 @@ def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say
 
 
 def _jobs_on_removed(slurm: SlurmClient, nodes: set[str], partitions: set[str]) -> list[str]:
-    """Return the jobs on nodes and partitions that will be removed. Raise if a pending job would never start."""
+    """Return the jobs on nodes and partitions that will be removed. Raise an error if a pending job would never
+    start."""
     jobs = [job for job in running_jobs(slurm) if job.nodes & nodes or job.partition in partitions]
     waiting = [job.id for job in jobs if not job.nodes]
     if waiting:
@@ -58,7 +61,8 @@ def _jobs_on_removed(slurm: SlurmClient, nodes: set[str], partitions: set[str]) 
 
 
 def _refuse_unknown_jobs(plan: LocalPlan, folder: Folder) -> None:
-    """Raise if hosts to be removed still run while slurmctld does not answer, because their jobs are unknown."""
+    """Raise an error if slurmctld does not answer while hosts to be removed still run, because it is unknown which jobs
+    they run."""
     alive = [name for name in plan.remove_nodes if host_process(folder.host(name)) is not None]
     if alive:
         raise TargetError(
@@ -68,8 +72,10 @@ def _refuse_unknown_jobs(plan: LocalPlan, folder: Folder) -> None:
 
 
 def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) -> None:
-    """Set lost nodes down, and wait until Slurm has removed them from their jobs. If a host boots before that, Slurm
-    ends these jobs."""
+    """Set lost nodes down, and wait until Slurm has removed them from their jobs.
+
+    This must be done before the hosts boot again. Otherwise Slurm would end these jobs.
+    """
     if not nodes or not controller_runs(folder):
         return
     slurm.set_down(nodes, BOOT_REASON)
@@ -81,7 +87,7 @@ def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) 
 
 
 def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: float) -> None:
-    """Wait until every node has registered, and resume those whose hosts were booted again."""
+    """Wait until every node has registered. Resume the nodes whose hosts were booted again."""
     wanted = {node.name for node in plan.cluster.nodes}
     in_service = {node.name for node in plan.cluster.nodes if not node.spare}
     set_down = lost_nodes(plan)
@@ -102,7 +108,7 @@ def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> 
 
 
 def lost_nodes(plan: LocalPlan) -> set[str]:
-    """Return the nodes that are set down before their hosts are booted again."""
+    """Return the existing nodes whose hosts must be booted again."""
     return {node.name for node in plan.cluster.nodes if node.name in plan.boot and node.name not in plan.add_nodes}
 
 

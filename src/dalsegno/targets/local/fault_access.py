@@ -1,7 +1,6 @@
-"""The local target's part of fault injection, and the program `undo-fault`, which ends a fault when its time is over.
+"""The local target's side of fault injection, and the program `undo-fault`, which ends a fault when its time is over.
 
-Functions import `dalsegno.inject` only if a node has recorded faults or a fault is injected, so an ordinary `up` does
-not load it.
+Functions import `dalsegno.inject` only if a fault is recorded or injected. So an ordinary `up` does not load it.
 """
 
 from __future__ import annotations
@@ -46,8 +45,10 @@ def faults_of(folder: Folder, node: str) -> list[FaultRecord]:
 
 
 def only_in_hardware(folder: Folder, node: str) -> bool:
-    """Return whether all lasting faults of a node are in its simulated hardware. A change of daemons does not end these
-    faults, and does not have to wait for their end."""
+    """Return whether all lasting faults of a node are in its simulated hardware.
+
+    A restart of daemons does not affect such faults, so a plan that restarts daemons need not clear them.
+    """
     from dalsegno.inject.injection import GPU_FAULTS
     from dalsegno.inject.records import BAD_REPLACEMENT
 
@@ -55,7 +56,7 @@ def only_in_hardware(folder: Folder, node: str) -> bool:
 
 
 def write_hardware(folder: Folder, node: Node, simulated: bool) -> None:
-    """Write the telemetry of the node's hardware: a healthy machine with the node's lasting faults added."""
+    """Write the telemetry of the node's hardware: that of a healthy machine, with the node's lasting faults added."""
     machine = (read_text(folder.machine(node.name)) or "").strip()
     telemetry = healthy_node(node, simulated, machine)
     if faults := faults_of(folder, node.name):
@@ -66,7 +67,7 @@ def write_hardware(folder: Folder, node: Node, simulated: bool) -> None:
 
 
 def clear_faults(nodes: LocalNodes, node: str, only: str | None = None) -> Sequence[InjectedFault]:
-    """Undo the faults of a node, or only the fault `only`."""
+    """Undo the faults of a node, or only the fault `only`. Return those that were undone."""
     from dalsegno.inject.injection import clear
 
     return clear(LocalAccess(nodes), node, only)
@@ -82,7 +83,7 @@ def end_faults(nodes: LocalNodes, node: str, remedy: Remedy) -> None:
 
 
 def replacement_has_old_gpus(folder: Folder, node: str) -> bool:
-    """Return whether an injected fault makes the next replacement come with the same GPUs."""
+    """Return whether an injected fault makes the next replacement have the same GPUs as the old machine."""
     if not has_records(folder, node):
         return False
     from dalsegno.inject.records import brings_old_gpus

@@ -15,8 +15,8 @@ from dalsegno.system.files import write_atomic
 from dalsegno.targets.folder import ClusterFolder, read_facts
 from dalsegno.targets.local.placement import Placement
 
-UNUSABLE = ',#%"\\:=[]'  # a path with one of these breaks munge, MariaDB, slurmd's spool folder or gres.conf
-SOCKET_PATH_MAX = 107  # the most bytes in the path of a unix socket, without the final zero
+UNUSABLE = ',#%"\\:=[]'  # a path with one of these characters breaks munge, MariaDB, slurmd's spool folder or gres.conf
+SOCKET_PATH_MAX = 107  # maximum length of a unix socket's path in bytes, without the final zero
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Folder(ClusterFolder):
 
     @property
     def native(self) -> Path:
-        """The folder of Slurm's container plugin, with one build for each Slurm version that was used."""
+        """The folder of Slurm's container plugin, with a build for each Slurm version that the cluster has used."""
         return self.root / "native"
 
     @property
@@ -46,8 +46,10 @@ class Folder(ClusterFolder):
 
     @property
     def pids(self) -> Path:
-        """The folder of pid files. Each head host mounts its own folder here. If they shared one, the backup would kill
-        the primary."""
+        """The folder of pid files. Each head host mounts its own folder here.
+
+        With a shared folder, the backup slurmctld would kill the primary slurmctld.
+        """
         return self.root / "pid"
 
     @property
@@ -56,8 +58,8 @@ class Folder(ClusterFolder):
 
     @property
     def devices(self) -> Path:
-        """The device files of simulated GPUs. They are outside the state folder if its path contains a blank, which
-        Slurm does not accept."""
+        """The folder of simulated GPUs' device files. It is outside the state folder if the state folder's path
+        contains a blank, which Slurm does not accept."""
         if not any(letter.isspace() for letter in str(self.root)):
             return self.root / "dev"
         uid = os.geteuid()
@@ -69,11 +71,11 @@ class Folder(ClusterFolder):
 
     @property
     def storage(self) -> Path:
-        """The storage of the cluster file that has no `source`; removed with the cluster."""
+        """The folder for storage without a `source` in the cluster file. It is removed with the cluster."""
         return self.root / "storage"
 
     def scratch(self, node: str) -> Path:
-        """The scratch disk of a node; a replaced machine gets an empty one."""
+        """The scratch disk of a node. A replaced machine gets an empty one."""
         return self.host(node) / "scratch"
 
     @property
@@ -85,7 +87,8 @@ class Folder(ClusterFolder):
         return self.root / "hosts" / name
 
     def spool(self, node: str) -> Path:
-        """slurmd's spool folder; on virtual hosts, it is on a disk that is lost with the host."""
+        """The spool folder of a node's slurmd. On a virtual host, the folder is on a disk that is lost with the
+        host."""
         return self.host(node) / "spool"
 
     def telemetry(self, node: str) -> Path:
@@ -101,7 +104,7 @@ class Folder(ClusterFolder):
         return self.host(node) / "boot-id"
 
     def agent_secret(self, node: str) -> Path:
-        """The file with the secret that authenticates the node's agent; a replaced machine gets a new secret."""
+        """The file with the secret of the node's agent. A replaced machine gets a new secret."""
         return self.secret / "agents" / node
 
     @property
@@ -121,7 +124,7 @@ class Folder(ClusterFolder):
 
     @property
     def monitor_web_config(self) -> Path:
-        """The file that tells Prometheus and Alertmanager which users may log in."""
+        """The file with the users that may log in to Prometheus and Alertmanager."""
         return self.monitor / "web.yml"
 
     @property
@@ -131,12 +134,12 @@ class Folder(ClusterFolder):
 
     @property
     def exporter_web_config(self) -> Path:
-        """The file that tells node_exporters which users may log in."""
+        """The file with the users that may log in to node_exporters."""
         return self.monitor / "exporter-web.yml"
 
     @property
     def ldap(self) -> Path:
-        """A folder with the settings and data of slapd, which only slapd and the owner of the cluster can enter."""
+        """A folder with the settings and data of slapd. Only slapd and the cluster's owner can enter it."""
         return self.root / "ldap"
 
     @property
@@ -146,7 +149,7 @@ class Folder(ClusterFolder):
 
     @property
     def ldap_ca(self) -> Path:
-        """The certificate of the CA that signed the directory's certificate; every host may read it."""
+        """The certificate of the CA that signed the directory's certificate. Every host may read it."""
         return self.etc / "ldap-ca.pem"
 
     @property
@@ -155,7 +158,7 @@ class Folder(ClusterFolder):
         return self.secret / "room.sock"
 
     def machine(self, node: str) -> Path:
-        """The file with the id of the node's present machine; a replacement gets a new id."""
+        """The file with the id of the node's present machine. A replacement gets a new id."""
         return self.host(node) / "machine"
 
     def faults(self, node: str) -> Path:
@@ -166,13 +169,14 @@ class Folder(ClusterFolder):
         return self.host(host) / f"{service}.log"
 
     def check(self, nodes: Sequence[str] = ()) -> None:
-        """Raise, before anything is created, if Slurm, MariaDB or a socket cannot use a path in the folder."""
+        """Raise an error if Slurm, MariaDB or a socket cannot use a path in the folder. Call this before anything is
+        created."""
         if unusable := sorted({letter for letter in str(self.root) if letter in UNUSABLE or not letter.isprintable()}):
             raise TargetError(
                 f"Slurm and MariaDB cannot use the folder {str(self.root)!r}: its path contains {unusable[0]!r}",
                 hint="set DALSEGNO_HOME to another folder",
             )
-        # slurmstepd's socket has the longest path: spool folder, node, job and step.
+        # slurmstepd's socket has the longest path, which consists of the spool folder, the node, the job and the step.
         steps = [str(self.spool(node) / f"{node}_{2**32}.{2**32}") for node in nodes]
         longest = max(map(str, [self.munge_socket, self.controller_socket, self.room_socket, *steps]), key=len)
         if len(longest) > SOCKET_PATH_MAX:
@@ -188,7 +192,7 @@ class Folder(ClusterFolder):
 
 
 class ApplyStage(Enum):
-    """How far the last `up` or `down` got."""
+    """The stage that the last `up` or `down` reached."""
 
     MAKING = "making"
     UP = "up"
@@ -197,8 +201,11 @@ class ApplyStage(Enum):
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The state file. `phase` says how far the last command got, and `registered` whether slurmdbd knows the cluster.
-    `owner` is the uid of the person who created the cluster, with or without sudo."""
+    """The content of the state file. `phase` says how far the last command got.
+
+    `registered` says whether slurmdbd knows the cluster. `owner` is the uid of the person who created the cluster, with
+    or without sudo.
+    """
 
     phase: ApplyStage
     placement: Placement
@@ -213,11 +220,18 @@ def read_state(folder: Folder) -> ClusterState | None:
 
 
 def read_state_leniently(folder: Folder) -> ClusterState | None:
-    """Return the state; None if the state file is missing or damaged, because neither must prevent `down`."""
+    """Return the state; None if the state file is missing or damaged, because `down` must work even then."""
     try:
         return read_state(folder)
     except DalsegnoError:
         return None
+
+
+def ids_of_others(folder: Folder) -> frozenset[int]:
+    """Return the uids and gids that the other clusters in the same parent folder use."""
+    found = [Folder(path.parent) for path in folder.root.parent.glob("*/state.json") if path.parent != folder.root]
+    places = [state.placement for each in found if (state := read_state_leniently(each))]
+    return frozenset(number for place in places for number in (*place.uids.values(), *place.gids.values()))
 
 
 def write_state(folder: Folder, state: ClusterState) -> None:

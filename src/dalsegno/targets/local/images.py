@@ -1,4 +1,5 @@
-"""Import the images that the cluster file lists, when the cluster is up. Images that are already stored are kept."""
+"""Import the images that the cluster file lists, when the cluster is up. Images that are already stored stay as they
+are."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def import_all(folder: Path, images: Iterable[str], say: Say, cluster: str) -> N
 
 
 def failure(cluster: str, failed: Sequence[tuple[str, DalsegnoError]]) -> TargetError:
-    """Return the error for the failed images, with one hint if it is the same for all, otherwise a hint for each."""
+    """Return one error for all failed images. If they have the same hint, give it once; otherwise give a hint for
+    each."""
     hints = {error.hint for _, error in failed}
     shared = hints.pop() if len(hints) == 1 else ""
     own = [f" ({error.hint})" if error.hint and not shared else "" for _, error in failed]
@@ -66,7 +68,7 @@ def _importer(folder: Path, say: Say, image: str) -> Importer:
 
 
 class ImportLines:
-    """The listener that reports the progress of an import through `say`."""
+    """Reports the progress of an import through `say`."""
 
     def __init__(self, say: Say, image: str) -> None:
         self._say, self._image = say, image

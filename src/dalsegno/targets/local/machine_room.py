@@ -1,9 +1,10 @@
-"""The machine room: a small service outside the virtual hosts that boots, replaces and resets them, as a BMC or a
-cloud's API does. The controller runs inside the head host and cannot do that itself, so it sends requests with
-`HostControlClient`, as programs outside the hosts do.
+"""The machine room: a small service outside the virtual hosts that boots, replaces and resets them.
 
-A request is a line of JSON, {"do": "reboot", "node": "gpu-2"}; the answer is one too. The machine room may be killed at
-any moment: a repeated request does all of the work again.
+It corresponds to a BMC or a cloud's API. The controller runs inside the head host and cannot do this work itself. The
+controller, and programs outside the hosts, send requests with `HostControlClient`.
+
+A request and its answer are one line of JSON each, such as {"do": "reboot", "node": "gpu-2"}. The machine room may be
+killed at any moment, because a repeated request does all of the work again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def reboot(nodes: LocalNodes, node: str) -> None:
 
 
 def replace(nodes: LocalNodes, node: str) -> None:
-    """Replace the machine of a node: the new one has other GPUs, another secret and an empty disk."""
+    """Replace the machine of a node. The new machine has other GPUs, another secret and an empty disk."""
     power_off(nodes, node)
     remove_tree(nodes.folder.spool(node))
     make_folder(nodes.folder.spool(node))
@@ -73,15 +74,16 @@ def draw_secret(folder: Folder, node: str) -> None:
     write_atomic(folder.agent_secret(node), secrets.token_hex(32), 0o600, durable=False)
 
 
-REQUEST_TIMEOUT_S = 5.0  # a caller that has not sent its request in this time is disconnected
+REQUEST_TIMEOUT_S = 5.0  # time limit for a caller to send its request
 MAX_REQUEST_BYTES = 4096
+MAX_CALLERS = 256  # maximum number of callers at a time, each with a thread
 WORK: Mapping[str, Callable[[LocalNodes, str], None]] = {"reboot": reboot, "replace": replace, "reset_gpus": reset_gpus}
 ACTIONS = (*WORK, "power", "inject", "daemons", "user")
 
 
 @dataclass(frozen=True)
 class RoomFault:
-    """A fault to inject: its name, and its code if it has one."""
+    """A fault to inject. `code` is its code, if it has one."""
 
     name: str
     code: int | None = None
@@ -100,22 +102,35 @@ def main(arguments: list[str]) -> int:
 
 
 class HostControlServer:
-    """The server of the machine room. Each caller has a thread, but each node only one request at a time."""
+    """The server of the machine room. Each caller has its own thread, but each node has only one request at a time.
 
-    def __init__(self, folder: Folder) -> None:
+    It is not a `RequestServer` (`wire/requests.py`), which answers one request after the other: here a request takes up
+    to a minute, and several nodes boot at the same time. Only root and the cluster's owner can connect. While too many
+    callers are served, others wait in the listen queue.
+    """
+
+    def __init__(self, folder: Folder, max_callers: int = MAX_CALLERS) -> None:
         self.folder = folder
+        self.free = threading.BoundedSemaphore(max_callers)
         self.busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.listener = listen_at(folder.room_socket, 0o600)
 
     def serve(self) -> None:
         while True:
+            self.free.acquire()
             sock, _ = self.listener.accept()
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
+        try:
+            self._talk(sock)
+        finally:
+            self.free.release()
+
+    def _talk(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):  # the work is done even if the caller disconnects
             sock.settimeout(REQUEST_TIMEOUT_S)
-            if line := _read_line(sock):  # empty if the caller only checked that this server listens
+            if line := _read_line(sock):  # the line is empty if the caller only checked that this server listens
                 answer = self.answer(uid_of(sock), line)
                 sock.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -140,7 +155,7 @@ class HostControlServer:
             return {"error": f"the machine room failed: {error}", "hint": "its log shows the error; try again"}
 
     def daemons(self) -> dict[str, Any]:
-        from dalsegno.targets.local.observe import dead_daemons  # imported late: less memory
+        from dalsegno.targets.local.observe import dead_daemons  # imported here to save memory
 
         return {"ok": True, "dead": [[each.host, each.name, each.detail] for each in dead_daemons(self.folder)]}
 
@@ -156,7 +171,7 @@ class HostControlServer:
         return {"ok": True, "on": nodes.is_on(node), "boot": boot}
 
     def do(self, action: str, node: str) -> dict[str, Any]:
-        """Carry out an action on a node and return its power state. Waits for other actions on the same node."""
+        """Carry out an action on a node and return its power state. Wait while another action on the same node runs."""
         with self.busy[node], self._excluding_up_and_down():
             nodes = open_nodes(LocalRunner(), self.folder)
             nodes.node(node)
@@ -166,7 +181,7 @@ class HostControlServer:
         return self.power(node)
 
     def inject(self, node: str, fault: RoomFault) -> dict[str, Any]:
-        """Inject a fault into a node, for the web page, whose server runs inside the head."""
+        """Inject a fault into a node. The server of the web page needs this, because it runs inside the head."""
         from dalsegno.inject.faults import FaultOptions, check_options, find_fault
         from dalsegno.inject.injection import inject
 
@@ -181,16 +196,15 @@ class HostControlServer:
 
     @contextlib.contextmanager
     def _excluding_up_and_down(self) -> Any:
-        """Hold the lock that `up` and `down` take. They wait while a request is served, and a request is refused while
-        one of them runs."""
+        """Make `up` and `down` wait until a request is done. If one of them already runs, refuse the request."""
         with locked(self.folder.node_lock, f"{self.folder.name}", shared=True):
             with locked(self.folder.lock, f"{self.folder.name}", shared=True):
-                pass  # no `up` or `down` runs, and one that starts now waits for the node lock
+                pass  # no `up` or `down` runs now, and one that starts later waits for the node lock
             yield
 
 
 def _parse(line: str) -> tuple[str, str, RoomFault | None]:
-    """Return the action and its node, and for `inject` the fault."""
+    """Return the action, its node, and for `inject` the fault."""
     try:
         request = json.loads(line)
         action, node = request["do"], request["node"]
@@ -222,8 +236,8 @@ class HostControlClient:
     """Implements `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanReadLogs` for a local cluster. Set a node
     down in Slurm before you reset, reboot or replace it.
 
-    If the machine room dies during a request, the request is repeated for `retry_s` seconds, which is enough to restart
-    the machine room.
+    If the machine room dies during a request, the request is repeated for up to `retry_s` seconds. This is enough time
+    to restart the machine room.
     """
 
     def __init__(self, root: Path, retry_s: float = 5.0) -> None:
@@ -250,7 +264,8 @@ class HostControlClient:
         return [DaemonStatus(host, name, False, detail) for host, name, detail in self._ask("daemons", "")["dead"]]
 
     def read_logs(self, node: str) -> dict[str, str]:
-        """Return the logs of the node's daemons and the telemetry of its hardware, whether the node is on or off."""
+        """Return the logs of the node's daemons and the telemetry of its hardware. This works whether the node is on or
+        off."""
         folder = self.folder.host(node)
         files = [*sorted(folder.glob("*.log")), self.folder.telemetry(node)]
         found = {path.name: read_text(path) for path in files}

@@ -1,18 +1,16 @@
-"""Monitoring of a local cluster: where Prometheus, Alertmanager and node_exporter listen, their files and services.
+"""Monitoring of a local cluster: the addresses, files and services of Prometheus, Alertmanager and node_exporter.
 
-They come from packages of the distribution, and run on the cluster's hosts. All require a password, which is in
-a file that only the cluster's owner can read, because users of the cluster can reach the ports. node_exporters have
-another password.
+The programs come from the distribution's packages and run on the cluster's hosts. All of them require a password,
+because users of the cluster can reach their ports. Only the cluster's owner can read the password's file. node_exporter
+has a separate password.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from shlex import quote
 
 from dalsegno.errors import TargetError
@@ -29,11 +27,11 @@ from dalsegno.observe.monitor_layout import (
 )
 from dalsegno.observe.prometheus import ALERTMANAGER, CONFIG, TARGETS, monitor_files
 from dalsegno.spec.facts import Cluster
-from dalsegno.system.files import make_folder, write_atomic
+from dalsegno.system.files import make_folder
 from dalsegno.system.hosts import Service, revision
 from dalsegno.system.machine import program
 from dalsegno.system.ownership import trusted_owners
-from dalsegno.system.passwords import bcrypt_hash, draw_password
+from dalsegno.system.passwords import make_web_login
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import LOOPBACK, OBSERVER, OBSERVER_PORT, Placement, exporter_port
 
@@ -46,7 +44,7 @@ NODE_EXPORTER = "node-exporter"
 
 
 def monitor_layout(cluster: Cluster, folder: Folder, placement: Placement) -> MonitorLayout:
-    """Return where the parts of the cluster's monitoring are, whether they run or not."""
+    """Return the addresses and files of the monitoring programs, whether they run or not."""
     head, ports = cluster.head, placement.ports
     address = placement.addresses[head]
     partitions, racks = partition_of(cluster), rack_of(cluster)
@@ -72,7 +70,7 @@ def monitor_layout(cluster: Cluster, folder: Folder, placement: Placement) -> Mo
 
 @dataclass(frozen=True)
 class MonitorServices:
-    """The services of Prometheus' programs on each host."""
+    """Defines the monitoring services of each host."""
 
     cluster: Cluster
     folder: Folder
@@ -87,8 +85,8 @@ class MonitorServices:
         return [self._prometheus(), self._alertmanager(), own]
 
     def compute(self, node: str, host: str) -> list[Service]:
-        """Return node_exporter for a node. On loopback ports it serves only the node's own file. The machine's metrics
-        are served once, on the head."""
+        """Return node_exporter for a node. On loopback ports it serves only the node's own file, because the
+        node_exporter of the head already serves the machine's metrics."""
         few = ["--collector.disable-defaults", "--collector.textfile"]
         collectors = few if self.loopback else ["--collector.processes"]
         service = self._exporter(
@@ -99,7 +97,7 @@ class MonitorServices:
     def _prometheus(self) -> Service:
         settings = [
             text for name, text in sorted(self.files.items()) if name != TARGETS
-        ]  # without the targets, because changed targets need no restart
+        ]  # the targets are left out, because a change of them needs no restart
         at, data = self.layout.prometheus, self.folder.monitor / "data/prometheus"
         arguments = [
             f"--config.file={self.folder.monitor / CONFIG}", f"--storage.tsdb.path={data}",
@@ -140,7 +138,7 @@ class MonitorServices:
 def monitor_services(
     cluster: Cluster, folder: Folder, placement: Placement, env: Mapping[str, str]
 ) -> MonitorServices | None:
-    """Return the services of Prometheus' programs; None if the cluster has none."""
+    """Return the monitoring services; None if the cluster has no Prometheus."""
     if not cluster.monitoring.prometheus:
         return None
     layout = monitor_layout(cluster, folder, placement)
@@ -149,24 +147,15 @@ def monitor_services(
 
 
 def make_monitor_folders(folder: Folder) -> None:
-    """Create the folders of Prometheus' programs, and their passwords."""
+    """Create the folders and the passwords of the monitoring programs."""
     for path in (folder.monitor, folder.monitor / "data", folder.monitor / "targets", folder.monitor / "rules"):
         make_folder(path, 0o700)
-    _make_password(folder.monitor_password, folder.monitor_web_config)
-    _make_password(folder.exporter_password, folder.exporter_web_config)
-
-
-def _make_password(path: Path, web_config: Path) -> None:
-    if path.exists() and web_config.exists():
-        return
-    password = draw_password()
-    write_atomic(path, password, 0o600)
-    users = json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}})  # JSON is valid YAML
-    write_atomic(web_config, users + "\n", 0o600)
+    make_web_login(USER, folder.monitor_password, folder.monitor_web_config)
+    make_web_login(USER, folder.exporter_password, folder.exporter_web_config)
 
 
 def check_secret_files(cluster: Cluster) -> None:
-    """Raise TargetError unless only their owner can read the files with secrets that the cluster file names."""
+    """Raise TargetError if anyone but the owner can read a secret file that the cluster file names."""
     for name in secret_files(cluster.monitoring):
         try:
             about = os.stat(name)

@@ -1,7 +1,7 @@
 """The network of virtual hosts: a bridge inside the switch host, a link to each host, and a link to this machine.
 
-The bridge has its own network namespace, so the machine's firewall does not see traffic between hosts, and the
-whole network ends with the switch's first process.
+The bridge has its own network namespace. So the machine's firewall does not see traffic between hosts, and the whole
+network ends with the switch's first process.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ BRIDGE, UPLINK = "br0", "uplink"
 
 
 def port_name(address: str) -> str:
-    """Return the name of the switch's end of a host's link. It is derived from the address, so it need not be
-    stored."""
+    """Return the name of the switch's end of a host's link. It is derived from the address, so it is not stored
+    anywhere."""
     return f"p{int(ipaddress.IPv4Address(address)):x}"
 
 
 def plug_in(
     runner: Runner, placement: Placement, switch_pid: int, hosts: Mapping[str, Process], new: Collection[str]
 ) -> set[str]:
-    """Create the bridge, the machine's link, and the links of hosts without one. Return these hosts."""
+    """Create the bridge, the machine's link, and a link for each host without one. Return the hosts that got a link."""
     inside = link_names(runner, switch_pid)
     if BRIDGE not in inside:
         run_ip(runner, [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"], switch_pid)
     if UPLINK not in inside:
-        _delete(runner, placement.link)  # left by a dead switch; the kernel may be removing it at the same time
+        # the link was left by a dead switch; the kernel may be removing it at the same time
+        _delete(runner, placement.link)
         run_ip(runner, _machine_cable(placement, switch_pid))
     run_ip(runner, [f"link set {UPLINK} master {BRIDGE} up"], switch_pid)
     ports = {name: port_name(placement.addresses[name]) for name in hosts}
@@ -44,7 +45,7 @@ def plug_in(
         if ports[name] in inside:
             _delete(runner, ports[name], switch_pid)
         if name not in new:
-            _delete(runner, "eth0", hosts[name].pid)  # the host's end of a link whose other end is gone
+            _delete(runner, "eth0", hosts[name].pid)  # the host's end of a link that has lost its other end
     cables = [line for name in sorted(wanting) for line in _host_cable(ports[name], hosts[name].pid)]
     run_ip(runner, cables, switch_pid)
     return wanting
@@ -70,8 +71,8 @@ def _machine_cable(placement: Placement, switch_pid: int) -> list[str]:
 
 def _host_cable(port: str, pid: int) -> list[str]:
     mac = f"02:00:{':'.join(port[1:].zfill(8)[i : i + 2] for i in range(0, 8, 2))}"
-    # A host always has the same hardware address. Otherwise neighbours could not reach it after a reboot until their
-    # ARP entries expire.
+    # The hardware address of a host never changes. Otherwise, after a reboot, neighbours could not reach the host until
+    # their ARP entries expire.
     return [
         f"link add {port} type veth peer name eth0 address {mac} netns {pid}",
         f"link set {port} master {BRIDGE} up",
@@ -79,7 +80,7 @@ def _host_cable(port: str, pid: int) -> list[str]:
 
 
 def remove_hosts(folder: Folder, names: Sequence[str]) -> None:
-    """Remove hosts and their files. The end of a host's first process ends its other processes and its link."""
+    """Remove hosts and their files. Ending a host's first process also ends its other processes and its link."""
     living = [process for name in names if (process := host_process(folder.host(name))) is not None]
     end(living)
     for name in names:

@@ -1,8 +1,8 @@
-"""The hosts, processes and power of the nodes of a running local cluster. The machine room and fault injection act on
-them from outside, as a BMC or a cloud's API does.
+"""The hosts, processes and power of a running local cluster's nodes. The machine room and fault injection act on them
+from outside, as a BMC or a cloud's API does.
 
-Callers set a node down in Slurm before they switch its power: if a host comes back while Slurm still has it in a job,
-Slurm ends the job.
+Callers set a node down in Slurm before they switch its power. Otherwise, if the host comes back while Slurm still has
+the node in a job, Slurm ends the job.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LocalNodes:
             )
 
     def host(self, node: str) -> Process:
-        """Return the first process of the node's host; on loopback ports all nodes share one."""
+        """Return the first process of the node's host. On loopback ports, all nodes share one host."""
         host = host_process(self.folder.host(self.host_name(node)))
         if host is None:
             raise TargetError(f"{node} is off", hint="`dalsegno up` boots it")
@@ -89,7 +89,7 @@ class LocalNodes:
 
 
 def open_nodes(runner: Runner, folder: Folder, *, read_only: bool = False) -> LocalNodes:
-    """Open the nodes of a cluster. Raise if the cluster is being changed, unless `read_only` is set."""
+    """Open the nodes of a cluster. Raise an error if the cluster is being changed, unless `read_only` is set."""
     state, applied = read_state(folder), read_applied(folder)
     if state is None or applied is None:
         raise TargetError(f"there is no cluster {folder.name}", hint="`dalsegno up` creates it")
@@ -99,7 +99,7 @@ def open_nodes(runner: Runner, folder: Folder, *, read_only: bool = False) -> Lo
 
 
 def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> None:
-    """Prevent the node's host from starting these services. If `held` is false, allow it again."""
+    """Stop the node's host from starting these services; if `held` is false, allow it again."""
     folder = nodes.folder.host(nodes.host_name(node))
     with locked(folder / "plan.lock", f"the plan of {nodes.host_name(node)}", wait_s=5.0):
         plan = read_plan(folder)
@@ -120,7 +120,7 @@ def service_processes(nodes: LocalNodes, node: str, names: Collection[str]) -> l
 
 def tasks_of(nodes: LocalNodes, node: str) -> list[Process]:
     """Return the processes of jobs on the node."""
-    if not nodes.virtual:  # nodes share the machine, so a task is found by the node's name in its environment
+    if not nodes.virtual:  # nodes share the machine, so a task is recognized by the node's name in its environment
         conf, name = f"SLURM_CONF={nodes.folder.slurm_conf}".encode(), f"SLURMD_NODENAME={node}".encode()
         return find(lambda pid: {conf, name} <= set(environment(pid)))
     return [process for process in _below(nodes, node) if _is_task(process.pid)]
@@ -161,8 +161,10 @@ def power_on(nodes: LocalNodes, node: str) -> None:
 
 
 def _cut_power(nodes: LocalNodes, node: str) -> None:
-    """Kill the node's host. Its link goes down first, so that peers do not receive the packets with which the kernel
-    closes the host's connections."""
+    """Kill the node's host. Take its link down first, because the kernel would otherwise close its connections.
+
+    After a real power cut, peers do not receive the packets that close connections.
+    """
     host = host_process(nodes.folder.host(node))
     if host is None:
         return
@@ -186,15 +188,18 @@ def _boot(nodes: LocalNodes, node: str) -> None:
 
 
 def _half_booted(nodes: LocalNodes, plan: str) -> list[Process]:
-    """Return the processes of an interrupted boot, which may still become the host. They are found by their last
-    argument, because hosts that boot together have each other's plans among their arguments."""
+    """Return the processes of an interrupted boot, which may still become the host.
+
+    They are recognized by their last two arguments alone, because hosts that boot together have each other's plans
+    among the other arguments.
+    """
     ours = marked(str(nodes.folder.root))
     return [process for process in ours if arguments(process.pid)[-2:] == [PACKAGES, plan]]
 
 
 def _kill_all(nodes: LocalNodes, node: str) -> None:
-    """Kill the daemons and job tasks of a node on loopback ports. The supervisor, which all nodes share, keeps
-    running."""
+    """Kill the daemons and job tasks of a node on loopback ports. The supervisor keeps running, because all nodes share
+    it."""
     names = [nodes.service(node, name) for name in NODE_SERVICES]
     hold(nodes, node, names, True)
     end([*service_processes(nodes, node, names), *tasks_of(nodes, node)])

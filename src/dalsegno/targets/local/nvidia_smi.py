@@ -28,7 +28,7 @@ UNITS = {"memory.total": "MiB", "memory.used": "MiB", "utilization.gpu": "%"}
 
 
 def read_gpus() -> list[Gpu] | None:
-    """Return the GPUs of this node; None if this machine is not a node of the cluster."""
+    """Return the GPUs of this node; None if this is not a node of the cluster."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:

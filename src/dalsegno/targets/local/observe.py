@@ -1,5 +1,5 @@
-"""Observe a local cluster. A plan needs to know which files, hosts and services exist; the status shows daemons as
-reported by their hosts, and nodes and jobs as reported by Slurm."""
+"""Observe a local cluster, for plans and for the status. A plan needs to know which files, hosts and services exist.
+The status shows daemons as their hosts report them, and nodes and jobs as Slurm reports them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dalsegno.users.accounts import AccountSet
 
 
 def observe(folder: Folder, state: ClusterState | None, wanted: Desired, slurm: SlurmClient) -> Observed:
-    """Return everything that a plan is computed from; nothing is changed."""
+    """Return everything that a plan is computed from. Nothing is changed."""
     if state is None:
         return Observed()
     hosts = host_folders(folder)
@@ -65,7 +65,8 @@ def _jobs_or_silence(folder: Folder, slurm: SlurmClient) -> tuple[RunningJob, ..
 
 
 def controller_runs(folder: Folder) -> bool:
-    """Return whether slurmctld and munged run. Slurm's commands wait half a minute for a daemon that does not run."""
+    """Return whether slurmctld and munged run. Without this test, Slurm's commands would wait half a minute for
+    them."""
     running = {name for path in host_folders(folder) for name, fact in service_facts(path).items() if fact.running}
     return {"slurmctld", "munged"} <= running
 
@@ -100,13 +101,14 @@ def host_folders(folder: Folder) -> list[Path]:
 
 
 def running_jobs(slurm: SlurmClient) -> tuple[RunningJob, ...]:
-    """Return the jobs that a change could affect. Raise if slurmctld does not answer, because there may be jobs."""
+    """Return the jobs that a change could affect. Raise an error if slurmctld does not answer, because there may be
+    jobs."""
     living = [job for job in slurm.jobs() if not job.state.ended]
     return tuple(RunningJob(job.label, job.partition, frozenset(job.nodes)) for job in living)
 
 
 def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
-    """Return the status of the cluster, without raising if the cluster is broken."""
+    """Return the status of the cluster. This works even if the cluster is broken."""
     state = read_state(folder)
     applied = read_applied(folder)
     if state is None:
@@ -179,7 +181,7 @@ def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
 
 
 def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
-    """Return Slurm's nodes and jobs, and sentences about requests that failed and answers that could not be read."""
+    """Return Slurm's nodes and jobs, and a sentence for each request that failed or whose answer could not be read."""
     try:
         nodes, queue = slurm.nodes(), slurm.queue()
         odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
@@ -189,7 +191,7 @@ def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, 
 
 
 def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
-    """Return the daemons in the plans of all hosts, and whether each runs. slurmd and node agents come last."""
+    """Return the daemons in the plans of all hosts, and whether each of them runs. slurmd and node agents come last."""
     found = []
     for path in host_folders(folder):
         services = _services(path)
@@ -225,7 +227,7 @@ def read_daemon_logs(folder: Folder) -> list[DaemonLog]:
         for service in services or ():
             kind, _, node = str(service["name"]).partition(":")
             log = Path(str(service["log"]))
-            if log.parent in folders:  # another user may own the plan and must not choose which files are read
+            if log.parent in folders:  # otherwise another user who owns the plan could choose which files are read
                 logs.append(DaemonLog(node or path.name, kind, log))
         if services is not None:
             logs.append(DaemonLog(path.name, "init", folder.log(path.name, "init")))
@@ -251,7 +253,7 @@ def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
 
 
 def _injected(folder: Folder) -> list[str]:
-    """Return a sentence about injected faults, so that users do not look for another cause."""
+    """Return a sentence about injected faults, so that users do not look for other causes."""
     found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in faults_of(folder, path.name)]
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return [f"injected: {', '.join(found[:4])}{more}; `dalsegno inject --clear` undoes it"] if found else []

@@ -1,5 +1,5 @@
-"""The placement of each host on this machine: address, port, GPUs. Pure; a host keeps its place from one `up` to the
-next."""
+"""Assign each host its place on this machine: address, port and GPUs. A host keeps its place from one `up` to the next.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dalsegno.users.checks import People, assign_gids, assign_uids, check_new_gr
 VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
-REST = "rest"  # the host of slurmrestd, which checks callers by PID and so needs the machine's PID namespace
+REST = "rest"  # host of slurmrestd, which identifies callers by PID and so needs the machine's PID namespace
 SHELL = "shell"  # the host name of a shell on the head or a login node that uses the machine's own network
 ROOM = "machine-room"  # the machine room runs outside all other hosts, because it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, rarely used by offices and clouds
@@ -32,7 +32,7 @@ HOSTS_MAX = 1000  # maximum number of hosts; a Linux bridge has at most 1023 por
 
 @dataclass(frozen=True)
 class Placement:
-    """Choices that stay the same while the cluster exists."""
+    """The assigned places. They stay the same while the cluster exists."""
 
     hosts: str  # kind of hosts: "virtual" or "loopback"
     subnet: str = ""
@@ -47,13 +47,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Free:
-    """Networks, links and users of this machine that are in use, and a function that finds free ports."""
+    """The networks, links and users that this machine already has, and a function that finds free ports."""
 
     networks: Sequence[ipaddress.IPv4Network] = ()  # networks in use
     links: frozenset[str] = frozenset()  # names of links in use
     port_run: Callable[[int, set[int]], int | None] = lambda count, taken: FIRST_PORT
     people: People = field(default_factory=People)  # the machine's own users and groups
     directory: AccountSet = field(default_factory=AccountSet)  # accounts in the cluster's LDAP directory
+    other_ids: frozenset[int] = frozenset()  # uids and gids of other clusters, whose users share the machine's files
 
 
 def head_hosts(cluster: Cluster) -> list[str]:
@@ -66,8 +67,11 @@ def host_names(cluster: Cluster) -> list[str]:
 
 
 def outside_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[str, str]:
-    """Return the hosts that use Slurm's commands from the machine's own network, and their addresses: a shell on the
-    head or a login node, and the machine itself. slurmctld connects back to their sruns by these names."""
+    """Return the hosts that use Slurm's commands from the machine's own network, with their addresses.
+
+    These are the machine itself, and a shell on the head or a login node. slurmctld uses their names to connect to the
+    sruns on them.
+    """
     if placement.hosts == LOOPBACK:
         return {}
     address = str(ipaddress.IPv4Network(placement.subnet)[1])
@@ -76,7 +80,7 @@ def outside_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[
 
 
 def submit_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[str, str]:
-    """Return all hosts that may run srun but no slurmd, and the address at which slurmctld reaches each."""
+    """Return all hosts that may run srun but do not run slurmd, with the address at which slurmctld reaches each."""
     if placement.hosts == LOOPBACK:
         return {}
     own = {name: placement.addresses[name] for name in [*head_hosts(cluster), *cluster.logins]}
@@ -84,13 +88,13 @@ def submit_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[s
 
 
 def exporter_port(host: str) -> str:
-    """Return the name under which the port of a host's node_exporter is kept."""
+    """Return the key under which the port of a host's node_exporter is stored."""
     return f"node-exporter:{host}"
 
 
 def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
-    """Return "virtual" if this user may create virtual hosts, otherwise "loopback". Raise if the cluster file requires
-    virtual hosts and they are not possible."""
+    """Return "virtual" if this user may create virtual hosts, otherwise "loopback". Raise an error if the cluster file
+    requires virtual hosts and this user cannot create them."""
     wish = cluster.local.hosts
     able = machine.is_root and machine.namespaces
     if wish == VIRTUAL and not able:
@@ -103,7 +107,7 @@ def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
 def place(
     cluster: Cluster, machine: MachineFacts, folder_id: str, before: Placement | None, free: Free, devices: str
 ) -> Placement:
-    """Assign a place to every host; hosts of a running cluster keep theirs."""
+    """Return a place for every host; hosts of a running cluster keep theirs."""
     hosts = before.hosts if before else choose_hosts(cluster, machine)
     if before and cluster.local.hosts not in ("auto", before.hosts):
         raise TargetError(
@@ -120,9 +124,10 @@ def place(
 
 
 def _place_people(cluster: Cluster, base: Placement, free: Free) -> Placement:
-    """Assign ids to users and groups. Raise if a user or group would get the account of somebody else."""
+    """Return the placement with ids for users and groups. Raise an error if one of them would get the account of
+    somebody else."""
     check_people(cluster.users, free.people, base.uids, cluster.groups)
-    in_use = free.directory.ids
+    in_use = free.directory.ids | free.other_ids
     uids = assign_uids(cluster.users, free.people, base.uids, in_use)
     check_new_groups(cluster.groups, free.people, base.gids, uids)
     gids = assign_gids(cluster.users, cluster.groups, free.people, uids, base.gids, in_use)
@@ -162,7 +167,8 @@ def _choose_subnet(cluster: Cluster, folder_id: str, free: Free) -> str:
 
 
 def _checked_subnet(subnet: str, free: Free) -> str:
-    """Return the subnet. Raise if it overlaps a network of this machine, whose addresses would become unreachable."""
+    """Return the subnet. Raise an error if it overlaps a network of this machine, because that network would become
+    unreachable."""
     used = next((network for network in free.networks if ipaddress.IPv4Network(subnet).overlaps(network)), None)
     if used is not None:
         raise TargetError(
@@ -205,7 +211,8 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
 
 
 def _place_gpus(cluster: Cluster, machine: MachineFacts, base: Placement, devices: str) -> Placement:
-    """Assign real GPUs in order if there are enough for all nodes; otherwise simulate all GPUs."""
+    """Return the placement with GPUs: real ones in order if there are enough for all nodes, else simulated ones for
+    all."""
     total = sum(node.gpus for node in cluster.nodes)
     enough = 0 < total <= len(machine.gpu_files)
     if cluster.local.gpus == "real" and not enough:
@@ -226,7 +233,7 @@ SIMULATED_MEMORY_MIB = 16384  # memory of a simulated GPU whose real size is unk
 
 
 def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
-    """Return the telemetry of a healthy node. A different `machine` id gives different GPUs; real GPUs are left out."""
+    """Return the telemetry of a healthy node. Another `machine` id gives other GPUs. Real GPUs are left out."""
     return healthy(
         node.name,
         node.gpus if simulated else 0,
@@ -238,6 +245,6 @@ def healthy_node(node: Node, simulated: bool, machine: str = "") -> Telemetry:
 
 
 def gpu_stamp(node: Node, simulated: bool) -> str:
-    """Return a string that identifies the node's simulated GPUs. The telemetry file is rewritten only when it no longer
-    contains this string."""
+    """Return a text that identifies the node's simulated GPUs. The telemetry file is rewritten only when it does not
+    contain this text."""
     return f"made for {node.gpus if simulated else 0} x {node.gpu_type or 'gpu'} with {node.gpu_memory_mib} MiB."

@@ -14,6 +14,7 @@ from dalsegno.targets.local.desired import Desired, File
 from dalsegno.targets.local.folder import ApplyStage, ClusterState
 from dalsegno.targets.local.placement import Placement
 from dalsegno.users.accounts import AccountPlan, AccountSet, plan_accounts
+from dalsegno.users.roster import removed_by_command
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class LocalPlan:
     placement: Placement
     desired: Desired
     fresh: bool
-    unfinished: bool = False  # an earlier `up` was interrupted, so all steps are repeated
+    unfinished: bool = False  # whether an earlier `up` was interrupted, so that all steps are repeated
     add_nodes: tuple[str, ...] = ()
     remove_nodes: tuple[str, ...] = ()
     remove_partitions: tuple[str, ...] = ()
@@ -68,15 +69,15 @@ class LocalPlan:
     reconfigure: bool = False
     people: AccountPlan = field(default_factory=AccountPlan)
     accounting: bool = False
-    remove_members: tuple[str, ...] = ()  # users whose associations in Slurm are removed
+    remove_members: tuple[str, ...] = ()  # users to remove from Slurm's accounting
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
     wait_for: tuple[str, ...] | None = ()  # jobs that must end before the change; None if unknown
-    blocked: tuple[str, ...] = ()  # pending jobs of a removed partition, which the user must cancel or move first
+    blocked: tuple[str, ...] = ()  # pending jobs in a removed partition; the user must cancel or move them first
     import_images: tuple[str, ...] = ()  # images to import last, when the cluster is up
-    left_out: tuple[str, ...] = ()  # sentences about differences from what the user may expect
+    left_out: tuple[str, ...] = ()  # sentences about what may surprise the user
     limits: str = ""  # sentence about limits on jobs; `plan` shows it, `up` does not
-    containers: bool | None = None  # whether containers are switched on or off; None if unchanged
+    containers: bool | None = None  # whether containers are being switched on (true) or off (false); None if unchanged
     no_containers: str = ""  # why containers are off, if the cluster file leaves the choice to the machine
     monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
     only_user: str = ""  # the account that all jobs run as on loopback ports
@@ -149,7 +150,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
             desired.accounts, seen.directory if wanted.directory.ldap else seen.accounts, seen.accounts
         ),
         accounting=wanted.slurm.accounting and (before is None or _people(before) != _people(wanted)),
-        remove_members=_removed_by_command(before, wanted),
+        remove_members=removed_by_command(before, wanted),
         reservations=(before.reservations if before else ()) != wanted.reservations,
         old_reservations=_reservation_names(before, wanted),
         wait_for=_jobs_on_removed(seen.jobs, gone_nodes, gone_partitions),
@@ -195,8 +196,10 @@ def _differs(file: File, found: str | None) -> bool:
 
 
 def _reservation_names(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
-    """Return the reservations that may exist: those of the last file, and those of this file, which an interrupted `up`
-    may have created."""
+    """Return the reservations that may exist: those of the last file, and those of this file.
+
+    An interrupted `up` may have created some reservations of this file.
+    """
     names = [item.name for cluster in (before, wanted) if cluster for item in cluster.reservations]
     return tuple(dict.fromkeys(names))
 
@@ -204,7 +207,7 @@ def _reservation_names(before: Cluster | None, wanted: Cluster) -> tuple[str, ..
 def _jobs_on_removed(
     jobs: tuple[RunningJob, ...] | None, nodes: Iterable[str], partitions: Iterable[str]
 ) -> tuple[str, ...] | None:
-    """Return the jobs on nodes and partitions that will be removed; None if unknown."""
+    """Return the jobs on nodes or in partitions that will be removed; None if the jobs are unknown."""
     if jobs is None:
         return None
     gone_nodes, gone_partitions = set(nodes), set(partitions)
@@ -212,18 +215,12 @@ def _jobs_on_removed(
 
 
 def _people(cluster: Cluster) -> object:
-    """Return the parts of the cluster that Slurm's database stores about people."""
+    """Return the parts of the cluster file about people that Slurm's database stores."""
     members = [
         replace(user, uid=None, groups=(), allow_privileged=(), ssh_keys=(), full_name="", added=False)
         for user in cluster.users
     ]
     return (cluster.accounts, members, cluster.slurm.qos)
-
-
-def _removed_by_command(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
-    """Return the users that `dalsegno user rm` removes. Users removed from the file stay in Slurm's database."""
-    names = {user.name for user in wanted.users}
-    return tuple(user.name for user in before.users if user.added and user.name not in names) if before else ()
 
 
 def _services(desired: Desired, seen: Observed) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
@@ -242,7 +239,7 @@ def _services(desired: Desired, seen: Observed) -> tuple[tuple[tuple[str, str], 
 
 
 def _superfluous(desired: Desired, seen: Observed) -> tuple[tuple[str, str], ...]:
-    """Return the services that run on a host but are no longer in its plan."""
+    """Return the running services that are no longer in their host's plan."""
     return tuple(
         (host.name, name)
         for host in desired.hosts.values()

@@ -1,4 +1,4 @@
-"""What this machine needs for a cluster: the programs of the daemons, and the programs for containers."""
+"""Check what this machine needs for a cluster: the programs of the daemons, and the programs for containers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
 
 def check_packages(cluster: Cluster, machine: MachineFacts, prometheus: bool) -> None:
-    """Raise if a program that this cluster needs is missing, or if others can read a file with a secret."""
+    """Raise an error if a program that this cluster needs is missing, or if other users can read a file with a
+    secret."""
     programs = [
         *ALWAYS,
         *(ACCOUNTING if cluster.slurm.accounting else ()),
@@ -46,9 +47,10 @@ def check_packages(cluster: Cluster, machine: MachineFacts, prometheus: bool) ->
 def resolve_containers(
     cluster: Cluster, runner: Runner, cache: Path, machine: MachineFacts, folder: Folder
 ) -> tuple[Cluster, str]:
-    """Switch containers on or off. If the cluster file does not say, they are on if this machine can run them.
+    """Return the cluster with containers switched on or off, and the reason why this machine cannot run containers.
 
-    Return the cluster, and the reason why this machine cannot run containers; "" if it can, or if the file decides.
+    If the cluster file does not say whether to use containers, this machine decides. The reason is "" if the machine
+    can run them, or if the file decides.
     """
     if cluster.containers.enabled is False:
         return cluster, ""

@@ -1,4 +1,5 @@
-"""Shells on a local cluster: the variables that make a shell use it, and how root enters its hosts."""
+"""Shells on a local cluster: the environment variables that make a shell use the cluster, and how root enters its
+hosts."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from dalsegno.targets.local.daemons import slurm_env
 from dalsegno.targets.local.folder import ClusterState, Folder, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
-ON_ONE_MACHINE_S = "1.5"  # default of DALSEGNO_NODE_TIMEOUT; short, because no real network is between the hosts
+ON_ONE_MACHINE_S = "1"  # default of DALSEGNO_NODE_TIMEOUT; short, because no real network is between the hosts
 RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # run in a new UTS namespace
-# Entering a mount namespace loses the working folder, so change to it by name before the command.
+# Entering a mount namespace resets the working folder, so the command first changes to it by name.
 CHANGE_FOLDER = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
 
@@ -54,7 +55,7 @@ def enter(
 
 
 def _person_env(folder: Folder, user: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of another user, without root's variables, which may be secret."""
+    """Return the environment of another user. Root's variables are left out, because they may be secret."""
     person = _person(folder, user)
     plain = {name: env[name] for name in ("TERM", "LANG", "LC_ALL", "TZ") if name in env}
     return {**plain, "USER": user, "LOGNAME": user, "HOME": person.home, "SHELL": person.shell}
@@ -90,9 +91,10 @@ def person_name(folder: Folder, uid: int) -> str:
 
 
 def entry_command(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
-    """Return the arguments to put before a command so that it runs on the login node, the head or the named host.
+    """Return the arguments to put before a command, so that it runs on the login node, the head or `host`.
 
-    The list is empty for a user without root rights and for loopback hosts, where the environment is sufficient.
+    The list is empty for a user without root rights and for loopback hosts, because there the environment is
+    sufficient.
     """
     state = read_state(folder)
     virtual = state is not None and state.placement.hosts == VIRTUAL
@@ -115,8 +117,8 @@ def entry_command(folder: Folder, cwd: str, *, host: str | None = None, user: st
     if user:
         person = _person(folder, user)
         become = ["setpriv", f"--reuid={person.uid}", f"--regid={person.gid}", "--init-groups", "--"]
-    # Without a named host, the shell keeps this machine's network, so that pip and git work. It gets its own host name,
-    # by which slurmctld reaches the sruns in it (`submit_hosts`).
+    # If no host is named, the shell keeps this machine's network, so that pip and git work. Its host name is one by
+    # which slurmctld can reach every srun in the shell (`submit_hosts`).
     named = ["--uts", "--net"] if host else []
     renamed = [] if host else ["unshare", "--uts", "/bin/sh", "-c", RENAME, SHELL]
     nsenter = [program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--ipc", "--pid", *named, "--"]
@@ -136,13 +138,14 @@ RESUME = "dalsegno-resume"
 
 
 def own_command() -> str:
-    """Return a script that starts `dalsegno` with this Python, for every user who can read both."""
+    """Return a script that starts `dalsegno` with this Python. It works for every user who can read Dal Segno and the
+    Python."""
     return f'#!/bin/sh\nexec {join(own_argv())} "$@"\n'
 
 
 def resume_command() -> str:
-    """Return a script that replaces srun for `--auto-resume=1`. If the user cannot read this Python, the script runs
-    plain srun."""
+    """Return a script that replaces srun for `--auto-resume=1`. If the user cannot read this Python, it runs the real
+    srun."""
     from dalsegno.runs.auto_resume.decide import NOTES  # this import takes 0.03 s, and only `up` needs it
 
     words = list(launcher())

@@ -16,7 +16,7 @@ from dalsegno.programs import launcher
 from dalsegno.slurm.layout import Programs
 from dalsegno.spec.facts import Cluster, Storage, User
 from dalsegno.storage.probe import find_mount
-from dalsegno.storage.scratch import EPILOG, PROLOG, TASK_PROLOG, scratch_of, scratch_scripts, without_programs
+from dalsegno.storage.scratch import EPILOG, PROLOG, TASK_PROLOG, job_scripts, scratch_of, without_programs
 from dalsegno.system.files import explain, make_folder, read_json, write_atomic
 from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.ownership import part_of_others, trusted_owners
@@ -39,13 +39,13 @@ def source_of(storage: Storage, folder: Folder) -> Path:
 
 
 def shared_binds(cluster: Cluster, folder: Folder) -> tuple[tuple[str, str], ...]:
-    """Return the bind mounts of every virtual host, as pairs of a folder of the machine and a mount point."""
+    """Return the bind mounts that every virtual host has, as pairs of a folder on the machine and a mount point."""
     pairs = [(str(source_of(each, folder)), each.mount) for each in cluster.storage if each.type == "folder"]
     return tuple((source, mount) for source, mount in pairs if source != mount)
 
 
 def node_binds(cluster: Cluster, folder: Folder, node: str) -> tuple[tuple[str, str], ...]:
-    """Return the bind mount of a node's scratch disk. A replacement gets a new scratch disk."""
+    """Return the bind mount of a node's scratch disk, if there is one. A replaced machine gets a new scratch disk."""
     scratch = scratch_of(cluster)
     return ((str(folder.scratch(node)), scratch.mount),) if scratch else ()
 
@@ -55,19 +55,20 @@ def home_storage(cluster: Cluster) -> Storage | None:
 
 
 def homes_inside(cluster: Cluster, folder: Folder, placement: Placement) -> str:
-    """Return the folder of home folders as hosts see it."""
+    """Return the path of the home folders as hosts see it."""
     storage = home_storage(cluster)
     return storage.mount if storage and placement.hosts != LOOPBACK else str(folder.homes)
 
 
 def homes_here(cluster: Cluster, folder: Folder) -> Path:
-    """Return the folder of home folders on this machine."""
+    """Return the path of the home folders on this machine."""
     storage = home_storage(cluster)
     return source_of(storage, folder) if storage else folder.homes
 
 
 def slurm_programs(cluster: Cluster, folder: Folder, placement: Placement) -> Programs:
-    """Return the programs that Slurm starts for scratch folders; none on loopback ports, where nodes have no disks."""
+    """Return the programs that Slurm starts for scratch folders. On loopback ports there are none, because nodes have
+    no disks."""
     if scratch_of(cluster) is None or placement.hosts == LOOPBACK:
         return Programs()
     paths = {name: str(folder.bin / name) for name in (PROLOG, EPILOG, TASK_PROLOG)}
@@ -78,26 +79,29 @@ def program_files(cluster: Cluster, folder: Folder, placement: Placement) -> dic
     """Return the scripts of `slurm_programs`, by their path below the state folder."""
     if placement.hosts == LOOPBACK:
         return {}
-    scripts = scratch_scripts(cluster, launcher(), str(folder.boot_id("%n")))
+    scripts = job_scripts(cluster, launcher(), str(folder.boot_id("%n")))
     return {f"bin/{name}": text for name, text in scripts.items()}
 
 
 def shown_in_containers(cluster: Cluster, folder: Folder, placement: Placement) -> tuple[str, ...]:
-    """Return the paths that containers of jobs see: the scratch disk, and the task prolog, which Slurm starts inside
-    the container."""
+    """Return the paths to mount into containers: the scratch disk, and the task prolog, which Slurm starts inside the
+    container."""
     scratch = scratch_of(cluster)
     return (scratch.mount, str(folder.bin / TASK_PROLOG)) if scratch and placement.hosts != LOOPBACK else ()
 
 
 def without_own_programs(cluster: Cluster, placement: Placement) -> Cluster:
-    """Return the cluster without the raw settings that our programs call, if it has scratch."""
+    """Return the cluster. If it has scratch, leave out raw Slurm settings that name programs, such as `Prolog`.
+
+    Slurm starts our programs instead, and our programs then start those that the settings named.
+    """
     if scratch_of(cluster) is None or placement.hosts == LOOPBACK:
         return cluster
     return replace(cluster, slurm=replace(cluster.slurm, extra=without_programs(cluster.slurm.extra)))
 
 
 def storage_sentences(cluster: Cluster, folder: Folder, placement: Placement) -> list[str]:
-    """Return what `plan` says about the storage of a new cluster."""
+    """Return the sentences of `plan` about the storage of a new cluster."""
     virtual = placement.hosts != LOOPBACK
     return [text for each in cluster.storage if (text := (_mounted if virtual else _not_mounted)(each, folder))]
 
@@ -115,7 +119,7 @@ def _mounted(storage: Storage, folder: Folder) -> str:
 
 
 def _not_mounted(storage: Storage, folder: Folder) -> str:
-    """Return sentences about storage that loopback nodes cannot mount. They use this machine's file system."""
+    """Return a sentence about storage that loopback nodes cannot mount, because they use this machine's file system."""
     if storage.type == "scratch":
         return f"no scratch folders at {storage.mount}: nodes on loopback ports have no disk of their own"
     source = source_of(storage, folder)
@@ -136,7 +140,7 @@ def _has_content(path: Path) -> bool:
 
 
 def check_storage(cluster: Cluster, folder: Folder, placement: Placement, mountinfo: str) -> None:
-    """Raise if this machine cannot provide the storage, or if a mount would hide files that the hosts need."""
+    """Raise an error if this machine cannot provide the storage, or if a mount would hide files that the hosts need."""
     for storage in cluster.storage:
         if storage.type == "existing":
             _check_existing(storage, mountinfo)
@@ -161,7 +165,7 @@ def _check_existing(storage: Storage, mountinfo: str) -> None:
 
 
 def _check_homes(storage: Storage, source: Path) -> None:
-    """Raise if users could choose the folder in which root creates home folders."""
+    """Raise an error if users could change the folder in which root creates home folders."""
     if theirs := part_of_others(source, trusted_owners()):
         raise TargetError(
             f"users can replace {theirs}, where root would create the home folders of storage `{storage.name}`",
@@ -201,7 +205,7 @@ def _needed(folder: Folder, cluster: Cluster) -> Iterator[Path]:
         yield from (Path(path), Path(os.path.realpath(path)))
     if cluster.containers.folder:
         yield Path(cluster.containers.folder)
-    # A host mounts a lost storage again, so it must be able to read the source.
+    # A host that has lost its storage mounts the source again, so the source must stay visible.
     yield from (source_of(storage, folder) for storage in cluster.storage if storage.type != "scratch")
 
 
@@ -228,7 +232,7 @@ def make_storage(cluster: Cluster, folder: Folder, placement: Placement) -> None
 def make_mount_points(folder: Folder, mounts: Sequence[str]) -> None:
     """Create missing mount points on this machine, whose folders all hosts share. Record them first, for `down`.
 
-    Mount points that another cluster created are recorded too. The last cluster that is removed deletes them.
+    Mount points that another cluster created are recorded too, because the last cluster to be removed deletes them.
     """
     others = {path for each in folder.root.parent.iterdir() for path in _recorded(Folder(each))}
     missing = [path for mount in mounts for path in _missing_parts(Path(mount))]
@@ -250,7 +254,7 @@ def _missing_parts(path: Path) -> list[Path]:
 
 
 def _recorded(folder: Folder) -> list[str]:
-    with contextlib.suppress(Exception):  # a damaged record must not prevent `down`; an empty folder may stay
+    with contextlib.suppress(Exception):  # a damaged record must not prevent `down`, even if an empty folder is left
         found = read_json(folder.mount_points)
         return [str(path) for path in found] if isinstance(found, list) else []
     return []
@@ -259,7 +263,8 @@ def _recorded(folder: Folder) -> list[str]:
 def remove_mount_points(folder: Folder) -> None:
     """Remove the mount points that `up` created, if they are empty and no other cluster uses them.
 
-    The kernel lets root remove a folder that is a mount point in another namespace, and unmounts it there.
+    The second condition matters: the kernel would let root remove a mount point of another namespace, and unmount it
+    there.
     """
     paths = _recorded(folder)
     used = _mounted_anywhere() if paths else set()
@@ -285,9 +290,9 @@ def _mounted_anywhere() -> set[str]:
 
 
 def make_homes(homes: Path, users: Iterable[PosixUser]) -> None:
-    """Create home folders for users that exist only inside the cluster, and install the keys that may log in.
+    """Create home folders for users who exist only in the cluster, and install the keys that may log in.
 
-    A folder that belongs to somebody else is not changed; `plan` has a sentence about it.
+    A folder that belongs to somebody else is not changed. `plan` reports it.
     """
     try:
         for user in users:
@@ -316,7 +321,7 @@ def foreign_homes(cluster: Cluster, folder: Folder, placement: Placement, users:
 
 
 def lost_homes(cluster: Cluster | None, folder: Folder) -> tuple[str, ...]:
-    """Return the home folders that contain files, unless they are on storage that outlives the cluster."""
+    """Return the home folders with files in them, except those on storage that outlives the cluster."""
     storage = home_storage(cluster) if cluster else None
     homes = source_of(storage, folder) if storage else folder.homes
     if not homes.is_relative_to(folder.root):
@@ -327,6 +332,6 @@ def lost_homes(cluster: Cluster | None, folder: Folder) -> tuple[str, ...]:
 
 
 def lost_storage(cluster: Cluster | None, folder: Folder) -> tuple[str, ...]:
-    """Return the storage that contains files, without home folders."""
+    """Return the storage with files in it, except home folders."""
     inside = [each for each in cluster.storage if each.type == "folder" and not each.source] if cluster else []
     return tuple(each.name for each in inside if not each.home and _has_content(source_of(each, folder)))

@@ -33,8 +33,8 @@ LINK_GONE_S = 5.0
 
 
 def sweep(runner: Runner, folder: Folder) -> bool:
-    """Remove everything that belongs to the cluster; return False if there was nothing. Only the path of the state
-    folder is needed."""
+    """Remove everything that belongs to the cluster. Return False if there was nothing. This needs only the path of the
+    state folder."""
     found = folder.root.exists()
     found |= end_processes(folder)
     if os.geteuid() == 0:
@@ -48,10 +48,10 @@ def sweep(runner: Runner, folder: Folder) -> bool:
 
 
 def end_processes(folder: Folder) -> bool:
-    """Kill all processes with the cluster's mark, and their children; return whether there were any.
+    """Kill all processes that have the cluster's variable MARK in their environment, and their children.
 
-    Repeat until a search finds none, because a daemon may fork during a search. If a virtual host's first process dies,
-    the kernel kills the host's other processes.
+    Return whether there were any. Search again until none is found, because a daemon may fork during a search. If a
+    virtual host's first process dies, the kernel kills the host's other processes.
     """
     found = False
     for _ in range(20):
@@ -67,21 +67,22 @@ def end_processes(folder: Folder) -> bool:
 
 
 def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
-    """End processes left by a killed `up` or a dead loopback supervisor, before hosts are booted.
+    """End processes that a killed `up` or a dead loopback supervisor has left running.
 
-    Job steps are kept for the next slurmd. Coordinators of runs, with their children, are kept for the next controller.
+    Call this before hosts are booted. Job steps are kept for the next slurmd. Coordinators of runs and their children
+    are kept for the next controller.
     """
     spared = [*hosts, *(process for process in coordinators(folder) if loopback)]
     known = {pid for process in spared for pid in (process.pid, *descendants(process.pid))}
     strays = [process for process in marked(str(folder.root)) if process.pid not in known]
-    if not loopback:  # stop only the first process of a virtual host: its daemons end with it
+    if not loopback:  # end only the first process of a virtual host, because its daemons end with it
         strays = [process for process in strays if INIT in " ".join(arguments(process.pid))]
     stop(process for process in strays if not " ".join(arguments(process.pid)).startswith("slurmstepd"))
 
 
 def coordinators(folder: Folder) -> list[Process]:
-    """Return the running coordinators that the controller has recorded. The list is empty for virtual hosts, where the
-    records have PIDs of another namespace, and coordinators end with their host."""
+    """Return the running coordinators that the controller has recorded. There are none on virtual hosts: their records
+    have PIDs of another namespace, and coordinators end with their host."""
     found = []
     for path in folder.runs.glob("*.json"):
         with contextlib.suppress(DalsegnoError, OSError):  # skip a record that is damaged or was just removed
@@ -98,10 +99,10 @@ def _ours(folder: Folder) -> list[Process]:
 
 
 def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
-    """Return whether the process belongs to the cluster. This is a process that Dal Segno started or a task of a job,
-    even if the task has left its step's session.
+    """Return whether the process belongs to this cluster: Dal Segno has started it, or it is a task of one of the
+    cluster's jobs. A task counts even if it has left its step's session.
 
-    A process of another user may have a forged mark, so it counts only if it is a recorded coordinator (`kept`).
+    Any user can set the variable MARK, so another user's process counts only if it is a recorded coordinator (`kept`).
     """
     env = environment(pid)
     if f"{MARK}={folder.root}".encode() in env:
@@ -112,16 +113,21 @@ def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
 
 
 def _with_children(processes: list[Process]) -> list[Process]:
-    """Return the processes and their children. Job steps have the user's environment, without the mark; they are found
-    below slurmstepd."""
+    """Return the processes and all their descendants.
+
+    Job steps below slurmstepd are found only as descendants: they have the user's environment, which lacks the variable
+    MARK.
+    """
     own = {process.pid for process in processes}
     below = {child for pid in own for child in descendants(pid)} - own - {os.getpid()}
     return processes + [Process(pid, start) for pid in below if (start := start_ticks(pid)) is not None]
 
 
 def remove_links(runner: Runner, folder: Folder) -> bool:
-    """Wait until the machine's end of the link disappears with the switch, then delete what is left; return whether
-    there was a link."""
+    """Remove the machine's end of the link; return whether there was one.
+
+    The kernel removes the link with the switch. If it has not done so within a time limit, delete the link.
+    """
     prefix = f"ds{folder.id}"
     until = time.monotonic() + LINK_GONE_S
     found = False
@@ -134,7 +140,8 @@ def remove_links(runner: Runner, folder: Folder) -> bool:
 
 
 def remove_cgroups(runner: Runner, folder: Folder) -> bool:
-    """Remove the cluster's folders in every cgroup hierarchy, and its scope, which systemd would remove only later."""
+    """Remove the cluster's folders in every cgroup hierarchy, and its systemd scope, which systemd would remove only
+    later."""
     found = cluster_folders(folder.id)
     unit = read_cgroups().place(folder.id).unit
     if unit and any(path.name == unit for path in found):

@@ -1,4 +1,4 @@
-"""The local target, which connects the modules that observe, plan, apply, report and remove."""
+"""The local target. It connects the modules that observe, plan, apply, report and remove."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ from dalsegno.targets.local.folder import (
     ApplyStage,
     ClusterState,
     Folder,
+    ids_of_others,
     read_state,
     read_state_leniently,
     write_state,
@@ -80,11 +81,11 @@ if TYPE_CHECKING:
 
 
 STATUS_S = 5.0
-TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a host boots in 0.5 s; a node back within 3 s only had a link problem
+TIMES = NodeTimes(boot_s=30.0, gone_s=3.0)  # a boot takes 0.5 s; a node back within 3 s had a link problem
 
 
 class LocalTarget:
-    """The local target of the cluster in one state folder."""
+    """The target of a cluster on this machine, with its state in one folder."""
 
     virtual_nodes = True
 
@@ -141,7 +142,7 @@ class LocalTarget:
             homes = homes_inside(applied, self.folder, before)
             seen = replace(seen, accounts=cluster_accounts(applied, self._people(), before.uids, before.gids, homes))
             if directory is None and applied.directory.ldap:
-                directory = seen.accounts  # the LDAP server has stopped, but still stores the accounts
+                directory = seen.accounts  # the LDAP server has stopped, but still has the accounts
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory or AccountSet()))
         stored = storage_sentences(cluster, self.folder, placement) if plan.fresh else ()
         left_out = (*plan.left_out, *stored, *self._surprises(cluster, placement))
@@ -150,7 +151,7 @@ class LocalTarget:
         return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers, only_user=only_user)
 
     def _surprises(self, cluster: Cluster, placement: Placement) -> list[str]:
-        """Return sentences about what the user may not expect, such as missing virtual hosts, or cluster users who
+        """Return sentences about what may surprise the user, such as missing virtual hosts, or cluster users who
         already have an account on this machine."""
         if placement.hosts != LOOPBACK:
             closed = self.closed_to_users() if cluster.users else ()
@@ -198,8 +199,8 @@ class LocalTarget:
     def _restore(self, site: ApplySite, before: Cluster, state: ClusterState, error: DalsegnoError) -> NoReturn:
         """Undo a change that failed, and raise its error."""
         try:
-            # Use the old placement, which includes the hosts that the failed change would have removed. MAKING makes
-            # `plan` repeat all steps.
+            # Use the old placement, which still has the hosts that the failed change would have removed. The stage
+            # MAKING makes `plan` repeat all steps.
             write_state(self.folder, replace(state, phase=ApplyStage.MAKING))
             apply(site, self.plan(before), state)
         except DalsegnoError as second:
@@ -225,8 +226,8 @@ class LocalTarget:
         return sweep(self.runner, self.folder)
 
     def status(self) -> ClusterStatus:
-        """Return the status. Slurm's commands run inside the cluster if possible, because only there the cluster's own
-        users have names."""
+        """Return the status. If possible, Slurm's commands run inside the cluster, because only its hosts know the
+        names of its users."""
         return read_status(self.folder, self._client(self._entry_command(), timeout_s=STATUS_S))
 
     def _entry_command(self) -> list[str]:
@@ -269,7 +270,8 @@ class LocalTarget:
         return ShellEntry(argv, full, person_uid(self.folder, user), tuple(self.closed_to_users()))
 
     def closed_to_users(self) -> list[str]:
-        """Return a sentence if the cluster's users cannot read Dal Segno's programs, as in a clone below /root."""
+        """Return a sentence if the cluster's users cannot read Dal Segno's programs, for example in a clone below
+        /root."""
         closed = closed_to_others(Path(PACKAGES) / "dalsegno", Path(sys.executable))
         if closed is None:
             return []
@@ -361,8 +363,11 @@ class LocalTarget:
         return self._room.read_logs(node)
 
     def user_name(self, uid: int) -> str:
-        """Return the name of a user of the hosts or of this machine. Hosts do not know users that were created on the
-        machine after `up`, but the machine room does."""
+        """Return the name of a user of the hosts or of this machine.
+
+        Inside a host, the machine room is asked too, because hosts do not know users that were created on the machine
+        after `up`.
+        """
         known = find_user(uid) or person_name(self.folder, uid)
         return known or (self._room.user_name(uid) if runs_inside_host() else user_of(uid))
 
@@ -370,7 +375,8 @@ class LocalTarget:
         return self._room.dead_daemons() if runs_inside_host() else dead_daemons(self.folder)
 
     def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-        """Inject a fault. From inside a host, where other hosts cannot be reached, the machine room injects it."""
+        """Inject a fault. Inside a host, leave this to the machine room, because other hosts cannot be reached from
+        there."""
         if runs_inside_host():
             return self._room.inject(node, fault.name, options.code)
         from dalsegno.inject.injection import inject
@@ -407,14 +413,16 @@ class LocalTarget:
         return SlurmClient(self.runner, env, prefix=prefix, timeout_s=timeout_s)
 
     def _state(self) -> ClusterState | None:
-        """Return the state to continue from; None after an interrupted `down`."""
+        """Return the state to continue from. It is None after an interrupted `down`."""
         state = read_state(self.folder)
         return None if state is not None and state.phase is ApplyStage.REMOVING else state
 
     def _free(self) -> Free:
         if not self.machine.is_root:
             return Free(port_run=self._port_run)
-        return Free(used_networks(self.runner), frozenset(link_names(self.runner)), self._port_run, self._people())
+        links = frozenset(link_names(self.runner))
+        used = used_networks(self.runner)
+        return Free(used, links, self._port_run, self._people(), other_ids=ids_of_others(self.folder))
 
     def _people(self) -> People:
         passwd, group = (Path(f"/etc/{name}").read_text(errors="surrogateescape") for name in ("passwd", "group"))
@@ -422,7 +430,7 @@ class LocalTarget:
 
     def _port_run(self, count: int, taken: set[int]) -> int | None:
         """Return the first of `count` consecutive free ports; None if there are none. Each cluster starts its search at
-        a different port, so that two clusters do not choose the same ports."""
+        another port, so that two clusters do not choose the same ports."""
         start = FIRST_PORT + int(self.folder.id, 16) % ((LAST_PORT - FIRST_PORT) // 2)
         return first_free_run(count, start, LAST_PORT, taken) or first_free_run(count, FIRST_PORT, LAST_PORT, taken)
 

@@ -1,8 +1,8 @@
-"""The controller's side of a cluster on OCI, and the stack's own commands that reboot and replace machines there.
+"""The target on the controller of an OCI cluster, and the stack's commands that reboot and replace machines there.
 
-Release 3 has the program `mgmt`, release 2.10 the script resize.sh. A machine in a cluster network gets a name from its
-address, so a new machine may have another name than the one that it replaces. Recovery therefore reboots nodes and
-never replaces them: a person does, with `dalsegno nodes replace`.
+Release 3 of the stack has the program `mgmt`, and release 2.10 has the script resize.sh. In a cluster network, the name
+of a machine is derived from its address. So a new machine may have another name than the one that it replaces. Recovery
+therefore only reboots nodes. A person replaces them, with `dalsegno nodes replace`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDING = ("terminating", "terminated")
 
 
 def reboot_command(release: str, node: str) -> list[str]:
-    """Return the command on the head node that reboots a node. `mgmt` resets the machine, even if it hangs."""
+    """Return the command, to run on the head node, that reboots a node. `mgmt` resets the machine even if it hangs."""
     if release == "v3":
         return ["mgmt", "nodes", "reboot", "--nodes", node]
     return ["scontrol", "reboot", "ASAP", "nextstate=RESUME", "reason=dalsegno:reboot", node]
@@ -35,9 +35,9 @@ def describe_command(node: str) -> list[str]:
 
 
 def replace_commands(release: str, node: str, stack_cluster: str) -> list[list[str]]:
-    """Return the commands on the head node that terminate a machine and start another one in its cluster.
+    """Return the commands, to run on the head node, that terminate a machine and start another one in its cluster.
 
-    With release 3, the tag tells Oracle that the machine is broken, so that it is not handed out again.
+    In release 3, a tag tells Oracle that the machine is broken, so that nobody else gets it.
     """
     if release == "v3":
         return [
@@ -62,7 +62,8 @@ def read_machine(answer: str, node: str) -> Mapping[str, Any]:
 
 
 def cluster_to_grow(machine: Mapping[str, Any], node: str) -> str:
-    """Return the cluster that gets the new machine. Raise if the machine ends already."""
+    """Return the name of the cluster that the new machine joins. Raise an error if the old machine is already being
+    terminated."""
     if str(machine.get("status")) in _ENDING:
         raise TargetError(f"{node} is being replaced already", hint="`mgmt nodes list` on the controller shows it")
     name = str(machine.get("cluster_name") or "")
@@ -72,7 +73,7 @@ def cluster_to_grow(machine: Mapping[str, Any], node: str) -> str:
 
 
 class OciHead(HeadSide):
-    """The cluster in the state folder of the controller."""
+    """The target on the controller, for the cluster of the state folder there."""
 
     kind = "oci"
     times = TIMES

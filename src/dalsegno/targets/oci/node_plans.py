@@ -1,7 +1,7 @@
-"""What Dal Segno adds to the machines of the HPC stack, and the scripts that install it. Pure.
+"""The plans of the HPC stack's machines, which list what Dal Segno adds to them, and the scripts that install it. Pure.
 
 The stack runs Slurm. Its machines share no folder that only root can change, so the secrets of node agents are derived
-from munge's key. Compute nodes get slurm.conf from slurmctld, and have it in /run/slurm/conf.
+from munge's key. Compute nodes get slurm.conf from slurmctld, and keep it in /run/slurm/conf.
 """
 
 from __future__ import annotations
@@ -19,23 +19,33 @@ from enum import Enum
 from dalsegno.hardware.job_variables import JobVariable, variables_for
 from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
+from dalsegno.programs import HOST_LAUNCHER
 from dalsegno.setup.bootstrap import PYTHON, BootstrapCode, CodeSource, render_bootstrap
 from dalsegno.setup.node_plan import NodePlan, PlannedFile, PlannedFolder, PlannedLink, PlannedService
 from dalsegno.spec.facts import Cluster, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.cloud.agent_secrets import MUNGE_KEY, derive_command
-from dalsegno.targets.cloud.node_plans import HEAD_HOME, ManagedSlurm, compute_plan, head_plan, login_plan, prolog_text
-from dalsegno.targets.folder import LOGS, ClusterRole
-from dalsegno.targets.oci.plan import OciStage, OciState
+from dalsegno.targets.cloud.node_plans import (
+    HEAD_HOME,
+    PATH,
+    ManagedSlurm,
+    compute_plan,
+    head_plan,
+    login_plan,
+    prolog_text,
+)
+from dalsegno.targets.folder import LOGS, ClusterFolder, ClusterRole
+from dalsegno.targets.oci.plan import AT_ONCE, OciStage, OciState
+from dalsegno.targets.oci.users import users_script
 from dalsegno.targets.oci.variables import settings_of, uses_rdma
 
 ETC = "/etc/slurm"
-CACHED_ETC = "/run/slurm/conf"  # where slurmd of a compute node keeps the files of slurmctld
+CACHED_ETC = "/run/slurm/conf"  # where slurmd on a compute node stores the files that it gets from slurmctld
 PROLOG = f"{ETC}/prolog.d/50-dalsegno.sh"  # the stack's slurm.conf has `Prolog=/etc/slurm/prolog.d/*`
 PROFILE = "/etc/profile.d/dalsegno-rdma.sh"
-# The scripts on the head node. Release 3 exports /config to all machines.
+# The folder of our scripts on the head node, by release. Release 3 exports /config to all machines.
 FOLDERS = {"v2.10": "/opt/dalsegno-scripts", "v3": "/config/dalsegno"}
-CUSTOM_ROLE = "/config/playbooks/roles/custom/tasks/main.yml"  # release 3 runs it on each new node
+CUSTOM_ROLE = "/config/playbooks/roles/custom/tasks/main.yml"  # release 3 runs this file on each new node
 CODE = "dalsegno.tar.gz"
 _HEAD_ADDRESS = 'cat "$(dirname "$0")/controller"'
 
@@ -49,7 +59,7 @@ class MachineRole(Enum):
 
 
 class OciSlurm(ManagedSlurm):
-    """The stack's Slurm."""
+    """A cluster of the HPC stack."""
 
     @property
     def shared(self) -> str:
@@ -57,7 +67,7 @@ class OciSlurm(ManagedSlurm):
 
 
 def site_of(cluster: Cluster, code: str) -> OciSlurm:
-    """Return the site of a cluster. The names of its nodes are known only once they run."""
+    """Return the values that the plans of the machines are made from. Node names are known only when the nodes run."""
     state = json.dumps(facts_to_json(OciState(OciStage.UP, role=ClusterRole.HEAD)), indent=1)
     return OciSlurm(cluster, f"oci-{cluster.name}", code, state, nodes=(), etc=ETC)
 
@@ -70,10 +80,14 @@ def role_plan(cluster: Cluster, role: MachineRole, code: str) -> NodePlan:
         plan = login_plan(site)
     elif role is MachineRole.HEAD:
         plan = head_plan(site)
-        plan = replace(plan, services=(*plan.services, _secrets_service(site)), files=(*plan.files, *_hook(cluster)))
+        own = (
+            _service(site, "agent-secrets", site.cluster.name, site.shared),
+            _service(site, "slurm-policy", str(site.folder.root)),
+        )
+        plan = replace(plan, services=(*plan.services, *own), files=(*plan.files, *_hook(cluster)))
     else:
         plan = _compute_plan(site)
-    # No users and groups are created, because they are in the stack's LDAP directory.
+    # Users and groups are left out, because they are in the stack's LDAP directory.
     return replace(plan, files=(*plan.files, *profile), users=(), groups=())
 
 
@@ -84,6 +98,7 @@ def _compute_plan(site: OciSlurm) -> NodePlan:
         own.append(PlannedFile(PROLOG, prolog_text(site), 0o755))
     return replace(
         plan,
+        packages=(*plan.packages, *_container_packages(site.cluster)),
         folders=(*plan.folders, PlannedFolder(etc), PlannedFolder(site.shared, 0o700)),
         files=(*plan.files, *own),
         links=(*(link for link in plan.links if link.path != etc), _slurm_conf(etc)),
@@ -91,20 +106,21 @@ def _compute_plan(site: OciSlurm) -> NodePlan:
     )
 
 
+def _container_packages(cluster: Cluster) -> tuple[str, ...]:
+    """Return the packages that GPU containers need and the stack does not install (release 2.10 on Oracle Linux 8)."""
+    own = settings_of(cluster)
+    gpus = cluster.containers.enabled and any(node.gpus for node in cluster.nodes)
+    return ("nvidia-container-toolkit",) if gpus and (own.stack_version, own.os) == ("v2.10", "ol8") else ()
+
+
 def _slurm_conf(etc: str) -> PlannedLink:
     return PlannedLink(f"{etc}/slurm.conf", f"{CACHED_ETC}/slurm.conf")
 
 
-def _secrets_service(site: OciSlurm) -> PlannedService:
-    program = f"/opt/dalsegno/{site.code}/dalsegno/programs.py"
-    argv = (PYTHON, "-I", program, "agent-secrets", site.cluster.name, site.shared)
+def _service(site: OciSlurm, name: str, *arguments: str) -> PlannedService:
+    argv = (PYTHON, "-I", f"/opt/dalsegno/{site.code}/dalsegno/programs.py", name, *arguments)
     return PlannedService(
-        "agent-secrets",
-        argv,
-        f"{LOGS}/agent-secrets.log",
-        site.env,
-        revision(argv, sorted(site.env.items())),
-        keep=True,
+        name, argv, f"{LOGS}/{name}.log", site.env, revision(argv, sorted(site.env.items())), keep=True
     )
 
 
@@ -112,12 +128,13 @@ def _secrets_service(site: OciSlurm) -> PlannedService:
 
 
 def job_environment(cluster: Cluster) -> tuple[JobVariable, ...]:
-    """Return the NCCL and RDMA variables for the shape of the nodes; none if they are not in a cluster network."""
+    """Return the NCCL and RDMA variables that the nodes' shape needs; none if the nodes are not in a cluster
+    network."""
     return variables_for(cluster.nodes[0].instance) if uses_rdma(cluster) else ()
 
 
 def profile_text(cluster: Cluster) -> str:
-    """Return the file of /etc/profile.d that sets the variables, unless the user has set them.
+    """Return a file for /etc/profile.d that sets the variables of `job_environment`, unless the user has set them.
 
     sbatch and srun pass the variables of the login shell to jobs, and Pyxis passes them to containers.
     """
@@ -145,16 +162,25 @@ def setup_files(cluster: Cluster, code: str) -> dict[str, str]:
         )
         for role in MachineRole
     }
-    return {**scripts, "setup.sh": _SETUP.format(cluster=cluster.name), "node.sh": _NODE.format(cluster=cluster.name)}
+    own = {"setup.sh": _SETUP, "node.sh": _NODE, "nodes.sh": _NODES}
+    logins = "".join(f" {login_name(cluster)}/{MachineRole.LOGIN.value}" for _ in cluster.logins)
+    return {
+        **scripts,
+        **{name: text.format(cluster=cluster.name, logins=logins) for name, text in own.items()},
+        "users.sh": users_script(cluster),
+        "accounts.sh": _accounts_script(cluster),
+    }
 
 
 def setup_digest(files: Mapping[str, str]) -> str:
-    """Return a digest of the scripts, which name the code that they install."""
+    """Return a digest of the scripts. It changes with our code too, because the scripts name the code that they
+    install."""
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()[:16]
 
 
 def install_script(cluster: Cluster, files: Mapping[str, str], archive: bytes) -> str:
-    """Return the script that root runs on the head node. It writes the folder of scripts and runs `setup.sh head`."""
+    """Return the script that root runs on the head node. It writes all scripts to their folder and runs `setup.sh
+    head`."""
     folder = FOLDERS[settings_of(cluster).stack_version]
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
@@ -175,11 +201,33 @@ def node_command(cluster: Cluster, node: str, role: MachineRole) -> list[str]:
     return ["bash", f"{FOLDERS[settings_of(cluster).stack_version]}/node.sh", node, role.value]
 
 
+def users_command(cluster: Cluster) -> list[str]:
+    """Return the command, to run on the head node, that adds the users of the cluster file to the stack's LDAP
+    directory."""
+    return ["bash", f"{FOLDERS[settings_of(cluster).stack_version]}/users.sh"]
+
+
+def accounts_command(cluster: Cluster) -> list[str]:
+    """Return the command, to run on the head node, that adds accounts, users and QOS to Slurm's accounting."""
+    return ["bash", f"{FOLDERS[settings_of(cluster).stack_version]}/accounts.sh"]
+
+
+def _accounts_script(cluster: Cluster) -> str:
+    folder = ClusterFolder(HEAD_HOME / "clusters" / cluster.name)
+    argv = [*HOST_LAUNCHER, "slurm-policy", str(folder.root), "--accounts"]
+    words = {"PATH": PATH, "SLURM_CONF": str(folder.slurm_conf)}
+    env = shlex.join(["env", *(f"{name}={value}" for name, value in words.items())])
+    return _ACCOUNTS.format(cluster=cluster.name, env=env, program=shlex.join(argv))
+
+
 def _hook(cluster: Cluster) -> list[PlannedFile]:
-    """Return the task that sets up each new node. Release 2.10 has no hook: there, the next `up` does it."""
+    """Return the Ansible task that sets up each new node.
+
+    Release 2.10 has no such hook, so there the next `up` sets up new nodes.
+    """
     if settings_of(cluster).stack_version != "v3":
         return []
-    # The role runs before the one that installs Slurm and munge, so the script waits for munge's key in the background.
+    # This role runs before Slurm and munge are installed, so the script waits for munge's key in the background.
     task = (
         "- name: Install Dal Segno\n"
         f"  ansible.builtin.command: systemd-run --collect --unit=dalsegno-setup bash {FOLDERS['v3']}/setup.sh node\n"
@@ -188,9 +236,18 @@ def _hook(cluster: Cluster) -> list[PlannedFile]:
     return [PlannedFile(CUSTOM_ROLE, task, block=True)]
 
 
+_ACCOUNTS = """\
+#!/bin/bash
+# Written by Dal Segno for cluster {cluster}: accounts, users and QOS of the cluster file in Slurm's accounting.
+# Run it on the controller as the user that may use sudo, after users.sh. It may run any number of times.
+set -euo pipefail
+exec sudo {env} {program}
+"""
+
 _INSTALL = """\
 #!/bin/bash
 # Written by Dal Segno. It installs the scripts for the machines of the cluster, and sets up the controller.
+# Run it as root on the controller. It may run any number of times.
 set -euo pipefail
 umask 022
 rm -rf {folder}.new
@@ -235,3 +292,30 @@ tar -C "$here" -czf - setup.sh "$role.sh" controller {code} \\
   | ssh -o BatchMode=yes -o StrictHostKeyChecking=accept-new -- "$node" \\
     "work=\\$(mktemp -d) && trap 'rm -rf \\$work' EXIT && tar -xzf - -C \\$work && sudo bash \\$work/setup.sh $role"
 """.replace("{code}", CODE)
+
+_NODES = """\
+#!/bin/bash
+# Written by Dal Segno for cluster {cluster}: set up all nodes in Slurm and the login node, for people without `up`.
+# Run it on the controller as its login user, after install.sh. It may run any number of times.
+set -euo pipefail
+here="$(cd "$(dirname "$0")" && pwd)"
+PATH="$PATH:{path}"
+nodes="$(sinfo --noheader --Node --format %N | sort -u | sed -n 's|..*|&/compute|p')"
+failed=''
+running=()
+finish() {{ # wait for the oldest set-up
+  local machine="${{running[0]%%:*}}" id="${{running[0]##*:}}"
+  running=("${{running[@]:1}}")
+  if wait "$id"; then echo "$machine is set up"; else failed="$failed $machine"; fi
+}}
+for machine in $nodes{logins}; do
+  if [ "${{#running[@]}}" -ge {at_once} ]; then finish; fi
+  bash "$here/node.sh" "${{machine%/*}}" "${{machine#*/}}" < /dev/null > /dev/null &
+  running+=("$machine:$!")
+done
+while [ "${{#running[@]}}" -gt 0 ]; do finish; done
+if [ -n "$failed" ]; then
+  echo "not set up:$failed. Read /var/log/dalsegno/bootstrap.log there, then run this script again." >&2
+  exit 1
+fi
+""".replace("{path}", PATH).replace("{at_once}", str(AT_ONCE))

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from dalsegno.errors import NotThere, TargetError
 from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.spec.facts import Cluster, facts_to_json
+from dalsegno.spec.facts import Cluster
 from dalsegno.spec.platform_facts import OciFacts
-from dalsegno.system.files import make_folder, remove_tree, write_atomic
-from dalsegno.system.processes import LocalRunner, Runner
+from dalsegno.system.files import remove_tree
+from dalsegno.system.processes import Completed, LocalRunner, Runner
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Say, ShellEntry
-from dalsegno.targets.cloud.consequences import CapacityCheck, Minutes
+from dalsegno.targets.cloud.consequences import CapacityCheck, SettingChange
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
-from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
 from dalsegno.targets.folder import ClusterFolder, read_applied, write_applied
-from dalsegno.targets.machines import InstanceAction, MachineStatus
+from dalsegno.targets.machines import Confirm, InstanceAction, MachineStatus
+from dalsegno.targets.oci.apply import RELEASES_PAGE, OciWork, runs
 from dalsegno.targets.oci.head import (
     TIMES,
     cluster_to_grow,
@@ -40,37 +40,46 @@ from dalsegno.targets.oci.plan import (
     OciStage,
     OciState,
     cost_of,
+    duration,
+    find_tag_changes,
     find_variable_changes,
+    new_resources,
+    notes_of,
     read_oci_state,
+    write_oci_state,
 )
-from dalsegno.targets.oci.resource_manager import ResourceManager, SdkResourceManager, StackJobState, StackOperation
-from dalsegno.targets.oci.setup import ControllerShell, set_up_machines
+from dalsegno.targets.oci.resource_manager import ResourceManager, SdkResourceManager
+from dalsegno.targets.oci.setup import ControllerShell, set_up_machines, set_up_new_nodes
+from dalsegno.targets.oci.users import users_script
 from dalsegno.targets.oci.variables import (
+    Setting,
     login_user,
     policy_statements,
     resource_manager_variables,
     settings_of,
     stack_variables,
     terraform_variables,
-    user_commands,
 )
 from dalsegno.targets.sides import (
+    IMPORT_S,
     CommandsOnHead,
     OperatorSide,
     applied_cluster,
     as_user,
     ask_slurm,
     at_terminal,
+    homes_on_machines,
+    import_on_head,
+    named_sources,
     node_status,
 )
 
 Connect = Callable[[OciFacts], ResourceManager]
-COMMAND_S = 1800.0  # time limit of a command: resize.sh of release 2.10 waits until the new machine is configured
-RELEASES_PAGE = "https://github.com/oracle-quickstart/oci-hpc/releases"
+COMMAND_S = 1800.0  # time limit of a command; resize.sh of release 2.10 waits until the new machine is configured
 
 
 class OciTarget(OperatorSide):
-    """The cluster in one state folder of the operator's machine."""
+    """The target on the operator's machine. One object stands for the cluster of one state folder."""
 
     kind = "oci"
     times = TIMES
@@ -86,9 +95,11 @@ class OciTarget(OperatorSide):
         self.folder = ClusterFolder(folder)
         self._bundle = cache(bundle)
         self._connect, self._runner, self._pause = cache_by_profile(connect), runner or LocalRunner(), pause
+        self.confirm: Confirm = lambda consequences, destroys: not destroys
 
     def plan(self, cluster: Cluster) -> OciPlan:
-        """Compare the variables of the stack with those of the last `up`. Nothing is changed."""
+        """Return the plan, from a comparison of the stack's variables with those of the last `up`. Nothing is
+        changed."""
         own, state = settings_of(cluster), read_oci_state(self.folder)
         manager = self._connect(own)
         variables = stack_variables(cluster, _public_key(own), _domain(own), getattr(manager, "tenancy", ""))
@@ -106,25 +117,48 @@ class OciTarget(OperatorSide):
                 f"the compartment has a stack `{cluster.name}` already, which was not created from here",
                 hint=f"choose another name, or use that stack: `oci: {{stack: {others[0]}}}`",
             )
+        scripts = setup_files(cluster, self._bundle().key)
+        return self._compare(cluster, manager, variables, scripts, state, exists=exists)
+
+    def _compare(
+        self,
+        cluster: Cluster,
+        manager: ResourceManager,
+        variables: Mapping[str, Setting],
+        scripts: Mapping[str, str],
+        state: OciState | None,
+        *,
+        exists: bool,
+    ) -> OciPlan:
+        own, applied, prices = settings_of(cluster), read_applied(self.folder), read_prices(os.environ)
         wanted = resource_manager_variables(variables)
         fresh = state is None or not exists or not state.variables
-        running = bool(state and state.job and state.phase is not OciStage.UP)
-        scripts = setup_files(cluster, self._bundle().key)
+        before = state.variables if state and not fresh else {}
+        changes: tuple[SettingChange, ...] = ()
+        if state and not fresh:
+            found = find_variable_changes(before, wanted, own.stack_version)
+            changes = (*found, *find_tag_changes(state.tags, own.tags))
+        unfinished = state is not None and state.phase is not OciStage.UP
+        running = bool(state and exists and unfinished and runs(manager, state.job))
         return OciPlan(
             cluster,
             fresh=fresh,
-            resumes=f"the {state.job_operation.value} job of Resource Manager" if state and running and exists else "",
-            changes=() if fresh or state is None else tuple(find_variable_changes(state.variables, wanted)),
-            cost=cost_of(cluster, read_prices(os.environ)),
-            time=Minutes(30, 60),
+            resumes=f"the {state.job_operation.value} job of Resource Manager" if state and running else "",
+            resources=tuple(new_resources(cluster, before, wanted, fresh=fresh)),
+            changes=changes,
+            cost=cost_of(cluster, prices),
+            cost_before=cost_of(applied, prices) if applied and not fresh else None,
+            time=duration(cluster, fresh=fresh, changes_stack=fresh or unfinished or bool(changes)),
             checks=(
                 CapacityCheck("the service limit of the shape", f"{len(cluster.nodes)} x {cluster.nodes[0].instance}"),
-                CapacityCheck("the IAM policies", "`dalsegno plan --write FOLDER` writes their statements"),
+                *([CapacityCheck("the IAM policies", "the owner of the tenancy adds those below")] if fresh else []),
             ),
+            notes=notes_of(cluster),
             variables=variables,
             state=state,
             scripts=scripts,
             installs=state is None or state.setup != setup_digest(scripts),
+            unfinished=unfinished,
         )
 
     def apply(self, plan: Plan, say: Say) -> None:
@@ -134,124 +168,63 @@ class OciTarget(OperatorSide):
             return
         state = plan.state
         if plan.changes_stack or state is None:
-            state = self._change_stack(plan, say)
+            state = self._work(self._connect(settings_of(plan.cluster)), say).change_stack(plan)
         self._set_up(plan, state, say)
-
-    def _change_stack(self, plan: OciPlan, say: Say) -> OciState:
-        own, manager = settings_of(plan.cluster), self._connect(settings_of(plan.cluster))
-        stage = OciStage.MAKING if plan.fresh else OciStage.CHANGING
-        state = self._save(replace(plan.state or OciState(stage), phase=stage, setup=""))
-        if plan.resumes:
-            self._follow(manager, state, say)
-        variables = resource_manager_variables(plan.variables)
-        state = self._prepare_stack(manager, own, plan, state, variables, say)
-        planned = self._run(manager, state, StackOperation.PLAN, say)
-        state = self._run(manager, planned, StackOperation.APPLY, say, plan=planned.job)
-        outputs = manager.outputs(state.job)
-        if not outputs.get("controller"):
-            raise TargetError(
-                "the stack has no output `controller`", hint="use the HPC stack of Oracle, release v2.10 or later"
-            )
-        write_applied(self.folder, plan.cluster)
-        say(f"the controller is {outputs['controller']}")
-        return self._save(replace(state, phase=OciStage.UP, controller=outputs["controller"], variables=variables))
 
     def _set_up(self, plan: OciPlan, state: OciState, say: Say) -> None:
         """Install Dal Segno on the machines. If this fails, the stack stays as it is, and the next `up` continues."""
         write_applied(self.folder, plan.cluster)
-        controller = ControllerShell(
-            lambda command: self.ssh_argv(command, batch=True), lambda: self.slurm.nodes(), self._runner, self._pause
-        )
         script = install_script(plan.cluster, plan.scripts, self._bundle().archive())
-        set_up_machines(plan.cluster, script, controller, say)
-        self._save(replace(state, setup=setup_digest(plan.scripts)))
+        set_up_machines(plan.cluster, script, self._controller(), say)
+        write_oci_state(self.folder, replace(state, setup=setup_digest(plan.scripts)))
 
-    def _prepare_stack(
-        self,
-        manager: ResourceManager,
-        own: OciFacts,
-        plan: OciPlan,
-        state: OciState,
-        variables: Mapping[str, str],
-        say: Say,
-    ) -> OciState:
-        stack = state.stack or own.stack
-        if stack and manager.has_stack(stack):
-            say("updating the variables of the stack")
-            manager.update_stack(stack, variables)
-            return self._save(replace(state, stack=stack))
-        say("creating the stack")
-        archive = _read_archive(own.template)
-        stack = manager.create_stack(plan.cluster.name, own.compartment, archive, variables)
-        return self._save(replace(state, stack=stack, created_stack=True))
+    def import_images(self, plan: Plan, say: Say) -> None:
+        """Import the images of the cluster file on the controller, into the folder that all machines see."""
 
-    def _run(
-        self, manager: ResourceManager, state: OciState, operation: StackOperation, say: Say, plan: str = ""
-    ) -> OciState:
-        job = manager.start(state.stack, operation, plan)
-        state = self._save(replace(state, job=job, job_operation=operation))
-        self._follow(manager, state, say)
-        return state
+        def execute(argv: Sequence[str]) -> Completed:
+            return self._runner.run(self.ssh_argv(["sudo", *argv], batch=True), timeout_s=IMPORT_S)
 
-    def _follow(self, manager: ResourceManager, state: OciState, say: Say) -> None:
-        """Show the log of a job until it ends. Its whole log is kept if it fails."""
-        shown = 0
+        import_on_head(applied_cluster(self.folder), plan.import_images, execute, say)
 
-        def poll() -> OperationReport:
-            nonlocal shown
-            found, lines = manager.job(state.job), manager.log(state.job)
-            for line in lines[shown:]:
-                say(line)
-            shown = len(lines)
-            ended = {StackJobState.SUCCEEDED: OperationState.DONE}.get(found.state, OperationState.FAILED)
-            where = ended if found.state.ended else OperationState.RUNNING
-            logs = ((f"{state.job_operation.value.lower()}.log", "\n".join(lines) + "\n"),)
-            last = next((line for line in reversed(lines) if "error" in line.lower()), "")
-            return OperationReport(where, message=found.failure or last or found.state.value, logs=logs)
+    def _work(self, manager: ResourceManager, say: Say) -> OciWork:
+        return OciWork(manager, self.folder, say, self._pause, self.confirm)
 
-        what = f"the {state.job_operation.value} job"
-        follow(what, poll, say, self.folder.root / "operations", pause=self._pause)
-
-    def _save(self, state: OciState) -> OciState:
-        make_folder(self.folder.root)
-        write_atomic(self.folder.state, json.dumps(facts_to_json(state), indent=1), 0o600)
-        return state
+    def _controller(self) -> ControllerShell:
+        enter = partial(self.ssh_argv, batch=True)
+        return ControllerShell(enter, lambda: self.slurm.nodes(), self._runner, self._pause)
 
     def removal(self) -> Removal:
         applied = read_applied(self.folder)
         new = tuple(each.name for each in applied.storage if not each.source) if applied else ()
-        return Removal(self.unfinished_jobs(), storage=new, needs_yes=True)
+        homes = homes_on_machines(applied, login_user(settings_of(applied))) if applied else ()
+        return Removal(self.unfinished_jobs(), homes, new, named_sources(applied), needs_yes=True)
 
     def destroy(self, say: Say) -> bool:
-        """Run the DESTROY job, and delete the stack if `up` created it."""
+        """Run the DESTROY job, and delete the stack if `up` created it. Return whether the cluster's state folder
+        existed."""
         state, found = read_oci_state(self.folder), self.folder.root.exists()
         applied = read_applied(self.folder)
         if state is not None and state.stack:
             if applied is None and not state.job:
                 raise TargetError("nothing says how to reach the stack", hint=f"delete {state.stack} in the console")
-            manager = self._connect(_access(applied, state))
-            if manager.has_stack(state.stack):
-                state = self._save(replace(state, phase=OciStage.REMOVING))
-                self._run(manager, state, StackOperation.DESTROY, say)
-                if state.created_stack:
-                    say("deleting the stack")
-                    manager.delete_stack(state.stack)
+            self._work(self._connect(_access(applied, state)), say).destroy(state)
         remove_tree(self.folder.root)
         return found
 
     def platform_files(self, cluster: Cluster) -> dict[str, str]:
-        """Return the files for Terraform without Resource Manager, the IAM policies, and commands for users."""
+        """Return the files for people who run Terraform themselves: its variables, the IAM policies, and the scripts
+        that set up the controller and add users."""
         own = settings_of(cluster)
         tenancy = own.tenancy or "TENANCY_OCID"
         variables = stack_variables(cluster, _public_key(own), _domain(own), tenancy)
+        bundle = self._bundle()
         files = {
+            "install.sh": install_script(cluster, setup_files(cluster, bundle.key), bundle.archive()),
             "terraform.tfvars.json": terraform_variables(variables),
             "iam-policies.txt": "".join(f"{line}\n" for line in policy_statements(own.compartment)),
         }
         if cluster.users:
-            files["users.sh"] = "#!/bin/bash\n# On the controller. Each command asks for a password.\n" + "".join(
-                f"{line}\n" for line in user_commands(cluster)
-            )
+            files["users.sh"] = users_script(cluster)
         return files
 
     # Reading the cluster's state
@@ -301,7 +274,7 @@ class OciTarget(OperatorSide):
     def ssh_argv(
         self, command: Sequence[str], host: str | None = None, *, terminal: bool = False, batch: bool = False
     ) -> list[str]:
-        """Return ssh to the controller, or through it to a node by its name in Slurm."""
+        """Return the ssh command to the controller or, through it, to the node that has the name `host` in Slurm."""
         state, applied = read_oci_state(self.folder), read_applied(self.folder)
         if state is None or applied is None or not state.controller:
             raise NotThere(f"{self.folder.name} has no controller yet", hint="`dalsegno up` creates it")
@@ -318,7 +291,7 @@ class OciTarget(OperatorSide):
         return [*argv, shlex.join(command)] if command else argv
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry | None:
-        """Return how to run `dalsegno ARGUMENTS` on the head node. Machines are replaced and rebooted from here."""
+        """Return how to run `dalsegno ARGUMENTS` on the head node; None for commands about machines, which run here."""
         if tuple(arguments[:2]) in (("nodes", "replace"), ("nodes", "reboot")):
             return None
         return super().forward(arguments, root=root)
@@ -334,7 +307,8 @@ class OciTarget(OperatorSide):
 
     def act_on_machines(self, action: InstanceAction, names: Sequence[str], *, through_api: bool) -> None:
         """Replace or reboot machines with the stack's own commands on the head node."""
-        release = settings_of(applied_cluster(self.folder)).stack_version
+        applied = applied_cluster(self.folder)
+        release = settings_of(applied).stack_version
         for name in names:
             self.slurm.node(name)  # raises for a name that Slurm does not know
             if action is InstanceAction.REBOOT:
@@ -344,8 +318,23 @@ class OciTarget(OperatorSide):
             if release == "v3":
                 grown = cluster_to_grow(read_machine(self._on_controller(describe_command(name)), name), name)
             self.slurm.scontrol("update", f"NodeName={name}", "State=DRAIN", "Reason=dalsegno:replace:requested")
-            for command in replace_commands(release, name, grown):
-                self._on_controller(command)
+            with self._new_nodes_set_up(applied, name) if release != "v3" else nullcontext():
+                for command in replace_commands(release, name, grown):
+                    self._on_controller(command)
+
+    @contextmanager
+    def _new_nodes_set_up(self, applied: Cluster, name: str) -> Iterator[None]:
+        """Set up the nodes that appear while the `with` block runs. Release 3 does this by itself.
+
+        If the set-up fails, the next `up` repeats it.
+        """
+        state, others = read_oci_state(self.folder), {node.name for node in self.slurm.nodes()} - {name}
+        if state:
+            write_oci_state(self.folder, replace(state, setup=""))
+        yield
+        set_up_new_nodes(applied, others, self._controller())
+        if state:
+            write_oci_state(self.folder, state)
 
     def _on_controller(self, command: Sequence[str]) -> str:
         done = self._runner.run(self.ssh_argv(command, batch=True), timeout_s=COMMAND_S)
@@ -353,7 +342,7 @@ class OciTarget(OperatorSide):
 
 
 def cache_by_profile(connect: Connect) -> Connect:
-    """Return `connect` with one connection per region and profile."""
+    """Return a version of `connect` that keeps one connection per region and profile."""
 
     @cache
     def open_once(region: str, profile: str) -> ResourceManager:
@@ -363,7 +352,8 @@ def cache_by_profile(connect: Connect) -> Connect:
 
 
 def _access(applied: Cluster | None, state: OciState) -> OciFacts:
-    """Return the settings to reach the stack: from the file, or from the stack's id if it was never applied."""
+    """Return the settings that are needed to reach the stack. They come from the cluster file, or from the stack's id
+    if `up` never completed."""
     if applied is not None:
         return settings_of(applied)
     return OciFacts(state.stack.split(".")[3], "", "")
@@ -387,13 +377,3 @@ def _domain(own: OciFacts) -> str:
             hint="add `oci: {ad: …}`; `oci iam availability-domain list` shows their names",
         )
     return own.ad
-
-
-def _read_archive(path: str) -> bytes:
-    try:
-        found = Path(path).read_bytes()
-    except OSError as error:
-        raise TargetError(f"the stack's files {path} cannot be read: {error}", hint="check `oci.template`") from None
-    if not found.startswith(b"PK"):
-        raise TargetError(f"{path} is not a zip file", hint=f"download a release from {RELEASES_PAGE}")
-    return found

@@ -1,12 +1,11 @@
-"""Turn a cluster file into the variables of Oracle's HPC stack, under the names of each release. Pure.
+"""Turn a cluster file into the variables of Oracle's HPC stack, with the names of each release. Pure.
 
-variables.csv has our settings and, for each release, the name and the type of the stack's variable.
+variables.csv lists our settings and, for each release, the name and the type of the stack's variable.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,17 +13,21 @@ from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.hardware import find_instance
-from dalsegno.spec.facts import Cluster, Storage
+from dalsegno.spec.facts import Cluster, Partition, Storage
 from dalsegno.spec.platform_facts import OciFacts
+from dalsegno.targets.oci.partitions import advice
 
 Setting = str | bool | int
 RELEASES = ("v2.10", "v3")
-# The images that each release of the stack lists. Ubuntu needs an image of your own.
+# The images that each release of the stack offers. For Ubuntu, users need their own image.
 GPU_IMAGES = {"v2.10": "GPU_OL8_NV550", "v3": "GPU_OL8_NV570"}
 HPC_IMAGE = "HPC_OL8"
-PRIVILEGE_GID = 9876  # the stack's group whose members may run containers
+# The shapes with an RDMA network that release 2.10 knows. Its Slurm configuration has no node of another one.
+OLDER_RDMA_SHAPES = (
+    "BM.HPC2.36", "BM.GPU4.8", "BM.GPU.B4.8", "BM.GPU.A100-v2.8", "BM.GPU.H100.8", "BM.Optimized3.36", "BM.HPC.E5.144",
+)  # fmt: skip
 HEAD_BOOT_GIB = 150
-SECOND_MOUNT = "/fss"  # the stack's default for its file storage
+SECOND_MOUNT = "/fss"  # default mount point of the stack's file storage
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class StackVariable:
 
 @cache
 def stack_table(release: str) -> Mapping[str, StackVariable]:
-    """Return the variables of a release by our setting. Settings that the release lacks are left out."""
+    """Return the variables of a release, by the name of our setting. Settings that the release does not have are left
+    out."""
     lines = Path(__file__).with_name("variables.csv").read_text(encoding="utf-8").splitlines()
     header = lines[0].split(",")
     at = header.index(release)
@@ -47,14 +51,14 @@ def stack_table(release: str) -> Mapping[str, StackVariable]:
 
 
 def settings_of(cluster: Cluster) -> OciFacts:
-    """Return the facts of the `oci:` block."""
+    """Return the settings of the `oci:` section."""
     if cluster.oci is None:
         raise TargetError(f"cluster {cluster.name} is not on OCI", hint="set `target: oci`")
     return cluster.oci
 
 
 def stack_variables(cluster: Cluster, public_key: str, ad: str, tenancy: str) -> dict[str, Setting]:
-    """Return the variables of the stack by name. Raise TargetError for what the stack cannot do."""
+    """Return the variables of the stack by name. Raise TargetError if the stack cannot do what the file asks for."""
     refuse_unbuilt(cluster)
     own = settings_of(cluster)
     table = stack_table(own.stack_version)
@@ -101,6 +105,8 @@ def _machines(cluster: Cluster, ad: str) -> dict[str, Setting]:
         **_sized("head", own.head_cpus, own.head_memory_gib),
         **_image(cluster),
     }
+    if not rdma and shape.endswith(".Flex"):
+        found |= _sized("pool", own.pool_cpus, own.pool_memory_gib)
     if cluster.logins:
         found |= {"login ad": ad, "login shape": own.login_instance or own.head_instance}
         found |= _sized("login", own.login_cpus, own.login_memory_gib)
@@ -115,21 +121,28 @@ def _sized(machine: str, cpus: int | None, memory_gib: int | None) -> dict[str, 
 
 
 def _image(cluster: Cluster) -> dict[str, Setting]:
-    own = settings_of(cluster)
+    own, image = settings_of(cluster), image_of(cluster, cluster.partitions[0])
     if own.image:
-        return {"marketplace image": False, "image": own.image}
-    listed = GPU_IMAGES[own.stack_version] if any(node.gpus for node in cluster.nodes) else HPC_IMAGE
-    return {"marketplace image": True, "image version": listed}
+        return {"marketplace image": False, "image": image}
+    return {"marketplace image": True, "image version": image}
+
+
+def image_of(cluster: Cluster, partition: Partition) -> str:
+    """Return the OCID of the nodes' image, or its name in the marketplace."""
+    own = settings_of(cluster)
+    gpus = any(node.gpus for node in cluster.nodes if node.name in partition.nodes)
+    return own.image or (GPU_IMAGES[own.stack_version] if gpus else HPC_IMAGE)
 
 
 def uses_rdma(cluster: Cluster) -> bool:
-    """Return whether the nodes are in a cluster network: as the file says, or else if the shape has RDMA cards."""
+    """Return whether the nodes are in a cluster network. If the file does not say, they are if the shape has RDMA
+    cards."""
     own = settings_of(cluster)
     return own.rdma if own.rdma is not None else bool(find_instance(cluster.nodes[0].instance).nics)
 
 
 def login_user(own: OciFacts) -> str:
-    """Return the user of the image that may log in and has sudo."""
+    """Return the image's login user, who has sudo."""
     return "ubuntu" if own.os.startswith("ubuntu") else "opc"
 
 
@@ -139,9 +152,11 @@ def _software(cluster: Cluster) -> dict[str, Setting]:
         "slurm": True,
         "partition": cluster.partitions[0].name,
         "rack aware": bool(cluster.slurm.topology),
+        # Sent only if it is on: a new variable in the stack of a running cluster would look like a change.
+        **({"limits": True} if cluster.slurm.enforce else {}),
         "enroot": containers,
         "pyxis": containers,
-        "sudo for container users": False,  # the stack's default would make every user of containers root
+        "sudo for container users": False,  # with the stack's default, every user of containers would be root
         "directory": True,
         "health checks": cluster.health.mode != "off",
         "active health checks": cluster.health.mode == "auto",
@@ -150,12 +165,13 @@ def _software(cluster: Cluster) -> dict[str, Setting]:
 
 
 def stack_home(cluster: Cluster) -> Storage | None:
-    """Return the homes that the stack itself puts on file storage: those at /home. Other homes are a plain store."""
+    """Return the storage of /home if the stack itself puts home folders on file storage. Homes elsewhere are ordinary
+    storage."""
     return next((each for each in cluster.storage if each.home and each.type == "fss" and each.mount == "/home"), None)
 
 
 def _stores(cluster: Cluster) -> list[Storage]:
-    """Return the file systems of type fss or nfs beside the stack's own homes."""
+    """Return the storage of type fss or nfs, without the stack's own home folders."""
     return [each for each in cluster.storage if each.type in ("fss", "nfs") and each is not stack_home(cluster)]
 
 
@@ -171,7 +187,7 @@ def _storage(cluster: Cluster, own: OciFacts, ad: str) -> dict[str, Setting]:
     }
     stores = _stores(cluster)
     if on_file_storage and not stores:
-        # The stack creates file storage for homes only if there is a second file system, so an empty one is added.
+        # The stack puts home folders on file storage only if there is a second file system. So an empty one is added.
         stores = [Storage("fss", SECOND_MOUNT, "fss")]
     for each in [*stores, *cluster.storage]:
         if each in stores:
@@ -201,7 +217,7 @@ def _lustre(storage: Storage) -> dict[str, Setting]:
 
 
 def refuse_unbuilt(cluster: Cluster) -> None:
-    """Raise for parts of the cluster file that the stack does not have, so that nobody relies on them."""
+    """Raise an error if the cluster file has parts that the stack does not support, so that nobody relies on them."""
     own, stores = settings_of(cluster), _stores(cluster)
     lustre = [each for each in cluster.storage if each.type == "lustre"]
     parts = {  # a part of the cluster file -> whether it is used, and why the stack cannot do it
@@ -209,10 +225,7 @@ def refuse_unbuilt(cluster: Cluster) -> None:
             len(cluster.partitions) > 1,
             "its Terraform creates one, and `down` would leave the machines of others, which cost money",
         ),
-        "`spares`": (any(node.spare for node in cluster.nodes), "all its nodes are in the partition"),
-        "`reservations`": (bool(cluster.reservations), "it names nodes only when they run"),
         "more than one login node": (len(cluster.logins) > 1, "its Terraform creates one"),
-        "`slurm.rest`": (cluster.slurm.rest, "it has no variable for it"),
         "more than one file system of type fss or nfs": (
             len(stores) > 1,
             "it mounts one, beside homes of type fss at /home and Lustre",
@@ -223,15 +236,18 @@ def refuse_unbuilt(cluster: Cluster) -> None:
         ),
         "`storage` of type lustre": (bool(lustre) and own.stack_version == "v2.10", "only release v3 mounts Lustre"),
         "more than one file system of type lustre": (len(lustre) > 1, "it mounts one"),
-        "`slurm.topology`": (
-            bool(cluster.slurm.topology) and own.stack_version == "v3",
-            "release v3 computes it from the network itself",
-        ),
     }
     if found := [f"{name}: {why}" for name, (used, why) in parts.items() if used]:
+        hint = "remove it from the cluster file, and add it on the controller afterwards"
+        if len(cluster.partitions) > 1 and len(found) == 1:
+            images = {each.name: image_of(cluster, each) for each in cluster.partitions}
+            hint = advice(cluster, own.stack_version, images)
+        raise TargetError(f"the HPC stack of release {own.stack_version} cannot have {'; '.join(found)}", hint=hint)
+    shape = cluster.nodes[0].instance
+    if own.stack_version == "v2.10" and uses_rdma(cluster) and shape not in OLDER_RDMA_SHAPES:
         raise TargetError(
-            f"the HPC stack of release {own.stack_version} cannot have {'; '.join(found)}",
-            hint="remove it from the cluster file, and add it on the controller afterwards",
+            f"the HPC stack of release v2.10 does not know {shape}",
+            hint="use a release v3: `oci: {stack_version: v3}`, with its `template`",
         )
     if not own.image and own.os != "ol8":
         raise TargetError(
@@ -249,7 +265,7 @@ def terraform_variables(variables: Mapping[str, Setting]) -> str:
 
 
 def resource_manager_variables(variables: Mapping[str, Setting]) -> dict[str, str]:
-    """Return the variables for Resource Manager, which accepts only text as values."""
+    """Return the variables as text, because Resource Manager accepts no other values."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in variables.items()}
 
 
@@ -263,21 +279,3 @@ def policy_statements(compartment: str, group: str = "GROUP") -> list[str]:
         f"{service} read app-catalog-listing in {place}",
         f"allow group {group} to manage all-resources in {place}",
     ]
-
-
-def user_commands(cluster: Cluster) -> list[str]:
-    """Return the commands that add the users of the cluster file to the stack's directory, on the head node.
-
-    The stack's command asks for a password, which nobody needs afterwards: people log in with their keys.
-    """
-    found = []
-    for user in cluster.users:
-        containers = ["--gid", str(PRIVILEGE_GID)] if cluster.containers.enabled else []
-        found.append(shlex.join(["cluster", "user", "add", user.name, *containers]))
-        # As the user: root must not follow links in a folder of the user.
-        become = f"sudo -u {user.name}"
-        found += [f"{become} mkdir -p -m 700 ~{user.name}/.ssh"] if user.ssh_keys else []
-        found += [
-            f"echo {shlex.quote(key)} | {become} tee -a ~{user.name}/.ssh/authorized_keys" for key in user.ssh_keys
-        ]
-    return found

@@ -1,6 +1,6 @@
 """Carry out a plan for a cluster on ParallelCluster: key pair, stack, scripts, data repositories, then the cluster.
 
-Each step is recorded before it begins, and can be repeated: `up` continues where an earlier one was interrupted.
+Each step is recorded before it begins, and can be repeated. So `up` continues where an earlier one was interrupted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from dalsegno.setup.delivery import CodeBundle
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import write_atomic
 from dalsegno.targets.base import Say
+from dalsegno.targets.cloud.aws import create_bucket
 from dalsegno.targets.cloud.progress import OperationState, follow
 from dalsegno.targets.folder import write_applied
 from dalsegno.targets.parallelcluster.client import Pcluster
 from dalsegno.targets.parallelcluster.config import as_named_there, config_text, render_config
 from dalsegno.targets.parallelcluster.connect import login_user
+from dalsegno.targets.parallelcluster.data_repositories import DataRepositories
 from dalsegno.targets.parallelcluster.folder import (
     PclusterFolder,
     PclusterStage,
@@ -52,6 +54,8 @@ def next_state(
         login_user(own.os),
         key if own.key else "",
         state.scripts if state else "",
+        state.file_systems if state else {},
+        state.kept if state else {},
     )
 
 
@@ -69,13 +73,14 @@ class ApplyOnAws:
     ) -> None:
         self.folder, self.aws, self.pcluster, self.say = folder, aws, pcluster, say
         self._code, self._pause = code, pause
+        self.repositories = DataRepositories(aws.api, pause)
 
     def apply(self, plan: PclusterPlan, finish: Callable[[], None] = lambda: None) -> None:
-        """Carry out the plan. `finish` is called when the cluster runs, before it is recorded as complete."""
+        """Carry out the plan. `finish` is called when the cluster runs, before the cluster is recorded as complete."""
         cluster, own = plan.cluster, settings_of(plan.cluster)
         state = next_state(self.folder, cluster, plan.known, read_state(self.folder))
         state = replace(state, phase=PclusterStage.PREPARING if plan.fresh else PclusterStage.CHANGING)
-        write_state(self.folder, state)  # written first: from now on, `down` and `status` find the cluster
+        write_state(self.folder, state)  # written first, so that `down` and `status` find the cluster
         if plan.resumes:
             self._follow(plan.resumes)
         if plan.removes_failed:
@@ -85,10 +90,13 @@ class ApplyOnAws:
             self.say(f"created key pair {own.key}; its private key is {self.folder.key(own.key)}")
             state = replace(state, key=str(self.folder.key(own.key)))
             write_state(self.folder, state)
-        known = self._prepare(plan)
+        known, state = self._prepare(plan, state)
         state = self._upload(plan, replace(state, bucket=known.bucket))
+        for bucket in plan.missing_buckets:
+            self.say(f"creating bucket {bucket}")
+            create_bucket(self.aws.api, bucket, own.region)
         for each in own.data_repositories:
-            self.aws.add_repository(known.storage[each.storage], each, self.say)
+            self.repositories.put(known.storage[each.storage], each, self.say)
         self._make(plan, known, state)
         finish()
         write_applied(self.folder, as_named_there(cluster))
@@ -97,15 +105,25 @@ class ApplyOnAws:
     def _follow(self, what: str) -> OperationState:
         return follow(what, self.pcluster.report, self.say, self.folder.logs, pause=self._pause).state
 
-    def _prepare(self, plan: PclusterPlan) -> Prerequisites:
-        """Create or change the stack of prerequisites, and return all ids."""
+    def _prepare(self, plan: PclusterPlan, state: PclusterState) -> tuple[Prerequisites, PclusterState]:
+        """Create or change the stack of prerequisites. Return the ids of everything in it, and the new state.
+
+        File systems that leave the stack are recorded first, so that `down` keeps them even if this `up` is
+        interrupted.
+        """
         cluster = plan.cluster
         if not (plan.new_stack or plan.changed_stack):
-            return plan.known
+            return plan.known, state
+        state = replace(state, kept={**state.kept, **plan.leaving})
+        write_state(self.folder, state)
         tags = {**settings_of(cluster).tags, "dalsegno:cluster": cluster.name}
         write_atomic(self.folder.template, json.dumps(plan.template, indent=1))
-        outputs = self.aws.put_stack(stack_name(cluster.name), plan.template, tags, self.say)
-        return merge_outputs(plan.external, cluster, outputs)
+        stack = self.aws.put_stack(stack_name(cluster.name), plan.template, tags, self.say)
+        own = stack.file_systems
+        kept = {id: named for id, named in state.kept.items() if id not in own.values()}
+        state = replace(state, file_systems=own, kept=kept)
+        write_state(self.folder, state)
+        return merge_outputs(plan.external, cluster, stack.outputs), state
 
     def _upload(self, plan: PclusterPlan, state: PclusterState) -> PclusterState:
         cluster, bundle = plan.cluster, self._code
@@ -114,15 +132,15 @@ class ApplyOnAws:
         if digest == state.scripts:
             return state
         self.say("uploading the bootstrap scripts")
-        # The archive with the code is uploaded first, because a machine that boots now must find the archive that its
-        # script names.
+        # The archive with our code is uploaded first. A machine that boots now must find the archive that its script
+        # names.
         self.aws.upload(state.bucket, {archive_key(cluster.name, bundle.key): bundle.archive(), **scripts})
         state = replace(state, scripts=digest)
         write_state(self.folder, state)
         return state
 
     def _make(self, plan: PclusterPlan, known: Prerequisites, state: PclusterState) -> None:
-        """Create the cluster, or send the changes, and follow the operation to its end."""
+        """Create the cluster or send the changes. Follow the operation to its end."""
         cluster = plan.cluster
         config = render_config(cluster, known)
         there = self.pcluster.describe()
@@ -137,7 +155,7 @@ class ApplyOnAws:
             else:
                 self.pcluster.update(self.folder.config)
         except TargetError:
-            self._keep_config(before)  # keep the old config, because the cluster does not have the refused one
+            self._keep_config(before)  # the cluster still has the old config, because the new one was refused
             raise
         try:
             ended = self._follow(f"{'update' if there else 'creation'} of {cluster.name}")

@@ -1,6 +1,8 @@
-"""What a change of cluster.yaml does to a running cluster, by ParallelCluster's own update policy of each setting.
+"""Find out what a change of cluster.yaml does to a running cluster, from ParallelCluster's update policy for each
+setting.
 
-update_policies.csv holds the policies of version 3.16.1, written from its schema. A test compares them with it. Pure.
+update_policies.csv has the policies of version 3.16.1, taken from its schema. A test compares the file with the schema.
+Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _NAMED = re.compile(r"\[[^\]]*\]")
 
 
 class UpdatePolicy(Enum):
-    """When a setting may change, in ParallelCluster's terms. Policies that are not here are UNSUPPORTED."""
+    """ParallelCluster's rule for when a setting may change. Policies that are not listed here are UNSUPPORTED."""
 
     SUPPORTED = "SUPPORTED"
     SUPPORTED_UNLESS_ADC = "SUPPORTED_UNLESS_ADC"
@@ -40,14 +42,15 @@ class UpdatePolicy(Enum):
 
 @cache
 def policies() -> Mapping[str, UpdatePolicy]:
-    """Return the update policy of each setting, by its path without names."""
+    """Return the update policy of each setting. A setting is identified by its path, without the names of list
+    entries."""
     text = Path(__file__).with_name("update_policies.csv").read_text(encoding="utf-8")
     rows = (line.split(",") for line in text.splitlines()[1:])
     return {path: UpdatePolicy(policy) for path, policy in rows}
 
 
 def policy_of(path: str) -> UpdatePolicy:
-    """Return the policy of a setting, or of the nearest setting above it that has one."""
+    """Return the policy of a setting. If it has none, return that of the nearest setting above it."""
     plain = _NAMED.sub("", path).replace("/Sequence", "")
     while plain:
         if plain in policies():
@@ -71,17 +74,25 @@ _STOPS = {
 
 
 def find_changes(old: Mapping[str, Any], new: Mapping[str, Any], strategy: str) -> tuple[SettingChange, ...]:
-    """Return what changes between two configs, with the effect on a running cluster."""
+    """Return the differences between two configs, with the effect of each on a running cluster."""
     return tuple(
         SettingChange(path, show_setting(before), show_setting(after), *_effect(path, before, after, strategy))
-        for path, before, after in compare_settings(dict(old), dict(new))
+        for path, before, after in compare_settings(_with_storage(old), _with_storage(new))
     )
+
+
+def _with_storage(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config that has a list of storage, even an empty one.
+
+    Without a list, the first or the last storage would appear as a change of the whole list, not of one entry.
+    """
+    return {**config, "SharedStorage": config.get("SharedStorage") or []}
 
 
 def _effect(path: str, old: object, new: object, strategy: str) -> tuple[ChangeEffect, str]:
     policy, by_strategy = policy_of(path), _BY_STRATEGY[strategy]
     if path.startswith("SharedStorage[") and (old is None or new is None):
-        return _storage_effect(new is None, by_strategy)
+        return _storage_effect(old, new, by_strategy)
     if policy is UpdatePolicy.RESIZE_UPDATE_STRATEGY_ON_REMOVE:
         return (by_strategy, "") if _shrinks(old, new) else (ChangeEffect.IN_PLACE, "")
     if policy is UpdatePolicy.COMPUTE_FLEET_STOP_ON_REMOVE:
@@ -95,9 +106,15 @@ def _effect(path: str, old: object, new: object, strategy: str) -> tuple[ChangeE
     return ChangeEffect.IN_PLACE, ""
 
 
-def _storage_effect(removed: bool, by_strategy: ChangeEffect) -> tuple[ChangeEffect, str]:
-    detail = "it is unmounted everywhere; its files stay where they are" if removed else "it is mounted on new nodes"
-    return by_strategy, detail
+def _storage_effect(old: object, new: object, by_strategy: ChangeEffect) -> tuple[ChangeEffect, str]:
+    if new is not None:
+        return by_strategy, "it is mounted on new nodes"
+    settings = [each for each in old.values() if isinstance(each, dict)] if isinstance(old, dict) else []
+    if any(each.get("DeletionPolicy") == "Retain" for each in settings):
+        kept = "ParallelCluster keeps it with its files, and AWS bills it until you delete it in the console"
+        return by_strategy, f"it is unmounted everywhere; {kept}"
+    ids = ", ".join(str(id) for each in settings for key, id in each.items() if key.endswith("Id"))
+    return by_strategy, f"it is unmounted everywhere; {ids or 'it'} stays with its files"
 
 
 def _shrinks(old: object, new: object) -> bool:

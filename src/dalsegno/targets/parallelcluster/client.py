@@ -1,6 +1,7 @@
-"""ParallelCluster's own program `pcluster`, run as a subprocess: find it, call it, parse its answers.
+"""Run ParallelCluster's own program `pcluster` as a subprocess: find it, call it, parse its answers.
 
-It is never imported: it pins old versions of many packages. Its version is pinned per cluster.
+`pcluster` is never imported, because it pins old versions of many packages. Each cluster always uses the same version
+of it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOGS_S = 900.0
 
 
 class PclusterStatus(Enum):
-    """The status of a cluster (clusterStatus)."""
+    """The status of a cluster, which `pcluster` calls clusterStatus."""
 
     CREATE_IN_PROGRESS = "CREATE_IN_PROGRESS"
     CREATE_FAILED = "CREATE_FAILED"
@@ -66,7 +67,7 @@ class PclusterView:
     version: str = ""
     fleet: FleetStatus = FleetStatus.UNKNOWN
     head_instance: str = ""
-    head_address: str = ""  # the public address; the private one if there is no public one
+    head_address: str = ""  # the public address, or the private one if there is no public one
     failures: tuple[str, ...] = ()
     login_addresses: tuple[str, ...] = ()
 
@@ -83,7 +84,7 @@ class PclusterInstance:
 
 
 def find_pcluster(version: str, runner: Runner, env: Mapping[str, str]) -> list[str]:
-    """Return the command that starts this version of `pcluster`: from PATH, else through uvx or pipx."""
+    """Return the command that starts this version of `pcluster`: the program in PATH, or else uvx or pipx."""
     path = env.get("PATH")
     found = ""
     if shutil.which("pcluster", path=path):
@@ -108,7 +109,7 @@ def _version(done: Completed) -> str:
 
 
 class Pcluster:
-    """`pcluster` for one cluster in one region."""
+    """Runs `pcluster` for one cluster in one region."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class Pcluster:
         self._runner, self._env, self._pause = runner, env, pause
 
     def describe(self) -> PclusterView | None:
-        """Return the cluster; None if ParallelCluster has none with this name."""
+        """Return the description of the cluster; None if ParallelCluster has no cluster with this name."""
         try:
             return parse_cluster(self._ask("describe-cluster"))
         except CloudError as error:
@@ -132,7 +133,7 @@ class Pcluster:
             raise
 
     def instances(self) -> list[PclusterInstance]:
-        """Return all machines. The answer comes in pages."""
+        """Return all machines, from all pages of the answer."""
         found: list[PclusterInstance] = []
         token = ""
         while True:
@@ -143,7 +144,7 @@ class Pcluster:
                 return found
 
     def events(self) -> tuple[ResourceEvent, ...]:
-        """Return the events of the cluster's stack, the oldest first; none if the stack is gone."""
+        """Return the events of the cluster's stack, oldest first; none if the stack does not exist."""
         found: list[ResourceEvent] = []
         token = ""
         while True:
@@ -167,7 +168,7 @@ class Pcluster:
         return OperationReport(view.status.operation, events, "; ".join(view.failures))
 
     def create(self, config: Path) -> None:
-        """Start the creation. The remains of a failed creation are kept, so that its logs can be read."""
+        """Start the creation. If it fails, its resources are kept, so that the logs can be read."""
         self._ask("create-cluster", "--cluster-configuration", str(config), "--rollback-on-failure", "false")
 
     def update(self, config: Path) -> None:
@@ -187,7 +188,7 @@ class Pcluster:
         self._ask("update-compute-fleet", "--status", "START_REQUESTED")
 
     def export_logs(self, bucket: str, file: Path) -> bool:
-        """Write the logs of all machines to a file; return False if they cannot be exported, which is not an error."""
+        """Write the logs of all machines to a file. Return False, without an error, if they cannot be exported."""
         try:
             self._ask("export-cluster-logs", "--bucket", bucket, "--output-file", str(file), timeout_s=LOGS_S)
         except TargetError:
@@ -198,7 +199,7 @@ class Pcluster:
         return [*self.argv, name, "--cluster-name", self.name, "--region", self.region, *words]
 
     def _ask(self, name: str, *words: str, timeout_s: float = TIMEOUT_S) -> Mapping[str, Any]:
-        """Run one command; return its answer. A throttled request is repeated."""
+        """Run one command and return its answer. If AWS throttles the request, repeat it."""
 
         def send() -> Mapping[str, Any]:
             done = self._runner.run(self.command(name, *words), env=self._env, timeout_s=timeout_s)
@@ -228,7 +229,7 @@ def _list(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
-# ParallelCluster's and boto3's sentences for causes that have no code
+# Messages of ParallelCluster and boto3 for causes that have no error code.
 _SENTENCES = {
     "does not exist": CloudRefusal.NOT_THERE,
     "Unable to locate credentials": CloudRefusal.NO_CREDENTIALS,
@@ -245,7 +246,7 @@ _SENTENCES = {
 
 
 def refusal(doing: str, answer: Mapping[str, Any], output: str) -> CloudError:
-    """Return the error for a command that failed, with all faults that the validators found."""
+    """Return the error for a failed command, with all faults that the validators found."""
     message = str(answer.get("message") or output.strip()[-2000:])
     faults = _list(answer, "configurationValidationErrors") + _list(answer, "updateValidationErrors")
     if faults:
@@ -309,7 +310,7 @@ def parse_event(each: Mapping[str, Any]) -> ResourceEvent:
 
 
 def last_operation(events: Sequence[ResourceEvent], stack: str) -> tuple[ResourceEvent, ...]:
-    """Return the events since the last operation on a stack began. A stack keeps the events of all operations."""
+    """Return the events of the last operation on a stack. A stack keeps the events of all operations."""
     own = f"{stack} ({_STACK})"
     starts = [
         at

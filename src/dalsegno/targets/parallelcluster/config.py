@@ -1,4 +1,4 @@
-"""Render cluster.yaml of ParallelCluster 3.16 from a resolved cluster and the ids of what it needs. Pure."""
+"""Render cluster.yaml for ParallelCluster 3.16 from a resolved cluster and the ids of its prerequisites. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from dalsegno.hardware import instances
+from dalsegno.slurm.render.lines import tres
 from dalsegno.spec.aws_facts import PclusterSettings, SlurmQueue
-from dalsegno.spec.facts import Cluster, Node, Partition, Storage
+from dalsegno.spec.facts import Cluster, Node, Partition, Priority, Slurm, Storage
 from dalsegno.targets.parallelcluster.prerequisites import Prerequisites, scripts_prefix, settings_of
 
 SSM_POLICY = "AmazonSSMManagedInstanceCore"
-NOBODY = "127.0.0.1/32"  # the addresses that may reach sshd on the head node if there is no SSH key: none
+NOBODY = "127.0.0.1/32"  # if there is no SSH key, no address may reach sshd on the head node
 Tree = dict[str, Any]
 
 
 def render_config(cluster: Cluster, known: Prerequisites) -> Tree:
-    """Return cluster.yaml as a tree."""
+    """Return the content of cluster.yaml as a tree."""
     own = settings_of(cluster)
     config: Tree = {
         "Region": own.region,
@@ -41,7 +42,7 @@ def render_config(cluster: Cluster, known: Prerequisites) -> Tree:
 
 
 def config_text(cluster: Cluster, config: Tree) -> str:
-    """Return cluster.yaml, with a first line that says who wrote it."""
+    """Return the text of cluster.yaml. Its first line says which program wrote it."""
     import yaml
 
     head = f"# Written by Dal Segno for cluster {cluster.name}. Change the cluster file, then run `dalsegno up`.\n"
@@ -49,7 +50,7 @@ def config_text(cluster: Cluster, config: Tree) -> str:
 
 
 def partition_of(region: str) -> str:
-    """Return AWS's partition of a region, which is a part of every ARN."""
+    """Return the AWS partition of a region, which is a part of every ARN."""
     return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
@@ -83,15 +84,15 @@ _EVENTS = {"start": "OnNodeStart", "configured": "OnNodeConfigured", "updated": 
 
 
 def script_uri(cluster: str, bucket: str, machine: str) -> str:
-    """Return the address of the bootstrap script of the head, of login nodes or of compute nodes.
+    """Return the address of the bootstrap script for the head, for login nodes or for compute nodes.
 
-    It does not change with the code: ParallelCluster refuses another script for the head node of a running cluster.
+    The address does not depend on our code, because the script of a running cluster's head node cannot be changed.
     """
     return f"s3://{bucket}/{scripts_prefix(cluster)}{machine}.sh"
 
 
 def _actions(cluster: Cluster, own: PclusterSettings, known: Prerequisites, machine: str) -> Tree:
-    """Return the custom actions of a machine: the user's scripts, and ours after them."""
+    """Return the custom actions of a machine: first the user's scripts, then ours."""
     found: Tree = {}
     for at, event in _EVENTS.items():
         scripts = [
@@ -120,19 +121,10 @@ def _slurm_settings(cluster: Cluster, own: PclusterSettings) -> Tree:
 
 
 def custom_settings(cluster: Cluster) -> dict[str, str]:
-    """Return the settings of slurm.conf that follow from the cluster file and are not ParallelCluster's own."""
+    """Return the settings of slurm.conf that the cluster file implies and that ParallelCluster does not write
+    itself."""
     slurm = cluster.slurm
-    found: dict[str, str] = {}
-    if slurm.accounting:
-        priority = slurm.priority
-        found |= {
-            "PriorityType": "priority/multifactor",
-            "PriorityWeightAge": str(priority.age),
-            "PriorityWeightFairshare": str(priority.fair_share),
-            "PriorityWeightJobSize": str(priority.job_size),
-            "PriorityWeightPartition": str(priority.partition),
-            "PriorityWeightQOS": str(priority.qos),
-        }
+    found = _priority(slurm)
     if slurm.enforce and slurm.accounting:
         found["AccountingStorageEnforce"] = ",".join(slurm.enforce)
     if slurm.preempt_by:
@@ -143,13 +135,38 @@ def custom_settings(cluster: Cluster) -> dict[str, str]:
     return {**found, **slurm.extra}
 
 
+def _priority(slurm: Slurm) -> dict[str, str]:
+    """Return the settings of priority; none if the cluster has no accounting and the file says nothing about it."""
+    priority, default = slurm.priority, Priority()
+    if not slurm.accounting and priority == replace(default, fair_share=0, qos=0):
+        return {}
+    found = {
+        "PriorityType": "priority/multifactor",
+        "PriorityWeightAge": str(priority.age),
+        "PriorityWeightFairshare": str(priority.fair_share),
+        "PriorityWeightJobSize": str(priority.job_size),
+        "PriorityWeightPartition": str(priority.partition),
+        "PriorityWeightQOS": str(priority.qos),
+    }
+    further = {  # our defaults are Slurm's, so they are written only if the file has others
+        "PriorityWeightTRES": (priority.tres, default.tres, tres(priority.tres)),
+        "PriorityDecayHalfLife": (priority.half_life_min, default.half_life_min, _time(priority.half_life_min)),
+        "PriorityUsageResetPeriod": (priority.usage_reset, default.usage_reset, priority.usage_reset),
+        "PriorityCalcPeriod": (priority.calc_period_min, default.calc_period_min, _time(priority.calc_period_min)),
+        "PriorityMaxAge": (priority.max_age_min, default.max_age_min, _time(priority.max_age_min)),
+        "PriorityFavorSmall": (priority.favor_small, default.favor_small, "YES" if priority.favor_small else "NO"),
+    }
+    return found | {name: text for name, (value, usual, text) in further.items() if value != usual}
+
+
 def _time(minutes: int) -> str:
     days, rest = divmod(minutes, 24 * 60)
     return f"{days}-{rest // 60:02}:{rest % 60:02}:00"
 
 
 def _default_first(cluster: Cluster, own: PclusterSettings) -> list[SlurmQueue]:
-    """Return the queues in the order of the file, but the default queue first, where ParallelCluster expects it."""
+    """Return the queues in the order of the file, but with the default queue first, where ParallelCluster expects
+    it."""
     default = {partition.name for partition in cluster.partitions if partition.default}
     return sorted(own.queues, key=lambda queue: queue.name not in default)
 
@@ -159,10 +176,13 @@ def _queue(cluster: Cluster, own: PclusterSettings, queue: SlurmQueue, known: Pr
     scratch = next((each.mount for each in cluster.storage if each.type == "scratch"), "")
     groups = (*known.security_groups, *queue.security_groups)
     subnets = list(queue.subnets or known.compute_subnets)
+    group: Tree = {"Enabled": queue.placement_group}
+    if queue.placement_group_name:
+        group["Name"] = queue.placement_group_name
     found: Tree = {
         "Name": queue.name,
         "CapacityType": queue.capacity_type,
-        "Networking": _networking({"SubnetIds": subnets, "PlacementGroup": {"Enabled": queue.placement_group}}, groups),
+        "Networking": _networking({"SubnetIds": subnets, "PlacementGroup": group}, groups),
         "ComputeSettings": {
             "LocalStorage": {
                 "RootVolume": {"Size": queue.root_volume_gib},
@@ -272,7 +292,8 @@ def _directory(own: PclusterSettings) -> Tree:
 
 
 def node_names(queue: SlurmQueue) -> tuple[list[str], list[str]]:
-    """Return the names that ParallelCluster gives the static and the dynamic nodes of a queue."""
+    """Return two lists: the names that ParallelCluster gives the static nodes of a queue, and those of its dynamic
+    nodes."""
     base = f"{queue.name}-{{}}-{queue.name}-"
     static = [base.format("st") + str(number) for number in range(1, queue.min_count + 1)]
     dynamic = [base.format("dy") + str(number) for number in range(1, queue.max_count - queue.min_count + 1)]
@@ -280,7 +301,7 @@ def node_names(queue: SlurmQueue) -> tuple[list[str], list[str]]:
 
 
 def as_named_there(cluster: Cluster) -> Cluster:
-    """Return the cluster with the nodes under the names they have on ParallelCluster, dynamic nodes included."""
+    """Return the cluster with the nodes' names on ParallelCluster, including dynamic nodes."""
     own = settings_of(cluster)
     nodes: list[Node] = []
     partitions: list[Partition] = []
@@ -293,7 +314,7 @@ def as_named_there(cluster: Cluster) -> Cluster:
 
 
 def _sized(queue: SlurmQueue) -> Node:
-    """Return a node of a queue that has no static nodes."""
+    """Return a node with the size of a queue's instance type, for a queue without static nodes."""
     found = instances().get(queue.instances[0])
     cpus, memory = (found.cpus or 1, int((found.memory_gib or 1) * 1024)) if found else (1, 1024)
     return Node("", cpus, memory, gpus=found.gpus if found else 0, instance=queue.instances[0])

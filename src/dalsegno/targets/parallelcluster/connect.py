@@ -13,7 +13,7 @@ LOGIN_USERS = {"ubuntu": "ubuntu", "alinux": "ec2-user", "rhel": "ec2-user", "ro
 
 
 def login_user(system: str) -> str:
-    """Return the login user of a system's images, who may use sudo."""
+    """Return the login user of an operating system's images. This user has sudo."""
     return next(name for family, name in LOGIN_USERS.items() if system.startswith(family))
 
 
@@ -27,14 +27,14 @@ def ssh_argv(
 ) -> list[str]:
     """Return the ssh command to the head node, or through it to another machine of the cluster."""
     key = os.path.expanduser(state.key)
-    # The head is new: its host key is accepted at the first connection, and must not change afterwards.
+    # The head's key is unknown at the first connection and is accepted then. Later it must not change.
     options = ["-i", key, "-o", "StrictHostKeyChecking=accept-new", "-o", f"UserKnownHostsFile={folder.known_hosts}"]
     if not terminal:
         options += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
     head = f"{state.login_user}@{address}"
     if host:
         words = ["ssh", *(["-t"] if terminal else []), host, *([shlex.join(command)] if command else [])]
-        command = words  # ssh again from the head: only the head can be reached from outside
+        command = words  # run ssh again on the head, because only the head can be reached from outside
     remote = [shlex.join(command)] if command else []
     return ["ssh", *options, *(["-t"] if terminal else []), head, *remote]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ class PclusterFolder(ClusterFolder):
 
     @property
     def config(self) -> Path:
-        """The ParallelCluster configuration that was last passed to `pcluster`."""
+        """The ParallelCluster configuration that `pcluster` got last."""
         return self.root / "pcluster.yaml"
 
     @property
@@ -42,7 +43,7 @@ class PclusterFolder(ClusterFolder):
 
 
 class PclusterStage(Enum):
-    """How far the last `up` or `down` got."""
+    """The stage that the last `up` or `down` reached."""
 
     PREPARING = "preparing"  # the stack of prerequisites is being created
     MAKING = "making"
@@ -53,17 +54,19 @@ class PclusterStage(Enum):
 
 @dataclass(frozen=True)
 class PclusterState:
-    """The state file. `scripts` is a digest of the bootstrap scripts that were uploaded last."""
+    """The content of the state file. `scripts` is a digest of the bootstrap scripts that were uploaded last."""
 
     phase: PclusterStage
     cluster_id: str
     region: str
     version: str
-    stack: str = ""  # our stack, if there is one
+    stack: str = ""  # name of the stack that `up` created; "" if there is none
     bucket: str = ""
     login_user: str = "ubuntu"
     key: str = ""  # file of the private key; "" if connections use SSM
     scripts: str = ""
+    file_systems: Mapping[str, str] = field(default_factory=dict)  # name in the stack -> id, for `down` to delete
+    kept: Mapping[str, str] = field(default_factory=dict)  # file systems that left the stack: id -> id to mount
     role: ClusterRole = ClusterRole.OPERATOR
     target: str = "parallelcluster"
 
@@ -82,7 +85,7 @@ def state_text(state: PclusterState) -> str:
 
 
 def read_sent_template(folder: PclusterFolder) -> dict[str, Any]:
-    """Return the template that was sent last; empty if none was."""
+    """Return the template that was sent last; {} if none was sent."""
     value = read_json(folder.template)
     if value is None:
         return {}
@@ -92,7 +95,7 @@ def read_sent_template(folder: PclusterFolder) -> dict[str, Any]:
 
 
 def read_sent_config(folder: PclusterFolder) -> dict[str, Any]:
-    """Return the config that was sent last; empty if none was."""
+    """Return the config that was sent last; {} if none was sent."""
     import yaml
 
     try:

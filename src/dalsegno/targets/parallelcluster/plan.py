@@ -1,4 +1,4 @@
-"""The plan for a cluster on ParallelCluster: what it creates or changes, what it costs, what must exist. Pure."""
+"""The plan for a cluster on ParallelCluster: what it creates or changes, what that costs, and what must exist. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from typing import Any
 
 from dalsegno.errors import TargetError
 from dalsegno.hardware import instances
+from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.aws_facts import PclusterSettings, SlurmQueue
 from dalsegno.spec.facts import Cluster
-from dalsegno.targets.cloud.consequences import CapacityCheck, ChangeEffect, CloudPlan, Minutes
+from dalsegno.targets.base import Removal
+from dalsegno.targets.cloud.consequences import CapacityCheck, ChangeEffect, CloudPlan, Minutes, taken_at
 from dalsegno.targets.cloud.cost import CostLine, HourlyCost, PriceTable
+from dalsegno.targets.parallelcluster.folder import PclusterState
 from dalsegno.targets.parallelcluster.prerequisites import (
     DEFAULT_LUSTRE_THROUGHPUT,
     OPENZFS_THROUGHPUT,
     Prerequisites,
     settings_of,
+    stack_name,
 )
+from dalsegno.targets.parallelcluster.references import bucket_of
+from dalsegno.targets.parallelcluster.stack_changes import FILE_SYSTEM
+from dalsegno.targets.sides import homes_on_machines, named_sources
 
 PRICED_REGION = "us-east-1"
 CREATION, UPDATE, FILE_SYSTEMS = Minutes(15, 20), Minutes(3, 10), Minutes(10, 15)
@@ -26,25 +33,28 @@ CREATION, UPDATE, FILE_SYSTEMS = Minutes(15, 20), Minutes(3, 10), Minutes(10, 15
 
 @dataclass(frozen=True)
 class PclusterPlan(CloudPlan):
-    """The consequences, and what `apply` needs: the template, the ids that are known, and the config."""
+    """The plan of one `up`: its consequences, and the template, ids and config that `apply` needs."""
 
     external: Prerequisites = field(default_factory=Prerequisites)  # ids in the cluster file and in the stacks it names
-    known: Prerequisites = field(default_factory=Prerequisites)  # `external`, and the outputs of our own stack
+    known: Prerequisites = field(default_factory=Prerequisites)  # `external` plus the outputs of our own stack
     template: Mapping[str, Any] = field(default_factory=dict)
     new_stack: bool = False
     changed_stack: bool = False
+    leaving: Mapping[str, str] = field(default_factory=dict)  # file systems that leave the stack: id -> id to mount
     new_key: bool = False
     removes_failed: bool = False  # whether the remains of a failed creation are deleted first
     new_scripts: bool = False
     fleet_stopped: bool = False
     missing_repositories: tuple[str, ...] = ()  # S3 addresses that still need an FSx data repository association
-    ends: Mapping[str, float] = field(default_factory=dict)  # queue -> when EC2 starts to take its reserved machines
+    missing_buckets: tuple[str, ...] = ()  # buckets of data repositories that do not exist yet
+    ends: Mapping[str, float] = field(default_factory=dict)  # queue -> time when EC2 starts to take back its machines
     unfinished: bool = False  # whether an earlier `up` was interrupted, or failed
     new_accounts: bool = False  # whether accounts, users or QOS differ from those of the last `up`
 
     @property
     def empty(self) -> bool:
-        changed = self.changed_stack or self.new_scripts or self.missing_repositories or self.new_accounts
+        missing = self.missing_buckets or self.missing_repositories
+        changed = self.changed_stack or self.new_scripts or missing or self.new_accounts
         return super().empty and not (changed or self.unfinished)
 
     @property
@@ -53,6 +63,8 @@ class PclusterPlan(CloudPlan):
 
     def _sentences(self) -> Iterator[str]:
         yield from super()._sentences()
+        if self.changed_stack:
+            yield f"updates the stack {stack_name(self.cluster.name)}"
         if self.unfinished and not self.fresh and not self.resumes:
             yield "finishes what an earlier `up` began"
         if self.new_scripts and not self.fresh:
@@ -73,6 +85,7 @@ class CapacityReservation:
     available: int
     active: bool
     block: bool = False
+    placement_group: str = ""  # the placement group that it was created in
     ends_at: float | None = None  # when it ends, in seconds since 1970; None if it does not end
 
 
@@ -87,37 +100,28 @@ def parse_reservation(answer: Mapping[str, Any]) -> CapacityReservation:
         int(answer.get("AvailableInstanceCount", 0)),
         answer.get("State") in ("active", "scheduled"),
         answer.get("ReservationType") == "capacity-block",
+        str(answer.get("PlacementGroupArn", "")).rpartition("/")[2],
         end.timestamp() if isinstance(end, datetime) else None,
     )
 
 
-# EC2 starts to take the machines of a capacity block half an hour before its end. Those of UltraServers have to be
-# left an hour before it.
-TAKEN_BEFORE_S, ULTRASERVER_BEFORE_S = 1800.0, 3600.0
-_ULTRASERVERS = ("p6e-gb", "trn2u.")
-
-
 def queue_ends(own: PclusterSettings, found: Mapping[str, CapacityReservation]) -> dict[str, float]:
-    """Return, by queue, when EC2 starts to take the machines of its capacity block. Machines of other reservations
-    stay when the reservation ends."""
+    """Return, for each queue, when EC2 starts to take back the machines of its capacity block. Other reservations are
+    left out, because their machines stay when the reservation ends."""
     blocks = {queue.name: found.get(queue.capacity_reservation) for queue in own.queues}
     return {
-        name: block.ends_at - (ULTRASERVER_BEFORE_S if _is_ultraserver(block) else TAKEN_BEFORE_S)
+        name: taken_at(block.ends_at, block.instance_type)
         for name, block in blocks.items()
         if block is not None and block.block and block.ends_at is not None
     }
 
 
-def _is_ultraserver(reservation: CapacityReservation) -> bool:
-    return reservation.instance_type.startswith(_ULTRASERVERS)
-
-
 def check_reservations(
     own: PclusterSettings, found: Mapping[str, CapacityReservation], zones: Mapping[str, str], *, running: bool
 ) -> list[CapacityCheck]:
-    """Compare each queue with its reservation. `zones`: the availability zone of each known subnet.
+    """Compare each queue with its reservation. `zones` has the availability zone of each known subnet.
 
-    `running`: the cluster's own nodes may already use the reservation.
+    `running` says that the cluster's own nodes may already use the reservation.
     """
     checks = []
     for queue in own.queues:
@@ -137,6 +141,9 @@ def _reservation_fault(queue: SlurmQueue, there: CapacityReservation, zones: Map
     if there.block != (queue.capacity_type == "CAPACITY_BLOCK"):
         needed = "CAPACITY_BLOCK" if there.block else "ONDEMAND"
         return f"queue `{queue.name}` needs `capacity_type: {needed}` for it"
+    if there.placement_group and queue.placement_group_name != there.placement_group:
+        needed = f"`placement_group_name: {there.placement_group}`"
+        return f"it is in a placement group: queue `{queue.name}` needs {needed} for it"
     if queue.max_count > there.total:
         return f"it holds {there.total} machines, but queue `{queue.name}` has {queue.max_count}"
     if not running and queue.min_count > there.available:
@@ -148,7 +155,8 @@ def _reservation_fault(queue: SlurmQueue, there: CapacityReservation, zones: Map
 
 
 def zone_of_network(own: PclusterSettings, found: Mapping[str, CapacityReservation]) -> str:
-    """Return the zone of a new network: the one in the file, else that of the reservations. "": any zone."""
+    """Return the availability zone for a new network: that of the file, or else that of the reservations; "" for any
+    zone."""
     zones = {each.zone for each in found.values() if each.zone}
     if len(zones) > 1:
         raise TargetError(
@@ -165,7 +173,7 @@ def zone_of_network(own: PclusterSettings, found: Mapping[str, CapacityReservati
     return own.availability_zone or next(iter(zones), "")
 
 
-# vCPU quotas of EC2: family -> code for on-demand, code for spot, name
+# vCPU quotas of EC2: instance family -> quota code for on-demand, quota code for spot, name.
 _QUOTAS = {
     "p": ("L-417A185B", "L-7212CCBC", "P instances"),
     "g": ("L-DB2E81BA", "L-3819A6DF", "G and VT instances"),
@@ -177,7 +185,7 @@ _QUOTAS = {
 
 @dataclass(frozen=True)
 class QuotaNeed:
-    """vCPUs of one kind of instance that the cluster needs at most. `code` names the quota."""
+    """The vCPUs of one instance family that the cluster needs at its largest size. `code` identifies the quota."""
 
     code: str
     name: str
@@ -185,7 +193,8 @@ class QuotaNeed:
 
 
 def quota_needs(own: PclusterSettings) -> list[QuotaNeed]:
-    """Return the quotas that the largest size of the cluster needs. Reserved capacity counts too, blocks do not."""
+    """Return the quotas that the cluster needs at its largest size. Reservations count towards them, capacity blocks do
+    not."""
     needs: dict[tuple[str, str], int] = {}
     machines = [(own.head_instance, 1, False), (own.login_instance, own.login_count, False)]
     for queue in own.queues:
@@ -203,7 +212,7 @@ def quota_needs(own: PclusterSettings) -> list[QuotaNeed]:
 
 
 def check_quota(need: QuotaNeed, allowed: float | None) -> CapacityCheck:
-    """Compare a need with the account's quota; None if the quota cannot be read."""
+    """Compare a need with the account's quota `allowed`, which is None if it cannot be read."""
     what = f"quota {need.code} ({need.name})"
     if allowed is not None and allowed < need.vcpus:
         return CapacityCheck(what, "", f"the cluster needs {need.vcpus} vCPUs, and {allowed:g} are allowed")
@@ -212,7 +221,7 @@ def check_quota(need: QuotaNeed, allowed: float | None) -> CapacityCheck:
 
 
 def estimate_cost(cluster: Cluster, prices: PriceTable) -> HourlyCost:
-    """Return what the cluster costs per hour with the nodes that always run."""
+    """Return the price of the cluster per hour, for the nodes that always run."""
     own = settings_of(cluster)
     lines: list[CostLine] = [prices.instance(own.head_instance)]
     if own.login_count:
@@ -239,7 +248,7 @@ def estimate_cost(cluster: Cluster, prices: PriceTable) -> HourlyCost:
 
 
 def notes(cluster: Cluster, prices: PriceTable) -> Sequence[str]:
-    """Return consequences that follow from how ParallelCluster works."""
+    """Return consequences that are specific to ParallelCluster."""
     own = settings_of(cluster)
     found = []
     if own.region != PRICED_REGION:
@@ -264,11 +273,13 @@ def notes(cluster: Cluster, prices: PriceTable) -> Sequence[str]:
 
 
 def refuse_impossible(plan: PclusterPlan, stop: str) -> None:
-    """Raise if the plan cannot be carried out on the running cluster. `stop` is the command that stops all nodes."""
+    """Raise an error if the plan cannot be carried out on the running cluster. `stop` is the command that stops all
+    nodes."""
     if plan.impossible:
         first = plan.impossible[0]
+        because = f": {first.detail}" if first.path.startswith("stack/") else ""
         raise TargetError(
-            f"{first.path} cannot change on a running cluster",
+            f"{first.path} cannot change on a running cluster{because}",
             hint="undo the change in the cluster file, or `dalsegno down` and `dalsegno up`",
         )
     faults = [check for check in plan.checks if check.fault]
@@ -280,3 +291,46 @@ def refuse_impossible(plan: PclusterPlan, stop: str) -> None:
             "this change needs all compute nodes stopped, which would end their jobs",
             hint=f"when no job runs, run `{stop}`, then `dalsegno up`, which starts them again",
         )
+
+
+# What `down` deletes and what it keeps: file systems, home folders, disks and the bucket
+
+
+_MANAGED = {"efs": "EFS file system", "ebs": "EBS volume"}  # created and kept by ParallelCluster
+
+
+def removal_of(
+    state: PclusterState | None, applied: Cluster | None, template: Mapping[str, Any], jobs: Sequence[JobInfo]
+) -> Removal:
+    """Return what `down` does. `template` is the template of the stack, which names the file systems."""
+    resources = template.get("Resources", {}).values()
+    return Removal(
+        tuple(jobs),
+        homes_on_machines(applied, state.login_user) if state is not None else (),
+        tuple(_file_system(each) for each in resources if each.get("Type") == FILE_SYSTEM),
+        tuple(_kept(state, applied)),
+        needs_yes=True,
+    )
+
+
+def _kept(state: PclusterState | None, applied: Cluster | None) -> Iterator[str]:
+    if state is not None and state.bucket:
+        yield f"bucket {state.bucket}"
+    own = applied.parallelcluster if applied is not None else None
+    data = {bucket_of(each.s3) for each in own.data_repositories} if own is not None else set()
+    yield from (f"bucket {name}" for name in sorted(data) if state is None or name != state.bucket)
+    yield from named_sources(applied)
+    stores = applied.storage if applied is not None else ()
+    for each in stores:
+        if each.type in _MANAGED and not each.source:
+            yield f"{_MANAGED[each.type]} of storage {each.name}"
+    for id, named in state.kept.items() if state is not None else ():
+        if named not in (each.source for each in stores):
+            yield f"file system {id}, which the cluster file does not have any more"
+
+
+def _file_system(resource: Mapping[str, Any]) -> str:
+    """Return the name and size of a file system in a template."""
+    own = resource.get("Properties", {})
+    name = next((each["Value"] for each in own.get("Tags", ()) if each.get("Key") == "Name"), "?")
+    return f"{name} (FSx {own.get('FileSystemType', '')}, {own.get('StorageCapacity', 0)} GiB)"

@@ -1,7 +1,7 @@
-"""What must exist before ParallelCluster can create a cluster: network, file systems, bucket, policy.
+"""The prerequisites of a cluster on ParallelCluster: network, file systems, bucket and policy. Pure.
 
-What the cluster file does not name is created by one CloudFormation stack of ours. What existing stacks have is read
-from their outputs. Pure.
+Our own CloudFormation stack creates everything that the cluster file does not name. Ids in existing stacks are read
+from their outputs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dalsegno.errors import TargetError
 from dalsegno.spec.aws_facts import PclusterSettings
 from dalsegno.spec.facts import Cluster, Storage
 from dalsegno.targets.cloud.consequences import CloudResource
+from dalsegno.targets.parallelcluster.stack_changes import BUCKET, FILE_SYSTEM, keep
 
 VPC_CIDR, PUBLIC_CIDR, PRIVATE_CIDR = "10.0.0.0/16", "10.0.0.0/20", "10.0.128.0/17"
 _MAKES = ("lustre", "openzfs")  # storage types that our stack creates; ParallelCluster creates efs and ebs itself
-DEFAULT_LUSTRE_THROUGHPUT, OPENZFS_THROUGHPUT = 250, 256  # MB/s per TiB; MB/s of the whole file system
-# Names of outputs in stacks that others publish, besides our own
+DEFAULT_LUSTRE_THROUGHPUT, OPENZFS_THROUGHPUT = 250, 256  # in MB/s per TiB, and in MB/s of the whole file system
+# Names that stacks published by others use for their outputs, in addition to our own.
 _ALIASES = {
     "head_subnet": ("PublicSubnet", "PublicSubnetId", "HeadNodeSubnetId", "PublicSubnet1"),
     "compute_subnet": ("PrimaryPrivateSubnet", "PrivateSubnet", "PrivateSubnetId", "PrivateSubnet1"),
@@ -32,7 +33,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Prerequisites:
-    """The ids of everything that cluster.yaml refers to. An empty value does not exist yet."""
+    """The ids of everything that cluster.yaml refers to. An empty id means that the resource does not exist yet."""
 
     head_subnet: str = ""
     compute_subnets: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ def settings_of(cluster: Cluster) -> PclusterSettings:
 
 
 def given(cluster: Cluster) -> Prerequisites:
-    """Return the ids that the cluster file names."""
+    """Return the ids that are in the cluster file."""
     own = settings_of(cluster)
     return Prerequisites(
         own.head_subnet,
@@ -62,7 +63,7 @@ def given(cluster: Cluster) -> Prerequisites:
 
 
 def merge_outputs(known: Prerequisites, cluster: Cluster, outputs: Mapping[str, str]) -> Prerequisites:
-    """Return the ids, with those from the outputs of a stack added. Known ids are not replaced."""
+    """Return the known ids, and add those in the outputs of a stack. Known ids are not replaced."""
 
     def first(kind: str) -> str:
         return next((outputs[name] for name in _ALIASES[kind] if outputs.get(name)), "")
@@ -89,7 +90,10 @@ def merge_outputs(known: Prerequisites, cluster: Cluster, outputs: Mapping[str, 
 
 
 def placeholders(known: Prerequisites, cluster: Cluster) -> Prerequisites:
-    """Return ids of the right form for what does not exist yet, to show and check a config before it does."""
+    """Return the known ids, with a placeholder of the right form for each resource that does not exist yet.
+
+    With the placeholders, a config can be shown and checked before the resources exist.
+    """
     zeros = "0" * 17
     subnet = known.head_subnet or f"subnet-{zeros}"
     storage = {
@@ -112,7 +116,7 @@ def stack_name(cluster: str) -> str:
 
 
 def bucket_name(cluster: str, account: str, region: str) -> str:
-    """Return the name of the bucket that the stack creates. Names of buckets are unique in the whole of AWS."""
+    """Return the name of the bucket that the stack creates. The name must be unique in all of AWS."""
     return f"dalsegno-{cluster}-{account}-{region}"[:63].rstrip("-")
 
 
@@ -124,9 +128,11 @@ def _logical(name: str) -> str:
     return "".join(word.capitalize() for word in name.replace("_", "-").split("-"))
 
 
-def new_resources(cluster: Cluster, known: Prerequisites) -> tuple[CloudResource, ...]:
-    """Return what the stack creates, given what exists."""
-    own = settings_of(cluster)
+def new_resources(
+    cluster: Cluster, known: Prerequisites, repositories: Iterable[str], buckets: Iterable[str] = ()
+) -> tuple[CloudResource, ...]:
+    """Return the resources that are created because they are not among the known ones. `repositories` are the S3
+    addresses that have no data repository association yet, and `buckets` those of them that do not exist."""
     found: list[CloudResource] = []
     if not known.head_subnet:
         found.append(CloudResource("network with a public and a private subnet", (cluster.name,)))
@@ -136,15 +142,16 @@ def new_resources(cluster: Cluster, known: Prerequisites) -> tuple[CloudResource
             found.append(CloudResource(noun, (each.name,), data=True))
     if not known.bucket:
         found.append(CloudResource("S3 bucket", (f"dalsegno-{cluster.name}-…",), data=True))
-    for repository in own.data_repositories:
-        found.append(CloudResource("data repository association", (repository.s3,)))
+    found += [CloudResource("S3 bucket", (name,), data=True) for name in buckets]
+    found += [CloudResource("data repository association", (s3,)) for s3 in repositories]
     return tuple(found)
 
 
 def render_template(cluster: Cluster, known: Prerequisites, bucket: str, zone: str = "") -> dict[str, Any]:
     """Return the CloudFormation template for everything that does not exist yet.
 
-    `bucket` is the name of the bucket with the bootstrap scripts, new or not. The policy for it is always created.
+    `bucket` is the bucket with the bootstrap scripts, new or existing. The policy that lets nodes read the bucket is
+    always created.
     """
     own = settings_of(cluster)
     resources: dict[str, Any] = {}
@@ -265,7 +272,7 @@ def _routes(cluster: Cluster) -> dict[str, Any]:
         },
         "PublicRoutesOfSubnet": joins("PublicSubnet", "PublicRoutes"),
         "PrivateRoutesOfSubnet": joins("PrivateSubnet", "PrivateRoutes"),
-        "S3Endpoint": {  # free of charge; the NAT gateway has a price per GB
+        "S3Endpoint": {  # a gateway endpoint is free; the NAT gateway charges for each GB
             "Type": "AWS::EC2::VPCEndpoint",
             "Properties": {
                 "VpcId": _VPC,
@@ -278,7 +285,7 @@ def _routes(cluster: Cluster) -> dict[str, Any]:
 
 
 def _efa_group(cluster: Cluster) -> dict[str, Any]:
-    """Return the security group of all machines. EFA needs all traffic inside it, in both directions."""
+    """Return the security group of all machines. EFA needs all traffic within the group, in both directions."""
     return {
         "EfaSecurityGroup": {
             "Type": "AWS::EC2::SecurityGroup",
@@ -288,7 +295,7 @@ def _efa_group(cluster: Cluster) -> dict[str, Any]:
                 "Tags": _tags(cluster, "efa"),
             },
         },
-        # The rules are resources of their own: inside the group they would be a circular reference.
+        # The rules are separate resources, because rules inside the group would refer to the group itself.
         "EfaInside": {
             "Type": "AWS::EC2::SecurityGroupIngress",
             "Properties": {"GroupId": _EFA_GROUP, "SourceSecurityGroupId": _EFA_GROUP, "IpProtocol": "-1"},
@@ -339,13 +346,13 @@ def _add_file_system(
                 "ThroughputCapacity": storage.throughput_mb_per_s_per_tib or OPENZFS_THROUGHPUT,
                 "RootVolumeConfiguration": {
                     "DataCompressionType": "ZSTD",
-                    # Every client may mount it, because the security group decides who can reach it.
+                    # Every client may mount the file system, because the security group decides who can reach it.
                     "NfsExports": [{"ClientConfigurations": [{"Clients": "*", "Options": _NFS_OPTIONS}]}],
                 },
             },
         }
         value = {"Fn::GetAtt": [name, "RootVolumeId"]}
-    resources[name] = {"Type": "AWS::FSx::FileSystem", "Properties": {**settings, **common}}
+    resources[name] = keep({"Type": FILE_SYSTEM, "Properties": {**settings, **common}})
     outputs[output_name(storage)] = {"Value": value}
 
 
@@ -353,11 +360,11 @@ _NFS_OPTIONS = ["rw", "crossmnt", "sync", "no_root_squash"]  # root on the nodes
 
 
 def _bucket(cluster: Cluster, name: str) -> dict[str, Any]:
-    """Return the bucket. It outlives the stack, because it may hold data of users."""
+    """Return the bucket. It outlives the stack, because it may contain users' data."""
     rule = {"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
     closed = ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets")
     return {
-        "Type": "AWS::S3::Bucket",
+        "Type": BUCKET,
         "DeletionPolicy": "Retain",
         "UpdateReplacePolicy": "Retain",
         "Properties": {

@@ -1,37 +1,47 @@
-"""Read and change what a cluster needs on AWS: stacks, reservations, quotas, key pairs, objects in S3, repositories."""
+"""Read and change the AWS resources of a cluster: stacks, file systems, reservations, quotas, key pairs, S3 objects."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dalsegno.errors import TargetError
-from dalsegno.spec.aws_facts import DataRepository, PclusterSettings
+from dalsegno.spec.aws_facts import PclusterSettings
 from dalsegno.system.files import make_folder
 from dalsegno.targets.base import Say
 from dalsegno.targets.cloud.aws import AwsApi, caller_account
 from dalsegno.targets.cloud.consequences import CapacityCheck
 from dalsegno.targets.cloud.credentials import CloudError, CloudRefusal
-from dalsegno.targets.cloud.progress import POLL_S, OperationReport, OperationState, follow
+from dalsegno.targets.cloud.progress import OperationReport, OperationState, follow
 from dalsegno.targets.parallelcluster.client import last_operation, parse_event
 from dalsegno.targets.parallelcluster.plan import CapacityReservation, check_quota, parse_reservation, quota_needs
+from dalsegno.targets.parallelcluster.stack_changes import (
+    FILE_SYSTEM,
+    NETWORK,
+    OwnStack,
+    drops_data,
+    keep_all,
+    keep_data,
+    of_type,
+)
 
 Pause = Callable[[float], None]
 
 
 class AwsResources:
-    """The resources of one cluster, through an `AwsApi`."""
+    """Reads and changes the resources of one cluster, through an `AwsApi`."""
 
     def __init__(self, api: AwsApi, logs: Path, pause: Pause = time.sleep) -> None:
         self.api, self._logs, self._pause = api, logs, pause
 
     # Stacks of CloudFormation
     def outputs(self, stack: str) -> dict[str, str] | None:
-        """Return the outputs of a stack; None if there is no such stack, or if it was deleted."""
+        """Return the outputs of a stack; None if it does not exist or was deleted."""
         found = self._stack(stack)
         if found is None or str(found.get("StackStatus", "")).startswith("DELETE_COMPLETE"):
             return None
@@ -51,46 +61,73 @@ class AwsResources:
         try:
             found = self.api.call("cloudformation", "describe_stacks", StackName=stack).get("Stacks", [])
         except CloudError as error:
-            # A stack that does not exist is a validation error for CloudFormation.
+            # CloudFormation reports a stack that does not exist as a validation error.
             if error.refusal in (CloudRefusal.NOT_THERE, CloudRefusal.INVALID):
                 return None
             raise
         return found[0] if found else None
 
-    def put_stack(self, stack: str, template: Mapping[str, Any], tags: Mapping[str, str], say: Say) -> dict[str, str]:
-        """Create or update a stack, follow it to its end, and return its outputs."""
+    def read_stack(self, stack: str) -> OwnStack:
+        """Return a stack of ours with its template and the ids of its resources."""
+        found = self._stack(stack)
         state = self.stack_state(stack)
-        common: dict[str, Any] = {
-            "StackName": stack,
-            "TemplateBody": json.dumps(template),
-            "Capabilities": ["CAPABILITY_IAM"],
-            "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
-        }
-        if state is OperationState.FAILED and not self._created_once(stack):
+        if found is None or state is OperationState.GONE:
+            return OwnStack()
+        status = str(found.get("StackStatus", ""))
+        listed = self.api.call("cloudformation", "describe_stack_resources", StackName=stack).get("StackResources", ())
+        return OwnStack(
+            state,
+            complete=status == "CREATE_COMPLETE" or status.startswith("UPDATE_"),
+            creating=status == "CREATE_IN_PROGRESS",
+            unused=status.startswith(("CREATE_FAILED", "ROLLBACK_")),
+            outputs={str(each["OutputKey"]): str(each.get("OutputValue", "")) for each in found.get("Outputs", ())},
+            template=self._template(stack),
+            ids={str(each.get("LogicalResourceId", "")): str(each.get("PhysicalResourceId", "")) for each in listed},
+        )
+
+    def put_stack(self, stack: str, template: Mapping[str, Any], tags: Mapping[str, str], say: Say) -> OwnStack:
+        """Create or update a stack, follow it to its end, and return it. No update deletes a file system or a
+        bucket."""
+        found = self.read_stack(stack)
+        if found.state is OperationState.RUNNING:
+            self._follow(stack, say)  # the operation of an interrupted `up`, perhaps with another template
+            found = self.read_stack(stack)
+        if found.state is OperationState.FAILED and not found.complete:
             say(f"removing what a failed creation of stack {stack} left")
+            if found.unused:
+                self.delete_file_systems(found.file_systems.values(), say)
             self.delete_stack(stack, say)
-            state = OperationState.GONE
-        if state is OperationState.GONE:
-            self.api.call("cloudformation", "create_stack", **common, OnFailure="DO_NOTHING")
-        elif state is not OperationState.RUNNING:
-            try:
-                self.api.call("cloudformation", "update_stack", **common)
-            except CloudError as error:
-                # CloudFormation has the same code for a template without changes and for a wrong one.
-                if error.refusal is not CloudRefusal.INVALID or self._template(stack) != template:
-                    raise
+            found = OwnStack()
+        if found.exists:
+            protected = keep_data(found.template)
+            if protected != found.template and drops_data(found.template, template):
+                self._update(stack, protected, tags, say)
+            self._update(stack, template, tags, say)
+        else:
+            request = _stack_request(stack, template, tags)
+            self.api.call("cloudformation", "create_stack", **request, OnFailure="DO_NOTHING")
+            self._follow(stack, say)
+        return self.read_stack(stack)
+
+    def _update(self, stack: str, template: Mapping[str, Any], tags: Mapping[str, str], say: Say) -> None:
+        """Update a stack and follow the update, if there is anything to change."""
+        try:
+            self.api.call("cloudformation", "update_stack", **_stack_request(stack, template, tags))
+        except CloudError as error:
+            # CloudFormation has one error code both for a template without changes and for an invalid one.
+            if error.refusal is not CloudRefusal.INVALID or self._template(stack) != template:
+                raise
+            return
+        self._follow(stack, say)
+
+    def _follow(self, stack: str, say: Say) -> None:
         follow(f"stack {stack}", lambda: self.report(stack), say, self._logs, pause=self._pause)
-        return self.outputs(stack) or {}
 
     def _template(self, stack: str) -> Mapping[str, Any]:
         """Return the template that a stack was created from or last updated with."""
         found = self.api.call("cloudformation", "get_template", StackName=stack).get("TemplateBody", {})
         parsed: Mapping[str, Any] = json.loads(found) if isinstance(found, str) else found
         return parsed
-
-    def _created_once(self, stack: str) -> bool:
-        found = self._stack(stack)
-        return str(found.get("StackStatus", "") if found else "").startswith("UPDATE")
 
     def report(self, stack: str) -> OperationReport:
         """Return the progress of the operation on a stack."""
@@ -107,16 +144,86 @@ class AwsResources:
         return OperationReport(state, last_operation(events, stack))
 
     def delete_stack(self, stack: str, say: Say) -> bool:
-        """Delete a stack with everything in it; return False if there was none."""
+        """Delete a stack, but keep its file systems and buckets; return False if there was no stack."""
         if self.stack_state(stack) is OperationState.GONE:
             return False
         self.api.call("cloudformation", "delete_stack", StackName=stack)
         follow(f"deletion of stack {stack}", lambda: self.report(stack), say, self._logs, pause=self._pause)
         return True
 
+    def remove(self, stack: str, recorded: Iterable[str], kept: Collection[str], say: Say) -> None:
+        """Delete a stack and its file systems with all files, and the file systems in `recorded`.
+
+        Missing resources are not an error. The file systems in `kept` stay, with the network that they are in.
+        """
+        found = self.read_stack(stack)
+        if found.creating and of_type(found.template, FILE_SYSTEM):
+            with suppress(CloudError):  # a file system that is still being created cannot be deleted
+                self._follow(stack, say)
+            found = self.read_stack(stack)
+        listed = dict.fromkeys([*recorded, *found.file_systems.values()])
+        self.delete_file_systems([id for id in listed if id not in kept], say)
+        left = [id for id in kept if self._file_system(id) is not None]
+        names = {*NETWORK, *(name for name, id in found.file_systems.items() if id in kept)}
+        protected = keep_all(found.template, names) if left and found.complete else found.template
+        if protected != found.template:
+            say(f"keeping the network of {', '.join(left)}")
+            self._update(stack, protected, {}, say)
+        self.delete_stack(stack, say)
+
+    # File systems and buckets
+    def has_bucket(self, bucket: str, account: str) -> bool:
+        """Return whether a bucket of this account exists."""
+        try:
+            self.api.call("s3", "head_bucket", Bucket=bucket, ExpectedBucketOwner=account)
+        except CloudError as error:
+            if error.refusal in (CloudRefusal.NOT_THERE, CloudRefusal.DENIED):
+                return False
+            raise
+        return True
+
+    def _file_system(self, id: str) -> Mapping[str, Any] | None:
+        try:
+            found = self.api.call("fsx", "describe_file_systems", FileSystemIds=[id]).get("FileSystems", ())
+        except CloudError as error:
+            if error.refusal is not CloudRefusal.NOT_THERE:
+                raise
+            return None
+        return next(iter(found), None)
+
+    def delete_file_systems(self, ids: Iterable[str], say: Say) -> None:
+        """Delete file systems with all their files, and wait until they no longer exist.
+
+        Their network cannot be deleted before that.
+        """
+        started = [id for id in ids if self._start_deletion(id, say)]
+        for id in started:
+            follow(f"deletion of file system {id}", partial(self._deletion, id), say, self._logs, pause=self._pause)
+
+    def _start_deletion(self, id: str, say: Say) -> bool:
+        found = self._file_system(id)
+        if found is None:
+            return False
+        if found.get("Lifecycle") != "DELETING":
+            say(f"deleting file system {id}")
+            # Without these options, OpenZFS makes a last backup, which costs money, and keeps snapshots.
+            zfs = {"SkipFinalBackup": True, "Options": ["DELETE_CHILD_VOLUMES_AND_SNAPSHOTS"]}
+            options = {"OpenZFSConfiguration": zfs} if found.get("FileSystemType") == "OPENZFS" else {}
+            self.api.call("fsx", "delete_file_system", FileSystemId=id, **options)
+        return True
+
+    def _deletion(self, id: str) -> OperationReport:
+        found = self._file_system(id)
+        if found is None:
+            return OperationReport(OperationState.GONE)
+        if found.get("Lifecycle") != "FAILED":
+            return OperationReport(OperationState.RUNNING)
+        message = str((found.get("FailureDetails") or {}).get("Message", ""))
+        return OperationReport(OperationState.FAILED, message=message)
+
     # Reservations, subnets, quotas
     def reservations(self, own: PclusterSettings) -> dict[str, CapacityReservation]:
-        """Return the capacity reservations of the queues that exist, by id."""
+        """Return the existing capacity reservations that the queues name, by id."""
         wanted = sorted({queue.capacity_reservation for queue in own.queues if queue.capacity_reservation})
         if not wanted:
             return {}
@@ -138,7 +245,8 @@ class AwsResources:
         return {str(each["SubnetId"]): str(each["AvailabilityZone"]) for each in answer.get("Subnets", ())}
 
     def quotas(self, own: PclusterSettings) -> list[CapacityCheck]:
-        """Compare the account's quotas with what the cluster needs. The user must check a quota that cannot be read."""
+        """Compare the account's quotas with what the cluster needs. If a quota cannot be read, the user must check
+        it."""
         checks = []
         for need in quota_needs(own):
             try:
@@ -153,7 +261,7 @@ class AwsResources:
             checks.append(check_quota(need, allowed))
         return checks
 
-    # Keys, scripts, repositories
+    # Keys and scripts
     def has_key(self, name: str) -> bool:
         try:
             self.api.call("ec2", "describe_key_pairs", KeyNames=[name])
@@ -172,45 +280,17 @@ class AwsResources:
             opened.write(str(answer["KeyMaterial"]))
 
     def upload(self, bucket: str, objects: Mapping[str, bytes]) -> None:
-        """Write objects to a bucket of this account. Scripts in a bucket of others would run as root on our nodes."""
+        """Write objects to a bucket of this account. A bucket of another account is refused, because its scripts would
+        run as root on our nodes."""
         owner = caller_account(self.api)
         for key, data in objects.items():
             self.api.call("s3", "put_object", Bucket=bucket, Key=key, Body=data, ExpectedBucketOwner=owner)
 
-    def repositories(self, file_system: str) -> dict[str, str]:
-        """Return the state of each data repository association of a file system, by its S3 address."""
-        filters = [{"Name": "file-system-id", "Values": [file_system]}]
-        answer = self.api.call("fsx", "describe_data_repository_associations", Filters=filters)
-        return {
-            str(each.get("DataRepositoryPath", "")).rstrip("/"): str(each.get("Lifecycle", ""))
-            for each in answer.get("Associations", ())
-        }
 
-    def add_repository(self, file_system: str, repository: DataRepository, say: Say) -> None:
-        """Associate a folder with a bucket, and wait until it is AVAILABLE."""
-        wanted = repository.s3.rstrip("/")
-        if wanted not in self.repositories(file_system):
-            policies = {
-                "AutoImportPolicy": {"Events": list(repository.import_events)},
-                "AutoExportPolicy": {"Events": list(repository.export_events)},
-            }
-            self.api.call(
-                "fsx",
-                "create_data_repository_association",
-                FileSystemId=file_system,
-                FileSystemPath=repository.path,
-                DataRepositoryPath=repository.s3,
-                BatchImportMetaDataOnCreate=True,
-                S3={name: each for name, each in policies.items() if each["Events"]},
-            )
-        while True:
-            state = self.repositories(file_system).get(wanted, "")
-            if state == "AVAILABLE":
-                return
-            if state in ("FAILED", "MISCONFIGURED", "DELETING"):
-                raise TargetError(
-                    f"the data repository {repository.s3} is {state}",
-                    hint="check that the bucket exists in this region and that FSx may read and write it",
-                )
-            say(f"data repository {repository.s3}: {state or 'not there yet'}")
-            self._pause(POLL_S)
+def _stack_request(stack: str, template: Mapping[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "StackName": stack,
+        "TemplateBody": json.dumps(template),
+        "Capabilities": ["CAPABILITY_IAM"],
+        **({"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]} if tags else {}),
+    }

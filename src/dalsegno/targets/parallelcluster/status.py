@@ -1,4 +1,4 @@
-"""The status of a cluster on ParallelCluster, from its own answers and from Slurm on the head node."""
+"""The status of a cluster on ParallelCluster, from the answers of `pcluster` and from Slurm on the head node."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def read_status(
     slurm: SlurmClient | None,
     silence: str = "",
 ) -> ClusterStatus:
-    """Return the status, however broken the cluster is. Without `slurm`, the states of nodes are unknown.
+    """Return the status, even if the cluster is broken. If `slurm` is None, the states of nodes are unknown.
 
-    `silence` says why ParallelCluster did not answer. Then the status comes from the state folder alone.
+    `silence` says why ParallelCluster did not answer. The status then comes from the state folder alone.
     """
     if state is None:
         gone = "its folder holds no state: `dalsegno down` removes the rest"

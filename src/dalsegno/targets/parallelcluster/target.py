@@ -6,30 +6,31 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.setup.delivery import CodeBundle, find_bundle
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.spec.aws_facts import PclusterSettings
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import Completed, LocalRunner, Runner
-from dalsegno.targets.accounting import update_people
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, Plan, Removal, Say, ShellEntry
 from dalsegno.targets.cloud.aws import AwsApi, BotoApi, caller_account
-from dalsegno.targets.cloud.consequences import Minutes
+from dalsegno.targets.cloud.consequences import CapacityCheck, Minutes
 from dalsegno.targets.cloud.cost import read_prices
 from dalsegno.targets.cloud.node_plans import PATH
 from dalsegno.targets.cloud.progress import OperationState, follow
 from dalsegno.targets.cloud.refresh import REFRESH_S, refresh_machines
+from dalsegno.targets.cloud.slurm_policy import add_people
 from dalsegno.targets.folder import read_applied, with_uids, write_uids
 from dalsegno.targets.parallelcluster.apply import ApplyOnAws, next_state
 from dalsegno.targets.parallelcluster.changes import find_changes
 from dalsegno.targets.parallelcluster.client import FleetStatus, Pcluster, PclusterStatus, PclusterView, find_pcluster
 from dalsegno.targets.parallelcluster.config import render_config
 from dalsegno.targets.parallelcluster.connect import ssh_argv, ssm_argv
+from dalsegno.targets.parallelcluster.data_repositories import DataRepositories
 from dalsegno.targets.parallelcluster.folder import (
     PclusterFolder,
     PclusterStage,
@@ -44,14 +45,17 @@ from dalsegno.targets.parallelcluster.plan import (
     CREATION,
     FILE_SYSTEMS,
     UPDATE,
+    CapacityReservation,
     PclusterPlan,
     check_reservations,
     estimate_cost,
     notes,
     queue_ends,
     refuse_impossible,
+    removal_of,
     zone_of_network,
 )
+from dalsegno.targets.parallelcluster.platform_files import render_files
 from dalsegno.targets.parallelcluster.prerequisites import (
     Prerequisites,
     bucket_name,
@@ -63,8 +67,10 @@ from dalsegno.targets.parallelcluster.prerequisites import (
     settings_of,
     stack_name,
 )
+from dalsegno.targets.parallelcluster.references import DataBuckets, bucket_of, check_references, find_data_buckets
 from dalsegno.targets.parallelcluster.resources import AwsResources
 from dalsegno.targets.parallelcluster.scripts import bootstrap_scripts, digest_of
+from dalsegno.targets.parallelcluster.stack_changes import OwnStack, leaving, stack_changes
 from dalsegno.targets.parallelcluster.status import phase_of, read_status
 from dalsegno.targets.sides import (
     IMPORT_S,
@@ -82,8 +88,41 @@ _LOST = (*_REMAINS, PclusterStatus.DELETE_IN_PROGRESS)
 Pause = Callable[[float], None]
 
 
+@dataclass(frozen=True)
+class FoundPcluster:
+    """What exists of a cluster before a change."""
+
+    state: PclusterState | None
+    there: PclusterView | None
+    stack: OwnStack
+    bucket: str
+    external: Prerequisites  # ids in the cluster file and in the stacks it names
+    known: Prerequisites  # `external` plus the outputs of our own stack
+    reservations: Mapping[str, CapacityReservation]
+    zones: Mapping[str, str]  # subnet -> availability zone
+
+    @property
+    def lost(self) -> bool:
+        return self.there is None or self.there.status in _LOST
+
+    @property
+    def running(self) -> bool:
+        """Whether ParallelCluster is at work on the cluster."""
+        return self.there is not None and self.there.status.operation is OperationState.RUNNING
+
+    def zone(self, own: PclusterSettings) -> str:
+        """Return the zone of our network. An existing one keeps its zone, because CloudFormation would replace the
+        subnets in another one."""
+        if self.stack.has_network and own.availability_zone in ("", self.stack.zone, *self.zones.values()):
+            return self.stack.zone
+        return "" if self.external.head_subnet else zone_of_network(own, self.reservations)
+
+    def checks(self, own: PclusterSettings) -> list[CapacityCheck]:
+        return check_reservations(own, self.reservations, self.zones, running=not self.lost)
+
+
 class PclusterTarget(OperatorSide):
-    """The cluster in one state folder of the operator's machine."""
+    """The target on the operator's machine. One object stands for the cluster of one state folder."""
 
     kind = "parallelcluster"
     times = TIMES
@@ -107,55 +146,68 @@ class PclusterTarget(OperatorSide):
     def plan(self, cluster: Cluster) -> PclusterPlan:
         cluster = with_uids(cluster, self.folder)
         own = settings_of(cluster)
-        state = read_state(self.folder)
-        _refuse_moved(state, cluster)
+        _refuse_moved(read_state(self.folder), cluster)
         aws = self._aws(own.region)
-        account = caller_account(aws.api)
-        there = self._pcluster(cluster.name, own.region, own.version).describe()
-        _refuse_foreign(there, state, cluster)
-        external = self._external(aws, cluster)
-        stack = stack_name(cluster.name)
-        stack_state = aws.stack_state(stack)
-        prepared = stack_state is OperationState.DONE
-        known = merge_outputs(external, cluster, aws.outputs(stack) or {}) if prepared else external
-        found = aws.reservations(own)
-        zone = "" if external.head_subnet else zone_of_network(own, found)
-        bucket = external.bucket or bucket_name(cluster.name, account, own.region)
-        template = render_template(cluster, external, bucket, zone)
-        zones = aws.zones(known.compute_subnets)
-        lost = there is None or there.status in _LOST
+        found = self._find(aws, cluster)
+        there, stack, state, known, lost = found.there, found.stack, found.state, found.known, found.lost
+        template = render_template(cluster, found.external, found.bucket, found.zone(own))
         config = render_config(cluster, placeholders(known, cluster))
-        prices = read_prices(self._env)
-        before = read_applied(self.folder)
-        running = there is not None and there.status.operation is OperationState.RUNNING
         changes = () if lost else find_changes(read_sent_config(self.folder), config, own.queue_update)
         missing = self._missing_repositories(aws, cluster, known)
-        ends = queue_ends(own, found)
+        buckets = self._data_buckets(aws, own, found.bucket)
+        new = new_resources(cluster, known, missing, buckets.missing) if stack.complete or not stack.exists else ()
+        ends = queue_ends(own, found.reservations)
         scripts = bootstrap_scripts(cluster, next_state(self.folder, cluster, known, state), self._code().key, ends)
+        prices, before = read_prices(self._env), read_applied(self.folder)
+        quotas = aws.quotas(own) if lost else ()
         return PclusterPlan(
             cluster,
             fresh=lost,
-            resumes=f"the {_doing(there)} of {cluster.name}" if there and running else "",
-            resources=new_resources(cluster, known) if stack_state is OperationState.GONE else (),
-            changes=changes,
+            resumes=f"the {_doing(there)} of {cluster.name}" if there and found.running else "",
+            resources=new,
+            changes=(*changes, *stack_changes(stack, template, found.external.storage.values(), own.region)),
             cost=estimate_cost(cluster, prices),
             cost_before=estimate_cost(before, prices) if before and not lost else None,
             time=_minutes(cluster, lost, known),
-            checks=(*check_reservations(own, found, zones, running=not lost), *(aws.quotas(own) if lost else ())),
+            checks=(*found.checks(own), *buckets.checks, *check_references(aws.api, own), *quotas),
             notes=tuple(self._notes(cluster, there, notes(cluster, prices))),
-            external=external,
+            external=found.external,
             known=known,
             template=template,
-            new_stack=not prepared,
-            changed_stack=prepared and template != read_sent_template(self.folder),
+            new_stack=not stack.complete,
+            changed_stack=stack.complete and (stack.state is OperationState.RUNNING or template != stack.template),
+            leaving=leaving(stack, template),
             new_key=bool(own.key) and not aws.has_key(own.key),
             removes_failed=there is not None and there.status in _REMAINS,
             new_scripts=state is None or state.scripts != digest_of(scripts),
             fleet_stopped=there is not None and there.fleet is FleetStatus.STOPPED,
             missing_repositories=missing,
+            missing_buckets=buckets.missing,
             ends=ends,
             unfinished=state is not None and state.phase is not PclusterStage.UP,
             new_accounts=cluster.slurm.accounting and (lost or before is None or _people(before) != _people(cluster)),
+        )
+
+    @staticmethod
+    def _data_buckets(aws: AwsResources, own: PclusterSettings, scripts: str) -> DataBuckets:
+        """Return what is known of the buckets of data repositories, except the bucket `scripts`. The stack creates that
+        bucket, even if it also mirrors data."""
+        return find_data_buckets(aws.api, [each for each in own.data_repositories if bucket_of(each.s3) != scripts])
+
+    def _find(self, aws: AwsResources, cluster: Cluster) -> FoundPcluster:
+        """Return what exists of the cluster, on AWS and in the state folder."""
+        own, state = settings_of(cluster), read_state(self.folder)
+        account = caller_account(aws.api)
+        there = self._pcluster(cluster.name, own.region, own.version).describe()
+        _refuse_foreign(there, state, cluster)
+        external = self._external(aws, cluster)
+        stack = aws.read_stack(stack_name(cluster.name))
+        bucket = external.bucket or bucket_name(cluster.name, account, own.region)
+        if not (external.bucket or stack.has_bucket) and aws.has_bucket(bucket, account):
+            external = replace(external, bucket=bucket)  # an earlier `down` kept this bucket
+        known = merge_outputs(external, cluster, stack.outputs) if stack.complete else external
+        return FoundPcluster(
+            state, there, stack, bucket, external, known, aws.reservations(own), aws.zones(known.compute_subnets)
         )
 
     def _external(self, aws: AwsResources, cluster: Cluster) -> Prerequisites:
@@ -169,10 +221,11 @@ class PclusterTarget(OperatorSide):
         return known
 
     def _missing_repositories(self, aws: AwsResources, cluster: Cluster, known: Prerequisites) -> tuple[str, ...]:
-        missing = []
+        """Return the S3 addresses whose association does not exist, does not work or has other events."""
+        repositories, missing = DataRepositories(aws.api), []
         for each in settings_of(cluster).data_repositories:
             file_system = known.storage.get(each.storage)
-            if file_system is None or each.s3.rstrip("/") not in aws.repositories(file_system):
+            if file_system is None or repositories.needs_work(file_system, each):
                 missing.append(each.s3)
         return tuple(missing)
 
@@ -188,6 +241,10 @@ class PclusterTarget(OperatorSide):
             lines.append("has no SSH key: connects through SSM, which needs the AWS CLI and its session manager plugin")
         return lines
 
+    def platform_files(self, cluster: Cluster) -> dict[str, str]:
+        """Return cluster.yaml, the CloudFormation template and the scripts, without a query to AWS."""
+        return render_files(with_uids(cluster, self.folder), read_state(self.folder), self._code().key)
+
     # Applying a plan
     def apply(self, plan: Plan, say: Say) -> None:
         if not isinstance(plan, PclusterPlan):
@@ -202,15 +259,15 @@ class PclusterTarget(OperatorSide):
         work.apply(plan, lambda: self._finish(plan, say))
 
     def _finish(self, plan: PclusterPlan, say: Say) -> None:
-        """Change what ParallelCluster does not: machines that run already, and Slurm's accounting."""
+        """Update what ParallelCluster does not: machines that already run, and Slurm's accounting."""
         if (plan.new_scripts or plan.unfinished) and not plan.fresh:
             self._refresh(say)
         if plan.new_accounts and settings_of(plan.cluster).key:
             say("adding accounts, users and QOS to Slurm's accounting")
-            update_people(self.slurm, plan.cluster, fresh=False)
+            add_people(self.slurm, plan.cluster)
 
     def _refresh(self, say: Say) -> None:
-        """Run the new scripts on machines that run already. ParallelCluster runs them only on new ones."""
+        """Run the new scripts on machines that already run. ParallelCluster itself runs them only on new machines."""
         state = self._known()
         if not state.key:
             say("machines that run already get the new scripts with `sudo dalsegno-refresh` on each of them")
@@ -238,16 +295,10 @@ class PclusterTarget(OperatorSide):
 
     # Removing the cluster
     def removal(self) -> Removal:
-        """Return the file systems of our stack, whose files would be deleted, and unfinished jobs if Slurm answers.
-        Other file systems are not touched."""
-        resources = read_sent_template(self.folder).get("Resources", {})
-        state = read_state(self.folder)
-        return Removal(
-            self.unfinished_jobs() if state is not None and state.key else (),
-            storage=tuple(_data_of(each) for each in resources.values() if _data_of(each)),
-            kept=(f"bucket {state.bucket}",) if state and state.bucket else (),
-            needs_yes=True,
-        )
+        """Return what `down` deletes and keeps. Unfinished jobs are listed only if Slurm answers."""
+        state, applied = read_state(self.folder), read_applied(self.folder)
+        jobs = self.unfinished_jobs() if state is not None and state.key else ()
+        return removal_of(state, applied, read_sent_template(self.folder), jobs)
 
     def destroy(self, say: Say) -> bool:
         state = read_state(self.folder)
@@ -260,8 +311,7 @@ class PclusterTarget(OperatorSide):
         write_state(self.folder, replace(state, phase=PclusterStage.REMOVING))
         if pcluster.delete():
             follow(f"deletion of {self.folder.name}", pcluster.report, say, self.folder.logs, pause=self._pause)
-        if state.stack:
-            aws.delete_stack(state.stack, say)
+        aws.remove(state.stack or stack_name(self.folder.name), state.file_systems.values(), state.kept, say)
         remove_tree(self.folder.root)
         return True
 
@@ -347,15 +397,6 @@ def _people(cluster: Cluster) -> object:
     return (cluster.accounts, cluster.users, cluster.slurm.qos)
 
 
-def _data_of(resource: Mapping[str, Any]) -> str:
-    """Return the name and size of a file system in a template; "" for another resource."""
-    own = resource.get("Properties", {})
-    if resource.get("Type") != "AWS::FSx::FileSystem":
-        return ""
-    name = next((each["Value"] for each in own.get("Tags", ()) if each.get("Key") == "Name"), "?")
-    return f"{name} (FSx {own.get('FileSystemType', '')}, {own.get('StorageCapacity', 0)} GiB)"
-
-
 def _doing(there: PclusterView) -> str:
     return {
         PclusterStatus.CREATE_IN_PROGRESS: "creation",
@@ -365,10 +406,9 @@ def _doing(there: PclusterView) -> str:
 
 
 def _minutes(cluster: Cluster, fresh: bool, known: Prerequisites) -> Minutes:
-    if not fresh:
-        return UPDATE
+    own = CREATION if fresh else UPDATE
     makes = any(each.type in ("lustre", "openzfs") and each.name not in known.storage for each in cluster.storage)
-    return Minutes(CREATION.least + FILE_SYSTEMS.least, CREATION.most + FILE_SYSTEMS.most) if makes else CREATION
+    return Minutes(own.least + FILE_SYSTEMS.least, own.most + FILE_SYSTEMS.most) if makes else own
 
 
 def _refuse_moved(state: PclusterState | None, cluster: Cluster) -> None:

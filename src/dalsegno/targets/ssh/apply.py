@@ -41,13 +41,14 @@ from dalsegno.targets.ssh.folder import (
 )
 from dalsegno.targets.ssh.plan import SshPlan
 
-APPLY_S = 3600.0  # a slow mirror may need long for the packages
+APPLY_S = 3600.0  # a slow package mirror may need this long
 CANCEL_S = 20.0
+FAILED_UPGRADES = 2  # an upgrade stops after this number of failed hosts
 
 
 @dataclass(frozen=True)
 class ApplyOnHosts:
-    """Where and how a plan is applied."""
+    """Carries out a plan on all hosts."""
 
     hosts: HostRunner
     slurm: SlurmClient
@@ -58,7 +59,7 @@ class ApplyOnHosts:
     _archives: dict[str, bytes] = field(default_factory=dict)
 
     def apply(self, plan: SshPlan) -> None:
-        """Change all hosts. A host that fails is reported at the end, and the next `up` repairs it."""
+        """Change all hosts. Failed hosts are reported at the end, and the next `up` repairs them."""
         write_secrets(self.folder, plan.secrets)
         if plan.directory:
             write_directory_secrets(self.folder, plan.directory)
@@ -66,22 +67,36 @@ class ApplyOnHosts:
         write_ids(self.folder, plan.ids)  # written before any account is created
         self._drain(plan)
         changed = [host for host, changes in plan.changes.items() if changes]
-        done: dict[str, Answer | DalsegnoError] = {}
-        for group in _in_turn(plan, changed):
-            done |= self.hosts.each(group, lambda host: self._change(plan, host))
-            if any(isinstance(each, DalsegnoError) for each in done.values()):
-                break  # the next groups depend on this one; within a group, the other hosts go on
-        failed = {**plan.faults, **{host: each for host, each in done.items() if isinstance(each, DalsegnoError)}}
-        head = plan.cluster.head
-        if head in failed:
-            raise failed[head]
+        done = self._change_in_turn(plan, changed)
+        failed = {**plan.faults, **_faults_in(done)}
+        skipped = tuple(host for host in changed if host not in done)
+        self._raise_without_head(plan, failed, skipped)
         self._finish(plan, failed)
         self._remove(plan.remove_hosts)
         write_applied(self.folder, plan.recorded)
         ssh = without(self.state.ssh, plan.remove_hosts)
-        state = replace(self.state, phase=SshStage.UP, ssh=ssh, failed=tuple(failed))
+        state = replace(self.state, phase=SshStage.UP, ssh=ssh, failed=tuple(failed), skipped=skipped)
         write_ssh_state(self.folder, replace(state, slurm_version=str(self.slurm.version())))
-        _raise_for(failed, len(self.state.ssh.hosts))
+        _raise_for(plan, failed, skipped)
+
+    def _change_in_turn(self, plan: SshPlan, changed: Sequence[str]) -> dict[str, Answer | DalsegnoError]:
+        """Change one group of hosts after the other. Hosts without an answer in the result were skipped."""
+        done: dict[str, Answer | DalsegnoError] = {}
+        for group in _in_turn(plan, changed):
+            if not _may_continue(plan, group, _faults_in(done)):
+                break
+            done |= self.hosts.each(group, lambda host: self._change(plan, host))
+        return done
+
+    def _raise_without_head(self, plan: SshPlan, failed: Mapping[str, DalsegnoError], skipped: tuple[str, ...]) -> None:
+        """Raise if the head was not changed, because the rest of the change needs the head's new files. The next `up`
+        makes it."""
+        head = plan.cluster.head
+        if head in failed or head in skipped:
+            write_ssh_state(self.folder, replace(self.state, failed=tuple(failed), skipped=skipped))
+            if not skipped:
+                raise failed[head]
+            _raise_for(plan, failed, skipped)
 
     def _change(self, plan: SshPlan, host: str) -> Answer:
         needs_code = any(change.kind is ChangeKind.CODE for change in plan.changes[host])
@@ -99,7 +114,7 @@ class ApplyOnHosts:
                 self.say(f"{host}: {step}")
 
     def _archive(self, bundle: CodeBundle) -> bytes:
-        with self._lock:  # make the archive only once, however many hosts need it
+        with self._lock:  # create the archive only once, even if many hosts need it
             if bundle.key not in self._archives:
                 self._archives[bundle.key] = bundle.archive()
             return self._archives[bundle.key]
@@ -112,8 +127,8 @@ class ApplyOnHosts:
         if not leaving:
             return
         self.slurm.drain(leaving, REMOVAL_REASON)
-        said: list[str] = []
-        while jobs := [job.label for job in self.slurm.jobs() if not job.state.ended and set(job.nodes) & set(leaving)]:
+        said: tuple[str, ...] = ()
+        while jobs := jobs_on(self.slurm, leaving):
             if jobs != said:
                 self.say(f"waiting for job {', '.join(jobs)} to end (Ctrl-C stops waiting; `dalsegno up` continues)")
                 said = jobs
@@ -123,7 +138,7 @@ class ApplyOnHosts:
         if plan.reconfigures and not plan.fresh:
             self.slurm.reconfigure()
         if plan.people:  # slurmdbd accepts limits on GPUs only after slurmctld has reported them
-            update_people(self.slurm, plan.cluster, fresh=plan.fresh)
+            update_people(self.slurm, plan.cluster, plan.remove_members, fresh=plan.fresh)
         self._wait_for_nodes(plan, failed)
         if plan.reservations:
             update_reservations(self.slurm, plan.cluster, plan.old_reservations)
@@ -148,25 +163,64 @@ class ApplyOnHosts:
         )
 
     def _remove(self, leaving: tuple[str, ...]) -> None:
-        """Clean hosts that have left the cluster. One that does not answer is not needed any more, and may be gone."""
+        """Clean hosts that have left the cluster. A host that does not answer is skipped, because it may not exist any
+        more."""
         done = self.hosts.each(leaving, lambda host: remove_from(self.hosts, host, self.state.cluster_id, self.say))
         for each in done.values():
             if isinstance(each, DalsegnoError):
                 self.say(f"not cleaned: {each.what}")
 
 
-def _in_turn(plan: SshPlan, changed: Sequence[str]) -> list[list[str]]:
-    """Return the hosts in the groups in which they are changed, one group after the other.
+def jobs_on(slurm: SlurmClient, hosts: Collection[str]) -> tuple[str, ...]:
+    """Return the unfinished jobs that have one of these hosts."""
+    return tuple(job.label for job in slurm.jobs() if not job.state.ended and set(job.nodes) & set(hosts))
 
-    An upgrade changes one host at a time, the head last. Many missing node agents at once would look like a fault.
+
+def state_during(plan: SshPlan, old: SshState | None) -> SshState:
+    """Return the state to record before the hosts change. It names all machines, so that `down` and `status` find them.
+
+    If an upgrade is interrupted, the cluster is still up. So the next `up` again changes one host at a time, and only
+    with `--upgrade`.
+    """
+    machines = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
+    ssh = replace(plan.cluster.ssh, hosts=tuple(machines.values()))
+    new_key = bool(plan.remove_hosts or (old and old.new_key)) and not plan.new_key
+    state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh, new_key=new_key)
+    if not plan.upgrades:
+        return state
+    skipped = tuple(host for host, changes in plan.changes.items() if changes)
+    return replace(state, phase=SshStage.UP, skipped=skipped, slurm_version=old.slurm_version if old else "")
+
+
+def _in_turn(plan: SshPlan, changed: Sequence[str]) -> list[list[str]]:
+    """Divide the hosts into groups, which are changed one after the other.
+
+    An upgrade changes one host at a time. Otherwise many node agents would be missing at once, as after a fault. The
+    head is last, unless the others need what it exports.
     """
     head = plan.cluster.head
     others = [host for host in changed if host != head]
     if plan.upgrades:
-        return [[host] for host in (*others, *([head] if head in changed else []))]
+        own = [head] if head in changed else []
+        return [[host] for host in ((*own, *others) if plan.head_first else (*others, *own))]
     if head not in changed or not (plan.head_first or plan.head_last):
         return [list(changed)]
     return [[head], others] if plan.head_first else [others, [head]]
+
+
+def _faults_in(done: Mapping[str, Answer | DalsegnoError]) -> dict[str, DalsegnoError]:
+    return {host: each for host, each in done.items() if isinstance(each, DalsegnoError)}
+
+
+def _may_continue(plan: SshPlan, group: Collection[str], faults: Collection[str]) -> bool:
+    """Return whether the next group may be changed after some hosts have failed.
+
+    In an upgrade, one host may have a fault of its own. A second one suggests that the new version is at fault. The
+    head then keeps the version that works. In other changes, later groups depend on the earlier ones.
+    """
+    if not faults:
+        return True
+    return bool(plan.upgrades) and len(faults) < FAILED_UPGRADES and plan.cluster.head not in (*faults, *group)
 
 
 def remove_from(hosts: HostRunner, host: str, cluster_id: str, say: Say) -> Answer:
@@ -184,8 +238,8 @@ def remove_from(hosts: HostRunner, host: str, cluster_id: str, say: Say) -> Answ
 
 
 def remove_from_hosts(hosts: HostRunner, slurm: SlurmClient, folder: SshFolder, state: SshState, say: Say) -> None:
-    """End all jobs, then undo everything on every host. Raise if a host could not be reached: `down` can be
-    repeated."""
+    """End all jobs, then undo everything on every host. Raise an error if a host could not be reached. `down` can then
+    be repeated."""
     with contextlib.suppress(DalsegnoError):  # a head that does not answer must not prevent the removal
         _end_jobs(slurm)
     names, done = state.ssh.names, dict[str, Answer | DalsegnoError]()
@@ -203,8 +257,8 @@ def remove_from_hosts(hosts: HostRunner, slurm: SlurmClient, folder: SshFolder, 
 
 
 def removal_order(applied: Cluster | None, state: SshState) -> list[list[str]]:
-    """Return the hosts in the groups in which they are cleaned. A head that serves NFS is the last: without their
-    server, the others could not unmount its folders."""
+    """Divide the hosts into groups, which are cleaned one after the other. A head that serves NFS comes last, because
+    the other hosts could not unmount its folders without it."""
     names = list(state.ssh.names)
     addresses = {host.name: host.address for host in state.ssh.hosts}
     if applied is None or not host_storage(applied, applied.head, addresses).exports:
@@ -225,16 +279,19 @@ def _end_jobs(slurm: SlurmClient) -> None:
         time.sleep(0.2)
 
 
-def _raise_for(failed: Mapping[str, DalsegnoError], hosts: int) -> None:
-    """Raise one error for all hosts that failed, with the last output of each."""
+def _raise_for(plan: SshPlan, failed: Mapping[str, DalsegnoError], skipped: Sequence[str]) -> None:
+    """Raise one error for all hosts that failed, with the last output of each, and name the hosts that were skipped."""
     if not failed:
         return
+    again = "dalsegno up --upgrade" if plan.upgrades else "dalsegno up"
+    rest = f"Not changed because of this: {compress(skipped)}" if skipped else "All other hosts were set up."
     if len(failed) == 1:
         error = next(iter(failed.values()))
-        hint = f"{error.hint}; then `dalsegno up` again" if error.hint else "`dalsegno up` again"
-        raise TargetError(f"{error.what}\nAll other hosts were set up.", hint=hint)
+        hint = f"{error.hint}; then `{again}` again" if error.hint else f"`{again}` again"
+        raise TargetError(f"{error.what}\n{rest}", hint=hint)
     reports = "\n".join(f"  {error.what}" + (f" ({error.hint})" if error.hint else "") for error in failed.values())
+    hosts = len({*plan.facts, *failed})
     raise TargetError(
-        f"{len(failed)} of {hosts} hosts were not set up: {named('host', failed)}\n{reports}",
-        hint="fix what is named above, then run `dalsegno up` again: the other hosts are done",
+        f"{len(failed)} of {hosts} hosts were not set up: {named('host', failed)}\n{reports}\n{rest}",
+        hint=f"fix what is named above, then run `{again}` again",
     )

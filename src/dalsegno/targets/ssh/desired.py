@@ -1,4 +1,4 @@
-"""The plan of each host: what the head, the login nodes and the compute nodes must hold. Pure."""
+"""The plan of each host: what the head, the login nodes and the compute nodes must contain. Pure."""
 
 from __future__ import annotations
 
@@ -28,33 +28,41 @@ from dalsegno.spec.facts import Cluster, Node, facts_to_json
 from dalsegno.system.hosts import revision
 from dalsegno.targets.accounting import DATABASE_SQL
 from dalsegno.targets.folder import IDENTITY, LOGS, ClusterRole
-from dalsegno.targets.ssh.containers import container_parts, container_plugin
 from dalsegno.targets.ssh.directory import DirectorySecrets, directory_parts
 from dalsegno.targets.ssh.folder import ClusterSecrets, SshStage, SshState, head_folder, state_text
 from dalsegno.targets.ssh.logins import job_login_parts
 from dalsegno.targets.ssh.monitoring import monitor_layout, monitor_parts
 from dalsegno.targets.ssh.people import AssignedIds, assign_ids, known_hosts_lines, planned_groups, planned_users
-from dalsegno.targets.ssh.releases import DEBIAN, packages_for, slurm_version
+from dalsegno.targets.ssh.programs import (
+    container_parts,
+    container_plugin,
+    program_parts,
+    slurm_programs,
+    uses_pyxis,
+    without_own_programs,
+)
+from dalsegno.targets.ssh.releases import DEBIAN, kinds_of, packages_for, slurm_version
 from dalsegno.targets.ssh.repair import head_parts, node_parts, without_power
 from dalsegno.targets.ssh.services import ServiceSite, compute_services, head_commands, head_services, munge, rest_parts
-from dalsegno.targets.ssh.storage import scratch_programs, storage_parts, without_own_programs
+from dalsegno.targets.ssh.storage import storage_parts
 
 ETC = "/etc/slurm"
-RESERVED_MIB = 512  # memory for the system and our own daemons, on a host whose size is not in the file
+RESERVED_MIB = 512  # memory for the system and our daemons, on a host whose size the file does not give
 
 
 @dataclass(frozen=True)
 class ClusterOnHosts:
-    """A cluster and everything that its plans depend on. `facts` are the machines, `addresses` where they are."""
+    """A cluster, and everything that the plans of its hosts depend on. `facts` has what each host reported about
+    itself."""
 
     cluster: Cluster
     facts: Mapping[str, HostFacts]
     secrets: ClusterSecrets
     cluster_id: str
-    codes: Mapping[str, str]  # host -> key of our code for its Python
+    codes: Mapping[str, str]  # host -> name of the folder in /opt/dalsegno with the code for its Python
     operator: str = ""
     before: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of an earlier `up`
-    directory: DirectorySecrets | None = None  # secrets of the LDAP directory; None without one
+    directory: DirectorySecrets | None = None  # secrets of the LDAP directory; None without a directory
 
     @cached_property
     def ids(self) -> AssignedIds:
@@ -66,7 +74,7 @@ class ClusterOnHosts:
 
     @cached_property
     def sized(self) -> Cluster:
-        """The cluster with the sizes of its machines, without nodes whose machine was never seen."""
+        """The cluster with the sizes of its machines, without nodes whose machine has never answered."""
         nodes = tuple(sized_node(node, self.facts[node.name]) for node in self.cluster.nodes if node.name in self.facts)
         known = {node.name for node in nodes}
         partitions = tuple(
@@ -75,12 +83,18 @@ class ClusterOnHosts:
         return replace(self.cluster, nodes=nodes, partitions=tuple(part for part in partitions if part.nodes))
 
     @cached_property
+    def own_containers(self) -> bool:
+        """Whether container jobs use our plugin."""
+        return bool(self.cluster.containers.enabled) and not uses_pyxis(self.cluster, self.facts)
+
+    @cached_property
     def slurm(self) -> Version:
         return slurm_version(self.facts[self.cluster.head], self.cluster.ssh)
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout that Slurm's files are rendered from. A machine's host name may differ from its name there."""
+        """The paths and addresses that Slurm's files are rendered from. A machine's host name may differ from its node
+        name."""
         cluster, name = self.sized, self.cluster.name
         head = DaemonHost(self.facts[cluster.head].hostname, self.addresses[cluster.head])
         database = DatabaseStorage("slurm", socket=str(head_folder(name).database_socket))
@@ -98,8 +112,8 @@ class ClusterOnHosts:
             slurm_user="slurm",
             proctrack="cgroup" if tracked else "linuxproc",
             task_plugin="task/cgroup" if tracked and self._constrains else "task/none",
-            programs=replace(scratch_programs(cluster, ETC), contain=cluster.ssh.logins_need_job),
-            spank=container_plugin(cluster, str(self.slurm), ETC) if cluster.containers.enabled else None,
+            programs=slurm_programs(cluster, ETC),
+            spank=container_plugin(cluster, str(self.slurm), ETC) if self.own_containers else None,
             timeouts=Timeouts(credential_s=30),
             submit_hosts={
                 self.facts[host].hostname: self.addresses[host]
@@ -110,14 +124,16 @@ class ClusterOnHosts:
 
     @property
     def _places(self) -> dict[str, NodePlace]:
-        """The machine of each node. If one host name differs from the file, the host names of all nodes are written."""
+        """The address of each node. If any host name differs from its node name, the host names of all nodes are
+        added."""
         own = {node.name: self.facts[node.name].hostname for node in self.sized.nodes}
         written = any(name != hostname for name, hostname in own.items())
         return {name: NodePlace(self.addresses[name], own[name] if written else "") for name in own}
 
     @property
     def _constrains(self) -> bool:
-        """Whether Slurm limits jobs to their cores, memory and devices. All nodes need systemd and cgroup v2."""
+        """Return whether Slurm limits jobs to their cores, memory and devices. This needs systemd and cgroup v2 on all
+        nodes."""
         return all(_has_delegation(self.facts[node.name]) for node in self.sized.nodes)
 
     def slurm_files(self, host: str) -> dict[str, str]:
@@ -133,7 +149,7 @@ class ClusterOnHosts:
             HEALTH: settings_text(cluster.health),
             IDENTITY: f"{self.cluster_id}\n",
         }
-        if cluster.containers.enabled:  # otherwise an installed Pyxis may have its own plugstack.conf
+        if self.own_containers:  # otherwise an installed Pyxis may have its own plugstack.conf
             files["plugstack.conf"] = render_plugstack_conf(cluster, layout, self.slurm)
         if cluster.slurm.topology:
             files["topology.conf"] = render_topology_conf(cluster, layout, self.slurm)
@@ -161,7 +177,7 @@ _STRUCTURE = ("gres", "cgroup", "topology")  # a change of these files needs a r
 
 
 def sized_node(node: Node, facts: HostFacts) -> Node:
-    """Return the node with the machine's size, where the file gives none."""
+    """Return the node. Sizes that the file does not give are those of the machine."""
     return replace(
         node,
         cpus=node.cpus or facts.cpus,
@@ -181,7 +197,7 @@ def _can_track(facts: HostFacts) -> bool:
 def tracks_with_cgroups(hosts: Iterable[HostFacts]) -> bool:
     """Return whether Slurm can track the processes of jobs with cgroups on all these machines.
 
-    With cgroup v2, slurmd needs systemd, or folders that only our virtual hosts have.
+    With cgroup v2, slurmd needs systemd, or else folders that only our virtual hosts have.
     """
     return all(_can_track(facts) for facts in hosts)
 
@@ -192,10 +208,10 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     site, debian = on.site(host), facts.os_id in DEBIAN
     launcher = [facts.python_path, "-I", "/opt/dalsegno/current/dalsegno/programs.py"]
     parts = HostParts()
-    if on.directory:  # comes first, because Slurm looks up users
+    if on.directory:  # the directory comes first, because Slurm looks up users in it
         parts = directory_parts(cluster, host, on.facts, on.ids, on.directory, launcher)
-    parts += storage_parts(cluster, host, on.addresses, debian=debian, etc=ETC, launcher=launcher) + _role(on, host)
-    if cluster.containers.enabled:
+    parts += storage_parts(cluster, host, on.addresses, debian=debian) + _role(on, host)
+    if on.own_containers:
         parts += container_parts(str(on.slurm), debian=debian, launcher=launcher)
     if cluster.monitoring.prometheus:
         parts += monitor_parts(on.monitor, host, on.secrets, folder=site.folder, systemd=facts.systemd)
@@ -205,7 +221,7 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
     if host == cluster.head:
         parts += head_parts(site.folder, on.secrets.repair_key, cluster.ssh)
     elif host in {node.name for node in cluster.nodes}:
-        parts += node_parts(on.secrets.repair_public)
+        parts += program_parts(cluster, host, ETC, launcher) + node_parts(on.secrets.repair_public)
         parts += job_login_parts(cluster, host, facts) if cluster.ssh.logins_need_job else HostParts()
     return NodePlan(
         cluster.name,
@@ -229,14 +245,16 @@ def host_plan(on: ClusterOnHosts, host: str) -> NodePlan:
 
 
 def _role(on: ClusterOnHosts, host: str) -> HostParts:
-    """Return what a host has in addition to what all hosts have."""
+    """Return the parts of a host's plan that depend on its role."""
     if host == on.cluster.head:
         return _head(on)
     if any(node.name == host for node in on.sized.nodes):
         return _compute(on, host)
-    return HostParts(
-        packages_for(on.facts[host], ("munge", "client"), on.cluster.ssh), services=(munge(on.site(host)),)
-    )
+    return HostParts(_packages(on, host), services=(munge(on.site(host)),))
+
+
+def _packages(on: ClusterOnHosts, host: str) -> tuple[str, ...]:
+    return packages_for(on.facts[host], kinds_of(on.sized, host), on.cluster.ssh)
 
 
 def _head(on: ClusterOnHosts) -> HostParts:
@@ -266,9 +284,8 @@ def _head(on: ClusterOnHosts) -> HostParts:
             PlannedFile(f"{_defaults(on.facts[host])}/slurmdbd", socket),
         ]
         folders.append(PlannedFolder(str(folder.database), 0o700, *slurm))
-    accounting = ("accounting", "database") if cluster.slurm.accounting else ()
     return HostParts(
-        packages_for(on.facts[host], ("munge", "client", "controller", *accounting), cluster.ssh),
+        _packages(on, host),
         tuple(folders),
         tuple(files),
         tuple(head_commands(site)),
@@ -282,7 +299,7 @@ def _compute(on: ClusterOnHosts, host: str) -> HostParts:
     watched = on.cluster.health.mode != "off"
     files = (PlannedFile(str(folder.agent_secret(host)), secret, 0o600, secret=True),) if watched else ()
     return HostParts(
-        packages_for(on.facts[host], ("munge", "client", "node"), on.cluster.ssh),
+        _packages(on, host),
         (spool,),
         files,
         services=tuple(compute_services(on.site(host), host, content_digest(secret))),
@@ -318,14 +335,16 @@ def _common_files(on: ClusterOnHosts, host: str) -> list[PlannedFile]:
 
 
 def hosts_lines(on: ClusterOnHosts) -> str:
-    """Return the lines for /etc/hosts: each machine with an address, its name in the cluster, and its host name.
+    """Return the lines for /etc/hosts.
 
-    A machine that is reached by a name has no line, because that name already resolves.
+    A line has a machine's IP address, its name in the cluster, and its host name. If a machine's address is a name, the
+    machine has no line, because that name already resolves.
     """
     lines = []
     for name, address in on.addresses.items():
         if _is_address(address):
-            own = on.facts[name].hostname.partition(".")[0] if name in on.facts else name  # without its domain
+            # the host name without its domain
+            own = on.facts[name].hostname.partition(".")[0] if name in on.facts else name
             lines.append(f"{address} {' '.join(dict.fromkeys((name, own)))}\n")
     return "".join(lines)
 
@@ -339,7 +358,7 @@ def _is_address(text: str) -> bool:
 
 
 def own_command(python: str) -> str:
-    """Return the command `dalsegno` of the hosts."""
+    """Return the `dalsegno` command that is installed on the hosts."""
     return (
         f"#!{python} -I\n# Written by Dal Segno.\nimport sys\n\n"
         'sys.path[:0] = ["/opt/dalsegno/current"]\n'

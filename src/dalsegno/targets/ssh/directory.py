@@ -1,7 +1,7 @@
-"""Accounts in LDAP on ssh hosts: slapd on the head, and nslcd on every host, which looks accounts up there.
+"""Accounts in LDAP on ssh hosts: slapd on the head, and nslcd on every host, which looks up accounts there.
 
-The head's certificate is signed by a CA whose key is thrown away. Every host has the CA's certificate, and checks the
-head's with it. The accounts are written by a program of ours on the head, after slapd has started.
+A new CA signs the head's certificate, and the CA's key is then deleted. Every host has the CA's certificate, and checks
+the head's certificate with it. A program of ours on the head writes the accounts after slapd has started.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ _PARTS = ("password", "rootpw", "ca", "certificate", "key", "names")
 
 @dataclass(frozen=True)
 class DirectorySecrets:
-    """The administrator's password, with the part of slapd.conf that has its hash, and the head's certificate.
-    `names` are what the certificate is for."""
+    """The administrator's password, the part of slapd.conf with the password's hash, and the head's certificate.
+
+    `names` are the names and addresses that the certificate is valid for.
+    """
 
     password: str
     rootpw: str
@@ -73,8 +75,8 @@ class DirectorySecrets:
 
 
 def directory_secrets(folder: SshFolder, cluster: Cluster, runner: Runner | None = None) -> DirectorySecrets:
-    """Return the secrets in the folder of the operator's machine. If there are none, or if the head has another name or
-    address now, they are new and not written yet."""
+    """Return the secrets in the folder on the operator's machine. If there are none, or if the name or address of the
+    head has changed, return new ones, which are not written yet."""
     found = [read_text(folder.secret / f"ldap-{part}") or "" for part in _PARTS]
     address = _head_address(cluster)
     names = f"{cluster.head} {address}"
@@ -91,7 +93,8 @@ def write_directory_secrets(folder: SshFolder, held: DirectorySecrets) -> None:
 
 
 def _certificates(runner: Runner, cluster: Cluster, address: str) -> tuple[str, str, str]:
-    """Return the certificate of a new CA, and a certificate of the head with its key."""
+    """Return three texts: the certificate of a new CA, a certificate of the head, and the key of the head's
+    certificate."""
     with tempfile.TemporaryDirectory() as name:
         paths = {part: str(Path(name, part)) for part in ("ca.key", "ca.pem", "server.key", "server.pem")}
         ca = (paths["ca.key"], paths["ca.pem"])
@@ -119,7 +122,7 @@ def _head_address(cluster: Cluster) -> str:
 
 
 def check_directory(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
-    """Return the hosts that cannot look accounts up in LDAP, and why."""
+    """Return the hosts that cannot look up accounts in LDAP, with the reason for each."""
     if not cluster.directory.ldap:
         return {}
     return {
@@ -133,7 +136,8 @@ def check_directory(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[st
 
 
 def refuse_machine_groups(cluster: Cluster, ids: AssignedIds) -> None:
-    """Raise if a user is in a group that only the files of the hosts have: these do not know the users in LDAP."""
+    """Raise an error if a user is in a group that exists only in the hosts' files. Users in LDAP cannot be members of
+    such a group."""
     for user in cluster.users if cluster.directory.ldap else ():
         if missing := [name for name in user.groups if name not in ids.gids]:
             raise TargetError(
@@ -150,7 +154,7 @@ def directory_parts(
     held: DirectorySecrets,
     launcher: Sequence[str],
 ) -> HostParts:
-    """Return what a host has of the directory: the head serves it, and every host is a client."""
+    """Return the parts of a host's plan for the directory. The head is the server, and every host is a client."""
     server = _server(cluster, facts[host], ids, held, launcher) if host == cluster.head else HostParts()
     return server + _client(cluster, facts[host], held)
 
@@ -185,7 +189,7 @@ def _client(cluster: Cluster, facts: HostFacts, held: DirectorySecrets) -> HostP
 def _server(
     cluster: Cluster, facts: HostFacts, ids: AssignedIds, held: DirectorySecrets, launcher: Sequence[str]
 ) -> HostParts:
-    folder, address = head_folder(cluster.name), _head_address(cluster)
+    folder = head_folder(cluster.name)
     base = folder.root / "ldap"
     layout = SlapdLayout(cluster.name, cluster.directory.base, str(base))
     texts = {
@@ -196,15 +200,8 @@ def _server(
         "tls/server.pem": held.certificate,
         "tls/server.key": held.key,
     }
-    secret = ("rootpw.conf", "tls/server.key")
-    argv = ("/usr/sbin/slapd", *slapd_args(layout, [address], SLAPD_USER))
-    answers = ("/bin/bash", "-c", f"exec 3<>/dev/tcp/{address}/{LDAPS_PORT}")
-    wanted = cluster_accounts(cluster, foreign_accounts(facts), ids.uids, ids.gids, homes_of(cluster))
-    accounts = DirectoryAccounts(f"ldaps://{address}:{LDAPS_PORT}", cluster.directory.base, layout.admin, wanted)
-    text = json.dumps(facts_to_json(accounts), indent=1)
-    done = f"{base}/applied-{content_digest(text)[:16]}"
-    env = {"PATH": PATH, "LC_ALL": "C.UTF-8"}
-    return HostParts(
+    secret = ("rootpw.conf", "tls/server.key")  # slapd reads them after it has given up the rights of root
+    server = HostParts(
         SERVER_PACKAGES,
         (
             PlannedFolder(str(base), 0o750, group=SLAPD_USER),
@@ -213,23 +210,41 @@ def _server(
         ),
         (
             *(
-                PlannedFile(f"{base}/{name}", text, 0o640, secret=name in secret, group=SLAPD_USER)
+                PlannedFile(f"{base}/{name}", text, 0o600, SLAPD_USER, SLAPD_USER, secret=True)
+                if name in secret
+                else PlannedFile(f"{base}/{name}", text, 0o640, group=SLAPD_USER)
                 for name, text in texts.items()
             ),
             PlannedFile(str(folder.secret / "ldap-password"), f"{held.password}\n", 0o600, secret=True),
-            PlannedFile(f"{base}/accounts.json", text, 0o600),
         ),
-        (
-            PlannedCommand(
-                "writing accounts to the directory",
-                (*launcher, "directory-accounts", str(folder.root), done),
-                creates=done,
-                after="slapd",
-            ),
-        ),
-        (
-            PlannedService(
-                "slapd", argv, f"{LOGS}/slapd.log", env, revision(argv, *texts.values()), "", answers, keep=True
-            ),
-        ),
+        services=(_slapd(cluster, layout, texts),),
+    )
+    return server + _accounts(cluster, facts, ids, layout, launcher)
+
+
+def _slapd(cluster: Cluster, layout: SlapdLayout, texts: Mapping[str, str]) -> PlannedService:
+    """Return the service. `texts` are its files; it is restarted if one of them changes."""
+    address = _head_address(cluster)
+    argv = ("/usr/sbin/slapd", *slapd_args(layout, [address], SLAPD_USER))
+    answers = ("/bin/bash", "-c", f"exec 3<>/dev/tcp/{address}/{LDAPS_PORT}")
+    env = {"PATH": PATH, "LC_ALL": "C.UTF-8"}
+    return PlannedService(
+        "slapd", argv, f"{LOGS}/slapd.log", env, revision(argv, *texts.values()), "", answers, keep=True
+    )
+
+
+def _accounts(
+    cluster: Cluster, facts: HostFacts, ids: AssignedIds, layout: SlapdLayout, launcher: Sequence[str]
+) -> HostParts:
+    """Return the file of the accounts that belong in the directory, and the command that writes them there."""
+    root, base = head_folder(cluster.name).root, layout.folder
+    url = f"ldaps://{_head_address(cluster)}:{LDAPS_PORT}"
+    wanted = cluster_accounts(cluster, foreign_accounts(facts), ids.uids, ids.gids, homes_of(cluster))
+    accounts = DirectoryAccounts(url, cluster.directory.base, layout.admin, wanted)
+    text = json.dumps(facts_to_json(accounts), indent=1)
+    done = f"{base}/applied-{content_digest(text)[:16]}"
+    write = (*launcher, "directory-accounts", str(root), done)
+    return HostParts(
+        files=(PlannedFile(f"{base}/accounts.json", text, 0o600),),
+        commands=(PlannedCommand("writing accounts to the directory", write, creates=done, after="slapd"),),
     )

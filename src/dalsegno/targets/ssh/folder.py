@@ -14,7 +14,7 @@ from dalsegno.observe.monitor_layout import USER
 from dalsegno.setup.inspect import HostFacts
 from dalsegno.spec.facts import SshAccess, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, make_folder, read_json, read_text, write_atomic
-from dalsegno.system.passwords import bcrypt_hash, draw_password
+from dalsegno.system.passwords import draw_web_login
 from dalsegno.system.ssh import make_key_pair
 from dalsegno.targets.folder import ClusterFolder, ClusterRole, read_facts
 from dalsegno.targets.ssh.people import AssignedIds
@@ -31,12 +31,13 @@ class SshFolder(ClusterFolder):
 
     @property
     def repair_key(self) -> Path:
-        """The key with which the head resets and reboots nodes."""
+        """The SSH key with which the head resets and reboots nodes."""
         return self.secret / "repair-key"
 
     @property
     def power(self) -> Path:
-        """The commands that switch nodes off and on, on the head. They may hold a password."""
+        """The file with the commands that switch nodes off and on. The file is on the head, and may contain a
+        password."""
         return self.secret / "power.json"
 
     @property
@@ -45,22 +46,26 @@ class SshFolder(ClusterFolder):
 
     @property
     def seen(self) -> Path:
-        """The facts of each host, as they were last seen. A host that does not answer keeps its place in Slurm."""
+        """The file with the last known facts of each host.
+
+        slurm.conf is rendered from these facts for a host that does not answer, so that the host stays in Slurm.
+        """
         return self.root / "hosts.json"
 
     @property
     def monitor(self) -> Path:
-        """The configuration of Prometheus' programs, on the head, and of node_exporter, on every host."""
+        """The folder for the settings of Prometheus and Alertmanager on the head, and of node_exporter on every
+        host."""
         return self.root / "monitor"
 
     @property
     def node_metrics(self) -> Path:
-        """The folder of a compute node for the metrics of its agent, which node_exporter serves."""
+        """The folder where a compute node's agent writes metrics, which node_exporter serves."""
         return self.root / "metrics"
 
     @property
     def ids(self) -> Path:
-        """The uids and gids of users and groups, also of those that were removed."""
+        """The file with the uids and gids of users and groups, including removed ones."""
         return self.root / "ids.json"
 
     @property
@@ -78,7 +83,7 @@ def head_folder(cluster: str) -> SshFolder:
 
 
 class SshStage(Enum):
-    """How far the last `up` or `down` got."""
+    """The stage that the last `up` or `down` reached."""
 
     MAKING = "making"
     UP = "up"
@@ -87,18 +92,19 @@ class SshStage(Enum):
 
 @dataclass(frozen=True)
 class SshState:
-    """The state file. `ssh` has all machines that may hold something of the cluster; `failed` those that the last
-    `up` could not complete."""
+    """The content of the state file. `ssh` has all machines on which the cluster may have left something. `failed` has
+    those that the last `up` could not complete, and `skipped` those that it did not get to."""
 
     phase: SshStage
     cluster_id: str
     head: str
     ssh: SshAccess = field(default_factory=SshAccess)
     failed: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     slurm_version: str = ""
     role: ClusterRole = ClusterRole.OPERATOR
     operator: str = ""  # user and machine that created the cluster
-    new_key: bool = False  # whether munge's key must be replaced, because a host that knows it has left
+    new_key: bool = False  # whether munge's key must be replaced, because a host that has left still knows it
     target: str = "ssh"
 
 
@@ -117,18 +123,18 @@ def state_text(state: SshState) -> str:
 
 @dataclass(frozen=True)
 class ClusterSecrets:
-    """What only the cluster's machines may know."""
+    """The secrets that only the cluster's machines may know."""
 
     munge_key: str
     metrics_token: str
     agents: Mapping[str, str] = field(default_factory=dict)  # node -> the secret of its agent
-    # Passwords for Prometheus and for the exporters, each with the web configuration by which the program checks it.
-    # All are empty without Prometheus.
+    # The passwords of Prometheus and the exporters, and the web configurations with which these programs check them.
+    # All four are empty if there is no Prometheus.
     monitor_password: str = ""
     monitor_web: str = ""
     exporter_password: str = ""
     exporter_web: str = ""
-    repair_key: str = ""  # the head's private SSH key, with which it orders repairs on nodes
+    repair_key: str = ""  # the private SSH key with which the head orders repairs on nodes
     repair_public: str = ""
 
     def __repr__(self) -> str:
@@ -138,8 +144,8 @@ class ClusterSecrets:
 def read_secrets(
     folder: SshFolder, nodes: Iterable[str], *, prometheus: bool = False, new_key: bool = False
 ) -> ClusterSecrets:
-    """Return the secrets in the folder. Those that are missing are new, and not written yet. `new_key`: so is the key
-    of munge."""
+    """Return the secrets in the folder. For missing ones, return new values, which are not written yet. With `new_key`,
+    the key of munge is new too."""
     monitor = _web_login(folder, "monitor") if prometheus else ("", "")
     exporter = _web_login(folder, "exporter") if prometheus else ("", "")
 
@@ -162,17 +168,17 @@ def _repair_key(folder: SshFolder) -> tuple[str, str]:
 
 
 def _web_login(folder: SshFolder, name: str) -> tuple[str, str]:
-    """Return a password of Prometheus' programs, and the file that lets them check it. A new hash of the same password
-    would differ, and restart them."""
+    """Return the password of a monitoring program, and the web configuration with its hash. An existing hash is reused:
+    a new one would differ, even for the same password, and cause a restart."""
     password, web = (read_text(folder.secret / f"{name}-{part}") or "" for part in ("password", "web.yml"))
     if password and web:
         return password, web
-    password = draw_password()
-    return password, json.dumps({"basic_auth_users": {USER: bcrypt_hash(password)}}) + "\n"  # JSON is YAML, too
+    return draw_web_login(USER)
 
 
 def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
-    """Write the secrets, and forget those of nodes that have left: a new machine of that name gets a new one."""
+    """Write the secrets. Delete those of nodes that have left, so that a new machine with the same name gets a new
+    secret."""
     make_folder(folder.secret, 0o700)
     make_folder(folder.secret / "agents", 0o700)
     write_atomic(folder.munge_key, held.munge_key, 0o600)
@@ -193,7 +199,7 @@ def write_secrets(folder: SshFolder, held: ClusterSecrets) -> None:
 
 @dataclass(frozen=True)
 class PowerCommands:
-    """The command of each node that switches it off and on."""
+    """The commands that switch each node off and on."""
 
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -207,7 +213,7 @@ def write_ids(folder: SshFolder, ids: AssignedIds) -> None:
 
 
 def read_seen(folder: SshFolder) -> dict[str, HostFacts]:
-    """Return the facts of the hosts as they were last seen."""
+    """Return the last known facts of each host."""
     value = read_json(folder.seen)
     if value is None:
         return {}
@@ -218,7 +224,7 @@ def read_seen(folder: SshFolder) -> dict[str, HostFacts]:
         try:
             found[name] = facts_from_json(HostFacts, facts)  # type: ignore[arg-type]  # checked by the function
         except (DalsegnoError, TypeError, AttributeError):
-            continue  # written by another version: the host is asked again anyway
+            continue  # another version of Dal Segno wrote it; the host is asked again anyway
     return found
 
 

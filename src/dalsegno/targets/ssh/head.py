@@ -1,6 +1,6 @@
-"""The head's side of a cluster on ssh hosts: what the controller, the observer and people on the head use.
+"""The target on the head of a cluster on ssh hosts, which the controller, the observer and people on the head use.
 
-The cluster is changed from the operator's machine only: `up` and `down` refuse here, and say where to run them.
+The cluster is changed only from the operator's machine. On the head, `up` and `down` refuse and say where to run them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dalsegno.observe.monitor_layout import MonitorLayout
 from dalsegno.setup.applier import answer
 from dalsegno.spec.facts import Cluster, SshHost
 from dalsegno.system.processes import Runner
-from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, NodeTimes, Plan
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, NodeTimes
 from dalsegno.targets.folder import read_applied, read_facts
-from dalsegno.targets.sides import NO_SLURMCTLD, HeadSide, applied_cluster
+from dalsegno.targets.sides import NO_SLURMCTLD, MonitoredHead, applied_cluster
 from dalsegno.targets.ssh.folder import PowerCommands, SshFolder, read_ssh_state
 from dalsegno.targets.ssh.monitoring import monitor_layout
 from dalsegno.targets.ssh.repair import REBOOT, RESET, repair_argv
@@ -30,8 +30,8 @@ POWER_S = 120.0
 TIMES = NodeTimes(boot_s=900.0, gone_s=30.0)  # real machines take minutes to boot
 
 
-class HeadTarget(HeadSide):
-    """The cluster in the state folder of its head."""
+class HeadTarget(MonitoredHead):
+    """The target on the head, for the cluster of the state folder there."""
 
     kind = "ssh"
     times = TIMES
@@ -40,13 +40,6 @@ class HeadTarget(HeadSide):
     def __init__(self, folder: Path, runner: Runner | None = None) -> None:
         super().__init__(folder, runner)
         self.folder = SshFolder(folder)
-
-    def switch_monitor(self, on: bool) -> Plan:
-        self.refuse("changed")
-
-    def has_monitor(self) -> bool:
-        applied = read_applied(self.folder)
-        return applied is not None and applied.monitoring.prometheus
 
     def monitor_layout(self) -> MonitorLayout:
         return monitor_layout(applied_cluster(self.folder), self.folder)
@@ -64,7 +57,7 @@ class HeadTarget(HeadSide):
         return read_status(state, self.folder.name, read_applied(self.folder), slurm, self._daemons(), problems)
 
     def _daemons(self) -> list[DaemonStatus]:
-        """Return the daemons of the head. Only root can see them; those of nodes are known to Slurm and the
+        """Return the daemons of the head, which only root can see. The daemons of nodes are known from Slurm and the
         controller."""
         if os.geteuid() != 0:
             return []
@@ -103,7 +96,10 @@ class HeadTarget(HeadSide):
         self._order(self._node(node), RESET)
 
     def reboot(self, node: str) -> None:
-        """Reboot a node: with the command of the cluster file, which also helps if the node hangs, or else over ssh."""
+        """Reboot a node with the command in the cluster file, or over ssh if there is none.
+
+        The command works even if the node hangs.
+        """
         host = self._node(node)
         power = (read_facts(PowerCommands, self.folder.power) or PowerCommands()).nodes.get(node)
         if not power:

@@ -1,4 +1,5 @@
-"""Logins of users on ssh hosts: only to compute nodes where they have a job, if the cluster file says so. Pure."""
+"""Logins of users on ssh hosts. If the cluster file says so, users can log in only to nodes where they have a job.
+Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ _NO_PAM = "sshd does not use PAM: write `UsePAM yes` to /etc/ssh/sshd_config, an
 
 
 def job_login_parts(cluster: Cluster, host: str, facts: HostFacts) -> HostParts:
-    """Return what makes a compute node refuse users without a job there. The user that Dal Segno logs in as gets in."""
+    """Return the parts that make a compute node refuse users without a job there. Dal Segno's own login is always
+    allowed."""
     access = cluster.ssh.host(host)
     admins = [access.user] if access and access.user not in ("", "root") else []
     own = {path: facts.files[path] for path in PAM_SESSION_FILES if path in facts.files}
     text = render_pam_sshd(facts.files.get(PAM_SSHD, ""), own, admins)
-    # Packages of Slurm that the cluster file names must include the module.
+    # If the cluster file names its own Slurm packages, they must include this PAM module.
     packages = () if cluster.ssh.slurm_packages else (ADOPT_PACKAGES[facts.os_id in DEBIAN],)
     script = f'{_USES_PAM} || {{ echo "{_NO_PAM}"; exit 1; }}'.replace("`", "'")
     check = PlannedCommand(
@@ -32,7 +34,8 @@ def job_login_parts(cluster: Cluster, host: str, facts: HostFacts) -> HostParts:
 
 
 def check_job_logins(cluster: Cluster, facts: Mapping[str, HostFacts], *, tracked: bool) -> dict[str, DalsegnoError]:
-    """Return the compute nodes that cannot refuse users without a job, and why. `tracked`: Slurm uses cgroups."""
+    """Return the compute nodes that cannot refuse users without a job, with the reason for each. `tracked` says whether
+    Slurm uses cgroups."""
     if not cluster.ssh.logins_need_job:
         return {}
     flags = next((value for name, value in cluster.slurm.extra.items() if name.lower() == "prologflags"), "")

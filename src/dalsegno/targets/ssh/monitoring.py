@@ -1,7 +1,8 @@
 """Monitoring of a cluster on ssh hosts: Prometheus and Alertmanager on the head, node_exporter on every host. Pure.
 
-The programs are those of the distribution, and run as its user `prometheus`. All of them ask for a password, because
-users of the cluster can reach their ports. Root owns their files; only the folder of recorded data is theirs.
+The programs come from the distribution's packages, and run as the user `prometheus`. All of them require a password,
+because users of the cluster can reach their ports. The programs can write only to their data folder and to the files
+with passwords, which only they and root can read. Root owns all other files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EXPORTER = "node-exporter"
 
 
 def monitor_layout(cluster: Cluster, folder: SshFolder) -> MonitorLayout:
-    """Return where the parts of the cluster's monitoring are, whether they run or not."""
+    """Return the addresses and files of the monitoring programs, whether they run or not."""
     addresses = {host.name: host.address for host in cluster.ssh.hosts}
     partitions, racks = partition_of(cluster), rack_of(cluster)
     spares = {node.name for node in cluster.nodes if node.spare}
@@ -60,7 +61,7 @@ def monitor_layout(cluster: Cluster, folder: SshFolder) -> MonitorLayout:
 def monitor_parts(
     layout: MonitorLayout, host: str, secrets: ClusterSecrets, *, folder: SshFolder, systemd: bool
 ) -> HostParts:
-    """Return what a host has of Prometheus' programs. Login nodes have nothing."""
+    """Return the monitoring programs of a host. Login nodes have none."""
     found = next((node for node in layout.nodes if node.node == host), None)
     if found is None:
         return HostParts()
@@ -68,7 +69,7 @@ def monitor_parts(
     if host == layout.head:
         parts = _head(layout, secrets, folder) + parts
     names = " ".join(parts.packages)
-    disable = PlannedCommand(  # otherwise they would start at the next boot, on the same ports
+    disable = PlannedCommand(  # otherwise the packages' own services would start at the next boot, on the same ports
         "disabling the units of Prometheus' packages",
         ("/bin/sh", "-c", f"systemctl disable --quiet {names}"),
         unless=("/bin/sh", "-c", f"! systemctl is-enabled --quiet {names}"),
@@ -84,20 +85,22 @@ def _exporter(node: NodeTarget, secrets: ClusterSecrets, folder: SshFolder) -> H
     return HostParts(
         NODE_PACKAGES,
         (PlannedFolder(str(folder.monitor), 0o750, group=USER), PlannedFolder(str(folder.node_metrics))),
-        (_file(str(config), secrets.exporter_web),),
+        (_secret(str(config), secrets.exporter_web),),
         services=(service,),
     )
 
 
 def _head(layout: MonitorLayout, secrets: ClusterSecrets, folder: SshFolder) -> HostParts:
     files, base = monitor_files(layout), folder.monitor
-    texts = {
-        **files,
+    secret = {
         "web.yml": secrets.monitor_web,
         "password": secrets.monitor_password,
         "exporter-password": secrets.exporter_password,
         "metrics-token": secrets.metrics_token,
+        ALERTMANAGER: files[ALERTMANAGER],  # the addresses of webhooks often have a token
     }
+    plain = {name: text for name, text in files.items() if name not in secret}
+    texts = {**plain, **secret}
     settings = [text for name, text in sorted(texts.items()) if name != TARGETS]  # changed targets need no restart
     data = base / "data"
     web = f"--web.config.file={base / 'web.yml'}"
@@ -117,7 +120,10 @@ def _head(layout: MonitorLayout, secrets: ClusterSecrets, folder: SshFolder) -> 
             *(PlannedFolder(str(base / name), 0o750, group=USER) for name in ("targets", "rules")),
             PlannedFolder(str(data), 0o700, USER, USER),
         ),
-        tuple(_file(str(base / name), text) for name, text in texts.items()),
+        (
+            *(PlannedFile(str(base / name), text, 0o640, group=USER) for name, text in plain.items()),
+            *(_secret(str(base / name), text) for name, text in secret.items()),
+        ),
         services=(
             _service("prometheus", HEAD_PACKAGES[0], prometheus, settings),
             _service("alertmanager", HEAD_PACKAGES[1], alertmanager, [files[ALERTMANAGER], secrets.monitor_web]),
@@ -125,8 +131,8 @@ def _head(layout: MonitorLayout, secrets: ClusterSecrets, folder: SshFolder) -> 
     )
 
 
-def _file(path: str, text: str) -> PlannedFile:
-    return PlannedFile(path, text, 0o640, group=USER, secret=True)
+def _secret(path: str, text: str) -> PlannedFile:
+    return PlannedFile(path, text, 0o600, USER, USER, secret=True)
 
 
 def _service(name: str, program: str, arguments: Sequence[str], depends: Sequence[str]) -> PlannedService:

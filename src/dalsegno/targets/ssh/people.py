@@ -1,4 +1,5 @@
-"""The users and groups of a cluster on ssh hosts: their ids, which hold on all machines, and their accounts. Pure."""
+"""The users and groups of a cluster on ssh hosts: their ids, which are the same on all machines, and their accounts.
+Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ HOMES = "/home"  # the folder of homes on each machine, if they are not on stora
 
 @dataclass(frozen=True)
 class AssignedIds:
-    """The uids and gids of the cluster. Those of removed users and groups stay: their files are still there."""
+    """The uids and gids of the cluster. Removed users and groups keep theirs, because their files may still exist."""
 
     uids: Mapping[str, int] = field(default_factory=dict)
     gids: Mapping[str, int] = field(default_factory=dict)
@@ -43,9 +44,10 @@ def foreign_accounts(facts: HostFacts) -> People:
 
 
 def known_ids(cluster: Cluster, facts: Mapping[str, HostFacts], before: AssignedIds) -> AssignedIds:
-    """Return the ids that were assigned before, also by an earlier cluster whose accounts are still on the head.
+    """Return the ids that were assigned before, including those of an earlier cluster's accounts that are still on the
+    head.
 
-    Only the head is asked: another machine could claim any uid for any name.
+    Only the head's accounts are used, because another machine could claim any uid for any name.
     """
     head = facts.get(cluster.head)
     if head is None:
@@ -56,7 +58,7 @@ def known_ids(cluster: Cluster, facts: Mapping[str, HostFacts], before: Assigned
 
 
 def check_accounts(cluster: Cluster, facts: Mapping[str, HostFacts], before: AssignedIds) -> dict[str, DalsegnoError]:
-    """Return the hosts on which a user would get the rights of another account, and why."""
+    """Return the hosts on which a user would get the rights of another account, with the reason for each."""
     faults: dict[str, DalsegnoError] = {}
     for host, each in facts.items():
         machine = foreign_accounts(each)
@@ -70,14 +72,18 @@ def check_accounts(cluster: Cluster, facts: Mapping[str, HostFacts], before: Ass
 
 
 def refuse_privileges(cluster: Cluster) -> None:
-    """Raise if a user would get rights over the machines by a group that the cluster file does not allow by name."""
+    """Raise an error if a user is in a group with rights over the machines, unless the cluster file allows this group
+    by name."""
     for user in cluster.users:
         check_groups(user, {group.name: group.gid for group in cluster.groups})
 
 
 def assign_ids(cluster: Cluster, facts: Mapping[str, HostFacts], before: AssignedIds) -> AssignedIds:
-    """Return an id for each user and group: the one in the file, one assigned before, the one of an account that a host
-    has already, or the next free one. The head decides if hosts differ; the others then refuse the account."""
+    """Return an id for each user and group.
+
+    The first of these that exists is used: the id in the file, the id that was assigned before, the id of an existing
+    account on a host, the next free id. If hosts differ, the head decides, and the others refuse the account.
+    """
     order = sorted(facts, key=lambda host: host != cluster.head)
     machines = [foreign_accounts(facts[host]) for host in order]
     union = People("\n".join(each.passwd for each in machines), "\n".join(each.group for each in machines))
@@ -97,8 +103,8 @@ def homes_of(cluster: Cluster) -> str:
 
 
 def planned_users(cluster: Cluster, host: str, ids: AssignedIds) -> tuple[PlannedUser, ...]:
-    """Return the accounts of a host. On shared storage, the head creates the homes, and each has a key of its own with
-    which its user reaches the other hosts."""
+    """Return the accounts of a host. If homes are on shared storage, the head creates them, each with an SSH key with
+    which its user can log in to the other hosts."""
     shared = home_storage(cluster) is not None
     return tuple(
         PlannedUser(
@@ -129,7 +135,7 @@ def planned_groups(cluster: Cluster, ids: AssignedIds) -> tuple[PlannedGroup, ..
 
 
 def known_hosts_lines(hosts: Collection[SshHost], facts: Mapping[str, HostFacts]) -> str:
-    """Return the lines for /etc/ssh/ssh_known_hosts: users who go from one machine to another are not asked."""
+    """Return the lines for /etc/ssh/ssh_known_hosts, so that ssh between the machines does not ask about host keys."""
     lines = []
     for host in hosts:
         if host.name in facts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.delivery import ChangeAction, ChangeKind, CodeBundle, MachineChange
-from dalsegno.setup.inspect import HostFacts
+from dalsegno.setup.inspect import HostFacts, InspectedDisk
 from dalsegno.setup.node_plan import NodePlan
 from dalsegno.spec.facts import Cluster
 from dalsegno.spec.values import is_node_name
@@ -17,7 +17,8 @@ from dalsegno.targets.ssh.desired import ETC, sized_node
 from dalsegno.targets.ssh.directory import DirectorySecrets
 from dalsegno.targets.ssh.folder import ClusterSecrets
 from dalsegno.targets.ssh.people import AssignedIds
-from dalsegno.targets.ssh.releases import DEBIAN, check_system, slurm_version
+from dalsegno.targets.ssh.programs import uses_pyxis
+from dalsegno.targets.ssh.releases import DEBIAN, check_system, kinds_of, slurm_version
 from dalsegno.targets.ssh.storage import NFS_SERVER
 
 OLDEST_PYTHON = (3, 10)
@@ -25,6 +26,7 @@ SLURM_DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
 CLOCK_S = 60.0  # maximum difference between two clocks; munge accepts 300 s
 NEEDED_MIB = 400  # free disk space for packages, our code and logs
 _SHOWN = 4
+_LARGE_MIB = 10 << 10  # smaller file systems, such as /boot, are not listed
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,16 @@ class SshPlan:
     unfinished: bool = False  # whether an earlier `up` was interrupted, or failed on some hosts
     faults: Mapping[str, DalsegnoError] = field(default_factory=dict)  # hosts that cannot be changed now, and why
     ids: AssignedIds = field(default_factory=AssignedIds)  # uids and gids of users and groups
-    upgrades: tuple[str, ...] = ()  # hosts of the cluster that have other code of ours than this machine
+    upgrades: tuple[str, ...] = ()  # hosts of the cluster whose version of our code differs from that of this machine
     may_upgrade: bool = False
     prometheus_in_file: bool = False  # whether the cluster file enables Prometheus; `monitor up` can enable it too
     monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
-    directory: DirectorySecrets | None = None  # secrets of the LDAP directory; None without one
+    directory: DirectorySecrets | None = None  # secrets of the LDAP directory; None without a directory
     new_key: bool = False  # whether munge's key is replaced, because hosts that know it have left
-    wait_for: tuple[str, ...] = ()  # jobs on nodes that leave the cluster, which must end first
+    wait_for: tuple[str, ...] | None = ()  # jobs on nodes that leave the cluster, which must end first; None if unknown
     people: bool = False  # whether accounts, users and QOS change in Slurm
+    remove_members: tuple[str, ...] = ()  # users to remove from Slurm's accounting
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
 
@@ -75,18 +78,19 @@ class SshPlan:
 
     @property
     def reconfigures(self) -> bool:
-        """Whether slurmctld must read its files again: they change, and it is not restarted anyway."""
+        """Return whether slurmctld must read its files again, because they change and slurmctld is not restarted."""
         return self.writes(f"{ETC}/slurm.conf") and not self._does(ChangeKind.SERVICE, "slurmctld")
 
     @property
     def head_first(self) -> bool:
-        """Whether the head must be changed before the other hosts: they mount what it exports."""
+        """Return whether the head must be changed before the other hosts, because they mount what it exports."""
         serves = any(service.name == NFS_SERVER for service in self.plans[self.cluster.head].services)
         return serves and any(change.kind is ChangeKind.MOUNT for each in self.changes.values() for change in each)
 
     @property
     def head_last(self) -> bool:
-        """Whether the head must be changed after the other hosts: they unmount what it exported until now."""
+        """Return whether the head must be changed after the other hosts, because they unmount what it exported
+        before."""
         gone = (ChangeAction.UNMOUNT, ChangeAction.CHANGE)
         return not self.head_first and any(
             change.kind is ChangeKind.MOUNT and change.action in gone
@@ -106,7 +110,7 @@ class SshPlan:
         if self.empty:
             return ["nothing to do: the cluster is as the file says"]
         if self.fresh:
-            return [_creation(self), *_per_host(self), *faults]
+            return [_creation(self), *_per_host(self), *self._pyxis(), *faults]
         lines = [
             (self.upgrades, f"updates Dal Segno on {named('host', self.upgrades)}, one after the other"),
             (self.unfinished, "finishes what an earlier `up` began"),
@@ -117,29 +121,56 @@ class SshPlan:
             (self.reconfigures, "changes Slurm's settings in place (scontrol reconfigure)"),
         ]
         said = [line for condition, line in lines if condition]
-        waits = f"waits for {named('job', self.wait_for)} to end first; ends no job" if self.wait_for else "ends no job"
-        return [*said, *_per_host(self), *faults, waits]
+        return [*said, *_per_host(self), *self._pyxis(), *faults, self._waits()]
+
+    def _pyxis(self) -> list[str]:
+        return ["uses the installed Pyxis for containers"] if uses_pyxis(self.cluster, self.facts) else []
+
+    def _waits(self) -> str:
+        if self.wait_for is None:
+            return "slurmctld does not answer, so the jobs on the removed hosts are unknown"
+        return f"waits for {named('job', self.wait_for)} to end first; ends no job" if self.wait_for else "ends no job"
 
     def details(self) -> list[str]:
-        """Return what was found on each host, and every file that is replaced."""
+        """Return a description of each host, and the names of its own files that the plan replaces."""
         lines = []
         for host, facts in self.facts.items():
-            lines.append(f"{host}: {describe_host(facts)}")
+            lines += [f"{host}: {line}" for line in describe_host(facts)]
             replaced = [each.name for each in self.changes.get(host, ()) if each.action is ChangeAction.REPLACE]
             if replaced:
                 lines.append(f"{host}: keeps its own {', '.join(replaced)}, and `dalsegno down` restores them")
         return lines
 
 
-def describe_host(facts: HostFacts) -> str:
-    """Return a host's system and hardware in one line."""
-    gpus = f", {len(facts.gpus)} x {facts.gpus[0].name}" if facts.gpus else ""
+def describe_host(facts: HostFacts) -> list[str]:
+    """Return a host's system and hardware in one line.
+
+    A host without a cluster gets a second line: its packages and listening ports.
+    """
+    driver = f" (driver {facts.driver})" if facts.driver else ""
+    gpus = f", {len(facts.gpus)} x {facts.gpus[0].name}{driver}" if facts.gpus else ""
     fabric = f", fabric {', '.join(each.device for each in facts.fabric)}" if facts.fabric else ""
+    free = "".join(f", {(disk.free_mib or 0) / 1024:.0f} GiB free on {disk.mount}" for disk in _large_disks(facts))
     systemd = "systemd" if facts.systemd else "no systemd"
-    return (
-        f"{facts.os_id} {facts.os_version}, {counted(facts.cpus, 'CPU')}, {facts.memory_mib >> 10} GiB{gpus}{fabric}, "
-        f"{systemd}, cgroup v{facts.cgroup_version}"
+    system = (
+        f"{facts.os_id} {facts.os_version}, {counted(facts.cpus, 'CPU')}, {facts.memory_mib >> 10} GiB{gpus}{fabric}"
+        f"{free}, {systemd}, cgroup v{facts.cgroup_version}"
     )
+    has = [f"{name} {version}" for name, version in facts.packages]
+    listens = [f"{each.port} ({each.program})" if each.program else str(each.port) for each in facts.listening]
+    there = [f"{verb} {_listed(names)}" for verb, names in (("has", has), ("listens on", listens)) if names]
+    return [system] if facts.record or not there else [system, "; ".join(there)]
+
+
+def _large_disks(facts: HostFacts) -> list[InspectedDisk]:
+    """Return the root file system and all other large file systems. A file system that is mounted in several places is
+    listed once."""
+    found: dict[str, InspectedDisk] = {}
+    for disk in sorted(facts.disks, key=lambda disk: len(disk.mount)):
+        large = disk.type != "tmpfs" and (disk.size_mib or 0) >= _LARGE_MIB
+        if disk.free_mib is not None and (disk.mount == "/" or large):
+            found.setdefault(disk.source or disk.mount, disk)
+    return list(found.values())[:_SHOWN]
 
 
 def _creation(plan: SshPlan) -> str:
@@ -153,7 +184,7 @@ def _creation(plan: SshPlan) -> str:
 
 
 def _per_host(plan: SshPlan) -> list[str]:
-    """Return a sentence for each change, with the hosts that have it in common."""
+    """Return a sentence for each change, with all hosts that have this change."""
     hosts: dict[str, list[str]] = {}
     for host, changes in plan.changes.items():
         for line in summarize(changes):
@@ -208,7 +239,8 @@ _VERBS = {ChangeAction.START: "starts", ChangeAction.RESTART: "restarts", Change
 
 
 def refuse_unbuilt(cluster: Cluster) -> None:
-    """Raise for parts of the cluster file that nothing sets up on ssh hosts yet, so that nobody relies on them."""
+    """Raise an error if the cluster file has parts that Dal Segno does not set up on ssh hosts, so that nobody relies
+    on them."""
     parts = {
         "`slurm.backup_controller`": cluster.slurm.backup_controller,
         "`containers.images` without `containers.folder`": bool(cluster.containers.images)
@@ -222,21 +254,17 @@ def refuse_unbuilt(cluster: Cluster) -> None:
 
 
 def check_hosts(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
-    """Return the hosts that cannot be used, and why. Raise if two hosts have one name: Slurm could not tell them
-    apart."""
-    counts = Counter(each.hostname for each in facts.values())
-    for name, count in counts.items():
-        if count > 1:
-            hosts = [host for host, each in facts.items() if each.hostname == name]
-            raise TargetError(
-                f"{' and '.join(hosts)} both call themselves `{name}`",
-                hint="give each machine a host name of its own (`hostnamectl set-hostname NAME`), or check that "
-                "`ssh: hosts:` does not name one machine twice",
-            )
-    nodes = {node.name: node for node in cluster.nodes}
+    """Return the hosts that cannot be used, with the reason for each."""
+    nodes = {node.name for node in cluster.nodes}
+    twins = _twins(facts)
     faults: dict[str, DalsegnoError] = {}
     for host, each in facts.items():
-        fault = _false_name(host, each, cluster) or check_system(host, each, cluster.ssh) or _unfit(host, each)
+        fault = (
+            twins.get(host)
+            or _false_name(host, each, cluster)
+            or check_system(host, each, cluster.ssh, kinds_of(cluster, host))
+            or _unfit(host, each)
+        )
         if fault is None and host in nodes:
             fault = _too_small(host, each, cluster)
         if fault is not None:
@@ -244,10 +272,32 @@ def check_hosts(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, D
     return faults
 
 
+def _twins(facts: Mapping[str, HostFacts]) -> dict[str, TargetError]:
+    """Return an error for each host that reports the same host name as another host, because Slurm could not tell them
+    apart.
+
+    If the cluster file gives a host this name, that host gets no error: a broken host must not exclude it.
+    """
+    counts = Counter(each.hostname for each in facts.values())
+    faults = {}
+    for host, each in facts.items():
+        if counts[each.hostname] > 1 and each.hostname.partition(".")[0] != host.partition(".")[0]:
+            others = [name for name, other in facts.items() if other.hostname == each.hostname and name != host]
+            faults[host] = TargetError(
+                f"{host}: its host name is `{each.hostname}`, the same as on {', '.join(others[:_SHOWN])}",
+                hint="give each machine a host name of its own (`hostnamectl set-hostname NAME`), or check that "
+                "`ssh: hosts:` does not name one machine twice",
+            )
+    return faults
+
+
+_LATER_PYTHON = "Dal Segno needs Python 3.10 or later there: on RHEL 9 and its family, `dnf install python3.12`"
+
+
 def _unfit(host: str, facts: HostFacts) -> DalsegnoError | None:
     if facts.python[:2] < OLDEST_PYTHON:
         version = ".".join(map(str, facts.python))
-        return TargetError(f"{host}: Python {version} is too old", hint="Dal Segno needs Python 3.10 or later there")
+        return TargetError(f"{host}: Python {version} is too old", hint=_LATER_PYTHON)
     if abs(facts.clock_offset_s) > CLOCK_S:
         return TargetError(
             f"{host}: its clock differs by {abs(facts.clock_offset_s):.0f} s from the clock here",
@@ -264,7 +314,8 @@ def _unfit(host: str, facts: HostFacts) -> DalsegnoError | None:
 
 
 def _false_name(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError | None:
-    """Return an error for a name that would be more than a name in slurm.conf and in /etc/hosts of all machines."""
+    """Return an error if the host reports a name that is not valid, or is the name of another host. The name is written
+    to slurm.conf and /etc/hosts on all machines."""
     short = facts.hostname.partition(".")[0]
     others = {name for name in cluster.ssh.names if name != host}
     if is_node_name(facts.hostname) and is_node_name(short) and not {facts.hostname, short} & others:
@@ -291,7 +342,7 @@ def _too_small(host: str, facts: HostFacts, cluster: Cluster) -> DalsegnoError |
 
 
 def check_monitoring(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
-    """Return the hosts that have no packages of Prometheus, or whose own Prometheus uses its ports."""
+    """Return the hosts whose distribution lacks packages of Prometheus and node_exporter, with the reason for each."""
     faults: dict[str, DalsegnoError] = {}
     watched = {cluster.head, *(node.name for node in cluster.nodes)}
     for host, each in facts.items() if cluster.monitoring.prometheus else ():
@@ -304,8 +355,8 @@ def check_monitoring(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[s
 
 
 def foreign_programs(host: str, facts: HostFacts, ports: Iterable[int]) -> DalsegnoError | None:
-    """Return an error if another Slurm is on the machine, or if another program has one of our ports. Call it only for
-    a machine that holds no cluster of ours."""
+    """Return an error if the machine has another Slurm, or if another program uses one of our ports. Call this only for
+    a machine that does not have a cluster of ours."""
     found = _foreign_slurm(host, facts)
     taken = next((each for each in facts.listening if each.port in ports), None)
     if found or taken is None:
@@ -328,13 +379,17 @@ def _foreign_slurm(host: str, facts: HostFacts) -> DalsegnoError | None:
     )
 
 
-def check_releases(cluster: Cluster, facts: Mapping[str, HostFacts]) -> None:
-    """Raise if the hosts have different releases of Slurm."""
+def check_releases(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
+    """Return the hosts that have another release of Slurm than the head."""
+    if cluster.head not in facts:
+        return {}
+    wanted = slurm_version(facts[cluster.head], cluster.ssh).release
     releases = {host: slurm_version(each, cluster.ssh).release for host, each in facts.items()}
-    wanted = releases[cluster.head]
-    for host, release in releases.items():
-        if release != wanted:
-            raise TargetError(
-                f"{host} has Slurm {release}, and the head has {wanted}",
-                hint="use the same release of the same distribution on all hosts",
-            )
+    return {
+        host: TargetError(
+            f"{host}: it has Slurm {release}, and the head has {wanted}",
+            hint="use the same release of the same distribution on all hosts",
+        )
+        for host, release in releases.items()
+        if release != wanted
+    }

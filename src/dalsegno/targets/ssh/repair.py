@@ -12,7 +12,7 @@ from dalsegno.targets.ssh.folder import PowerCommands, SshFolder
 REBOOT, RESET = "reboot", "reset"
 PROGRAM = "/opt/dalsegno/node-repair"
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
-# A reboot may hang, for example if a file server is gone. It is forced after two minutes.
+# A reboot may hang, for example if a file server does not answer. So it is forced after two minutes.
 _PROGRAM = f"""#!/bin/sh
 # Written by Dal Segno. sshd starts this for the key of the cluster's head, whatever the head asks for.
 case "$SSH_ORIGINAL_COMMAND" in
@@ -31,7 +31,8 @@ esac
 
 
 def head_parts(folder: SshFolder, key: str, ssh: SshAccess) -> HostParts:
-    """Return what the head needs to repair nodes. Only root can read the commands, which may hold a password."""
+    """Return what the head needs to repair nodes. Only root can read the power commands, which may contain a
+    password."""
     power = PowerCommands({host.name: host.power_cycle for host in ssh.hosts if host.power_cycle})
     texts = {folder.repair_key: key, **({folder.power: json.dumps(facts_to_json(power))} if power.nodes else {})}
     return HostParts(files=tuple(PlannedFile(str(path), text, 0o600, secret=True) for path, text in texts.items()))
@@ -43,7 +44,7 @@ def without_power(ssh: SshAccess) -> SshAccess:
 
 
 def node_parts(public_key: str) -> HostParts:
-    """Return what lets the head reset and reboot a node. The key opens no shell, no port and no file there."""
+    """Return what lets the head reset and reboot a node. The key gives no access to a shell, a port or a file there."""
     line = f'restrict,command="{PROGRAM}" {public_key}\n'
     return HostParts(
         folders=(PlannedFolder("/root/.ssh", 0o700, keep=True),),
@@ -55,7 +56,7 @@ def node_parts(public_key: str) -> HostParts:
 
 
 def repair_argv(host: SshHost, folder: SshFolder, order: str) -> list[str]:
-    """Return the command on the head that gives a node an order."""
+    """Return the ssh command with which the head orders a node to reset its GPUs or to reboot."""
     options = ["BatchMode=yes", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10"]
     options.append(f"UserKnownHostsFile={KNOWN_HOSTS}")
     words = [word for option in options for word in ("-o", option)]

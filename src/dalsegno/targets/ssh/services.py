@@ -25,8 +25,8 @@ SLURMDBD_ANSWERS = ("sacctmgr", "-n", "list", "cluster")
 
 @dataclass(frozen=True)
 class ServiceSite:
-    """What the services of one host depend on. `code` is the folder of our code there, `structure` a hash of Slurm's
-    settings whose change needs a restart."""
+    """The values that the services of one host depend on. `code` is the folder of our code there. `structure` is a hash
+    of the Slurm settings whose change needs a restart."""
 
     cluster: Cluster
     folder: SshFolder  # the cluster's folder on the head
@@ -55,12 +55,13 @@ def head_services(site: ServiceSite, dbd_conf: str) -> list[PlannedService]:
 
 
 def rest_parts(site: ServiceSite, slurm: Version, package: str, *, systemd: bool) -> HostParts:
-    """Return slurmrestd, as `nobody`, who can read everything and change nothing. Its socket accepts root and `nobody`.
+    """Return the parts for slurmrestd, which runs as `nobody`, who can read everything in Slurm and change nothing.
 
-    The unit of the package would start another one at the next boot, on the port of our controller.
+    Its socket accepts only root and `nobody`. The package's own unit is disabled: it would start a second slurmrestd at
+    the next boot, on our controller's port.
     """
     socket = site.folder.run / "rest/slurmrestd.sock"
-    # Without accounting, the part of the REST API that needs slurmdbd makes slurmrestd exit.
+    # slurmrestd exits if it loads the API that needs slurmdbd, and there is no accounting.
     api = () if site.cluster.slurm.accounting else ("-s", rest_api(slurm))
     user = ("-u", user_word("nobody", slurm), "-g", str(NOBODY_UID))
     argv = ("/usr/sbin/slurmrestd", *user, *api, "-a", "rest_auth/local", f"unix:{socket}")
@@ -98,7 +99,8 @@ def compute_services(site: ServiceSite, node: str, secret_digest: str) -> list[P
 
 
 def _mariadb(site: ServiceSite) -> PlannedService:
-    """Return a database server of the cluster's own. It runs as user slurm, and only that user can reach its socket."""
+    """Return the service of the cluster's own database server. The server runs as user slurm, and only that user can
+    reach its socket."""
     folder = site.folder
     argv = ("/usr/sbin/mariadbd", *mariadbd_options("slurm", folder.database, folder.root / "database.sql"))
     ready = ("mariadb-admin", "--no-defaults", f"--socket={folder.database_socket}", "ping")
@@ -111,7 +113,7 @@ def _slurmdbd(site: ServiceSite, conf: str) -> PlannedService:
 
 
 def head_commands(site: ServiceSite) -> list[PlannedCommand]:
-    """Return what must be done once for accounting: the database, and the cluster's name in it."""
+    """Return the commands that set up accounting once: create the database, and register the cluster's name in it."""
     if not site.cluster.slurm.accounting:
         return []
     data, name = str(site.folder.database / "data"), site.cluster.name

@@ -1,14 +1,18 @@
-"""Commands on the cluster's machines: through ssh's own client for people, and as a runner of Slurm's commands."""
+"""Run commands on the cluster's machines: with the ssh client for people, and with a runner for Slurm's commands."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.spec.facts import SshHost
+from dalsegno.programs import launcher
+from dalsegno.spec.facts import SshAccess, SshHost
 from dalsegno.system.processes import Completed
 from dalsegno.system.ssh import HostRunner, SshAddress, client_argv
+from dalsegno.system.sudo_session import session_argv, sudo_argv
+from dalsegno.targets.sides import at_terminal
 
 ANSWER_S = 60.0
 
@@ -23,9 +27,19 @@ def ssh_argv(host: SshHost, command: Sequence[str], *, terminal: bool, known_hos
     return client_argv(address_of(host), command, known_hosts=file, terminal=terminal)
 
 
-def as_root(host: SshHost, command: Sequence[str]) -> list[str]:
-    """Return a command that runs as root on the host, through sudo if the login is not root."""
-    return list(command) if host.user == "root" else ["sudo", "--", *command]
+def root_argv(host: SshHost, command: Sequence[str], access: SshAccess, *, terminal: bool) -> list[str]:
+    """Return the command line that runs a command as root on a host, through sudo if the login is not root.
+
+    With a password file and no terminal, a helper program starts ssh and answers sudo. Otherwise sudo asks the person
+    at the terminal: other users of the host can write to its terminal, so that no program may answer a question there.
+    """
+    if host.user == "root":
+        return ssh_argv(host, command, terminal=terminal, known_hosts=access.known_hosts)
+    if not access.sudo_password_file or (terminal and at_terminal()):
+        return ssh_argv(host, ["sudo", "--", *command], terminal=terminal, known_hosts=access.known_hosts)
+    mark = f"dalsegno-{secrets.token_hex(8)}"
+    ssh = ssh_argv(host, sudo_argv(command, mark), terminal=False, known_hosts=access.known_hosts)
+    return [*launcher(), *session_argv(access.sudo_password_file, mark, ssh)]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ def read_status(
     daemons: Sequence[DaemonStatus],
     problems: Sequence[str] = (),
 ) -> ClusterStatus:
-    """Return the status. A slurmctld that does not answer is part of it; None: it cannot be asked."""
+    """Return the status. If slurmctld does not answer, the status says so. If `slurm` is None, slurmctld is not
+    asked."""
     seen = ask_slurm(slurm)
     found = [*_advice(state, applied), *problems, *seen.problems, *_dead(daemons)]
     hosts = state.ssh.hosts or (applied.ssh.hosts if applied else ())
@@ -59,7 +60,8 @@ def _advice(state: SshState, applied: Cluster | None) -> list[str]:
     if state.phase is SshStage.MAKING:
         return ["it is half-made: `dalsegno up` finishes it, `dalsegno down` removes it"]
     failed = f"the last `up` did not complete {named('host', state.failed)}: `dalsegno up` repairs it"
-    return [failed] if state.failed else []
+    skipped = f"the last `up` did not get to {named('host', state.skipped)}: run it again"
+    return [line for line, names in ((failed, state.failed), (skipped, state.skipped)) if names]
 
 
 def _dead(daemons: Sequence[DaemonStatus]) -> list[str]:

@@ -1,12 +1,12 @@
-"""Storage of a cluster on ssh hosts: folders that the head serves over NFS, mounts, and scratch folders. Pure."""
+"""Storage of a cluster on ssh hosts: folders that the head serves over NFS, mounts, and scratch disks. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.setup.inspect import HostFacts
+from dalsegno.setup.machine_record import SETUP
 from dalsegno.setup.node_plan import (
     HostParts,
     PlannedCommand,
@@ -16,20 +16,16 @@ from dalsegno.setup.node_plan import (
     PlannedService,
     content_digest,
 )
-from dalsegno.slurm.layout import Programs
 from dalsegno.spec.facts import Cluster
 from dalsegno.storage.mounts import EXPORTS_FILE, fstab_line, host_storage, render_exports
-from dalsegno.storage.scratch import EPILOG, PROLOG, TASK_PROLOG, scratch_of, scratch_scripts, without_programs
 
 FSTAB = "/etc/fstab"
 NFS_SERVER = "nfs-server"
 SHARED_MODE, HOMES_MODE = 0o1777, 0o755  # modes of shared folders and of the folder of homes
 
 
-def storage_parts(
-    cluster: Cluster, host: str, addresses: dict[str, str], *, debian: bool, etc: str, launcher: Sequence[str]
-) -> HostParts:
-    """Return the storage of one host. `launcher` starts our helper programs there, `etc` has Slurm's files."""
+def storage_parts(cluster: Cluster, host: str, addresses: dict[str, str], *, debian: bool) -> HostParts:
+    """Return the storage parts of one host."""
     wanted = host_storage(cluster, host, addresses)
     folders = [
         PlannedFolder(each.folder, HOMES_MODE if each.home else SHARED_MODE, keep=True) for each in wanted.exports
@@ -39,8 +35,6 @@ def storage_parts(
         files.append(PlannedFile(FSTAB, "".join(f"{line}\n" for line in lines), block=True))
     if wanted.scratch:
         folders.append(PlannedFolder(wanted.scratch, keep=True))
-        scripts = scratch_scripts(cluster, launcher)
-        files += [PlannedFile(f"{etc}/{name}", text, 0o755) for name, text in scripts.items()]
     commands: tuple[PlannedCommand, ...] = ()
     services: tuple[PlannedService, ...] = ()
     if wanted.exports:
@@ -58,28 +52,18 @@ def _nfs_server() -> PlannedService:
 
 
 def _export(exports: str) -> PlannedCommand:
-    """Return the command that makes the server read changed exports. The file that it creates names their content."""
-    done = f"/run/dalsegno/exports-{content_digest(exports)[:16]}"
-    script = f"exportfs -ra && mkdir -p /run/dalsegno && rm -f /run/dalsegno/exports-* && touch {done}"
+    """Return the command that makes the NFS server read its exports again.
+
+    The command creates a file with a digest of the exports in its name. So it runs only if the exports have changed.
+    The file outlives a reboot, because the NFS server reads its exports when it starts. It is removed with the record.
+    """
+    done = f"{SETUP}/exports-{content_digest(exports)[:16]}"
+    script = f"exportfs -ra && rm -f {SETUP}/exports-* && touch {done}"
     return PlannedCommand("exporting folders", ("/bin/sh", "-c", script), creates=done, after=NFS_SERVER)
 
 
-def scratch_programs(cluster: Cluster, etc: str) -> Programs:
-    """Return the programs that Slurm starts for scratch folders of jobs."""
-    if scratch_of(cluster) is None:
-        return Programs()
-    return Programs(prolog=f"{etc}/{PROLOG}", epilog=f"{etc}/{EPILOG}", task_prolog=f"{etc}/{TASK_PROLOG}")
-
-
-def without_own_programs(cluster: Cluster) -> Cluster:
-    """Return the cluster without the raw settings that our programs call, if it has scratch."""
-    if scratch_of(cluster) is None:
-        return cluster
-    return replace(cluster, slurm=replace(cluster.slurm, extra=without_programs(cluster.slurm.extra)))
-
-
 def check_storage(cluster: Cluster, facts: Mapping[str, HostFacts]) -> dict[str, DalsegnoError]:
-    """Return the hosts that cannot have the storage of the cluster file, and why."""
+    """Return the hosts that cannot provide the storage of the cluster file, with the reason for each."""
     faults: dict[str, DalsegnoError] = {}
     addresses = {host.name: host.address for host in cluster.ssh.hosts}
     for host, each in facts.items():
@@ -111,5 +95,5 @@ def _login_home(cluster: Cluster, host: str) -> str:
 
 
 def _is_mounted(facts: HostFacts, path: str) -> bool:
-    """Return whether a path is a mount point, or below one that is not the root of the machine."""
+    """Return whether a path is on a file system that is mounted below the root of the machine."""
     return any(disk.mount != "/" and f"{path}/".startswith(f"{disk.mount.rstrip('/')}/") for disk in facts.disks)

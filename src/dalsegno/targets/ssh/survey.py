@@ -1,4 +1,4 @@
-"""The hosts before a plan is made: what they are, which of them can be used, and what they answer."""
+"""Inspect the hosts before a plan is made: what they are, and which of them can be used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from dalsegno.targets.ssh.folder import SshStage, SshState
 from dalsegno.targets.ssh.logins import check_job_logins
 from dalsegno.targets.ssh.monitoring import MONITOR_PORTS
 from dalsegno.targets.ssh.people import AssignedIds, check_accounts, known_ids
-from dalsegno.targets.ssh.plan import check_hosts, check_monitoring, foreign_programs
+from dalsegno.targets.ssh.plan import check_hosts, check_monitoring, check_releases, foreign_programs
+from dalsegno.targets.ssh.programs import check_containers
 from dalsegno.targets.ssh.releases import all_packages
 from dalsegno.targets.ssh.services import HEAD_PORTS, NODE_PORTS
 from dalsegno.targets.ssh.storage import check_storage
@@ -29,8 +30,7 @@ COMPARE_S = 120.0
 def inspect_cluster(
     hosts: HostRunner, cluster: Cluster, ids: AssignedIds
 ) -> tuple[dict[str, HostFacts], dict[str, DalsegnoError], AssignedIds]:
-    """Return the facts of each host that the cluster can use, why it cannot use the others, and the ids that users and
-    groups have already."""
+    """Return the facts of usable hosts, the errors of other hosts, and the ids that users and groups already have."""
     seen = inspect_hosts(hosts, cluster.ssh.names, all_packages(cluster.ssh))
     faults = {host: each for host, each in seen.items() if isinstance(each, DalsegnoError)}
     facts = {host: each for host, each in seen.items() if not isinstance(each, DalsegnoError)}
@@ -48,13 +48,18 @@ def inspect_cluster(
         if not each.record
     }
     faults |= {host: fault for host, fault in foreign.items() if fault is not None and host not in faults}
-    return {host: each for host, each in facts.items() if host not in faults}, faults, ids
+    used = {host: each for host, each in facts.items() if host not in faults}
+    faults |= {**check_releases(cluster, used), **check_containers(cluster, used)}
+    return {host: each for host, each in used.items() if host not in faults}, faults, ids
 
 
 def code_for_hosts(
     facts: Mapping[str, HostFacts], faults: dict[str, DalsegnoError], wheels: Path, more: Sequence[str] = ()
 ) -> dict[str, CodeBundle]:
-    """Return our code for the Python of each host, with `more` packages. A host without it is added to the faults."""
+    """Return our code for the Python of each host, with the packages `more`.
+
+    A host for which the code cannot be built is added to `faults`.
+    """
     found: dict[CodeFit, CodeBundle | DalsegnoError] = {}
     for each in facts.values():
         fit = CodeFit(each.python[:2], each.machine)
@@ -85,7 +90,7 @@ def ask_host(hosts: HostRunner, host: str, request: bytes, facts: HostFacts | No
 
 
 def hosts_to_upgrade(state: SshState | None, compared: Mapping[str, Answer | DalsegnoError]) -> tuple[str, ...]:
-    """Return the hosts that a complete `up` has set up, and that lack the code of this machine."""
+    """Return the hosts that a complete `up` has set up and that have another version of our code than this machine."""
     if state is None or state.phase is not SshStage.UP:
         return ()
     known = [host for host in state.ssh.names if host not in state.failed]

@@ -18,7 +18,8 @@ from dalsegno.errors import DalsegnoError, NotThere, TargetError
 from dalsegno.hostlist import closest
 from dalsegno.observe.monitor_layout import ENABLE, MonitorLayout
 from dalsegno.programs import HOST_LAUNCHER
-from dalsegno.setup.delivery import compare_request, status_request
+from dalsegno.setup.delivery import CodeBundle, compare_request, status_request
+from dalsegno.setup.inspect import HostFacts
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster, SshAccess, SshHost
 from dalsegno.system.files import read_text, remove_tree, write_atomic
@@ -46,10 +47,11 @@ from dalsegno.targets.sides import (
     import_on_head,
     known,
 )
-from dalsegno.targets.ssh.apply import ApplyOnHosts, remove_from_hosts
+from dalsegno.targets.ssh.apply import ApplyOnHosts, jobs_on, remove_from_hosts, state_during
 from dalsegno.targets.ssh.desired import ClusterOnHosts, host_plan
 from dalsegno.targets.ssh.directory import directory_secrets, refuse_machine_groups
 from dalsegno.targets.ssh.folder import (
+    ClusterSecrets,
     SshFolder,
     SshStage,
     SshState,
@@ -62,10 +64,10 @@ from dalsegno.targets.ssh.folder import (
 )
 from dalsegno.targets.ssh.head import TIMES
 from dalsegno.targets.ssh.monitoring import monitor_layout
-from dalsegno.targets.ssh.people import home_storage, homes_of, refuse_privileges
-from dalsegno.targets.ssh.plan import SshPlan, check_releases, refuse_unbuilt
+from dalsegno.targets.ssh.people import AssignedIds, home_storage, homes_of, refuse_privileges
+from dalsegno.targets.ssh.plan import SshPlan, refuse_unbuilt
 from dalsegno.targets.ssh.services import PATH
-from dalsegno.targets.ssh.shell import HeadRunner, address_of, as_root, ssh_argv
+from dalsegno.targets.ssh.shell import HeadRunner, address_of, root_argv, ssh_argv
 from dalsegno.targets.ssh.status import gone, phase_of, read_status
 from dalsegno.targets.ssh.survey import (
     ask_host,
@@ -76,7 +78,7 @@ from dalsegno.targets.ssh.survey import (
     refuse_impossible,
 )
 from dalsegno.users.ldap_directory import LDAP_PACKAGES, check_ldap3
-from dalsegno.users.roster import Roster, from_file, roster_of, with_roster
+from dalsegno.users.roster import Roster, from_file, removed_by_command, roster_of, with_roster
 
 Connect = Callable[[SshAccess], contextlib.AbstractContextManager[HostRunner]]
 
@@ -91,8 +93,18 @@ def connect(ssh: SshAccess) -> SshConnections:
 REMOVE_S = 3600.0
 
 
+def _check_supported(before: Cluster | None, cluster: Cluster) -> None:
+    """Raise an error if the ssh target cannot create this cluster, or cannot change the applied cluster `before` into
+    it."""
+    refuse_unbuilt(cluster)
+    if cluster.directory.ldap:
+        check_ldap3()
+    refuse_privileges(cluster)
+    refuse_impossible(before, cluster)
+
+
 class SshTarget(OperatorSide):
-    """The cluster in one state folder of the operator's machine."""
+    """The target on the operator's machine. One object stands for the cluster of one state folder."""
 
     kind = "ssh"
     times = TIMES
@@ -103,7 +115,8 @@ class SshTarget(OperatorSide):
         self._connect = connect
 
     def plan(self, cluster: Cluster) -> SshPlan:
-        """Inspect every host, compute its plan, and have each host report how it differs from its plan."""
+        """Inspect every host, compute its plan, and have the host report how it differs from that plan. Return all of
+        this."""
         applied = read_applied(self.folder)
         merged = with_roster(cluster, roster_of(applied)) if applied else cluster
         return self._plan(merged, has_prometheus(cluster, self.folder))
@@ -115,15 +128,10 @@ class SshTarget(OperatorSide):
         state, before = self._state(), read_applied(self.folder)
         in_file = cluster.monitoring.prometheus
         cluster = replace(cluster, monitoring=replace(cluster.monitoring, prometheus=prometheus))
-        refuse_unbuilt(cluster)
-        if cluster.directory.ldap:
-            check_ldap3()
-        refuse_privileges(cluster)
-        refuse_impossible(before, cluster)
+        _check_supported(before, cluster)
         with self._connect(cluster.ssh) as hosts:
             facts, faults, ids = inspect_cluster(hosts, cluster, read_ids(self.folder))
             raise_for_head(cluster, faults)
-            check_releases(cluster, facts)
             cluster_id = self._cluster_id()
             more = LDAP_PACKAGES if cluster.directory.ldap else ()
             code = code_for_hosts(facts, faults, self.folder.root.parents[1] / "wheels", more)
@@ -133,25 +141,17 @@ class SshTarget(OperatorSide):
             wanted = set(cluster.ssh.names)
             held = {host: each for host, each in remembered.items() if host in faults and host in wanted}
             leaving = tuple(host for host in (state.ssh.names if state else ()) if host not in wanted)
-            # A host that cannot be reached now would be cut off from the others by a new key.
+            # The key changes only if all hosts can be reached. Otherwise an unreachable host would be cut off from the
+            # others.
             new_key = bool(leaving or (state and state.new_key)) and not faults
-            nodes = [node.name for node in cluster.nodes]
-            held_secrets = read_secrets(self.folder, nodes, prometheus=prometheus, new_key=new_key)
-            on = ClusterOnHosts(
-                cluster,
-                {**held, **facts},
-                held_secrets,
-                cluster_id,
-                {host: bundle.key for host, bundle in code.items()},
-                f"{getpass.getuser()}@{socket.gethostname()}",
-                ids,
-                directory_secrets(self.folder, cluster) if cluster.directory.ldap else None,
-            )
+            held_secrets = self._secrets(cluster, new_key)
+            on = self._on_hosts(cluster, {**held, **facts}, held_secrets, cluster_id, code, ids)
             refuse_machine_groups(cluster, on.ids)
             if not on.sized.nodes:
                 raise next(iter(faults.values()))
             plans = {host: host_plan(on, host) for host in facts}
             compared = hosts.each(plans, lambda host: ask_host(hosts, host, compare_request(plans[host]), facts[host]))
+            wait_for = self._jobs_on(hosts, cluster.head, leaving)
         faults |= {host: each for host, each in compared.items() if isinstance(each, DalsegnoError)}
         raise_for_head(cluster, faults)
         return SshPlan(
@@ -163,17 +163,45 @@ class SshTarget(OperatorSide):
             held_secrets,
             bundles={bundle.key: bundle for bundle in code.values()},
             fresh=state is None,
-            unfinished=state is not None and (state.phase is not SshStage.UP or bool(state.failed)),
+            unfinished=state is not None and (state.phase is not SshStage.UP or bool(state.failed or state.skipped)),
             faults=faults,
             ids=on.ids,
             upgrades=hosts_to_upgrade(state, compared),
             prometheus_in_file=in_file,
             remove_hosts=leaving,
             new_key=new_key,
+            wait_for=wait_for,
             directory=on.directory,
             people=cluster.slurm.accounting and (before is None or _people(before) != _people(cluster)),
+            remove_members=removed_by_command(before, cluster),
             reservations=(before.reservations if before else ()) != cluster.reservations,
             old_reservations=tuple(each.name for each in before.reservations) if before else (),
+        )
+
+    def _jobs_on(self, hosts: HostRunner, head: str, leaving: Sequence[str]) -> tuple[str, ...] | None:
+        """Return the jobs on hosts that leave the cluster; None if slurmctld does not answer."""
+        try:
+            return jobs_on(self._slurm(hosts, head), leaving) if leaving else ()
+        except DalsegnoError:
+            return None
+
+    def _secrets(self, cluster: Cluster, new_key: bool) -> ClusterSecrets:
+        nodes = [node.name for node in cluster.nodes]
+        return read_secrets(self.folder, nodes, prometheus=cluster.monitoring.prometheus, new_key=new_key)
+
+    def _on_hosts(
+        self, cluster: Cluster, facts: Mapping[str, HostFacts], held_secrets: ClusterSecrets, cluster_id: str,
+        code: Mapping[str, CodeBundle], ids: AssignedIds,
+    ) -> ClusterOnHosts:  # fmt: skip
+        return ClusterOnHosts(
+            cluster,
+            facts,
+            held_secrets,
+            cluster_id,
+            {host: bundle.key for host, bundle in code.items()},
+            f"{getpass.getuser()}@{socket.gethostname()}",
+            ids,
+            directory_secrets(self.folder, cluster) if cluster.directory.ldap else None,
         )
 
     def apply(self, plan: Plan, say: Say) -> None:
@@ -186,13 +214,8 @@ class SshTarget(OperatorSide):
                 f"another version of Dal Segno is on {named('host', plan.upgrades)}",
                 hint="`dalsegno up --upgrade` updates the hosts one after the other; runs and jobs continue",
             )
-        old = self._state()
-        machines = {host.name: host for host in (*(old.ssh.hosts if old else ()), *plan.cluster.ssh.hosts)}
-        ssh = replace(plan.cluster.ssh, hosts=tuple(machines.values()))
-        head = plan.plans[plan.cluster.head]
-        new_key = bool(plan.remove_hosts or (old and old.new_key)) and not plan.new_key
-        state = SshState(SshStage.MAKING, plan.cluster_id, plan.cluster.head, ssh, new_key=new_key)
-        write_ssh_state(self.folder, state)  # written first: from now on, `down` and `status` find the cluster
+        head, state = plan.plans[plan.cluster.head], state_during(plan, self._state())
+        write_ssh_state(self.folder, state)
         write_atomic(self._identity, plan.cluster_id)
         if plan.monitor_switch is not None:
             write_monitor_switch(plan.recorded, self.folder, plan.monitor_switch)
@@ -293,11 +316,11 @@ class SshTarget(OperatorSide):
 
     def recorded_phase(self, applied: Cluster | None) -> ClusterPhase:
         state = read_ssh_state(self.folder)
-        return phase_of(state, applied, state.failed) if state else ClusterPhase.GONE
+        return phase_of(state, applied, (*state.failed, *state.skipped)) if state else ClusterPhase.GONE
 
     @property
     def slurm(self) -> SlurmClient:
-        """A client that runs Slurm's commands on the head. Each command opens a connection."""
+        """A client that runs Slurm's commands on the head. Each command opens a new connection."""
         return SlurmClient(_OneCommand(self._connect, self._known()), self._slurm_env(), timeout_s=60)
 
     def slurm_as(self, user: str) -> SlurmClient:
@@ -319,25 +342,31 @@ class SshTarget(OperatorSide):
     ) -> ShellEntry:
         state, applied = self._known(), read_applied(self.folder)
         chosen = self._host(state, host or (applied.logins[0] if applied and applied.logins else state.head))
-        inner = list(command)
-        if user:
-            inner = as_root(chosen, ["runuser", "-u", user, "--", *(inner or ["/bin/bash", "-l"])])
         terminal = not command or sys.stdin.isatty()
-        return ShellEntry(ssh_argv(chosen, inner, terminal=terminal, known_hosts=state.ssh.known_hosts), dict(env))
+        if user:
+            inner = ["runuser", "-u", user, "--", *(command or ["/bin/bash", "-l"])]
+            argv = root_argv(chosen, inner, state.ssh, terminal=terminal)
+        else:
+            argv = ssh_argv(chosen, command, terminal=terminal, known_hosts=state.ssh.known_hosts)
+        return ShellEntry(argv, dict(env))
 
     def on_node(self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ShellEntry:
         state = self._known()
-        host, known_hosts = self._host(state, node), state.ssh.known_hosts
-        argv = ssh_argv(host, as_root(host, command), terminal=False, known_hosts=known_hosts)
-        return ShellEntry(argv, dict(env))
+        return ShellEntry(root_argv(self._host(state, node), command, state.ssh, terminal=False), dict(env))
 
     def forward(self, arguments: Sequence[str], *, root: bool = False) -> ShellEntry:
         """Return how to run `dalsegno ARGUMENTS` on the head, where the cluster's other commands work."""
         state = self._known()
-        host, argv = self._host(state, state.head), [COMMAND, *arguments]
-        argv = as_root(host, argv) if root else argv
-        known_hosts = state.ssh.known_hosts
-        return ShellEntry(ssh_argv(host, argv, terminal=at_terminal(), known_hosts=known_hosts), dict(os.environ))
+        host, command, terminal = self._host(state, state.head), [COMMAND, *arguments], at_terminal()
+        if root:
+            return ShellEntry(root_argv(host, command, state.ssh, terminal=terminal), dict(os.environ))
+        argv = ssh_argv(host, command, terminal=terminal, known_hosts=state.ssh.known_hosts)
+        return ShellEntry(argv, dict(os.environ))
+
+    def on_head(self, command: Sequence[str]) -> ShellEntry:
+        state = self._known()
+        argv = ssh_argv(self._host(state, state.head), command, terminal=False, known_hosts=state.ssh.known_hosts)
+        return ShellEntry(argv, dict(os.environ))
 
     def _slurm(self, hosts: HostRunner, head: str) -> SlurmClient:
         return SlurmClient(HeadRunner(hosts, head), self._slurm_env(), timeout_s=60)
@@ -346,7 +375,7 @@ class SshTarget(OperatorSide):
         return {"PATH": PATH, "SLURM_CONF": str(head_folder(self.folder.name).slurm_conf)}
 
     def _state(self) -> SshState | None:
-        """Return the state to continue from; None after an interrupted `down`, whose hosts are clean or repaired."""
+        """Return the state of the last `up` or `down`; None if there is none."""
         return read_ssh_state(self.folder)
 
     def _known(self) -> SshState:
@@ -369,7 +398,7 @@ class SshTarget(OperatorSide):
 
 
 class _OneCommand:
-    """A runner on the head that connects for each command."""
+    """Runs commands on the head, with a new connection for each."""
 
     def __init__(self, connect: Connect, state: SshState) -> None:
         self._connect, self._state = connect, state

@@ -1,1 +1,1 @@
-"""Checkpoints on disk. Modules load on first use, so that listing and verifying do not import torch."""
+"""Checkpoints on disk. Modules are imported on first use, so that listing and verifying do not import torch."""

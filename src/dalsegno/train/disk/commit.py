@@ -1,7 +1,7 @@
-"""Commit a checkpoint from the shares of all ranks, on rank 0. At any moment, the checkpoint is complete or absent.
+"""Commit a checkpoint on rank 0, after all ranks have written their shares.
 
-The order is: data files, fsynced by their ranks → .metadata → MANIFEST.json → fsync of the folder → ask for permission
-→ rename to the final name → fsync of the parent → `latest`.
+At any moment, the checkpoint is complete or absent. The order is: data files, fsynced by their ranks → .metadata →
+MANIFEST.json → fsync of the folder → ask for permission → rename to the final name → fsync of the parent → `latest`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from dalsegno.train.disk.format import (
 from dalsegno.train.disk.verify import faults_of, list_steps, read_manifest
 from dalsegno.train.errors import CheckpointError
 
-# Parts of all ranks. The savers share only the folder that they write to
+# The parts that describe the ranks' shares. The savers communicate only through the folder that they write to
 
 _PAUSE_S = 0.02
 
@@ -75,7 +75,7 @@ def never(missing: Sequence[int]) -> bool:
 def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Abandoned = never) -> list[RankPart]:
     """Wait for the parts of all ranks and return them; raise an error that names the ranks that failed.
 
-    `abandoned`: returns whether to stop waiting for these ranks.
+    `abandoned` is called with the missing ranks and returns whether to stop waiting for them.
     """
     deadline = time.monotonic() + timeout_s
     wanted = {part_name(rank): rank for rank in range(world)}
@@ -96,7 +96,7 @@ def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Aband
 
 
 def has_moved_on(folder: Path, ours: TemporaryName, ranks: Sequence[int]) -> bool:
-    """Return whether one of these ranks already writes a newer step, so that its share of this one will not come."""
+    """Return whether one of these ranks is already writing a newer step, and so will never write this one."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             each = parse_temporary(name)
@@ -153,7 +153,7 @@ def commit(
 ) -> Path:
     """Wait for the shares of all ranks, commit, and return the checkpoint's folder.
 
-    `grant` decides whether the rename is allowed.
+    `grant` returns whether the rename is allowed.
 
     A failure before the rename raises CheckpointError and leaves nothing behind. After the rename the checkpoint
     exists, and a failure is only a warning.
@@ -207,7 +207,7 @@ def _ask(grant: Grant, ours: TemporaryName) -> None:
 
 
 def _put_in_place(temporary: Path, final: Path, step: int) -> None:
-    """Rename the folder to its final name. An intact checkpoint of the same step is kept, because it may be in use."""
+    """Rename the folder to its final name, unless the step already has an intact checkpoint, which may be in use."""
     try:
         os.rename(temporary, final)
     except OSError as error:
@@ -236,7 +236,7 @@ def _point_latest(folder: Path, ours: TemporaryName, name: str, warn: Warn) -> N
     try:
         link_durably(folder / LATEST, name)
         newest = _newest_of_generation(folder, ours)
-        if newest != name:  # a later step was committed in the meantime, and this call has replaced its link
+        if newest != name:  # the link had pointed to a later step, which was committed in the meantime
             link_durably(folder / LATEST, newest)
     except OSError as error:  # the file system has no links, or the user has a file with that name
         warn(f"{folder / LATEST} does not point at the newest checkpoint, {name}: {error.strerror}")
@@ -255,7 +255,10 @@ def _newest_of_generation(folder: Path, ours: TemporaryName) -> str:
 
 
 def merge(parts: Sequence[RankPart]) -> bytes:
-    """Return the `.metadata` of all parts. Refuse a tensor that is incomplete, or whose size or type varies by rank."""
+    """Return the `.metadata` that covers all parts.
+
+    Refuse a tensor that is incomplete, or whose size or type varies by rank.
+    """
     items: dict[str, Any] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
     for part in sorted(parts, key=lambda part: part.rank):

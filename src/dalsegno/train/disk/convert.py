@@ -1,4 +1,4 @@
-"""Convert a checkpoint to one plain file and back. Report values that the other format cannot hold."""
+"""Convert a checkpoint to a single file and back. Report values that the other format cannot hold."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.state import rebuild_state, take
 
-NOTE = "dalsegno"  # key of the entry for the step in a plain file
+NOTE = "dalsegno"  # key of the entry that holds the step in a single file
 _NO_PICKLE = (
     "Unsupported operand",
     "invalid load key",
     "truncated",
-)  # messages of unpicklers for files that are not pickles
+)  # error messages of unpicklers for files that are not pickles
 _OWN = "the state of each rank: random states, position in the data"
 
 
@@ -100,7 +100,8 @@ def _save(folder: Path, nested: Mapping[str, Any], step: int) -> Path:
     with report_disk_errors("cannot write to", folder):
         os.makedirs(folder, exist_ok=True)
     run, generation = f"convert-{os.getpid()}", 1
-    lock = lock_folder(folder, run, lambda warning: None)  # other runs would remove our partial files when they commit
+    # Without the lock, another run that commits would remove our partial files.
+    lock = lock_folder(folder, run, lambda warning: None)
     try:
         write_share(folder, take(nested, None, step, 0, 1), run, generation)
         return commit(folder, step, 1, run, generation, grant=lambda: True, keep=10**9)

@@ -70,7 +70,7 @@ def sync_folder(path: Path) -> None:
 
 
 def link_durably(link: Path, target: str) -> None:
-    """Set a symbolic link atomically."""
+    """Create or replace a symbolic link atomically."""
     beside = link.with_name(f".{link.name}.new")
     unlink(beside)  # the file may be left from a killed process
     os.symlink(target, beside)
@@ -88,22 +88,23 @@ def unlink(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder that we created, or its remains. A missing folder is not an error."""
+    """Remove a folder that we created, or what is left of it. A missing folder is not an error."""
     shutil.rmtree(path, ignore_errors=True)
 
 
-# Checksummed file. One thread writes while others compute the checksum and sync, which shortens `finish`
+# A file with a checksum. One thread writes while others compute the checksum and sync, which shortens `finish`
 
 # Smaller writes are collected up to this many bytes, because torch.save makes forty writes per tensor.
 _GATHER = 1 << 20
 _SLICE = 32 << 20  # bytes of a slice; its checksum is computed while it is written
-_AHEAD = 128 << 20  # number of written bytes after which an fsync starts
+_AHEAD = 128 << 20  # number of bytes after which an fsync of the written data starts
 
 
 class ChecksummedFile:
     """A file for torch.save that returns its size and CRC-32 at the end.
 
-    `write` never raises, because torch.save would replace the disk's error with its own. `check` raises the error.
+    `write` never raises, because torch.save would replace the disk's error with its own. `check` raises the disk's
+    error.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,7 +139,7 @@ class ChecksummedFile:
             raise self._error
 
     def finish(self) -> FileMark:
-        """Sync the file to disk and return its mark."""
+        """Sync the file to disk and return its size and checksum."""
         self.flush()
         self._settle()
         self.check()

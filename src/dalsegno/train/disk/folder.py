@@ -36,7 +36,7 @@ from dalsegno.train.errors import CheckpointError
 # Lock: one run per folder
 
 _PAUSE_S = 0.05
-_OTHER_RUN_WAIT_S = 0.5  # enough time for a process that is exiting, or that has not yet written its name
+_OTHER_RUN_WAIT_S = 0.5  # time for the lock's holder to exit, or to write its name into the lock file
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -55,7 +55,7 @@ class Holder:
 
 @dataclass
 class FolderLock:
-    """A lock that is held until it has been released as often as it was taken, or until its process ends."""
+    """A lock that this process can take several times. It is freed after as many releases, or when the process ends."""
 
     path: Path
     run: str
@@ -76,8 +76,8 @@ _held_locks: dict[Path, FolderLock] = {}
 def lock_folder(folder: Path, run: str, warn: Callable[[str], None], wait_s: float = 10.0) -> FolderLock:
     """Lock the folder.
 
-    Wait up to `wait_s` for an earlier process of the same run, which may be exiting. Refuse other runs after half a
-    second.
+    If an earlier process of the same run holds the lock, wait up to `wait_s`, because it may be exiting. If another run
+    holds the lock, raise CheckpointError after half a second.
     """
     path = folder.resolve() / LOCK
     held = _held_locks.get(path)
@@ -114,7 +114,10 @@ def _take(fd: int, folder: Path, run: str, warn: Callable[[str], None], wait_s: 
 
 
 def _refuse_or_continue(folder: Path, run: str, holder: Holder, warn: Callable[[str], None]) -> None:
-    """Raise unless the same run holds the lock on another host. A file server keeps a lost host's locks for minutes."""
+    """Raise an error unless the holder is an earlier process of this run on another host.
+
+    For such a process, only warn, because a file server keeps the locks of a lost host for minutes.
+    """
     if holder.run != run or holder.host == socket.gethostname():
         raise _refusal(folder, holder)
     warn(f"{folder} is still locked by an earlier process of this run, {holder}; continuing without the lock")
@@ -152,13 +155,16 @@ def _read(fd: int) -> Holder:
 def set_aside(folder: Path, except_run: str = "") -> Path | None:
     """Move all checkpoints, except those of `except_run`, into a new folder.
 
-    Return that folder; None if there were none to move.
+    Return that folder; None if there was nothing to move.
     """
     return _set_aside_if(folder, lambda path: not except_run or _is_of_another(path, except_run))
 
 
 def set_aside_untrusted(folder: Path, run: str, generation: int, step: int) -> Path | None:
-    """Move aside what the run saved after this step, up to this generation. Return the new folder, if there is one."""
+    """Move aside the checkpoints that the run wrote after this step, in this generation or earlier.
+
+    Return the new folder; None if there was nothing to move.
+    """
 
     def is_untrusted(path: Path) -> bool:
         try:
@@ -186,7 +192,7 @@ def _set_aside_if(folder: Path, is_old: Callable[[Path], bool]) -> Path | None:
 
 
 def _is_of_another(checkpoint: Path, run: str) -> bool:
-    """Return whether another run wrote the checkpoint. Return False if it is damaged; the loader warns about that."""
+    """Return whether another run wrote the checkpoint. For a damaged one, return False; the loader warns about it."""
     try:
         return not is_of(read_manifest(checkpoint).run, run)
     except ValueError:
@@ -217,7 +223,7 @@ class ReadLock:
     """A lock that prevents retention from removing the checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Take the lock; raise FileNotFoundError if the checkpoint is gone or being removed."""
+        """Take the lock; raise FileNotFoundError if the checkpoint was or is being removed."""
         path = checkpoint / MANIFEST
         self._fd: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -235,7 +241,7 @@ class ReadLock:
 
 @contextlib.contextmanager
 def lock_for_removal(checkpoint: Path) -> Iterator[bool]:
-    """Lock out new readers. Yield True if no process reads the checkpoint."""
+    """Prevent new readers from locking the checkpoint. Yield True if no process reads it."""
     fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS can only lock files that are open for writing
     try:
         yield _lock(fd, fcntl.LOCK_EX)
@@ -260,7 +266,7 @@ def _lock(fd: int, kind: int) -> bool:
 class Retention(NamedTuple):
     last: int
     every: int | None = None  # steps that are multiples of this are never removed
-    verified: int | None = None  # the newest step up to this one is not removed: the run may have to go back to it
+    verified: int | None = None  # the newest step up to this one is kept, because the run may have to return to it
 
 
 def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
@@ -277,7 +283,7 @@ def choose_removals(steps: Collection[int], newest: int, keep: Retention) -> lis
 def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
     """Return the folders of killed savers and of interrupted removals.
 
-    The caller holds the lock, so all folders of other runs are stale, and so are older folders of this run.
+    The caller holds the lock, so temporary folders of other runs and older ones of this run are stale.
     """
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     dead = [name for name, each in found.items() if each.run != ours.run or _age(each) < _age(ours)]
@@ -294,7 +300,7 @@ def find_namesakes(names: Collection[str], run: str, generation: int) -> list[st
 
 
 def remove_namesakes(folder: Path, run: str, generation: int) -> None:
-    """Remove folders of an earlier start with the same names, so that shares of two starts are never merged.
+    """Remove an earlier start's folders that have the same names, so that shares of two starts are never merged.
 
     Call it before the first save, with the lock held.
     """
@@ -340,28 +346,28 @@ def _age(temporary: TemporaryName) -> tuple[int, int]:
     return temporary.generation, temporary.step
 
 
-# Opening the folder of a run's checkpoints
+# Opening a run's checkpoint folder
 
 Warn = Callable[[str], None]
 
 
 class OpeningRun(NamedTuple):
-    """The run that opens a folder. A run without a name cannot know which checkpoints its earlier generations wrote."""
+    """The run that opens a folder. Without a name, it cannot recognise the checkpoints of its earlier generations."""
 
     run: str
     named: bool
-    generation: int  # generation, counted from 1
+    generation: int  # counted from 1
     number: int  # index of this Checkpointer in its process, from 0
     fresh: bool
 
     @property
     def is_first(self) -> bool:
-        """Whether this run cannot have written anything yet."""
+        """Return whether this is the run's first Checkpointer. If so, the folder has no checkpoints of this run yet."""
         return self.generation <= 1 and self.number == 0
 
 
 def open_folder(folder: Path, who: OpeningRun, warn: Warn) -> Path | None:
-    """Create and lock the folder. Return where a fresh start moved the old checkpoints; None if they were not moved."""
+    """Create and lock the folder. If a fresh start moved old checkpoints, return where they are now; otherwise None."""
     with report_disk_errors("cannot create", folder):
         os.makedirs(folder, exist_ok=True)
     lock_folder(folder, who.run, warn)
@@ -370,5 +376,5 @@ def open_folder(folder: Path, who: OpeningRun, warn: Warn) -> Path | None:
         return None
     if who.is_first:
         return set_aside(folder)
-    # An earlier generation may have died before this point. The run resumes from the checkpoints it wrote itself.
+    # An earlier generation may have saved checkpoints and died. The run resumes from these, so they stay.
     return set_aside(folder, except_run=who.run) if who.named or who.generation <= 1 else None

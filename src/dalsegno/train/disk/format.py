@@ -23,7 +23,7 @@ METADATA = ".metadata"
 LATEST = "latest"
 LOCK = ".dalsegno.lock"
 ASIDE = "before-"
-SHELL = "dalsegno.shell"  # key of our own entry among torch's entries
+SHELL = "dalsegno.shell"  # key of our own entry beside torch's entries
 
 _STEP = re.compile(r"step-(\d{12,})")
 _TEMPORARY = re.compile(r"\.step-(\d{12,})\.(.*)\.g(\d+)\.tmp")
@@ -43,12 +43,12 @@ class TemporaryName(NamedTuple):
 
 
 def checkpointer_name(run: str, number: int) -> str:
-    """Return the name that the n-th checkpointer of a process writes under."""
+    """Return the name under which the Checkpointer with this number, counted from 0, writes."""
     return f"{run}.{number}" if number else run
 
 
 def is_of(name: str, run: str) -> bool:
-    """Return whether the name belongs to one of the run's checkpointers."""
+    """Return whether the name belongs to one of the run's Checkpointers."""
     return name == run or re.fullmatch(re.escape(run) + r"\.\d+", name) is not None
 
 
@@ -84,7 +84,7 @@ def part_name(rank: int) -> str:
 
 
 def failed_name(rank: int) -> str:
-    """Return the name of the file that a rank leaves when it could not write its share."""
+    """Return the name of the file in which a rank reports that it could not write its share."""
     return f"failed-{rank}.txt"
 
 
@@ -92,7 +92,7 @@ def own_key(rank: int) -> str:
     return f"dalsegno.own.{rank}"
 
 
-# Manifest: the files of a checkpoint with sizes and checksums. It is written last; with it the checkpoint becomes valid
+# Manifest: the files of a checkpoint with sizes and checksums. It is written last, and it makes the checkpoint valid
 
 FORMAT = 1
 
@@ -199,8 +199,8 @@ class RankPart:
     mark: FileMark
     entries: Sequence[DataEntry]
     torch: str
-    paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # key -> path in the state; rank 0 only
-    prints: Mapping[str, int] = field(default_factory=dict)  # fingerprints of the tensors that every rank holds
+    paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # key -> path in the state; only from rank 0
+    prints: Mapping[str, int] = field(default_factory=dict)  # fingerprints of the tensors that every rank has in full
 
 
 def render_part(part: RankPart) -> bytes:

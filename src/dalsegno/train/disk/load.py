@@ -58,7 +58,7 @@ def load_plain(raw: bytes) -> Any:
 
 
 def is_ours(fd: int) -> bool:
-    """Return whether only this user and root can have written the open file, or the user chose to trust it."""
+    """Return whether only this user and root can have written the open file. Also return True if TRUST is set."""
     found = os.fstat(fd)
     others_may_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return os.environ.get(TRUST) == "1" or (found.st_uid in (os.getuid(), 0) and not others_may_write)
@@ -78,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load_storage(raw: bytes) -> Any:
-    """Load a storage safely. torch's function of this name would unpickle any object."""
+    """Load a storage safely. torch's function of the same name would unpickle any object."""
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
@@ -97,8 +97,8 @@ def _get_member(owner: Any, name: str) -> Any:
 class FoundCheckpoint:
     """An intact checkpoint, locked against removal until `close`.
 
-    `trust` says whether code in the checkpoint may run. With None, it may run only if no other user can have written
-    the checkpoint.
+    `trust` says whether code in the checkpoint may run. If `trust` is None, the code may run only if no other user can
+    have written the checkpoint.
     """
 
     def __init__(self, path: Path, manifest: CheckpointManifest, lock: ReadLock, trust: bool | None) -> None:
@@ -110,11 +110,11 @@ class FoundCheckpoint:
             self._metadata = self.unpickle(file.read())
 
     def _check_owner(self, file: IO[bytes]) -> None:
-        """Withdraw trust if other users may have written the file. One such file is enough."""
+        """Stop trusting the whole checkpoint if other users may have written this file, which is one of its files."""
         self._trusted = self._trusted and (self._trust is True or is_ours(file.fileno()))
 
     def unpickle(self, raw: bytes) -> Any:
-        """Load a pickle that is in this checkpoint."""
+        """Unpickle data from this checkpoint."""
         if self._trusted:
             return pickle.loads(raw)
         try:
@@ -144,7 +144,7 @@ class FoundCheckpoint:
         return shell
 
     def own(self, rank: int) -> bytes | None:
-        """Return the state that only this rank had; None if there was no such rank."""
+        """Return the state that belonged to this rank alone; None if the rank did not exist."""
         own: bytes | None = self.value(own_key(rank))
         return own
 
@@ -219,10 +219,10 @@ def all_damaged_error(folder: Path, damaged: Sequence[str]) -> CheckpointError:
 
 
 def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = None) -> FoundCheckpoint:
-    """Open this checkpoint. `every_byte=False` checks only the sizes, because other ranks check the bytes.
+    """Open this checkpoint. With `every_byte=False`, only sizes are checked, because other ranks check the bytes.
 
-    `trust` says whether code in the checkpoint may run. By default, it may run only if no other user can have written
-    it.
+    `trust` says whether code in the checkpoint may run. By default, the code may run only if no other user can have
+    written the checkpoint.
     """
     with report_disk_errors("cannot read", path):
         found, faults = _open_checked(path, every_byte, trust)
@@ -300,7 +300,10 @@ _DATA = "data/0"  # torch.save's name for the first storage of a file
 
 
 class MappedReader(FileSystemReader):  # type: ignore[misc]
-    """torch's reader with a faster path for large chunks. It reads files that we wrote, with contiguous chunks."""
+    """torch's reader with a faster path for large chunks.
+
+    It can read only checkpoints in our format, with contiguous chunks.
+    """
 
     def __init__(self, checkpoint: Path, metadata: Any) -> None:
         super().__init__(checkpoint)

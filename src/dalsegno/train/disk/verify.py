@@ -1,4 +1,7 @@
-"""Verify a checkpoint: its manifest, the sizes of its files, and optionally every byte. Does not import torch."""
+"""Verify a checkpoint: its manifest, the sizes of its files, and optionally every byte.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +39,19 @@ def check(path: Path, every_byte: bool = True) -> Checked:
 
 
 def byte_faults(path: Path, files: Mapping[str, FileMark]) -> list[str]:
-    """Read every byte of these files of a checkpoint and return the faults."""
+    """Read these files of a checkpoint in full and return the faults."""
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(lambda item: _byte_fault(path / item[0], item[1]), files.items())
         return [fault for fault in found if fault]
 
 
 def faults_of(path: Path, every_byte: bool = True) -> tuple[str, ...]:
-    """Return the faults, each with its file; none for an intact checkpoint."""
+    """Return the checkpoint's faults, each with its file; empty if it is intact."""
     return check(path, every_byte).faults
 
 
 def read_manifest(path: Path) -> CheckpointManifest:
-    """Read the manifest; raise ValueError with the fault if this folder has no valid one."""
+    """Read the manifest. If this folder has no valid manifest, raise ValueError with the reason."""
     try:
         text = (path / MANIFEST).read_bytes().decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Write a rank's share of a checkpoint: one data file, and a part that describes it to rank 0."""
+"""Write a rank's share of a checkpoint: one data file, and a part file that describes it for rank 0."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dalsegno.train.state import TensorPiece, TrainingState
 
 # Division of the work. Every rank computes the same result independently
 
-MIN_ENTRY_BYTES = 64 * 1024  # smaller entries cost more than the better balance saves
+MIN_ENTRY_BYTES = 64 * 1024  # splitting into smaller entries costs more time than the better balance saves
 
 
 class Shared(NamedTuple):
@@ -99,7 +99,10 @@ def _owner(byte: int, total: int, world: int) -> int:
 
 
 def write_entries(file: ChecksummedFile, state: TrainingState) -> list[DataEntry]:
-    """Write this rank's share of the tensors, its own state, and on rank 0 the entries that are not tensors."""
+    """Write this rank's slices of the tensors and its own state.
+
+    Rank 0 also writes the entries that are not tensors.
+    """
     with _without_torchs_checksums():
         return [
             *(_write_entry(file, key, value) for key, value in _values(state)),
@@ -136,7 +139,10 @@ def _write_chunk(file: ChecksummedFile, piece: TensorPiece, part: Slice) -> Data
 
 
 def _dense_slice(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
-    """Return the slice with its own storage, without a copy. For a view, torch.save would write the whole storage."""
+    """Return the slice with a storage of its own, without a copy.
+
+    Otherwise torch.save would write the whole storage.
+    """
     dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     if dense.dim():
         dense = dense.narrow(part.dim, part.start, part.stop - part.start)
@@ -154,7 +160,7 @@ def _write_entry(file: ChecksummedFile, key: str, value: Any, chunk: Any = None)
 
 @contextlib.contextmanager
 def _without_torchs_checksums() -> Iterator[None]:
-    """Turn off torch.save's CRC-32 (2.6 and later). No loader reads it, and our checksum covers the same bytes."""
+    """Turn off the CRC-32 of torch.save (2.6 and later). No loader reads it, and our checksum covers the same bytes."""
     choose = getattr(torch.serialization, "set_crc32_options", None)
     if choose is None:
         yield
@@ -167,7 +173,7 @@ def _without_torchs_checksums() -> Iterator[None]:
         choose(before)
 
 
-# Fingerprints of tensors, to detect where ranks differ
+# Fingerprints of tensors, which show where ranks differ
 
 SAMPLES = 1024  # number of elements that are read from each tensor
 _FACTOR = 0x9E3779B97F4A7C1  # odd and large, so that swapped neighbours change the sum
@@ -223,13 +229,14 @@ def find_paths(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep,
     return found
 
 
-# The share of one rank
+# A rank's share of a checkpoint
 
 
 def write_share(folder: Path, state: TrainingState, run: str, generation: int) -> None:
-    """Write this rank's share, from any process. Rank 0 then commits. A run must not use a generation twice.
+    """Write this rank's share. Rank 0 then commits. A run must not use a generation number twice.
 
-    A failure raises CheckpointError and leaves no data of this rank behind.
+    The calling process may be the worker or its saver. A failure raises CheckpointError and leaves no data of this rank
+    behind.
     """
     temporary = folder / TemporaryName(state.step, run, generation).name
     try:
@@ -268,7 +275,8 @@ def _remove_files(temporary: Path, rank: int) -> None:
 def _abandon(temporary: Path, rank: int, error: BaseException) -> None:
     """Clean up after a failure.
 
-    Rank 0 removes the folder, because only rank 0 could commit it. Any other rank leaves its error for rank 0.
+    Rank 0 removes the folder, because only rank 0 could commit it. Any other rank writes its error to a file for rank
+    0.
     """
     if rank == 0:
         remove_tree(temporary)

@@ -1,4 +1,7 @@
-"""The snapshots of a run in this node's shared memory. Does not import torch: the agent reads them at its start."""
+"""The snapshots of a run in this node's shared memory.
+
+This module does not import torch, because the agent uses it at its start.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class StoredSnapshot:
 
     @property
     def copy(self) -> bool:
-        """Whether a rank on another node wrote the snapshot."""
+        """Return whether a rank on another node wrote the snapshot."""
         return self.name.copy
 
     @property
@@ -50,7 +53,7 @@ class StoredSnapshot:
 
 
 def holdings(run: str, folder: Path | None = None) -> list[StoredSnapshot]:
-    """Return all committed snapshots, except visibly damaged ones and files of other users."""
+    """Return all committed snapshots of the run, except those that are visibly damaged or belong to other users."""
     folder = folder or find_folder()
     if folder is None:
         return []
@@ -70,12 +73,12 @@ def _held(name: SlotName, path: Path) -> StoredSnapshot | None:
     if record is None or record.end > size:
         return None
     if record.rank != name.rank and record.own != ABSENT:
-        return None  # another rank's file may hold the shared part, but not the own part
+        return None  # another rank's file can hold the shared part, but never this rank's own part
     return StoredSnapshot(name, record, sums is not None and sums.seq == record.seq)
 
 
 def listen() -> socket.socket:
-    """Open a keeper's port, on all addresses. The agent passes the socket from one keeper to the next."""
+    """Open the port of a keeper, on all addresses. The agent passes the socket from one keeper to the next."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
     return socket.create_server(("", 0), backlog=256)

@@ -1,8 +1,8 @@
-"""Decide what a keeper does next, from what it holds, what it sent and its orders. Pure.
+"""Decide what a keeper does next, from the snapshots that it holds and has sent, and from its orders. No I/O.
 
 A copy, like a rank's own snapshot, may be overwritten when a newer step is safe for all ranks. The third slot for
-copies is created only if the second holds a step that is not safe yet. Without a third slot, nodes that sent different
-steps first would wait for each other forever.
+copies is created only if the second holds a step that is not safe yet. Without a third slot, two nodes whose first
+copies are of different steps would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class CommittedSnapshot:
 
 @dataclass(frozen=True)
 class Fetch:
-    """An order to fetch the parts that a rank needs to resume from a step. A part without holders is already here."""
+    """An order to fetch the parts that a rank needs to resume from a step.
+
+    A part without holders is already on this node.
+    """
 
     number: int
     rank: int
@@ -77,7 +80,7 @@ Order = Union[KeepOrder, CommittedSnapshot, Fetch, Drop]
 def parse_order(message: Mapping[str, Any]) -> Order | None:
     """Parse an order.
 
-    Return None if it is unknown, for example from a newer agent. Raise if a known order is invalid.
+    Return None if its type is unknown, for example because the agent is newer. Raise if a known order is invalid.
     """
     if "keep" in message:
         return _keep(message["keep"])
@@ -115,10 +118,10 @@ def _address(value: Any) -> KeeperAddress:
     return KeeperAddress(str(host), int(port), str(node))
 
 
-# Decisions about snapshots: which to send, to keep and to remove
+# Decisions about which snapshots to send, keep and remove
 
-COPIES = 3  # slots per rank for the snapshots that another node sends, if this node is its buddy
-OWN, SHARED = 3, 4  # slots per rank for the own and the shared part that this node fetches from others
+COPIES = 3  # slots per rank for the snapshots that the node's buddy receives
+OWN, SHARED = 3, 4  # numbers of the slots for the two parts that a rank on this node fetches in order to resume
 
 Sent = tuple[int, int]  # a rank and the `seq` of its snapshot
 
@@ -138,7 +141,7 @@ def choose_to_send(
 ) -> StoredSnapshot | None:
     """Return the next snapshot to send: the newest snapshot of the rank whose last sent step is the oldest.
 
-    With `skipped`, also consider snapshots that are older than the last one sent.
+    If no snapshot is newer than the last one sent, return an older one with `skipped`, otherwise None.
     """
     mine = [one for one in held if not one.copy and one.summed and _counts(one, keep, safe)]
     waiting = [one for one in mine if key_of(one) not in sent]
@@ -157,7 +160,10 @@ def key_of(one: StoredSnapshot) -> Sent:
 def choose_slot(
     copies: Sequence[SnapshotRecord | None], made: Sequence[bool], keep: KeepOrder, safe: SafeSteps | None
 ) -> int | None:
-    """Return the slot for the next copy of a rank; None while all are needed. Existing files are used first."""
+    """Return the slot for the next copy of a rank; None while all slots are needed.
+
+    Slots with a file are used first.
+    """
     free = free_slots(copies, keep.generation, _resumed(copies, keep), safe)
     return min(free, key=lambda number: (not made[number], free.index(number)), default=None)
 
@@ -168,7 +174,7 @@ def find_own(held: Iterable[StoredSnapshot], rank: int, generation: int, step: i
 
 
 def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> StoredSnapshot | None:
-    """Find the shared part, which is the same on every rank."""
+    """Return a snapshot with the shared part of this step, which is the same on every rank; None if there is none."""
     fit = [one for one in held if one.shared and one.place == (generation, step)]
     return min(fit, key=lambda one: one.copy, default=None)
 
@@ -190,8 +196,10 @@ def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> lis
 
 
 def _counts(one: StoredSnapshot, keep: KeepOrder, safe: SafeSteps | None) -> bool:
-    """Return whether the run may still resume from this snapshot: its step is neither abandoned nor older than the safe
-    step."""
+    """Return whether the run may still resume from this snapshot.
+
+    It does not resume from an abandoned step, or from a step that is older than the safe step.
+    """
     if safe is not None and not safe.needs(one.place):
         return False
     return one.record.generation == keep.generation or keep.resumed in (UNKNOWN_STEP, one.record.step)

@@ -25,7 +25,7 @@ from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatc
 
 
 def give(channel: Channel, message: Message, state: KeeperState) -> None:
-    """Send a part of a snapshot to a keeper that requests it: its header, then its bytes."""
+    """Send a part of a snapshot to the keeper that requested it: its header, then its bytes."""
     rank, generation, step, part = message["fetch"]
     shared = part == "shared"
     held = state.held()
@@ -50,8 +50,7 @@ def _give(channel: Channel, message: Message, state: KeeperState, one: StoredSna
         return True
 
 
-# Copies from other nodes. A new copy is written to another slot than the newest complete one, and counts once it is
-# complete
+# Copies from other nodes. A copy never overwrites the newest complete copy, and is used only when it is complete
 
 MAX_RANKS = 1 << 20
 
@@ -68,7 +67,7 @@ class SnapshotReceiver:
         self._lock = threading.Lock()
 
     def take(self, channel: Channel, message: Message) -> None:
-        """Answer an offer and receive the copy."""
+        """Answer the offer of a copy, and receive the copy unless it is refused."""
         header = bytes.fromhex(message["header"])
         record = parse_record(header)
         if record is None or record.shared != ABSENT or not record.rank < record.world <= MAX_RANKS:
@@ -135,7 +134,7 @@ def check_copy_fits(
 
 
 _MAX_CALLS = 256
-LIMITS = ServerLimits(strangers=32, stranger_s=PROOF_S, stranger_bytes=1 << 10)
+LIMITS = ServerLimits(unauthenticated=32, unauthenticated_s=PROOF_S, unauthenticated_bytes=1 << 10)
 
 
 class KeeperServer:

@@ -59,7 +59,7 @@ def serve(agent: str, listener: socket.socket, folder: Path | None = None, nice:
 
 def _set_up_process(nice: int) -> None:
     os.nice(nice)
-    torch.set_num_threads(1)  # torch's own threads do not exist in this fork
+    torch.set_num_threads(1)  # torch must not use its thread pool, whose threads do not exist in this fork
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         # These signals are meant for the workers, but sent to the whole process group.
         signal.signal(number, signal.SIG_IGN)
@@ -117,4 +117,4 @@ class SnapshotKeeper:
             with self._send_lock:
                 send(self._agent, message)
         except OSError:
-            os._exit(0)  # the agent is gone
+            os._exit(0)  # the agent has ended, and the keeper ends with it

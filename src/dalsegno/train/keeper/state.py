@@ -1,4 +1,4 @@
-"""The shared state of a keeper's threads: its orders, what was sent, and reports to the agent."""
+"""The state that a keeper's threads share: its orders, the snapshots it has sent, and reports to the agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Report = Callable[[Message], None]
 
 
 class KeeperState:
-    """The state of a keeper. The snapshots are listed from the folder each time, because it outlives the keeper."""
+    """The state of a keeper. Snapshots are listed from the folder each time, because the files outlive the keeper."""
 
     def __init__(self, folder: Path, report: Report) -> None:
         self.folder, self.report = folder, report
@@ -34,13 +34,16 @@ class KeeperState:
             self.refresh()
 
     def wait_for_orders(self, timeout_s: float) -> KeepOrder | None:
-        """Return the orders. Wait until the agent has sent some, because other keepers may call earlier."""
+        """Wait for an order to keep snapshots and return it; None after a timeout.
+
+        The agent may send its first order after other keepers have connected.
+        """
         with self.changed:
             self.changed.wait_for(lambda: self.keep is not None, timeout_s)
             return self.keep
 
     def refresh(self) -> None:
-        """After a change, remove unneeded snapshots, wake waiting threads, and report the snapshots to the agent."""
+        """Remove unneeded snapshots, wake waiting threads, and report the rest to the agent. Call it after a change."""
         with self.changed:
             self.remove(one.name for one in find_unneeded(self.held(), self.safe()))
             self.changed.notify_all()
@@ -50,7 +53,7 @@ class KeeperState:
                 self._reported = kept
 
     def report_trouble(self, why: str) -> None:
-        """Report a failure to the agent, unless it is the same as the last one."""
+        """Report a failure to the agent, unless it repeats the previous report."""
         with self.changed:
             if why != self._trouble:
                 self.report({"trouble": why})
@@ -60,7 +63,7 @@ class KeeperState:
         return holdings(self.keep.run, self.folder) if self.keep else []
 
     def sent(self) -> set[Sent]:
-        """Return the snapshots that the current buddy has."""
+        """Return the snapshots that the current buddy has received."""
         buddy = self.keep.buddy if self.keep else None
         return {key for key, address in self._sent.items() if address == buddy}
 
@@ -105,7 +108,7 @@ _MIN_CHUNK = 64 << 10
 
 
 class ByteRate:
-    """A token bucket with one token per byte. It holds the tokens of a quarter of a second."""
+    """A token bucket with one token per byte. It holds at most the tokens of a quarter of a second."""
 
     def __init__(
         self,
@@ -122,7 +125,7 @@ class ByteRate:
         return max(_MIN_CHUNK, min(CHUNK, int(self.rate / 8)))
 
     def take(self, count: int) -> None:
-        """Wait until this many bytes may be sent, which may be more than the bucket holds."""
+        """Wait until this many bytes may be sent. The number may exceed the bucket's size."""
         now = self._clock()
         self._tokens = min(self.rate / 4, self._tokens + (now - self._at) * self.rate) - count
         self._at = now
@@ -131,5 +134,5 @@ class ByteRate:
 
 
 def unlimited() -> ByteRate:
-    """Return a rate without a limit, for fetches, during which no training runs."""
+    """Return a rate without a limit. Fetches use it, because no training runs during them."""
     return ByteRate(float(1 << 60))

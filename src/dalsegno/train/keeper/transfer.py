@@ -110,7 +110,7 @@ class IncomingPart:
 # Fetches from other nodes
 
 _ROUNDS = 2  # attempts per holder, because a holder whose connection broke may return
-_SLOW_S = 40.0  # how long a silent holder is retried, because its keeper starts only after torch is imported
+_SLOW_S = 40.0  # time to retry a slow holder: its keeper starts only after torch is imported
 
 
 class SnapshotFetcher:
@@ -172,7 +172,7 @@ class SnapshotFetcher:
 
 
 class HolderOrder:
-    """The order in which holders are asked, and how often."""
+    """The holders from which a part is still to be requested, in order, and the number of tries for each."""
 
     def __init__(self, holders: Sequence[KeeperAddress], began: float) -> None:
         self.waiting, self._began = list(holders), began
@@ -244,9 +244,9 @@ class SnapshotSender:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
 
     def turn_to(self, buddy: KeeperAddress | None) -> None:
-        """Disconnect from the current buddy unless it is `buddy`, because it may be dead.
+        """Disconnect from the current buddy unless it is `buddy`, because a send to a dead buddy would block.
 
-        Called from another thread.
+        The caller is another thread than that of `send_loop`.
         """
         channel = self._channel
         if channel is not None and self._buddy != buddy:

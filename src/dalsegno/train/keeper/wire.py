@@ -1,12 +1,12 @@
 """The protocol between two keepers: both prove that they know the run's secret, then send messages and bulk data.
 
 The proofs cover the name of the node that the caller wants to reach. All keepers of a run share its secret. Without the
-name, an attacker who redirects packets could make a node store the copies of its own snapshots.
+name, an attacker who redirects packets could connect a node to itself, and the node would store its own copies.
 
-Messages are sealed: encrypted and authenticated (`wire/handshake.py`). Bulk data, the bytes of a snapshot, is not
-encrypted: it may be many gigabytes, and the standard library has no fast cipher. It is authenticated: each piece has a
-tag made with the connection's key, and pieces with a wrong tag are discarded. An attacker on the network can read a
-snapshot but not change it.
+Messages are sealed: encrypted and authenticated (`wire/handshake.py`). Bulk data (the bytes of a snapshot) is not
+encrypted, because it may be many gigabytes and the standard library has no fast cipher. It is authenticated: each piece
+has a tag made with the connection's key, and pieces with a wrong tag are discarded. An attacker on the network can read
+a snapshot but not change it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Channel:
             beating.join()
 
     def send_part(self, path: Path, part: Extent, start: int, pace: ByteRate) -> None:
-        """Send the part's bytes from `start` on, straight from the file, with a tag after each piece."""
+        """Send the part's bytes, beginning at `start`, directly from the file, with a tag after each piece."""
         fd = open_own(path)
         if fd is None:
             raise ConnectionError(f"{path.name} is gone")
@@ -126,7 +126,7 @@ class Channel:
         self.sock.sendall(tag.result())
 
     def fill(self, buffer: memoryview, start: int) -> int:
-        """Fill the buffer from the connection and return how many bytes arrived with a valid tag.
+        """Fill the buffer from the offset `start`, and return the offset up to which its bytes arrived with valid tags.
 
         If that is less than the full length, the connection is unusable. `forged` is then set if a tag did not match.
         """

@@ -1,4 +1,4 @@
-"""Copy from a GPU into a slot while training continues, with pinned memory and a separate stream."""
+"""Copy tensors from a GPU into a slot while training continues, with pinned memory and a separate stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the proces
 
 
 class PendingCopies:
-    """Running copies. Commit only when `done` returns True, or after `wait`."""
+    """Copies in progress. Commit the snapshot only when `done` returns True, or after `wait`."""
 
     def __init__(self, copied: torch.cuda.Event, sources: Sequence[torch.Tensor], staged: Sequence[Pair]) -> None:
         self._copied = copied
@@ -53,7 +53,7 @@ class PendingCopies:
         self._host_s += seconds
 
     def stall_s(self) -> float:
-        """Return how long the copies have stalled this process and, so far, the training stream."""
+        """Return how long the copies have stalled this process and the training stream so far."""
         waits = self._stream_waits
         on_device = (float(before.elapsed_time(after)) / 1000 for before, after in waits if after.query())
         return self._host_s + sum(on_device)
@@ -67,7 +67,7 @@ class PendingCopies:
 
 
 class Copier:
-    """Copies one device's tensors. Each slot is pinned once. If pinning fails, copies use one pinned buffer."""
+    """Copies the tensors of one device. Each slot is pinned once. If pinning fails, copies use one pinned buffer."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
@@ -96,7 +96,7 @@ class Copier:
         return True
 
     def start(self, draft: SnapshotDraft, steady: Container[int] | None = None) -> PendingCopies:
-        """Start to copy a snapshot's tensors into its slot. Commit the draft when the copies are complete.
+        """Start copying a snapshot's tensors into its slot. Commit the draft when the copies are complete.
 
         `steady` contains the addresses of tensors that do not change before `before_change`; None means all tensors.
         The other tensors are copied first, and the training stream waits for their copies.
@@ -109,10 +109,13 @@ class Copier:
         return self.copy([pair for pair in pairs if pair[1].data_ptr() in steady], first)
 
     def copy(self, pairs: Iterable[Pair], first: Sequence[Pair] = ()) -> PendingCopies:
-        """Start to copy what the training stream has computed so far. Tensors in host memory are copied at once."""
+        """Start copying the values that the training stream has computed so far.
+
+        Tensors in host memory are copied at once.
+        """
         started = time.perf_counter()
         if self._last is not None:
-            self._last.wait()  # two copies at a time would share one staging buffer
+            self._last.wait()  # two concurrent copies would share one staging buffer
         pairs = [(target, source) for target, source in (*first, *pairs) if source.numel()]
         waited_for = {id(source) for _, source in first}
         on_device = [(target, source) for target, source in pairs if source.device == self.device]
@@ -132,7 +135,7 @@ class Copier:
         return self._last
 
     def before_change(self) -> None:
-        """Call this before parameters change again, for example in a step pre-hook of the optimizer."""
+        """Make the training stream wait for the copies. Call this before parameters change, as in a step pre-hook."""
         if self._last is not None and not self._last.done():
             self._last.before_change()
 

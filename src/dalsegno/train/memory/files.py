@@ -1,4 +1,4 @@
-"""The files of a run in its user's folder in shared memory: names, access and removal.
+"""The files of a run in the user's shared-memory folder: names, access and removal.
 
     <run>.<rank>.<slot>        a snapshot of that rank
     <run>.<rank>.copy<slot>    a copy for a rank of another node
@@ -65,7 +65,7 @@ def list_user_folders(shm: Path = SHM) -> list[tuple[int, Path]]:
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int | None:
-    """Open a regular file of this user in a folder of this user; None if there is none or it is not ours."""
+    """Open a regular file of this user in a folder of this user; None if there is no such file."""
     with contextlib.suppress(OSError), _private(path.parent) as folder:
         fd = os.open(path.name, flags | _OPEN, dir_fd=folder)
         if _is_own_file(os.fstat(fd)):
@@ -75,7 +75,10 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int | None:
 
 
 def create_own(path: Path) -> int:
-    """Create the file and replace any file of that name. Create its folder again if another run has removed it."""
+    """Create the file, and replace an existing file of that name.
+
+    Create the folder again if another run has removed it.
+    """
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path.parent, 0o700)
@@ -105,7 +108,9 @@ def list_folder(path: Path, uid: int) -> dict[str, float]:
 
 
 def remove_from(path: Path, names: list[str], uid: int) -> int:
-    """Remove these files from the user's folder and return their number. Safe for root: no link is followed."""
+    """Remove these files from the user's folder and return their number. Root can call this, because no link is
+    followed.
+    """
     gone = 0
     with contextlib.suppress(OSError), _opened(path) as folder:
         if os.fstat(folder).st_uid == uid:
@@ -117,7 +122,7 @@ def remove_from(path: Path, names: list[str], uid: int) -> int:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of ours if nothing is left in it."""
+    """Remove a folder of this user if it is empty."""
     if _FOLDER.fullmatch(path.name):
         with contextlib.suppress(OSError):
             os.rmdir(path)
@@ -180,7 +185,7 @@ _FLIP = re.compile(r"(.+)\.([0-9]+)\.flip", re.ASCII)
 
 @dataclass(frozen=True, order=True)
 class SlotName:
-    """The name of a slot: its run, its rank, and whether it is a copy for a rank of another node."""
+    """The name of a slot: its run, its rank, and whether it holds a copy for a rank on another node."""
 
     run: str
     rank: int
@@ -224,7 +229,7 @@ def alive_name(run: str, rank: int) -> str:
 
 
 def parse_alive(name: str) -> tuple[str, int] | None:
-    """Parse the name of an alive file into run and rank; None for any other file."""
+    """Return the run and rank in the name of an alive file; None for any other file."""
     found = _ALIVE.fullmatch(name)
     return (found[1], int(found[2])) if found and _RUN.fullmatch(found[1]) else None
 
@@ -233,11 +238,6 @@ def list_slots(run: str, folder: Path | None = None) -> list[SlotName]:
     """Return every slot of the run in this user's folder, including copies and empty slots."""
     found = (parse_slot(name) for name in _files_of(folder, os.getuid()))
     return sorted(slot for slot in found if slot and slot.run == run)
-
-
-def list_run_files(run: str, folder: Path | None = None, uid: int | None = None) -> list[str]:
-    """Return the names of all files of the run in the user's folder."""
-    return sorted(name for name in _files_of(folder, os.getuid() if uid is None else uid) if run_of(name) == run)
 
 
 def sweep(run: str, folder: Path | None = None, uid: int | None = None) -> int:
@@ -250,7 +250,7 @@ def sweep(run: str, folder: Path | None = None, uid: int | None = None) -> int:
 def sweep_all(runs: Collection[str], folder: Path, uid: int) -> int:
     """Remove the files of many runs in one pass and return their number."""
     gone = remove_from(folder, [name for name in _files_of(folder, uid) if run_of(name) in runs], uid)
-    remove_folder(folder)  # also if nothing was removed, because a new file may have prevented an earlier removal
+    remove_folder(folder)  # always try, because a new file may have prevented an earlier removal
     return gone
 
 
@@ -266,12 +266,12 @@ def sweep_rank(run: str, rank: int, folder: Path | None = None) -> int:
 
 
 def find_forgotten_runs(before: float, folder: Path | None = None) -> list[str]:
-    """Return this user's runs without a file written since that time (seconds since 1970)."""
+    """Return this user's runs that have written no file since the time `before` (seconds since 1970)."""
     return sorted(run for run, at in last_written(folder, os.getuid()).items() if at < before)
 
 
 def last_written(folder: Path | None, uid: int) -> dict[str, float]:
-    """Return when a file of each run in the user's folder was last written (seconds since 1970)."""
+    """Return, for each run in the user's folder, when one of its files was last written (seconds since 1970)."""
     newest: dict[str, float] = {}
     for name, at in _files_of(folder, uid).items():
         run = run_of(name)
@@ -291,13 +291,13 @@ def _files_of(folder: Path | None, uid: int) -> dict[str, float]:
     return list_folder(folder, uid) if folder else {}
 
 
-# Snapshots that killed training without an agent has left. Nothing will ever read them, so the next start removes them
+# Snapshots of killed training processes without an agent. Nothing reads them again, so the next start removes them
 
 
 def hold(run: str, rank: int, folder: Path | None = None) -> int:
     """Return the descriptor of a locked file.
 
-    While this process or a child has it open, the rank's snapshots are not removed.
+    While this process or a child has the file open, the rank's snapshots are not removed.
     """
     path = (folder or own_folder()) / alive_name(run, rank)
     while True:
@@ -327,7 +327,7 @@ def is_current(fd: int, run: str, rank: int, folder: Path | None = None) -> bool
 
 
 def sweep_abandoned(folder: Path | None = None) -> list[tuple[str, int]]:
-    """Remove the snapshots of this user's dead training processes that had no launcher. Return their runs and ranks."""
+    """Remove the snapshots of this user's dead training processes that had no launcher. Return the runs and ranks."""
     folder = folder or find_folder()
     gone = []
     for name in list_folder(folder, os.getuid()) if folder else ():
@@ -338,7 +338,11 @@ def sweep_abandoned(folder: Path | None = None) -> list[tuple[str, int]]:
 
 
 def _sweep_if_dead(path: Path, run: str, rank: int) -> bool:
-    """Remove the rank's files under the lock. A process that starts under the same name creates a new file."""
+    """Remove the rank's files if its process has ended, and return whether they were removed.
+
+    The alive file at `path` is locked during the removal. A process that starts under the same name creates a new alive
+    file.
+    """
     fd = open_own(path, os.O_RDWR)
     if fd is None:
         return False

@@ -1,4 +1,4 @@
-"""The layout of a state in a slot. Pure: converts a state into byte ranges and back.
+"""The layout of a state in a slot. The module converts a state into byte ranges and back, without I/O.
 
 A snapshot has two contiguous parts: the shared part, which every rank has, and the own part, which only this rank has.
 A buddy gets only the own part. Any rank's shared part and a lost rank's own part together restore the lost rank.
@@ -29,7 +29,7 @@ def aligned(size: int, to: int = ALIGN) -> int:
 
 @dataclass(frozen=True)
 class PlacedPiece:
-    """The description of a piece, and the position of its bytes, counted from the end of the part's head."""
+    """The description of one piece of a tensor, and the position of its bytes after the head of the part."""
 
     order: int  # index of the piece among all pieces of the state
     key: str
@@ -52,7 +52,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a part, from its head."""
+    """The pieces and blobs of a part, as its head lists them."""
 
     blobs: tuple[Blob, ...]
     pieces: tuple[PlacedPiece, ...]
@@ -60,7 +60,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class LaidOutPart:
-    """The layout of one part: its head, its blobs with their bytes, its pieces."""
+    """The layout of one part: its head, its blobs with their contents, and its pieces."""
 
     head: bytes
     blobs: tuple[tuple[Blob, bytes], ...]
@@ -94,7 +94,7 @@ def lay_out(state: TrainingState) -> SlotLayout:
 
 
 def parse_head(head: bytes) -> Contents:
-    """Parse the head of a part."""
+    """Return the contents that the head of a part lists."""
     contents = json.loads(head)
     pieces = tuple(_placed(*fields) for fields in contents["pieces"])
     return Contents(tuple(Blob(*blob) for blob in contents["blobs"]), pieces)
@@ -120,7 +120,7 @@ class _Places:
 
 @lru_cache(maxsize=8)
 def _place(pieces: tuple[tuple[Any, ...], ...]) -> _Places:
-    """Place the pieces. The result is cached, because training waits and the layout rarely changes between steps."""
+    """Compute the position of each piece. The result is cached, because training waits for it and it rarely changes."""
     at, placed = 0, []
     for *fields, dtype, length in pieces:
         placed.append(_placed(*fields, str(dtype).replace("torch.", ""), at, length))

@@ -44,7 +44,7 @@ ABSENT = Extent(0, 0, 0, 0)
 class SnapshotRecord:
     """A committed snapshot: its rank, its step, and the positions of its two parts."""
 
-    seq: int  # differs between any two snapshots of a slot
+    seq: int  # unique among the snapshots of a slot
     step: int
     generation: int
     rank: int
@@ -101,12 +101,12 @@ def sums_are_damaged(header: bytes) -> bool:
 
 
 def record_of_own_part(record: SnapshotRecord) -> SnapshotRecord:
-    """Return the record of a copy that holds only the own part, at the start of its file."""
+    """Return the record of a copy with only the rank's own part. The part directly follows the header."""
     return replace(record, shared=ABSENT, own=replace(record.own, at=HEADER))
 
 
 def record_of_shared_part(record: SnapshotRecord) -> SnapshotRecord:
-    """Return the record of a copy that holds only the shared part, at the start of its file."""
+    """Return the record of a copy with only the shared part. The part directly follows the header."""
     return replace(record, shared=replace(record.shared, at=HEADER), own=ABSENT)
 
 
@@ -130,10 +130,10 @@ def _unsealed(raw: bytes, magic: bytes) -> bytes | None:
 def free_slots(
     slots: Sequence[SnapshotRecord | None], generation: int, resumed: int | None = None, safe: SafeSteps | None = None
 ) -> list[int]:
-    """Return the slots that may be overwritten, the best first.
+    """Return the slots that may be overwritten, best first.
 
-    `safe` is the value from the coordinator; None without replication. `resumed` is the step from which this generation
-    resumed, if any. It is used only without `safe`.
+    `safe` comes from the coordinator; it is None without replication. `resumed` is the step from which this generation
+    resumed, if any; it is used only without `safe`.
     """
     empty = [number for number, record in enumerate(slots) if record is None]
     full = [(record.place, number) for number, record in enumerate(slots) if record is not None]

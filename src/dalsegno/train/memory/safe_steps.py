@@ -1,6 +1,6 @@
 """The safe step, which decides which snapshots a run still needs.
 
-The coordinator sets it, the agent writes the file.
+The coordinator determines the safe step, and the agent writes it to a file.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SafeSteps:
     """
 
     generation: int
-    place: Place = NOWHERE  # the newest place that survives the loss of any node; it may be in an earlier generation
-    resumed: Place = NOWHERE  # the place from which this generation resumed
+    place: Place = NOWHERE  # the newest position that survives the loss of any node; it may be in an earlier generation
+    resumed: Place = NOWHERE  # the position from which this generation resumed
     floor: int = 0  # earlier steps of this generation are abandoned, because some ranks or all buddies lack them
 
     def needs(self, place: Place) -> bool:
-        """Return whether the run may have to resume from this place."""
+        """Return whether the run may have to resume from this position."""
         if place == self.place or place[0] > self.generation:
             return True
         if place[0] == self.generation:
@@ -76,7 +76,7 @@ def write_safe(path: Path, safe: SafeSteps) -> None:
 
 
 def read_safe(path: Path) -> SafeSteps | None:
-    """Read the safe step; None without replication, where every committed step counts as safe.
+    """Read the safe step. Return None if there is no file: without replication, every committed step is safe.
 
     If the file is damaged, nothing is safe.
     """

@@ -35,7 +35,7 @@ from dalsegno.train.state import TrainingState
 # Creation of slot files
 
 _PAGE = 4096
-_AT_ONCE = 64 << 20  # bytes allocated per call; after a signal, the kernel repeats the whole call
+_AT_ONCE = 64 << 20  # bytes allocated per call; limited, because the kernel repeats a call in full after a signal
 
 
 def create(path: Path, size: int) -> int:
@@ -58,7 +58,7 @@ def create(path: Path, size: int) -> int:
 
 
 def open_existing(path: Path) -> int | None:
-    """Open an existing file of ours; None if there is none."""
+    """Open an existing file of this user; None if there is none."""
     return open_own(path, os.O_RDWR)
 
 
@@ -92,9 +92,9 @@ def capacity_for(total: int) -> int:
 
 
 class Slot:
-    """One snapshot of one rank, open for writing. It holds a complete step or nothing.
+    """The file for one snapshot of one rank, open for writing. It holds a complete step or nothing.
 
-    Opening it takes over the file of an earlier process.
+    A slot takes over the file that an earlier process has left.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,7 +114,10 @@ class Slot:
         return total <= self.capacity <= 2 * capacity_for(total)
 
     def make_fit(self, total: int) -> None:
-        """Prepare the slot for a snapshot of that size. A file that does not fit is replaced; its contents are lost."""
+        """Prepare the slot for a snapshot of that size.
+
+        A file that does not fit is replaced, and its contents are lost.
+        """
         if not self.fits(total):
             self.close()
             self._fd = create(self.path, capacity_for(total))
@@ -141,7 +144,10 @@ class Slot:
         return None if self._fd is None else parse_record(os.pread(self._fd, HEADER, 0))
 
     def begin(self) -> bool:
-        """Clear the slot, which stays empty until `commit`. Return False and change nothing while a reader holds it."""
+        """Clear the slot, which stays empty until `commit`.
+
+        If a reader holds the slot, change nothing and return False.
+        """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -224,13 +230,16 @@ def copy_now(pairs: Iterable[Pair]) -> None:
 
 def make_record(state: TrainingState, layout: SlotLayout, generation: int) -> SnapshotRecord:
     shared, own = _extent(layout.shared, HEADER), _extent(layout.own, layout.own_at)
-    # The monotonic clock goes back only at a reboot, which clears the memory, so every `seq` is unique.
+    # `seq` is unique, because the monotonic clock goes back only at a reboot, which also clears the shared memory.
     ids = (state.step, generation, state.rank, state.world)
     return SnapshotRecord(time.monotonic_ns(), *ids, shared, own, is_sharded(state, layout))
 
 
 def is_sharded(state: TrainingState, layout: SlotLayout) -> bool:
-    """Return whether the rank has a shard of the model. Statistics of its own batches do not count."""
+    """Return whether the rank has a shard of the model.
+
+    Statistics of the rank's batches, such as batch norm's, do not count.
+    """
     return any(piece.shape != piece.size or state.world == 1 for piece in layout.own.pieces)
 
 
@@ -260,7 +269,7 @@ def compute_needed_bytes(state: TrainingState, slots: int = SLOTS) -> int:
 class Slots:
     """The slots of one rank in one generation. `skipped` counts the snapshots for which no slot was free.
 
-    `ranks` is the number of ranks on this machine, each of which allocates the same amount.
+    `ranks` is the number of ranks on this machine, each of which allocates the same amount of shared memory.
     """
 
     def __init__(
@@ -286,7 +295,7 @@ class Slots:
         self._prepare(lay_out(state))
 
     def begin(self, state: TrainingState, spare: Collection[str] = ()) -> SnapshotDraft | None:
-        """Open a slot for this state and return the draft. Paths in `spare` are not used.
+        """Open a slot for this state and return the draft. `spare` contains the paths of slots that must not be used.
 
         If no slot may be overwritten yet, count the snapshot as skipped and return None.
         """
@@ -316,7 +325,7 @@ class Slots:
             slot.close()
 
     def _prepare(self, layout: SlotLayout) -> None:
-        """Map every slot, and resize empty ones. A slot that contains a step is resized when it is reused."""
+        """Map every slot, and resize the empty ones. A slot that contains a step is resized when it is reused."""
         unfit = [slot for slot in self.slots if not slot.fits(layout.total)]
         if unfit:
             more = sum(capacity_for(layout.total) - slot.capacity for slot in unfit)
@@ -330,5 +339,5 @@ class Slots:
                     slot.make_fit(layout.total)
         except NotEnoughMemory:
             for slot in empty:
-                slot.discard()  # without the memory for all slots, the new ones are useless
+                slot.discard()  # the new slots are useless unless there is memory for all of them
             raise

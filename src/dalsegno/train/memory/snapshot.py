@@ -1,6 +1,6 @@
 """Read snapshots from slots without copying: tensors are views of the mapping.
 
-A file that another user owns or may write is ignored, because its contents are unpickled.
+A file that another user owns or can write to is ignored, because its contents are unpickled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Snapshot:
     mapping: mmap.mmap  # the whole file
 
     def part(self, extent: Extent) -> memoryview:
-        """Return the bytes of a part, which are sent and checksummed."""
+        """Return the bytes of a part, for sending and for checksums."""
         return memoryview(self.mapping)[extent.at : extent.end]
 
     def still_there(self) -> bool:
@@ -73,7 +73,10 @@ def open_snapshot(path: Path) -> Snapshot | None:
 
 @contextlib.contextmanager
 def hold_snapshot(path: Path) -> Iterator[Snapshot | None]:
-    """Open the snapshot and lock it, so that writers skip the slot. The lock ends with this process."""
+    """Open the snapshot and lock it, so that writers skip the slot.
+
+    The lock ends with the `with` block, or with this process.
+    """
     fd = open_own(path)
     if fd is None:
         yield None
@@ -102,8 +105,7 @@ def read_record(path: Path) -> SnapshotRecord | None:
 
 
 def state_of(shared: Snapshot, own: Snapshot | None = None) -> TrainingState:
-    """Return the state of a rank, with its own part from `own` (default: `shared`) and the shared part from
-    `shared`."""
+    """Return the state of a rank. The shared part comes from `shared`, the own part from `own` (default: `shared`)."""
     own = own or shared
     _check_same_state(shared.record, own.record)
     blobs, pieces = _unpack(shared, shared.record.shared)
@@ -215,7 +217,7 @@ def compute_sums(snapshot: Snapshot, threads: int = 2) -> SnapshotSums:
 
 
 def compute_sum(part: memoryview, threads: int = 2) -> int:
-    """Return the checksum of the chunks' checksums, which are computed in parallel."""
+    """Compute the checksums of the part's chunks in parallel, and return the checksum of these checksums."""
     chunks = [part[at : at + _CHUNK] for at in range(0, len(part), _CHUNK)]
     if len(chunks) < 2 or threads < 2:
         return _combine(map(zlib.crc32, chunks))
@@ -231,8 +233,10 @@ def _combine(sums: Iterable[int]) -> int:
 
 
 def pack_part(snapshot: Snapshot, sums: SnapshotSums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
-    """Return the header with the checksum, and the bytes to send: this rank's own part of the state or, if `shared`,
-    the part that is the same on all ranks."""
+    """Return the header with the checksum, and the bytes to send.
+
+    These are the rank's own part or, if `shared` is set, the part that is the same on all ranks.
+    """
     record, whole = _of_part(snapshot.record, shared), snapshot.record
     part = snapshot.part(whole.shared if shared else whole.own)
     known = None if sums is None else sums.shared if shared else sums.own

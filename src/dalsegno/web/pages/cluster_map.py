@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from dalsegno.health.result import Verdict
-from dalsegno.overview.verdict import VerdictLevel, describe
+from dalsegno.overview.verdict import ClusterVerdict, VerdictCode, VerdictLevel, describe
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.web.assessment import CONTROLLER, SLURM
 from dalsegno.web.charts import shares_bar
 from dalsegno.web.html import Markup, esc, gib, join, link, moment, plural, tag
 from dalsegno.web.pages.labels import state_chip
-from dalsegno.web.snapshot import ClusterPicture, GpuView, NodeTone, NodeView, order_of
+from dalsegno.web.snapshot import ClusterPicture, GpuView, NodeTone, NodeView, SourceTrouble, order_of
 from dalsegno.web.view import Page, PageContext, PagePart, bare, section
 
 COMPACT = 48  # clusters with more nodes show each node as a small tile
 HOT_C, WARM_C = 85.0, 76.0
+_SILENCES = {SLURM: VerdictCode.SLURM_SILENT, CONTROLLER: VerdictCode.CONTROLLER_SILENT}
 _OUT = (NodeTone.DOWN, NodeTone.DRAINED, NodeTone.REPAIRING, NodeTone.VALIDATING)
 
 
@@ -32,7 +34,8 @@ def cluster_page(context: PageContext) -> Page:
 
 
 def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
-    """Return the nodes by partition, the one with the most GPUs first. A node is listed in its first partition."""
+    """Return the nodes by partition. The partition with the most GPUs comes first. A node in several partitions is
+    listed in its first one."""
     groups: dict[str, list[NodeView]] = {}
     for node in sorted(nodes.values(), key=lambda each: order_of(each.name)):
         groups.setdefault(node.partitions[0] if node.partitions else "no partition", []).append(node)
@@ -48,9 +51,14 @@ def verdict_line(snapshot: ClusterPicture) -> Markup:
         text, level = "waiting for the first report", VerdictLevel.WARN
     else:
         text, level = describe(snapshot.verdict), snapshot.verdict.level
-    others = [trouble for trouble in snapshot.troubles if trouble not in text]
+    others = [trouble.text for trouble in snapshot.troubles if not _is_in_verdict(trouble, snapshot.verdict)]
     line = tag("strong", "; ".join([text, *others]))
     return tag("p", tag("span", class_=f"dot {level.value}"), line, class_="verdict", role="status")
+
+
+def _is_in_verdict(trouble: SourceTrouble, verdict: ClusterVerdict) -> bool:
+    """Return whether the verdict already says that this source does not answer."""
+    return trouble.silent and _SILENCES.get(trouble.source) in verdict.codes
 
 
 def overview(context: PageContext) -> PagePart:
@@ -121,7 +129,7 @@ def _word(name: str) -> str:
 
 
 def card(node: NodeView) -> str:
-    """Return a node as a card, for clusters of some dozen nodes."""
+    """Return a node as a card, for clusters of up to COMPACT nodes."""
     bad = [f"{check}: {text}" for check, verdict, text in node.findings if verdict is Verdict.FAILED]
     why = node.reason or (bad[0] if bad else "")
     lines = [

@@ -10,6 +10,7 @@ from dalsegno.web.html import DASH, Markup, gib, link, moment, number, table, ta
 from dalsegno.web.pages.labels import ChipKind, chip, event_chip, job_chip, state_chip
 from dalsegno.web.snapshot import GpuView, NodeTone, NodeView
 from dalsegno.web.view import CheckRecord, EvidenceBundle, NodeDetails, Page, PageContext, PagePart, bare, section
+from dalsegno.wire.liveness import Presence
 
 VERDICT_CHIPS = {
     Verdict.PASSED: ChipKind.GOOD,
@@ -122,7 +123,10 @@ def _failing(node: NodeView) -> Markup | None:
         tag("li", chip(verdict.value, VERDICT_CHIPS[verdict]), " ", tag("b", check), " ", text)
         for check, verdict, text in node.findings
     ]
-    return tag("ul", items, class_="list") if items else tag("p", "All checks pass.", class_="note")
+    if items:
+        return tag("ul", items, class_="list")
+    unknown = node.presence is Presence.NEVER
+    return tag("p", "No node agent reports checks." if unknown else "All checks pass.", class_="note")
 
 
 def _checks(checks: Sequence[CheckRecord]) -> Markup:

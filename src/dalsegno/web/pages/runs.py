@@ -1,8 +1,8 @@
-"""The list of runs, and the page of one run with its charts. Pure."""
+"""The list of runs, and the page of one run with its charts and its journal. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dalsegno.runs.coordinator.reports.goodput import Goodput, TimeKind
 from dalsegno.runs.coordinator.reports.history import StepPoint
@@ -11,7 +11,6 @@ from dalsegno.runs.rates import RATES, rate_of_ranks
 from dalsegno.runs.status import NodeRole, RunStatus
 from dalsegno.web.charts import Span, TimelineKind, TimelineMark, figure_text, run_chart, shares_bar
 from dalsegno.web.html import DASH, Markup, clock, link, moment, number, plural, table, tag
-from dalsegno.web.pages.journal import entry_text, journal_list
 from dalsegno.web.pages.labels import run_chip, run_link
 from dalsegno.web.snapshot import RunPicture
 from dalsegno.web.view import Page, PageContext, PagePart, RunDetails, bare, section
@@ -20,6 +19,8 @@ OWN_FIGURES = frozenset(
     {"step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s", *RATES}
 )
 MAX_MARKS = 200
+MAX_ENTRIES, MAX_TEXT = 60, 300  # limits of the journal: entries, and characters of an entry
+MAX_NAMES = 4  # nodes or values of an entry that are named; of more, only the number is shown
 _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
 
 
@@ -67,7 +68,8 @@ def _cancel(view: RunPicture, context: PageContext) -> Markup | None:
 
 
 def nodes_text(status: RunStatus) -> str:
-    """Return, for example, `3/4`: the nodes in training, and the number requested."""
+    """Return the nodes in training and the number requested, such as `3/4`. After the run, return only the number
+    requested."""
     if status.over:
         return str(status.wanted_nodes)
     return f"{sum(node.state in _TAKING_PART for node in status.nodes)}/{status.wanted_nodes}"
@@ -210,3 +212,75 @@ def marks_of(entries: Sequence[Entry]) -> list[TimelineMark]:
         TimelineMark(float(entry["at"]), _FAULTS.get(str(entry["event"]), TimelineKind.NOTE), entry_text(entry))
         for entry in shown[-MAX_MARKS:]
     ]
+
+
+# Entries of the journal as sentences. Users own these files, so a value may have any type.
+
+
+def journal_list(entries: Sequence[Entry]) -> Markup:
+    """Return the last entries, newest first."""
+    rows = [tag("li", moment(float(entry["at"])), " ", entry_text(entry)) for entry in reversed(entries[-MAX_ENTRIES:])]
+    return tag("ul", rows, class_="list") if rows else tag("p", "The journal is empty.", class_="empty")
+
+
+def entry_text(entry: Entry) -> str:
+    """Return a journal entry as a sentence. An entry of an unknown kind is shown with all its details."""
+    event = str(entry.get("event", ""))
+    known = _SENTENCES.get(event)
+    if known is not None:
+        return known(entry)[:MAX_TEXT]
+    details = [f"{key} {_shown_value(value)}" for key, value in entry.items() if key not in ("at", "event", "text")]
+    return f"{event}: {entry.get('text') or ', '.join(details)}"[:MAX_TEXT]
+
+
+def _shown_value(value: object) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} entries" if len(value) > MAX_NAMES else " ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _name_nodes(entry: Entry) -> str:
+    """Return `n1, n2`, or the number of nodes if there are many."""
+    nodes = entry.get("nodes")
+    if not isinstance(nodes, list):
+        return "its nodes"
+    return plural(len(nodes), "node") if len(nodes) > MAX_NAMES else ", ".join(map(str, nodes))
+
+
+def _because(entry: Entry) -> str:
+    return f": {entry['why']}" if entry.get("why") else ""
+
+
+def _ready(entry: Entry) -> str:
+    seconds = entry.get("seconds")
+    after = f" after {seconds:.1f} s" if isinstance(seconds, (int, float)) else ""
+    return f"{entry.get('node')} is ready{after}{', with modules imported in advance' if entry.get('warm') else ''}"
+
+
+def _pause(entry: Entry) -> str:
+    seconds = entry.get("seconds")
+    for_s = f" {seconds:.0f} s" if isinstance(seconds, (int, float)) else ""
+    return f"waits{for_s} before the next restart"
+
+
+_SENTENCES: dict[str, Callable[[Entry], str]] = {
+    RunEvent.BEGAN.value: lambda entry: f"the coordinator started on {entry.get('host')}",
+    RunEvent.CAME_BACK.value: lambda entry: f"another coordinator took over on {entry.get('host')}",
+    RunEvent.GRANTED.value: lambda entry: f"Slurm granted job {entry.get('job')}: {_name_nodes(entry)}",
+    RunEvent.REFUSED.value: lambda entry: f"Slurm refused a job{_because(entry)}",
+    RunEvent.JOB_OVER.value: lambda entry: f"job {entry.get('job')} is over: {str(entry.get('state')).lower()}",
+    RunEvent.READY.value: _ready,
+    RunEvent.COLD.value: lambda entry: f"{entry.get('node')} has to import modules again{_because(entry)}",
+    RunEvent.SIGNAL.value: lambda entry: f"{entry.get('node')} received signal {entry.get('signal')}",
+    RunEvent.LOST.value: lambda entry: f"{entry.get('node')} is lost{_because(entry)}",
+    RunEvent.LEFT.value: lambda entry: f"the run left {entry.get('node')}{_because(entry)}",
+    RunEvent.GENERATION.value: lambda entry: f"generation {entry.get('generation')} starts on {_name_nodes(entry)}",
+    RunEvent.FIRST_STEP.value: lambda entry: f"first step of generation {entry.get('generation')}: {entry.get('step')}",
+    RunEvent.FAILED.value: lambda entry: (
+        f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what', 'failed')}"
+    ),
+    RunEvent.PAUSE.value: _pause,
+    RunEvent.NOTE.value: lambda entry: str(entry.get("text", "")),
+    RunEvent.RESTS.value: lambda entry: f"the coordinator stops, another one will continue the run{_because(entry)}",
+    RunEvent.ENDED.value: lambda entry: f"the run ended with exit code {entry.get('code')}{_because(entry)}",
+}

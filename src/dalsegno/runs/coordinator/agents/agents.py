@@ -1,4 +1,4 @@
-"""The agents of a run as its coordinator sees them: their connections, their liveness, their loss."""
+"""A coordinator's view of the agents of its run: their connections, liveness and loss."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.agents.liveness import AgentLiveness, Timing, beat_interval_s, report_interval_s
-from dalsegno.runs.coordinator.agents.messages import UNREADABLE, AgentHello, AgentMessage, read_hello, read_message
+from dalsegno.runs.coordinator.agents.messages import (
+    UNREADABLE,
+    AgentHello,
+    AgentMessage,
+    LogPiece,
+    read_hello,
+    read_message,
+)
 from dalsegno.runs.coordinator.generations.events import Event, SaveGeneration, SaveOverdue, Start
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.generations.group import Members
 from dalsegno.runs.coordinator.generations.standbys import StandbyPlan
 from dalsegno.runs.coordinator.site import GenerationLayout, NodeEnv, RunTerms
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
-from dalsegno.wire.frames import BadFrame, Message
+from dalsegno.wire.frames import BadFrame, EncodedMessage, Message, to_json
 from dalsegno.wire.handshake import ServerHandshake
 from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
 
 # Connections of the agents
 
 
-LIMITS = ServerLimits(stranger_s=5.0, read_bytes=256 << 10)
+LIMITS = ServerLimits(unauthenticated_s=5.0, read_bytes=256 << 10)
 
 
 @dataclass(eq=False)
@@ -36,12 +43,12 @@ class Peer:
     hello: AgentHello
     address: str
     beat_key: bytes  # authenticates the agent's heartbeats during this connection
-    send: Callable[[Message], None]
+    send: Callable[[Message | EncodedMessage], None]
     close: Callable[[], None]  # closes the connection at once; `disconnected` is not called
 
     @property
     def host(self) -> str:
-        """The address at which other nodes reach the agent: from its hello, else from its connection."""
+        """The address at which other nodes reach the agent: the one in its hello, otherwise that of its connection."""
         return self.hello.address or self.address
 
     @property
@@ -76,7 +83,7 @@ class AgentServer:
         self._server: BoundedServer[str]
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
-        """Listen on this port, or on a free one if it is 0; return the port. Peers receive the greeting first."""
+        """Listen and return the port. Port 0 selects a free port. Peers first receive the greeting."""
         self._greeting = greeting or dict
         watcher = LoopWatcher(asyncio.get_running_loop())
         self._server = BoundedServer(watcher, self, AGENT, COORDINATOR, self._limits)
@@ -131,12 +138,13 @@ class AgentServer:
     def on_refused(self, cause: str, detail: str) -> None:
         """Do nothing, so that refused peers do not fill the run's log."""
 
-    def _send(self, connection: Connection[str], message: Message) -> None:
+    def _send(self, connection: Connection[str], message: Message | EncodedMessage) -> None:
         try:
             self._server.send(connection, message)
         except BadFrame as error:
             assert connection.who is not None
-            self._too_long(connection.who, f"`{next(iter(message))}`: {error}")
+            key = message.first_key if isinstance(message, EncodedMessage) else next(iter(message))
+            self._too_long(connection.who, f"`{key}`: {error}")
 
     def _drop(self, connection: Connection[str]) -> None:
         self._peers.pop(connection, None)
@@ -194,7 +202,7 @@ class RunAgents:
     async def watch(self) -> None:
         await self._liveness.watch(lambda agent, why: self.lose(agent, why, silent=True))
 
-    def send(self, agent: str, message: Message) -> None:
+    def send(self, agent: str, message: Message | EncodedMessage) -> None:
         if agent in self.peers:
             self.peers[agent].send(message)
 
@@ -231,6 +239,8 @@ class RunAgents:
             raise BadFrame(f"unreadable message: {error!r}") from error
         if parsed is not None:
             self._listener.agent_message(peer, parsed)
+        if isinstance(parsed, LogPiece):
+            peer.send({"logged": [parsed.name, parsed.at + len(parsed.data)]})
 
     def _disconnected(self, peer: Peer) -> None:
         if self.peers.get(peer.name) is peer:
@@ -243,18 +253,18 @@ class RunAgents:
 # The order that starts a node's workers
 
 
-MAX_PROBED = 32  # number of other hosts that an agent probes to find out whether it is cut off
+MAX_PROBED = 32  # maximum number of other hosts that an agent probes to find out whether it is isolated
 
 
 def setup_message(site: RunTerms) -> Message:
-    """Return the first message to an agent. Agents of large runs send fewer heartbeats and step reports."""
+    """Return the first message to an agent. In large runs, it makes agents send fewer heartbeats and step reports."""
     nodes = site.shape.max_nodes
     pace = {"beat_s": beat_interval_s(nodes, site.timing), "report_s": report_interval_s(nodes)}
     return {"setup": {**site.setup(), **pace}}
 
 
 class StartMessages:
-    """Makes the start messages of a run. Values that all nodes of a generation share are computed once."""
+    """Creates the start messages of a run. Values that nodes of a generation share are computed and encoded once."""
 
     def __init__(self, site: RunTerms) -> None:
         self._site = site
@@ -269,44 +279,47 @@ class StartMessages:
         peers: Mapping[str, Peer],
         in_memory: Message | None = None,
         env: Mapping[str, str] = MappingProxyType({}),
-    ) -> Message | None:
-        """Return a node's start message; None if a member was just lost, since the generation will be stopped.
+    ) -> EncodedMessage | None:
+        """Return a node's start message; None if a member was just lost, because the generation then stops.
 
-        `env`: variables for all workers.
+        `env` contains variables for all workers.
         """
         if self._group is not order.group:
             if any(agent not in peers for agent in order.group.agents):
                 return None
             self._group, self._layout = order.group, _layout(order, peers)
             self._peers = dict(peers)  # a copy, because a spare may leave while the messages are sent
-            self._sample = PeerSample({name: list(peer.probe) for name, peer in peers.items()}, order.group.generation)
+            probes = {name: to_json(peer.probe) for name, peer in peers.items()}
+            self._sample = PeerSample(probes, order.group.generation)
         return self._message(order.group, order.agent, in_memory, env)
 
-    def _message(self, group: Members, agent: str, in_memory: Message | None, more: Mapping[str, str]) -> Message:
+    def _message(
+        self, group: Members, agent: str, in_memory: Message | None, more: Mapping[str, str]
+    ) -> EncodedMessage:
         place = group.place_of(agent)
         env = _node_env(self._site, self._layout, self._peers[agent], place.group_rank).with_common(more)
         workers = [{"rank": rank, "env": own} for rank, own in enumerate(env.own, start=place.first_rank)]
-        peers = self._sample.others(agent)
-        start = {"generation": group.generation, "env": env.common, "workers": workers, "peers": peers}
-        return {"start": {**start, **(in_memory or {})}}
+        own = to_json({"generation": group.generation, "env": env.common, "workers": workers, **(in_memory or {})})
+        text = f'{{"start":{{"peers":[{",".join(self._sample.others(agent))}],{own[1:]}}}'
+        return EncodedMessage("start", text.encode())
 
 
 class PeerSample:
-    """The probe addresses that each agent of a generation gets: those of all others, or a random sample of them.
+    """The addresses, as JSON, that each agent of a generation can probe: those of all others, or of a random sample.
 
     The sample limits the size of a message. The agents form a ring in random order, once per generation, and each gets
-    the agents that follow it. A regular sample, such as every second agent, could contain only nodes on the agent's own
-    switch. The agent would then not notice that it is cut off from the other switches.
+    the addresses that follow its own. A regular sample, such as every second agent, could contain only nodes on the
+    agent's own switch. The agent would then not notice that it is cut off from the other switches.
     """
 
-    def __init__(self, addresses: Mapping[str, list[str | int]], generation: int) -> None:
+    def __init__(self, addresses: Mapping[str, str], generation: int) -> None:
         ring = list(addresses.items())
         if len(ring) - 1 > MAX_PROBED:
             random.Random(generation).shuffle(ring)
         self._places = {name: at for at, (name, _) in enumerate(ring)}
         self._ring = [address for _, address in ring]
 
-    def others(self, agent: str) -> list[list[str | int]]:
+    def others(self, agent: str) -> list[str]:
         at = self._places[agent]
         if len(self._ring) - 1 <= MAX_PROBED:
             return self._ring[:at] + self._ring[at + 1 :]
@@ -315,9 +328,9 @@ class PeerSample:
 
 
 def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, agents: RunAgents) -> None:
-    """Order standby workers from the agents that should prepare them now.
+    """Send the order to prepare standby workers to all agents for which it is due.
 
-    The rank of a standby is decided when it is used.
+    A standby gets its rank only when it replaces a worker.
     """
     for agent in plan.due(run, age_s):
         if run.group is not None and {agent, *run.group.agents} <= agents.peers.keys():
@@ -326,7 +339,7 @@ def order_standbys(site: RunTerms, plan: StandbyPlan, run: Run, age_s: float, ag
 
 
 def current_order(run: Run, group: Members, agent: str) -> Message | None:
-    """Return the order that an agent has to carry out now, for an agent that may have missed it; None if none."""
+    """Return the order that an agent must carry out now, in case the agent missed it; None if there is none."""
     if run.phase is GenerationPhase.OPENING and group.store_agent == agent:
         return {"open_store": run.generation}
     if run.phase is GenerationPhase.STOPPING and agent in run.waiting_for:
@@ -335,7 +348,7 @@ def current_order(run: Run, group: Members, agent: str) -> Message | None:
 
 
 def order_save(order: SaveGeneration, agents: RunAgents, apply: Callable[[Event], None]) -> None:
-    """Tell all workers of a generation to save and exit, and set the time limit for that."""
+    """Tell all workers of a generation to save and exit, and set a time limit."""
     for agent in order.agents:
         agents.send(agent, {"save": order.generation})
     asyncio.get_running_loop().call_later(order.within_s, apply, SaveOverdue(order.generation))

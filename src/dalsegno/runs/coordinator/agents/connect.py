@@ -1,4 +1,4 @@
-"""The connection file, which tells agents the coordinator's addresses, port and secret."""
+"""The connection file, from which agents get the coordinator's addresses, its port and the run's secret."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from dalsegno.system.files import read_json, write_atomic
 @dataclass(frozen=True)
 class Connect:
     secret: bytes
-    port: int = 0  # the coordinator's port; 0: any free port
+    port: int = 0  # the coordinator's port; 0 means any free port
 
 
 def read_connect(folder: RunFolder) -> Connect:
-    """Return the previous coordinator's secret and port, so that its agents can reconnect; else a new secret."""
+    """Return the previous coordinator's secret and port, so that its agents can reconnect.
+
+    If there was none, create a secret.
+    """
     known: Any = read_json(folder.connect, repair_hint(folder.connect))
     return Connect(bytes.fromhex(known["secret"]), known["port"]) if known else Connect(secrets.token_bytes(32))
 
@@ -43,7 +46,7 @@ def own_addresses() -> list[str]:
 
 
 async def listen_again(known: Connect, listen: Callable[[int], Awaitable[int]], note: Callable[[str], None]) -> int:
-    """Listen on the previous coordinator's port, else on a fallback that agents try; return the port."""
+    """Listen on the previous coordinator's port, on a fallback port, or on any free port. Return the port."""
     if not known.port:
         return await listen(0)
     for port in (known.port, *fallback_ports(known.secret)):

@@ -1,4 +1,8 @@
-"""Detect hangs (no step for too long) and ranks that stay idle after other ranks have returned."""
+"""Detect hangs, and ranks that stay idle.
+
+In a script that reports steps, a hang is a step that takes too long. In any other script, output and the work of any
+rank count as progress too (`activity.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from statistics import median
 
 from dalsegno.runs import journal
+from dalsegno.runs.coordinator.agents.activity import Activity, AskTurns, ask_interval_s, describe_work
 from dalsegno.runs.coordinator.agents.messages import WorkerActivity
 from dalsegno.runs.coordinator.generations.events import Event, Hung, WorkerEnded
 from dalsegno.runs.coordinator.generations.generations import GenerationPhase, Run
@@ -25,15 +32,15 @@ MIN_TIMEOUT_S = 60.0
 ENOUGH_STEPS = 5  # steps needed for a useful median, because the first steps compile and warm up
 KEPT = 100  # number of step durations from which the median is computed
 IDLE_S = 30.0  # ranks that stay idle for this long after others have returned are reported
-BUSY_SHARE = 0.02  # share of one CPU from which a rank counts as busy; threads that only wait use less
-BUSY_BYTES = 1 << 20
+ALL_IDLE_S = 600.0  # time after which a run whose ranks are all idle is reported
 log = logging.getLogger("coordinator")
 
 
 class StepMarks:
     """The steps of one generation.
 
-    A hang is `timeout_s` without a step. 0 means no limit; with None, it is derived from the median.
+    The generation hangs if no step completes for `timeout_s`. 0 means no limit. With None, the limit is derived from
+    the median duration.
     """
 
     def __init__(self, timeout_s: float | None, now: float) -> None:
@@ -57,10 +64,9 @@ class StepMarks:
         """Stop the timer. No more steps follow, only a last save or an evaluation."""
         self._over = True
 
-    def record_output(self, at: float) -> None:
-        """Record output as progress, for scripts that report no steps."""
-        if not self._steps:
-            self.last = max(self.last, at)
+    @property
+    def has_steps(self) -> bool:
+        return self._newest >= 0
 
     def limit_s(self) -> float | None:
         if self._over:
@@ -72,42 +78,49 @@ class StepMarks:
         return max(MIN_TIMEOUT_S, TIMES_THE_MEDIAN * median(self._steps))
 
     def overdue_s(self, now: float) -> float | None:
-        """Return the time since the last step if it exceeds the limit, else None."""
+        """Return the time since the last step if it exceeds the limit, otherwise None."""
         limit = self.limit_s()
         return now - self.last if limit is not None and now - self.last > limit else None
 
 
-class Activity:
-    """The activity of the ranks that have not returned, as reported by their nodes."""
-
-    def __init__(self) -> None:
-        # rank -> its counters when it was last active, and the time
-        self._last: dict[int, tuple[WorkerActivity, float]] = {}
-
-    def record(self, rank: int, work: WorkerActivity, now: float) -> None:
-        before, at = self._last.get(rank, (None, now))
-        if before is None or _is_busy(before, work, now - at):
-            self._last[rank] = work, now
-
-    def idle_s(self, ranks: Collection[int], now: float) -> float:
-        """Return how long all of these ranks have been idle; 0 if one of them has not been reported yet."""
-        return min((now - self._last[rank][1] if rank in self._last else 0.0 for rank in ranks), default=0.0)
+class HangVerdict(Enum):
+    PROGRESS = "progress"
+    SILENT_WORK = "silent work"  # no step and no output for too long, but ranks are at work
+    ALL_IDLE = "all idle"  # no step, no output and no work for long, while no limit is known; the run is not ended
+    HANG = "hang"
 
 
-def _is_busy(before: WorkerActivity, now: WorkerActivity, passed_s: float) -> bool:
-    return now.cpu_s - before.cpu_s > BUSY_SHARE * max(1.0, passed_s) or now.moved - before.moved > BUSY_BYTES
+def judge_progress(
+    marks: StepMarks, output_at: float, work_at: float, now: float, all_idle_s: float = ALL_IDLE_S
+) -> HangVerdict:
+    """Return the verdict on a generation from its steps, its last output, and the last time a rank was at work.
+
+    A script that reports steps hangs if no step completes within the limit, even if its ranks are at work. Any other
+    script hangs if, within the limit, it writes nothing and no rank is at work. One rank at work is enough, because the
+    other ranks may wait for it.
+    """
+    limit_s = marks.limit_s()
+    if limit_s is None:
+        quiet_s = now - max(marks.last, output_at, work_at)
+        return HangVerdict.ALL_IDLE if marks.timeout_s != 0 and quiet_s > all_idle_s else HangVerdict.PROGRESS
+    if marks.overdue_s(now) is None:
+        return HangVerdict.PROGRESS
+    if marks.has_steps:
+        return HangVerdict.HANG
+    if now - output_at <= limit_s:
+        return HangVerdict.PROGRESS
+    return HangVerdict.HANG if now - work_at > limit_s else HangVerdict.SILENT_WORK
 
 
 # Hangs: capture the stacks, then end the generation so that the next one can start
 
 
-ASK_S = 5.0  # interval between two queries for the activity of ranks that have not returned
-STACKS_S = 10.0  # timeout for a node to capture its stacks, which takes at most 7 s
+STACKS_S = 10.0  # timeout for a node to capture the stacks of its workers, which takes at most 7 s
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Some ranks have returned; the others are idle."""
+    """The state in which all ranks that have not returned are idle."""
 
     generation: int
     returned: int
@@ -116,6 +129,9 @@ class Idle:
     stacks: str  # the file with the stacks of the first of these ranks
 
     def sentence(self) -> str:
+        if not self.returned:
+            ranks = f"all {len(self.ranks)} ranks have" if len(self.ranks) > 1 else "its rank has"
+            return f"no step and no output, and {ranks} been idle for {self.idle_s} s; see {self.stacks}"
         names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
         more = f" and {len(self.ranks) - 4} more" if len(self.ranks) > 4 else ""
         has, ranks = ("has", "rank") if len(self.ranks) == 1 else ("have", "ranks")
@@ -130,18 +146,29 @@ class HangWatch:
     """Detects hangs and idle ranks in each generation of the run."""
 
     def __init__(
-        self, control: RunControl, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
+        self,
+        control: RunControl,
+        timeout_s: float | None,
+        stacks_s: float = STACKS_S,
+        idle_s: float = IDLE_S,
+        all_idle_s: float = ALL_IDLE_S,
+        diagnose: Callable[[int], HangReport | None] | None = None,
     ) -> None:
-        self._control, self._timeout_s, self._stacks_s, self._idle_s = control, timeout_s, stacks_s, idle_s
+        self._diagnose = diagnose or self._read_hang
+        self._control, self._timeout_s, self._stacks_s = control, timeout_s, stacks_s
+        self._idle_s, self._all_idle_s = idle_s, all_idle_s
         self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
         self._all_done = asyncio.Event()
-        self._deferred: list[WorkerEnded] = []  # ends of workers that are applied once the stacks are captured
+        self._deferred: list[WorkerEnded] = []  # worker ends that are applied once the stacks are captured
         self.generation_started()
 
     def generation_started(self) -> None:
         self._began = time.monotonic()
         self._marks, self._hanging = StepMarks(self._timeout_s, self._began), False
-        self._activity, self._asked_at, self._idle_reported = Activity(), self._began, False
+        self._activity, self._turns = Activity(), AskTurns(self._began)
+        self._output_at = self._look_at_output_at = 0.0
+        self._noted_work = False
+        self._idle_at: float | None = None  # when idle ranks were reported; infinity while their stacks are captured
 
     @property
     def age_s(self) -> float:
@@ -159,33 +186,96 @@ class HangWatch:
             self._marks.stop_timer()
 
     def check(self) -> None:
-        """Check for hangs and idle ranks. Called periodically."""
+        """Check for hangs and idle ranks. Call this periodically."""
         run = self._control.run
-        if run.phase is not GenerationPhase.RUNNING or self._hanging:
+        if run.phase is not GenerationPhase.RUNNING or self._hanging or run.group is None:
             return
-        if self._timeout_s:
-            self._marks.record_output(self._control.last_output(run.generation))
-        self._look_for_idle(run)
-        overdue_s = self._marks.overdue_s(time.monotonic())
-        if overdue_s is not None:
-            self._hanging = True
-            self._control.run_in_background(self._end(run.generation, overdue_s))
-
-    def _look_for_idle(self, run: Run) -> None:
-        """Report that some ranks have returned and the others are idle, since the run may never end. Do not end it."""
-        now, left = time.monotonic(), sorted(run.group.ranks - run.done) if run.group and run.done else []
-        if not left or self._idle_reported:
-            return
-        if now - self._asked_at >= min(ASK_S, self._idle_s / 4):
-            self._asked_at = now
-            for agent in {run.group.agent_of(rank) for rank in left} if run.group else ():
+        now, limit_s = time.monotonic(), self._idle_limit_s(run)
+        interval_s = ask_interval_s(limit_s or 0.0, len(run.group.agents))
+        if limit_s:
+            for agent in self._turns.due(run.group.agents, interval_s, now):
                 self._control.send(agent, {"work": run.generation})
-        idle_s = self._activity.idle_s(left, now)
-        if idle_s >= self._idle_s:
-            self._idle_reported = True
-            self._control.run_in_background(self._report_idle(run, left, idle_s))
+        self._look_for_idle(run, now)
+        verdict = self._judge(run, now, interval_s)
+        if verdict is HangVerdict.HANG:
+            self._hanging = True
+            self._control.run_in_background(self._end(run.generation, self._describe_hang(now)))
+        elif verdict is HangVerdict.SILENT_WORK and not self._noted_work:
+            self._noted_work = True
+            self._control.note(self._describe_work(run, now))
+        elif verdict is HangVerdict.ALL_IDLE and not run.done and self._idle_at is None:
+            self._report_idle(run, sorted(run.group.ranks), now - self._progress_at)
 
-    async def _report_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
+    def _idle_limit_s(self, run: Run) -> float | None:
+        """Return how long the ranks may be idle; None if their activity is not needed."""
+        limits = [self._idle_s] if run.done else []
+        limit_s = self._marks.limit_s()
+        if limit_s is None:
+            limits += [self._all_idle_s] if self._timeout_s != 0 else []
+        elif not self._marks.has_steps:
+            limits.append(limit_s)
+        return min(limits, default=None)
+
+    @property
+    def _progress_at(self) -> float:
+        """The time of the last known sign of progress."""
+        return max(self._marks.last, self._output_at, self._activity.newest)
+
+    def _judge(self, run: Run, now: float, interval_s: float) -> HangVerdict:
+        """Return the verdict. The logs of the ranks are checked only if the verdict depends on them.
+
+        They are checked at most as often as agents are queried, because thousands of logs can be on a shared file
+        system.
+        """
+        verdict = self._judge_known(now)
+        if verdict is HangVerdict.PROGRESS or (verdict is HangVerdict.HANG and self._marks.has_steps):
+            return verdict
+        if now < self._look_at_output_at or (verdict is HangVerdict.SILENT_WORK and self._noted_work):
+            return HangVerdict.PROGRESS
+        self._look_at_output_at = now + interval_s
+        self._output_at = self._control.last_output(run.generation)
+        return self._judge_known(now)
+
+    def _judge_known(self, now: float) -> HangVerdict:
+        return judge_progress(self._marks, self._output_at, self._activity.newest, now, self._all_idle_s)
+
+    def _describe_hang(self, now: float) -> str:
+        if self._marks.has_steps:
+            return f"no step for {now - self._marks.last:.0f} s"
+        quiet_s = now - max(self._marks.last, self._output_at)
+        idle_s = now - max(self._activity.newest, self._began)
+        return f"no step and no output for {quiet_s:.0f} s, and no rank was at work for {idle_s:.0f} s"
+
+    def _describe_work(self, run: Run, now: float) -> str:
+        """Return why a generation without steps and output is not ended."""
+        assert run.group is not None
+        ranks = run.group.ranks - run.done
+        idle = self._activity.idle_ranks(ranks, now - (self._marks.limit_s() or 0.0) / 2)
+        where = {rank: run.group.agent_of(rank) for rank in idle}
+        quiet_s = now - max(self._marks.last, self._output_at)
+        return f"no step and no output for {quiet_s:.0f} s, but {describe_work(len(ranks) - len(idle), where)}"
+
+    def _look_for_idle(self, run: Run, now: float) -> None:
+        """Report ranks that are idle after others have returned, and reported ranks that are at work again.
+
+        A run with idle ranks may never end, but it is not stopped.
+        """
+        if self._idle_at is not None:
+            if self._progress_at > self._idle_at:
+                self._idle_at, text = None, "ranks that were idle are at work again"
+                self._control.note(text)
+                self._control.journal(RunEvent.IDLE, text=text, generation=run.generation, ranks={})
+            return
+        left = sorted(run.group.ranks - run.done) if run.group and run.done else []
+        idle_s = self._activity.idle_s(left, now)
+        if left and idle_s >= self._idle_s:
+            self._report_idle(run, left, idle_s)
+
+    def _report_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
+        self._idle_at = math.inf  # ignore work until the report is in the journal
+        self._control.run_in_background(self._capture_and_report_idle(run, left, idle_s))
+
+    async def _capture_and_report_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
         assert run.group is not None
         await self._capture_stacks(run.generation)
         where = {str(rank): run.group.agent_of(rank) for rank in left}
@@ -193,6 +283,8 @@ class HangWatch:
         idle = Idle(run.generation, len(run.done), where, round(idle_s), files[0])
         self._control.note(idle.sentence())
         self._control.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
+        if run.generation == self._control.run.generation:
+            self._idle_at = time.monotonic()
 
     def worked(self, generation: int, ranks: Mapping[int, WorkerActivity]) -> None:
         """Record the activity of a node's workers."""
@@ -200,8 +292,8 @@ class HangWatch:
             for rank, work in ranks.items():
                 self._activity.record(rank, work, time.monotonic())
 
-    async def _end(self, generation: int, overdue_s: float) -> None:
-        why = f"no step for {overdue_s:.0f} s; stacks of the ranks: {self._control.folder.all_stacks}"
+    async def _end(self, generation: int, what: str) -> None:
+        why = f"{what}; stacks of the ranks: {self._control.folder.all_stacks}"
         self._control.note(why)
         await self._capture_stacks(generation)
         await self._explain(generation)
@@ -214,8 +306,10 @@ class HangWatch:
             self._control.journal(RunEvent.HUNG, text=report.describe(), **facts_to_json(report))
 
     def defer(self, event: Event) -> bool:
-        """Return whether an event is applied later, because a collective has timed out in a rank. The stacks of the
-        other ranks are captured first: ending the generation would kill them."""
+        """Defer the end of a worker after a collective has timed out in a rank; return whether the event was deferred.
+
+        The event would end the generation and kill the other ranks, so their stacks are captured first.
+        """
         run = self._control.run
         if not isinstance(event, WorkerEnded) or event.failure is None or event.generation != run.generation:
             return False
@@ -235,7 +329,7 @@ class HangWatch:
         for event in events:
             self._control.apply(event)
 
-    def _diagnose(self, generation: int) -> HangReport | None:
+    def _read_hang(self, generation: int) -> HangReport | None:
         folder = self._control.folder
         try:
             return read_hang(folder, generation, list(journal.read(folder.journal)))

@@ -1,7 +1,8 @@
 """Detect lost agents and nodes of a run with heartbeats and probes.
 
-A host that answers a connect is alive, even if its agent is silent because it is stopped, starved, or its packets are
-lost. Only a host that answers nothing during the whole probe is lost. An agent that is silent for very long is stuck.
+A host that answers a connect is alive. Its agent may be silent because the agent is stopped or starved, or because
+packets are lost. A host is lost only if it does not answer during the whole probe. An agent that is silent for very
+long is stuck.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from dalsegno.slurm.facts import NodeInfo
 from dalsegno.wire.liveness import Liveness, LivenessLimits, PeerSign, Presence
 
 DEFAULT_GONE_S = 3.0
-MIN_GONE_S, MAX_GONE_S = 1.0, 600.0
+MIN_GONE_S, MAX_GONE_S = 0.5, 600.0
 NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # environment variable for the node timeout, which the cluster sets
+MIN_INTERVAL_S = 0.025  # the shortest interval between heartbeats
+BEATS_IN_SILENCE = 8
 
 
 def read_gone_s(environ: Mapping[str, str]) -> float:
@@ -39,7 +42,19 @@ class Timing:
 
     gone_s: float = DEFAULT_GONE_S
     stuck_s: float = 30.0
-    look_s: float = 0.1  # interval between calls of `look`
+
+    @property
+    def look_s(self) -> float:
+        """The interval between calls of `look`, and between the heartbeats of an agent in a small run.
+
+        Eight heartbeats fit into the silence that triggers a probe, so that a network that loses a third of all packets
+        rarely triggers one.
+        """
+        return min(max(self._half_s / BEATS_IN_SILENCE, MIN_INTERVAL_S), INTERVAL_S)
+
+    @property
+    def _half_s(self) -> float:
+        return 0.8 * self.gone_s / 2
 
     @property
     def limits(self) -> LivenessLimits:
@@ -48,8 +63,7 @@ class Timing:
         Silence and a probe together last slightly less than `gone_s`, because checking and reporting take time too. A
         silent agent whose host answers is not declared dead before `gone_s`.
         """
-        half_s = 0.8 * self.gone_s / 2
-        stuck_s = max(self.stuck_s, self.gone_s)
+        half_s, stuck_s = self._half_s, max(self.stuck_s, self.gone_s)
         return LivenessLimits(
             look_s=self.look_s, silent_s=half_s, probe_s=half_s, again_s=half_s, stuck_s=stuck_s, rest_s=half_s
         )
@@ -59,21 +73,24 @@ class Timing:
 
 
 BEATS_PER_S = 10_000  # the rate that a coordinator can read with a quarter of a core
-REPORTS_PER_S = 2_000  # step reports, which take as much time each as four heartbeats
+REPORTS_PER_S = 1_000  # limit on step reports, each of which takes as much time as four heartbeats
 BEATS_AT_ONCE = 256  # heartbeats to read per call, in addition to two per agent
+# Each `look` opens DIALS connections to a silent host. If more than MANY_SILENT hosts are silent, `look` opens only
+# DIALS_OF_MANY to each of them, to limit the coordinator's work.
+DIALS, DIALS_OF_MANY, MANY_SILENT = 3, 1, 16
 _NEVER = 1 << 64  # above any sequence number, so that heartbeats from unknown agents count as old
 
 
 def beat_interval_s(nodes: int, timing: Timing) -> float:
     """Return the interval of heartbeats.
 
-    It is longer in large runs, but at most a third of the silence that triggers a probe.
+    The interval is longer in large runs, but at most a third of the silence that triggers a probe.
     """
-    return min(max(INTERVAL_S, nodes / BEATS_PER_S), max(INTERVAL_S, timing.limits.silent_s / 3))
+    return min(max(timing.look_s, nodes / BEATS_PER_S), max(timing.look_s, timing.limits.silent_s / 3))
 
 
 def report_interval_s(nodes: int) -> float:
-    """Return the minimum time between two step reports of a node: longer in large runs."""
+    """Return the minimum time between two step reports of a node. It is longer in large runs."""
     return max(REPORT_EVERY_S, nodes / REPORTS_PER_S)
 
 
@@ -91,7 +108,7 @@ class _HostProbe:
 
 
 class AgentLiveness:
-    """Watches the agents of a run. It reads heartbeats ten times a second, which is cheaper than a wake-up for each."""
+    """Watches the agents of a run. It reads heartbeats in batches, which is cheaper than a wake-up for each."""
 
     def __init__(
         self,
@@ -116,7 +133,7 @@ class AgentLiveness:
         self._socket.close()
 
     def expect(self, agent: str, key: bytes) -> None:
-        """Watch an agent that has connected and signs its heartbeats with this key from now on."""
+        """Watch a connected agent, whose heartbeats are signed with `key` from now on."""
         self._keys[agent], self._last[agent] = key, 0
         self._liveness.expect(agent, self._clock())
         self._liveness.beat(agent, self._clock())
@@ -133,9 +150,9 @@ class AgentLiveness:
         self._liveness.beat(agent, self._clock())
 
     async def watch(self, gone: Callable[[str, str], None]) -> None:
-        """Call `gone` with each lost agent and the reason. Never returns."""
+        """Call `gone` with each lost agent and the reason. This method never returns."""
         while True:
-            # Read the socket several times per look, because its buffer holds only a few hundred heartbeats.
+            # Read the socket several times per interval, because its buffer holds only a few hundred heartbeats.
             parts = 1 + len(self._last) // BEATS_AT_ONCE
             for _ in range(parts):
                 await asyncio.sleep(self.timing.look_s / parts)
@@ -199,13 +216,15 @@ class AgentLiveness:
 
     def _dial(self, agent: str, probe: _HostProbe) -> None:
         address = self._probes(agent)
-        if address is not None:
+        if address is None:
+            return
+        for _ in range(DIALS if len(self._probing) <= MANY_SILENT else DIALS_OF_MANY):
             task = asyncio.get_running_loop().create_task(self._connect(probe, address))
             probe.dials.add(task)
             task.add_done_callback(probe.dials.discard)
 
     async def _connect(self, probe: _HostProbe, address: tuple[str, int]) -> None:
-        """Try to connect. Each attempt is a new connection, because TCP retransmits only after a second."""
+        """Try to connect. Each attempt is a new connection, because TCP repeats a lost packet only after a second."""
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(*address)
             writer.transport.abort()
@@ -224,7 +243,7 @@ def _reason_of_loss(sign: PeerSign, now: float) -> str:
 # Reachability of nodes before srun starts agents there
 
 
-QUIET_PORT = 9  # nothing listens here, so a live kernel refuses, and slurmd's log stays clean
+QUIET_PORT = 9  # nothing listens on this port: a live kernel refuses the connection, and slurmd logs nothing
 QUIET_S = 0.3
 RETRANSMIT_S = 2.0  # timeout that allows for the retransmission of a lost first packet
 AT_ONCE = 200  # limit on simultaneous connections

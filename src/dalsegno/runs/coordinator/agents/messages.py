@@ -19,7 +19,7 @@ from dalsegno.runs.coordinator.generations.events import (
     WorkerEnded,
 )
 from dalsegno.runs.coordinator.generations.snapshots import HeldSnapshot
-from dalsegno.runs.coordinator.generations.standbys import GpuUse, StandbyReady
+from dalsegno.runs.coordinator.generations.standbys import GpuUse, StandbyLost, StandbyReady
 from dalsegno.train.contract import DONE, SAVED
 from dalsegno.train.memory.safe_steps import SafeSteps, parse_safe_steps
 from dalsegno.wire.cloud_notice import CloudNotice, parse_code
@@ -31,7 +31,7 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """How a worker ended, with evidence of the cause."""
+    """The end of a worker, with evidence of the cause."""
 
     generation: int
     rank: int
@@ -112,7 +112,7 @@ class Stepped:
     generation: int
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
-    over: bool = False  # whether this was the last step; the rest of the script has no time limit
+    over: bool = False  # whether this was the last step; hang detection does not apply to the rest of the script
     busy_s: Mapping[int, float] = field(default_factory=dict)  # rank -> its step time without waiting for others
 
 
@@ -138,10 +138,15 @@ class StacksTaken:
 
 @dataclass(frozen=True)
 class WorkerActivity:
-    """The resources that a worker and its child processes have used since it started."""
+    """The resources that a worker and its child processes have used since it started, and the recent use of its GPUs.
+
+    The percentages are None if they are unknown, or if no kernel has run.
+    """
 
     cpu_s: float
     moved: int  # number of bytes read and written
+    sm_percent: int | None = None  # lowest share of time in which a kernel ran, of several samples
+    memory_percent: int | None = None  # highest share of time in which GPU memory was read or written
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,10 @@ class Signalled:
 
 @dataclass(frozen=True)
 class NoticeRead:
-    """An agent has read that the cloud takes its node. None: it sent a notice that this version does not know."""
+    """An agent has read that the cloud will reclaim its node.
+
+    `notice` is None if this version does not know the notice.
+    """
 
     notice: CloudNotice | None
 
@@ -184,7 +192,7 @@ class WorkersResumed:
 
 @dataclass(frozen=True)
 class StepVerified:
-    """All ranks agree about the gradients of this step."""
+    """All ranks computed the same gradients in this step."""
 
     generation: int
     step: int
@@ -192,7 +200,10 @@ class StepVerified:
 
 @dataclass(frozen=True)
 class CorruptionFound:
-    """Ranks disagree about the gradients of a step. `ranks` computed wrongly; empty if that cannot be told."""
+    """Ranks disagree about the gradients of a step.
+
+    `ranks` lists the ranks with wrong gradients; it is empty if they are unknown.
+    """
 
     generation: int
     step: int
@@ -206,12 +217,18 @@ class LogPiece:
 
     name: str
     text: str
+    at: int = 0  # offset of the text in the node's file, in bytes
+    stream: str = ""  # name of the agent's log stream, which is different for each agent
+
+    @property
+    def data(self) -> bytes:
+        return self.text.encode("utf-8", "surrogateescape")
 
 
 AgentMessage = (
     Ready | ParentDied | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | MemoryHeld | GrantRequested
     | StacksTaken | NodeActivity | Signalled | NoticeRead | UserNote | WorkersResumed | LogPiece | GpuUse | StandbyReady
-    | StepVerified | CorruptionFound
+    | StandbyLost | StepVerified | CorruptionFound
 )  # fmt: skip
 
 
@@ -234,7 +251,7 @@ def read_hello(message: Message) -> AgentHello:
 
 
 def read_message(message: Message) -> AgentMessage | None:
-    """Return the parsed message; None if it is only a heartbeat."""
+    """Return the parsed message; None for a heartbeat, and for a message that this version does not know."""
     return next((read(message) for key, read in _READERS.items() if key in message), None)
 
 
@@ -263,10 +280,12 @@ _READERS: dict[str, Callable[[Message], AgentMessage]] = {
         _number(message, "generation"), int(message["resumed"]), message.get("source") == "memory"
     ),
     "gpu": lambda message: _gpu_use(message["gpu"]),
-    "standby": lambda message: StandbyReady(_optional_int(message["standby"].get("mib"))),
+    "standby": lambda message: _standby(message["standby"]),
     "verified": lambda message: StepVerified(_number(message, "generation"), int(message["verified"])),
     "corruption": lambda message: _corruption(_number(message, "generation"), message["corruption"]),
-    "log": lambda message: LogPiece(str(message["log"]), str(message["text"])),
+    "log": lambda message: LogPiece(
+        str(message["log"]), str(message["text"]), int(message["at"]), str(message["stream"])
+    ),
 }
 
 
@@ -281,7 +300,13 @@ def _ready(data: Message) -> Ready:
 
 def _gpu_use(data: Message) -> GpuUse:
     changes = {str(name): None if value is None else str(value) for name, value in data["env"].items()}
-    return GpuUse(changes, str(data.get("backend") or ""), str(data.get("unfit") or ""))
+    return GpuUse(changes, str(data.get("backend") or ""), str(data.get("unfit") or ""), data.get("reporter") is True)
+
+
+def _standby(data: Message) -> StandbyReady | StandbyLost:
+    if data.get("lost"):
+        return StandbyLost(one_line(str(data["lost"]))[:MAX_EVIDENCE], _optional_int(data.get("local_rank")))
+    return StandbyReady(_optional_int(data.get("mib")))
 
 
 def _optional_int(value: object) -> int | None:
@@ -304,7 +329,10 @@ def _held(data: Sequence[Message] | None) -> tuple[HeldSnapshot, ...]:
 
 
 def _works(data: Mapping[str, Sequence[float]]) -> dict[int, WorkerActivity]:
-    return {int(rank): WorkerActivity(float(cpu_s), int(moved)) for rank, (cpu_s, moved) in data.items()}
+    return {
+        int(rank): WorkerActivity(float(cpu_s), int(moved), *map(int, gpus[:2]))
+        for rank, (cpu_s, moved, *gpus) in data.items()
+    }
 
 
 def _figures(data: Message | None) -> dict[str, float]:
@@ -339,13 +367,13 @@ def _number(message: Message, name: str) -> int:
 
 
 def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = True) -> Event | None:
-    """Return the event for the state machine that a message causes, or None.
+    """Convert a message into an event for the state machine; None if it causes no event.
 
     `age_s` is the age of the generation. `healthy` says whether the agent's node is in service in Slurm.
     """
     if isinstance(message, Ready):
         return AgentJoined(agent)
-    if isinstance(message, ParentDied):  # treat the node as lost: its next workers would start slowly, unlike a spare
+    if isinstance(message, ParentDied):  # count the node as lost, because a spare with a warm parent is ready earlier
         return AgentGone(agent)
     if isinstance(message, StoreOpen):
         return StoreOpened(agent, message.generation, message.port)

@@ -23,7 +23,7 @@ class NodeAdmission:
         self._waiting: asyncio.TimerHandle | None = None
 
     def admit(self, event: AgentJoined) -> None:
-        """Admit a new agent. While a run has too few nodes, agents that arrive together are admitted together."""
+        """Admit a new agent. A smaller run first waits for other connected agents, so that it restarts only once."""
         run = self._control.run
         self._newcomers.append(event)
         smaller = run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes

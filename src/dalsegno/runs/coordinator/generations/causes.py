@@ -1,4 +1,4 @@
-"""Classify failures as a bug in the script, a killed worker, or noise (an error caused by another rank's death)."""
+"""Classify worker failures as a bug in the script, a killed worker, or a result of another rank's death (noise)."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ class Failure:
 
     @property
     def timed_out(self) -> bool:
-        """Whether a collective has timed out in this rank, so that another rank did not arrive. NCCL's watchdog ends
-        the process with SIGABRT, often without a traceback."""
+        """Whether a collective has timed out in this rank because another rank did not arrive.
+
+        NCCL's watchdog ends the process with SIGABRT, often without a traceback.
+        """
         last = self.traceback.strip().rpartition("\n")[2]
         return bool(_TIMED_OUT.search(last)) or (not last and self.code == -signal.SIGABRT)
 
@@ -108,7 +110,10 @@ def _kind(code: int, oom: bool) -> CauseKind:
 
 
 def signature(traceback: str) -> str:
-    """Return the last frames in the user's files and the message without numbers; "" if there is no traceback."""
+    """Return a text that identifies a fault: the last frames in the user's files, and the error without its numbers.
+
+    Return "" if there is no traceback.
+    """
     lines = traceback.strip().splitlines()
     frames = [found for line in lines if (found := _FRAME.match(line))]
     if not frames:
@@ -131,7 +136,10 @@ def is_bug(now: Failure, before: Failure | None) -> bool:
 
 
 def suspected_node(now: Failure, before: Failure | None) -> str:
-    """Return the failed node if it is out of service, or if its workers crashed or ran out of memory twice; else ""."""
+    """Return the failed node if it is out of service, or if both of the last failures on it were crashes or OOM kills.
+
+    Return "" otherwise. Both failures must be of the same kind.
+    """
     if not now.healthy:
         return now.node
     twice = before is not None and before.node == now.node and not now.noise and not before.noise

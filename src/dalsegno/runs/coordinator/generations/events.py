@@ -19,7 +19,7 @@ class AgentJoined:
 
 @dataclass(frozen=True)
 class AgentGone:
-    """An agent is gone: its connection broke, or its host no longer answers."""
+    """The run can no longer use an agent, for example because its connection broke or its host does not answer."""
 
     agent: str
 
@@ -68,16 +68,21 @@ class PauseOver:
 
 @dataclass(frozen=True)
 class NodesReclaimed:
-    """The run is about to lose its nodes. At a time limit or a preemption, Slurm has signalled the workers to save and
-    exit. Otherwise they are told to, and have `save_s` seconds."""
+    """The run is about to lose its nodes.
+
+    At a time limit or a preemption, Slurm has already signalled the workers to save and exit. Otherwise, the run orders
+    the workers to save within `save_s` seconds.
+    """
 
     save_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class NodesTaken:
-    """A cloud takes these nodes, each for its reason. The run leaves them once its workers have saved, which they have
-    `save_s` seconds for."""
+    """A cloud will reclaim these nodes. `nodes` maps each node to the reason.
+
+    Workers have `save_s` seconds to save. The run then leaves the nodes.
+    """
 
     nodes: Mapping[str, str]
     save_s: float
@@ -85,7 +90,7 @@ class NodesTaken:
 
 @dataclass(frozen=True)
 class SaveOverdue:
-    """The time to save before the run leaves nodes is over."""
+    """The time to save before the run leaves nodes is over. Workers that still run are stopped."""
 
     generation: int
 
@@ -102,12 +107,12 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class GatherTimeout:
-    """The time to wait for more nodes than the minimum is over."""
+    """The run has waited long enough for all of its nodes and may start with fewer."""
 
 
 @dataclass(frozen=True)
 class NodesOutOfService:
-    """All nodes that are out of service. Workers there may continue; new workers start there only if necessary."""
+    """The set of nodes that are out of service. Workers there may continue; new ones start there only if necessary."""
 
     nodes: frozenset[str]
 
@@ -128,8 +133,8 @@ Event = (
     | GatherTimeout
     | NodesOutOfService
 )
-# Agents report these events again to the next coordinator, or show them by their absence. Other events, such as a
-# cancellation, are reported only once.
+# Agents report these events again to the next coordinator, or the next coordinator notices that an agent is missing.
+# Other events, such as a cancellation, are reported only once.
 REPEATED = (AgentJoined, AgentGone, WorkerEnded, GenerationStopped)
 
 
@@ -162,7 +167,7 @@ class SaveGeneration:
 
 @dataclass(frozen=True)
 class StopGeneration:
-    """Kill all workers of this generation at once, and report when they are gone."""
+    """Kill all workers of this generation at once, and report when they have ended."""
 
     agent: str
     generation: int
@@ -187,7 +192,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Exclude:
-    """End this agent and stop using its node: until it is repaired if `until_repaired` is set, otherwise for good."""
+    """End this agent and stop using its node, until it is repaired (`until_repaired`) or for the rest of the run."""
 
     agent: str
     why: str = "was the first to fail twice in a row"
@@ -196,7 +201,7 @@ class Exclude:
 
 @dataclass(frozen=True)
 class ReleaseNodes:
-    """Release the nodes, where no workers are left, and request others."""
+    """Release the nodes, which have no workers any more, and request others."""
 
 
 Order = OpenStore | Start | SaveGeneration | StopGeneration | Finish | Wait | Exclude | ReleaseNodes

@@ -1,4 +1,4 @@
-"""The state machine of a run: events in, orders out. Pure, so that every order of events can be tested.
+"""The state machine of a run: events in, orders out. It does no I/O, so every sequence of events can be tested.
 
 A generation is formed, opens its store, runs, and ends as a whole. It ends when all its workers succeed, when one of
 them dies, or when a node is lost. The next generation is formed only after every surviving agent has reported that all
@@ -75,7 +75,7 @@ class Run:
     doubted: frozenset[str] = frozenset()  # nodes that are out of service in Slurm
     group: Members | None = None  # members of the current generation, or of the previous one
     done: frozenset[int] = frozenset()  # ranks that ended successfully
-    saved: bool = False  # whether a rank in `done` has to be resumed later
+    saved: bool = False  # whether a rank in `done` has saved its state and must be resumed later
     waiting_for: frozenset[str] = frozenset()  # agents that have not confirmed that they stopped
     restarts: int = 0  # restarts after worker failures; lost nodes are not counted
     spent: int = 0  # number of restarts counted against max_restarts
@@ -110,7 +110,7 @@ def advance(run: Run, event: Event) -> Step:
     if isinstance(event, WorkerEnded):
         return _worker_ended(run, event)
     if isinstance(event, GenerationStopped):
-        return _stopped(run, event)
+        return confirm_stops(run, [event])
     if isinstance(event, Hung):
         return _hung(run, event)
     if isinstance(event, PauseOver):
@@ -137,7 +137,7 @@ def _external_event(run: Run, event: Event) -> Step:
 
 
 def _joined(run: Run, agent: str) -> Step:
-    """Add an agent, which completes the group, lets a smaller group grow, or becomes a spare."""
+    """Add an agent. It completes the group, lets a smaller group grow, or becomes a spare."""
     if agent in run.ready:
         return run, []
     run = replace(run, ready=(*run.ready, agent))
@@ -150,7 +150,7 @@ def _joined(run: Run, agent: str) -> Step:
 
 
 def _left(run: Run, agent: str) -> Step:
-    """Remove an agent. A run without agents waits for all of them again instead of starting with fewer."""
+    """Remove an agent. A run that has lost all agents waits for all of them again instead of starting with fewer."""
     if agent not in run.ready:
         return run, []
     ready = tuple(one for one in run.ready if one != agent)
@@ -187,7 +187,7 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 
 
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
-    """Record a successful end.
+    """Record the successful end of a worker.
 
     While the run leaves nodes, every end counts as successful, because workers resume from their last save.
     """
@@ -210,7 +210,7 @@ def _hung(run: Run, event: Hung) -> Step:
 
 
 def _saves(run: Run) -> bool:
-    """Return whether the workers have been told to save and exit."""
+    """Return whether the workers have been ordered to save and exit."""
     return run.leaving or bool(run.taken)
 
 
@@ -218,13 +218,13 @@ def _leaving(run: Run, save_s: float) -> Step:
     """Leave all nodes. Running workers may save; a generation that is still forming is not started."""
     if run.leaving:
         return run, []
-    told = bool(run.taken)
+    already_leaving = bool(run.taken)
     run = replace(run, leaving=True, taken={})
     if run.phase is GenerationPhase.OPENING:
         return _stop_all(run)
     if run.phase is GenerationPhase.GATHERING:
         return _when_all_stopped(run)
-    return run, [] if told or not save_s else save_orders(run, save_s)
+    return run, [] if already_leaving or not save_s else save_orders(run, save_s)
 
 
 def _leave_nodes(run: Run, event: NodesTaken) -> Step:
@@ -232,7 +232,7 @@ def _leave_nodes(run: Run, event: NodesTaken) -> Step:
     nodes = {node: why for node, why in event.nodes.items() if node in run.ready and node not in run.taken}
     if not nodes or run.leaving or run.exit_code is not None:
         return run, []
-    told, members = bool(run.taken), set(run.group.agents if run.group else ())
+    already_leaving, members = bool(run.taken), set(run.group.agents if run.group else ())
     run = replace(run, taken={**run.taken, **nodes})
     if run.phase is GenerationPhase.GATHERING or members.isdisjoint(nodes):
         run, orders = _drop(run, nodes)
@@ -240,7 +240,7 @@ def _leave_nodes(run: Run, event: NodesTaken) -> Step:
         return run, [*orders, *more]
     if run.phase is GenerationPhase.OPENING:
         return _stop_all(run)
-    return run, [] if told or run.phase is GenerationPhase.STOPPING else save_orders(run, event.save_s)
+    return run, [] if already_leaving or run.phase is GenerationPhase.STOPPING else save_orders(run, event.save_s)
 
 
 def save_orders(run: Run, save_s: float) -> list[Order]:
@@ -248,7 +248,7 @@ def save_orders(run: Run, save_s: float) -> list[Order]:
 
 
 def _drop(run: Run, nodes: Iterable[str]) -> Step:
-    """Remove nodes that the run leaves. They are used again when they are back."""
+    """Remove the nodes that the run leaves. They are used again when they return."""
     gone = {node: run.taken[node] for node in nodes}
     left = {node: why for node, why in run.taken.items() if node not in gone}
     orders: list[Order] = [Exclude(node, why, until_repaired=True) for node, why in gone.items() if node in run.ready]
@@ -266,11 +266,15 @@ def _stop_all(run: Run) -> Step:
     return run, [*(StopGeneration(agent, stopping.generation) for agent in members), *orders]
 
 
-def _stopped(run: Run, event: GenerationStopped) -> Step:
-    if run.phase is not GenerationPhase.STOPPING or event.generation != run.generation:
+def confirm_stops(run: Run, stops: Iterable[GenerationStopped]) -> Step:
+    """Record that agents have stopped their workers. Pass many stops in one call, because each call copies a set."""
+    valid = [stop for stop in stops if stop.generation == run.generation]
+    if run.phase is not GenerationPhase.STOPPING or not valid:
         return run, []
-    failures = (*run.failures, *event.failures) if run.failures else ()
-    return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {event.agent}, failures=failures))
+    more = [failure for stop in valid for failure in stop.failures]
+    failures = (*run.failures, *more) if run.failures else ()
+    waiting_for = run.waiting_for - {stop.agent for stop in valid}
+    return _when_all_stopped(replace(run, waiting_for=waiting_for, failures=failures))
 
 
 def _when_all_stopped(run: Run) -> Step:

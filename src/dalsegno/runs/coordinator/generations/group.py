@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -21,7 +21,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """One node's place in a generation: its GROUP_RANK, and the RANK of its first process."""
+    """The position of one node in a generation: its GROUP_RANK, and the RANK of its first process."""
 
     agent: str
     group_rank: int
@@ -53,7 +53,7 @@ class Members:
 
     @property
     def store_agent(self) -> str:
-        """The agent that holds the store: the one on the first node, which is MASTER_ADDR for all."""
+        """The agent that runs the store. It is on the first node, which is MASTER_ADDR for all ranks."""
         return self.places[0].agent
 
     @property
@@ -76,24 +76,28 @@ def form_group(
     size = min(len(ready), shape.max_nodes)
     if size < shape.min_nodes:
         return None
-    seats = _keep_seats(size, ready, before)
-    seated = set(seats.values())
-    free = [agent for agent in ready if agent not in seated]
+    kept = _keep_ranks(size, ready, before)
+    placed = set(kept.values())
+    free = [agent for agent in ready if agent not in placed]
     newcomers = iter(sorted(free, key=lambda agent: (agent in doubted, in_order(agent))))
-    order = [seats[index] if index in seats else next(newcomers) for index in range(size)]
+    order = [kept[index] if index in kept else next(newcomers) for index in range(size)]
     places = tuple(GroupPlace(agent, index, index * shape.nproc_per_node) for index, agent in enumerate(order))
     return Members(generation, places, shape.nproc_per_node)
 
 
-def in_order(name: str) -> list[str | int]:
+@lru_cache(maxsize=1 << 15)
+def in_order(name: str) -> tuple[str | int, ...]:
     """Return a key that sorts names as Slurm lists them, with numbers in numerical order."""
-    return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(name))]
+    return tuple(int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(name)))
 
 
-def _keep_seats(size: int, ready: Sequence[str], before: Sequence[str]) -> Mapping[int, str]:
-    """Return the agents that stay, by group rank. Agents beyond the new size move to free group ranks."""
+def _keep_ranks(size: int, ready: Sequence[str], before: Sequence[str]) -> Mapping[int, str]:
+    """Return the agents by group rank. An agent keeps its group rank if the rank is below the new size.
+
+    The other agents get free group ranks.
+    """
     alive = set(ready)
-    seats = {index: agent for index, agent in enumerate(before[:size]) if agent in alive}
+    kept = {index: agent for index, agent in enumerate(before[:size]) if agent in alive}
     moved = [agent for agent in before[size:] if agent in alive]
-    gaps = [index for index in range(size) if index not in seats]
-    return seats | dict(zip(gaps, moved, strict=False))
+    gaps = [index for index in range(size) if index not in kept]
+    return kept | dict(zip(gaps, moved, strict=False))

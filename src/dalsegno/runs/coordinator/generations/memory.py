@@ -25,9 +25,9 @@ from dalsegno.wire.frames import Message
 # Safe steps: which snapshots the ranks of one generation must not overwrite
 
 
-COPY_TIMEOUT_S = 5.0  # time without a new safe step after which the floor is raised; doubles until a step becomes safe
+COPY_TIMEOUT_S = 5.0  # time without a new safe step after which `SafeSteps.floor` is raised; each raise doubles it
 MAX_COPY_TIMEOUT_S = 300.0
-AHEAD = 8  # how far above the newest step the floor is set; doubles until a step becomes safe
+AHEAD = 8  # number of steps by which a raised floor is above the newest step; each raise doubles it
 MAX_AHEAD = 4096
 _SHARED = -1
 
@@ -51,7 +51,7 @@ class Safety:
         self._last_ahead = AHEAD  # the value of `_ahead` at the last raise
 
     def update(self, node: str, held: Iterable[HeldSnapshot]) -> None:
-        """Update the snapshots that a node holds. The cost depends on the change, not on the total."""
+        """Record the snapshots that a node holds now. The cost depends on the number of changes, not on the total."""
         if node not in self._nodes:
             return
         parts, before = frozenset(self._parts(held)), self._held.get(node, frozenset())
@@ -70,19 +70,19 @@ class Safety:
         place = max(filter(self._may_become_safe, found), default=self.safe.place)
         if place != self.safe.place:
             self.safe = replace(self.safe, place=place)
-            self._become_patient(now)
+            self._reset_limits(now)
             self._since = now
         elif self._newest <= max(self.safe.place, self.safe.resumed):
-            self._since = now  # this time does not count: there is no newer step that could become safe
+            self._since = now  # waiting time does not count while there is no newer step that could become safe
         elif now - self._since > self._timeout_s:
             self._raise_floor(now)
         return self.safe
 
-    def _become_patient(self, now: float) -> None:
-        """Set the limits to the values that sufficed for this step.
+    def _reset_limits(self, now: float) -> None:
+        """Set the timeout and the step margin back to values that were just enough for the new safe step.
 
-        Otherwise every disturbance of a long generation would double them. After ten disturbances, thousands of steps
-        would have no snapshot.
+        Every disturbance doubles them. Without this reset, thousands of steps would have no snapshot after ten
+        disturbances of a long generation.
         """
         self._timeout_s = min(max(2 * (now - self._since), COPY_TIMEOUT_S), MAX_COPY_TIMEOUT_S)
         self._ahead = self._last_ahead
@@ -106,7 +106,7 @@ class Safety:
 
 
 def _count(counter: Counter[_Counted], key: _Counted, change: int) -> None:
-    """Change a count and delete it at zero."""
+    """Change a count, and delete the entry if it becomes zero."""
     counter[key] += change
     if not counter[key]:
         del counter[key]
@@ -134,7 +134,7 @@ class MemoryTable:
         self._keepers_changed = False
         self._sent_safe: SafeSteps | None = None
         self._begun = 0  # the last generation that was started or taken over
-        self._resume: Resume | None = None  # the snapshot from which that generation resumed
+        self._resume: Resume | None = None  # the snapshot from which the generation `_begun` resumed
         # What is missing from the newest incomplete step, if it is newer than `_resume`.
         self._missing: MissingParts | None = None
         self._safety: Safety | None = None  # None if snapshots are not replicated
@@ -158,13 +158,13 @@ class MemoryTable:
             table.pop(node, None)
 
     def forget_keeper(self, node: str) -> None:
-        """Forget a node's keeper. A node without a warm parent has none."""
+        """Forget a node's keeper, because a node without a warm parent cannot run one."""
         self._keepers.pop(node, None)
 
     # Start of a generation
 
     def start(self, group: Members, agent: str, now: float) -> Message:
-        """Return a node's part of the start message: the snapshot to resume from, its buddy and the safe steps."""
+        """Return a node's part of the start message: the snapshot to resume from, its buddy and safe steps."""
         if self._begun != group.generation:
             self._begin(group, now)
         place = group.place_of(agent)
@@ -228,7 +228,7 @@ class MemoryTable:
         }
 
     def _within_reach(self, found: Resume, group: Members) -> bool:
-        """Return whether every rank finds its parts on its own node or on a node with a keeper that can send them."""
+        """Return whether every rank's parts are on its own node or on a node whose keeper can send them."""
         if not self._addresses(found.shared) and not set(group.agents) <= set(found.shared):
             return False
         for place in group.places:
@@ -267,7 +267,10 @@ class MemoryTable:
         return messages
 
     def _take_over(self, group: Members, now: float) -> None:
-        """Take over a generation once all nodes have reported, with the highest `SafeSteps` that they have received."""
+        """Take over a running generation once all nodes have reported.
+
+        Use the highest `SafeSteps` that they have received.
+        """
         if not all(node in self._held for node in group.agents):
             return
         reported = [each for node, each in self._reported.items() if each.generation == group.generation]

@@ -2,8 +2,8 @@
 
 A rank's state has two parts. The shared part is the same for all ranks. The rank's own part is also held by the buddy
 of the rank's node. A step is whole if some node holds the shared part and, for every rank, some node holds the rank's
-own part. If the number of ranks has changed, a step can be used only if no rank's own part is a shard of the model. In
-that case the state of any rank is complete.
+own part. If the number of ranks has changed, a step can be used only if no rank's own part is a shard of the model.
+Each rank's state is then complete by itself.
 """
 
 from __future__ import annotations

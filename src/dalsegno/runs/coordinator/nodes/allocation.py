@@ -1,4 +1,4 @@
-"""The state machine of a run's nodes: events in, actions out. Pure, so that every order of events can be tested.
+"""The state machine of a run's nodes: events in, actions out, and no I/O, so that any sequence can be tested.
 
 A run holds Slurm jobs: its own (MAIN), the one in which it will continue (NEXT), and one-node jobs that replace lost
 nodes (JOIN). Every node without an agent is probed; if it answers, an agent is started there. A node that does not
@@ -83,11 +83,9 @@ class NodeAllocation:
         self._vacating: dict[str, str] = {}  # node drained for repair -> reason
         self._departures = Departures(terms)
         self._were_out: set[str] = set()  # lost nodes that have been out of service since their loss
-        self._tries = Tries()
-        self.refusals = Refusals()  # Slurm's refusals of one-node jobs
-        self._some_connected = False  # whether any agent ever connected
-        self._probed: set[str] = set()  # nodes that are being probed
-        self._reported_slow: set[str] = set()
+        self.refusals, self._next_refusals = Refusals(), Refusals()  # for one-node jobs, and for the next job
+        self._tries, self._some_connected = Tries(), False  # _some_connected: whether any agent ever connected
+        self._probed, self._reported_slow = set[str](), set[str]()  # nodes being probed, and nodes reported as slow
         self._last_job = self._last_step = 0
 
     # The run's jobs
@@ -99,13 +97,13 @@ class NodeAllocation:
         return [RequestJob(job.number, job.role, (*self.excluded, *self.lost_since)), SaveState()]
 
     def _request_next(self, view: RunView) -> list[Action]:
-        """Request the next job, without nodes that a cloud takes although Slurm has them in service."""
+        """Request the next job. Exclude nodes that a cloud will reclaim, even if they are still in service in Slurm."""
         taken = self._departures.still_in_service(view.now)
         request = RequestJob(self._add(JobRole.NEXT).number, JobRole.NEXT, (*self.excluded, *self.lost_since, *taken))
         return [request, SaveState(), *([WidenNext(max(taken.values()) - view.now)] if taken else ())]
 
     def widen_next(self, view: RunView) -> list[Action]:
-        """Request the next job again if it still waits, without excluding nodes that are gone by now."""
+        """If the next job still waits, request it again, so that it can use nodes that have been replaced."""
         waiting = [job for job in self.jobs if job.role is JobRole.NEXT and not job.nodes]
         return [*self._release(waiting), *self._request_next(view)] if waiting and not view.ending else []
 
@@ -126,6 +124,7 @@ class NodeAllocation:
             return []
         job.id, job.nodes, job.ends_at = info.id, info.nodes, info.ends_at
         self.refusals.over()
+        self._next_refusals.over()
         what = {"job": job.id, "nodes": list(job.nodes), "role": job.role.value}
         actions: list[Action] = [WriteJournal(RunEvent.GRANTED, what)]
         if job.role is JobRole.NEXT or (job.role is JobRole.MAIN and not job.adopted):
@@ -155,8 +154,9 @@ class NodeAllocation:
             return [journal, WriteNote(f"Slurm has no node to replace a lost one: {why}")] if news else []
         if job.role is JobRole.MAIN:
             return [journal, StopRun(1, f"Slurm refused: {why}", RunCause.REFUSED)]
-        note = WriteNote(f"Slurm refused: {why}; retrying in {ASK_AGAIN_S:.0f} s")
-        return [journal, note, RequestNext(ASK_AGAIN_S)]
+        is_new = self._next_refusals.refused(why, (), view.clock)
+        note = [WriteNote(f"Slurm refused: {why}; retrying in {ASK_AGAIN_S:.0f} s")] if is_new else []
+        return [journal, *note, RequestNext(ASK_AGAIN_S)]
 
     def next_due(self, view: RunView) -> list[Action]:
         return [] if view.ending or self.jobs.has(JobRole.NEXT) else self._request_next(view)
@@ -170,7 +170,7 @@ class NodeAllocation:
         return self._over(job, state, view)
 
     def _over(self, job: Job, state: JobState, view: RunView) -> list[Action]:
-        """End the run if its user cancelled the job; continue in another job after preemption or the time limit."""
+        """Handle the end of a job: end the run if the user cancelled it, otherwise request the next job if needed."""
         what = {"job": job.id, "role": job.role.value, "state": state.value}
         actions: list[Action] = [WriteJournal(RunEvent.JOB_OVER, what)]
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
@@ -178,7 +178,7 @@ class NodeAllocation:
         elif self.terms.own_job is not None or view.ending or job.role is JobRole.JOIN:
             pass  # do not request another job: the run has one, or is ending, or the coordinator runs inside this job
         elif (view.closing or not self.jobs.promote_join()) and not self.jobs.has(JobRole.NEXT):
-            actions += self._release(self.jobs.waiting_joins)  # the next job starts only after all others are gone
+            actions += self._release(self.jobs.waiting_joins)  # the next job starts only after all others have ended
             actions += self._request_next(view)
         return [*actions, SaveState()]
 
@@ -198,7 +198,7 @@ class NodeAllocation:
 
     @property
     def _suspects(self) -> tuple[str, ...]:
-        return (*self.excluded, *self.lost_since, *self._vacating, *self._departures.told)
+        return (*self.excluded, *self.lost_since, *self._vacating, *self._departures.read_by_agents)
 
     def _not_to_join(self, view: RunView) -> set[str]:
         return {*self._suspects, *self.coming(view)}
@@ -269,7 +269,7 @@ class NodeAllocation:
                 return [], [*actions, StopRun(NO_CONTAINER, what)]
             why = startup_failure(result.log, node)
             actions.append(self._lose(node, f"agents on {node} end right after they start{why}", view))
-            if not some_started and {*ours} <= self.lost_since.keys():  # all nodes failed, so the cause is elsewhere
+            if not some_started and {*ours} <= self.lost_since.keys():  # all nodes failed, so no node is the cause
                 what = f"the run's agents end right after they start on every node{why}; see {self.terms.log}"
                 return [], [*actions, StopRun(1, what)]
         return start, actions
@@ -280,7 +280,7 @@ class NodeAllocation:
         return StartAgents(job.number, self._last_step, nodes)
 
     def step_ended(self, number: int, step: int, missed: Mapping[str, str], view: RunView) -> list[Action]:
-        """Start agents again after a step ended. If srun cannot reach one node, it ends the step on all nodes."""
+        """Start agents again after a step has ended. The nodes in `missed`, which srun could not reach, are lost."""
         job = self.jobs.find(number)
         ended = next((each for each in job.steps if each.number == step), None) if job else None
         if job is None or ended is None:
@@ -312,7 +312,7 @@ class NodeAllocation:
         for step in self.jobs.steps:
             step.left.add(node)
         if silent:
-            # The loss counts from before its detection, because the node may have rebooted in that time.
+            # The loss is dated before its detection, because the node may have rebooted in that time.
             self.lost_since[node] = view.now - self.terms.gone_s
 
     # Lost nodes, and nodes to leave
@@ -323,7 +323,7 @@ class NodeAllocation:
         self._down = frozenset(node.name for node in nodes if node.down)
         before, self._vacating = set(self._vacating), drained_for_repair(nodes)
         self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.lost_since)
-        back = usable_again(self.lost_since, nodes, view.now, self._were_out - self._departures.told)
+        back = usable_again(self.lost_since, nodes, view.now, self._were_out - self._departures.read_by_agents)
         for name in back:
             del self.lost_since[name]
         self._tries.forget(*back)
@@ -334,8 +334,8 @@ class NodeAllocation:
         news = self._departures.nodes_seen(nodes, view.now)
         return [ApplyEvent(NodesOutOfService(self.unhealthy)), *released, *news, ReleaseLostNodes(), ReportLeftNodes()]
 
-    def notice_told(self, node: str, notice: CloudNotice, view: RunView) -> list[Action]:
-        return self._departures.notice_told(node, notice, view.now)
+    def notice_read(self, node: str, notice: CloudNotice, view: RunView) -> list[Action]:
+        return self._departures.notice_read(node, notice, view.now)
 
     def _lose(self, node: str, why: str, view: RunView) -> Action:
         self._leave(node, view)
@@ -367,7 +367,7 @@ class NodeAllocation:
         return [ReportLeftNodes()]
 
     def _leave_drained(self, view: RunView) -> list[Action]:
-        """Leave nodes drained for repair and end their agents. On nodes that a cloud takes, workers save first."""
+        """Leave nodes drained for repair and end their agents. Workers save first if a cloud will reclaim a node."""
         actions = self._departures.leave(view)
         ready = [node for node in view.ready if node not in self._departures.notices]
         for node in nodes_to_leave(self._vacating, ready, self.terms.max_nodes):
@@ -387,10 +387,10 @@ class NodeAllocation:
     # Moving to the next job, and the end
 
     def leaving(self, job_id: int, node: str) -> list[Action]:
-        """Start to leave the nodes at once, because workers that save quickly may end before Slurm reports the reason.
+        """Begin to leave the nodes before Slurm reports the reason, because workers that save quickly may end first.
 
         Ignore a signal from a one-node job, because the run loses only that node. Ignore a signal from a node that is
-        down: when such a node returns, Slurm ends leftover processes of a job that may be over.
+        down, because when such a node returns, Slurm ends processes that are left from an earlier job.
         """
         of_the_run = [job.id for job in self.jobs if job.role is not JobRole.JOIN]
         if node in self._down or (job_id and job_id not in of_the_run):
@@ -419,7 +419,7 @@ class NodeAllocation:
         return [SuspendRun("requeued") if done else StopRun(1, "Slurm did not requeue the job")]
 
     def nodes_to_recall(self, nodes: Collection[str], view: RunView) -> dict[int, list[str]]:
-        """Return which of `nodes` have no agent, by job number. At the end, agents are started there to clean up."""
+        """Return, by job number, which of `nodes` have no agent. Agents are started there at the end, to clean up."""
         return self.jobs.all_without_agent(nodes, view, self.excluded)
 
     def recall(self, nodes: Mapping[int, Collection[str]], dead: Collection[str], view: RunView) -> list[Action]:
@@ -430,7 +430,7 @@ class NodeAllocation:
         return self._release(self.jobs, code)
 
     def _release(self, jobs: Iterable[Job], code: int | None = None) -> list[Action]:
-        """Release these jobs. In the coordinator's own job, end only the steps: the job ends with the coordinator."""
+        """Release these jobs. End only the steps of the coordinator's own job, which ends with the coordinator."""
         actions: list[Action] = []
         for job in list(jobs):
             self.jobs.remove(job)

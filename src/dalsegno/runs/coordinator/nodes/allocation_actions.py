@@ -1,4 +1,4 @@
-"""The plain values of the allocation state machine: jobs and steps, inputs, and actions."""
+"""The data classes of the allocation state machine: jobs and steps, inputs, and actions."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from dalsegno.slurm.facts import NodeInfo
 # Jobs and steps
 
 
-ARRIVAL_S = 20.0  # how long after the start of srun, or after the last check, a node without an agent is checked
+ARRIVAL_S = 20.0  # a node without an agent is checked this long after the start of srun or the last check
 MAX_START_S = 1800.0  # time limit for an agent's start, which includes the image import and the prolog
 
 
 @dataclass(eq=False)
 class AgentStep:
-    """A running srun that starts agents. It starts no second agent on the nodes in `left`, whose agent has ended."""
+    """A running srun that starts agents.
+
+    `left` contains the nodes on which the agent has ended. The srun does not start another agent there.
+    """
 
     number: int
     nodes: tuple[str, ...]
     began: float
     left: set[str] = field(default_factory=set)
-    looked: dict[str, float] = field(default_factory=dict)  # when a node with a slow agent was last seen healthy
+    looked: dict[str, float] = field(default_factory=dict)  # node with a slow agent -> when it was last seen healthy
     adopted: bool = False  # whether a previous coordinator started this step
 
     def will_bring(self, node: str, clock: float) -> bool:
@@ -104,7 +107,10 @@ class RunJobs(list[Job]):
     def all_without_agent(
         self, nodes: Collection[str], view: RunView, without: Collection[str]
     ) -> dict[int, list[str]]:
-        """Return which of `nodes`, except those in `without`, have no agent and get none, by job number."""
+        """Return, by job number, the nodes in `nodes` that have no agent and on which none is starting.
+
+        Nodes in `without` are excluded.
+        """
         found = {job.number: self.nodes_without_agent(job, view, without) for job in self}
         return {number: [node for node in each if node in nodes] for number, each in found.items()}
 
@@ -114,7 +120,7 @@ class RunJobs(list[Job]):
 
 @dataclass(frozen=True)
 class AllocationTerms:
-    """The constants of a run."""
+    """The settings of a run that do not change."""
 
     max_nodes: int
     spares: int = 0
@@ -276,7 +282,7 @@ class SaveState:
     """Save the current state for the next coordinator."""
 
 
-# Events that the state machine sends to itself, because they depend on the results of earlier actions.
+# Events that the state machine sends to itself after earlier actions, because they depend on the actions' results.
 
 
 @dataclass(frozen=True)

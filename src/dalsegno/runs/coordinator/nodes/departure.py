@@ -1,7 +1,8 @@
-"""Decide when a run leaves nodes that its cloud takes away. Pure.
+"""Decide when a run leaves nodes that a cloud will reclaim. No I/O.
 
-A run moves as soon as other nodes are ready. If there are none, it trains on until there is just enough time to save.
-Then it continues with fewer nodes, if it may, or saves, releases all nodes and waits for others.
+A run leaves such nodes as soon as other nodes are ready. If there are none, it trains until there is just enough time
+to save. Then it continues with fewer nodes, if this is allowed. Otherwise it saves, releases all nodes and waits for
+others.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.wire.cloud_notice import SPOT_S, CloudNotice, NoticeKind
 
-SAVE_S = 60.0  # time before the end of a node at which the run saves at the latest
-LAST_S = 10.0  # workers that have not saved this long before the end of a node are stopped
+SAVE_S = 60.0  # the run saves at the latest this long before a node is reclaimed
+LAST_S = 10.0  # workers that have not saved this long before a node is reclaimed are stopped
 MAX_SAVE_S, MIN_SAVE_S = 120.0, 2.0  # limits on the time that workers get to save
 
 
 @dataclass(frozen=True)
 class Departure:
-    """Nodes to leave now, and how long workers have to save. `reclaim`: the run cannot continue without them."""
+    """The nodes to leave now, and the time that workers have to save.
+
+    If `reclaim` is set, the run cannot continue without these nodes.
+    """
 
     nodes: tuple[str, ...]
     save_s: float
@@ -41,45 +45,48 @@ class Departure:
 
 
 class Departures:
-    """The nodes of a run that their cloud takes, known from drain reasons and from the run's own agents."""
+    """The nodes of a run that a cloud will reclaim, known from drain reasons and from the run's own agents."""
 
     def __init__(self, terms: AllocationTerms) -> None:
         self._terms = terms
         self._drained: dict[str, CloudNotice] = {}
-        self._told: dict[str, CloudNotice] = {}
-        self._until: dict[str, float] = {}  # node -> when it is taken, by this machine's clock
-        self._departing: set[str] = set()  # nodes that the run was told to leave
+        self._read_by_agents: dict[str, CloudNotice] = {}
+        self._until: dict[str, float] = {}  # node -> when it is reclaimed, by this machine's clock
+        self._departing: set[str] = set()  # nodes that the run has been ordered to leave
 
     @property
     def notices(self) -> Mapping[str, CloudNotice]:
-        return {**self._drained, **self._told}
+        return {**self._drained, **self._read_by_agents}
 
     @property
-    def told(self) -> frozenset[str]:
+    def read_by_agents(self) -> frozenset[str]:
         """The nodes whose agents have read a notice. Slurm may still show them in service."""
-        return frozenset(self._told)
+        return frozenset(self._read_by_agents)
 
     def nodes_seen(self, nodes: Iterable[NodeInfo], now: float) -> list[Action]:
-        """Take the notices in the drain reasons of all nodes, and report new ones."""
+        """Record the notices in the drain reasons of all nodes, and report new ones."""
         known = self.notices
         self._drained = find_notices(nodes)
         self._update(now)
         return [action for node in self._drained if node not in known for action in self._report(node)]
 
-    def notice_told(self, node: str, notice: CloudNotice, now: float) -> list[Action]:
-        """Take a notice that an agent of the run has read on its node, and report it if it is new."""
+    def notice_read(self, node: str, notice: CloudNotice, now: float) -> list[Action]:
+        """Record a notice that an agent of the run has read on its node, and report it if it is new."""
         new = node not in self.notices
-        self._told[node] = notice
+        self._read_by_agents[node] = notice
         self._update(now)
         return self._report(node) if new else []
 
     def still_in_service(self, now: float) -> dict[str, float]:
-        """Return the nodes that only agents know to be taken, and until when they are there. Slurm may use them."""
-        return {node: self._until[node] for node in self._told if self._until[node] > now}
+        """Return the nodes whose agents have read a notice, with the time of the reclaim.
+
+        Slurm may still use these nodes, because the controller may not know the notices.
+        """
+        return {node: self._until[node] for node in self._read_by_agents if self._until[node] > now}
 
     def forget(self, nodes: Collection[str]) -> None:
-        """Forget what agents read on nodes that have been replaced since."""
-        self._told = {node: notice for node, notice in self._told.items() if node not in nodes}
+        """Forget the notices that agents read on nodes that have since been replaced."""
+        self._read_by_agents = {node: notice for node, notice in self._read_by_agents.items() if node not in nodes}
 
     def _update(self, now: float) -> None:
         self._until = {node: self._until.get(node, _end_of(notice, now)) for node, notice in self.notices.items()}
@@ -90,7 +97,7 @@ class Departures:
         return [WriteJournal(RunEvent.NOTICE, what), WriteNote(f"{node}: {notice.summary}"), CheckAgents()]
 
     def leave(self, view: RunView) -> list[Action]:
-        """Leave nodes when there are others, or when there is just time to save."""
+        """Leave nodes if other nodes are ready, or if there is just enough time to save."""
         terms = self._terms
         self._departing &= {*view.ready}
         least = terms.min_nodes or terms.max_nodes
@@ -106,17 +113,21 @@ class Departures:
 
 
 def _end_of(notice: CloudNotice, now: float) -> float:
-    """Return when the node is taken. The clock of this machine may be wrong, but a spot instance never has longer."""
+    """Return when the node is reclaimed.
+
+    For a spot instance, this is at most SPOT_S from now, even if this machine's clock is wrong.
+    """
     return min(notice.deadline, now + SPOT_S) if notice.kind is NoticeKind.SPOT else notice.deadline
 
 
 def plan_departure(
     until: Mapping[str, float], ready: Collection[str], least: int, wanted: int, now: float, home: str = ""
 ) -> Departure | None:
-    """Return what to do now about nodes that are taken (`until`: when); None if nothing is to be done yet.
+    """Return how to leave the nodes that will be reclaimed; None if it is too early to act.
 
-    `ready` are the nodes of the run, of which it needs `least` and wants `wanted`. `home` is the node that the
-    coordinator runs on, if it runs in the job: without that node the job ends.
+    `until` maps these nodes to the time of reclaim. `ready` contains the nodes of the run. The run needs at least
+    `least` nodes and asks for `wanted` nodes. `home` is the coordinator's node if the coordinator runs in the job; the
+    job ends if it loses that node.
     """
     taken = sorted(set(until) & set(ready))
     if not taken:

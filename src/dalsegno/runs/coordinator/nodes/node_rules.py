@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dalsegno.hostlist import compress
 from dalsegno.runs.comment import OURS
 from dalsegno.runs.coordinator.site import ASK_SLURM_S
-from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.slurm.parse.srun import refused_containers, started_outside, why_not_started
 from dalsegno.slurm.render import SPARE_REASON
@@ -47,7 +47,7 @@ class Tries:
 
 
 def startup_failure(log: str, node: str) -> str:
-    """Return why agents on this node end as soon as they start, according to srun's output; "" if unknown."""
+    """Return a text to append to a message: why agents on this node end as soon as they start; "" if unknown."""
     if started_outside(log, node):
         return ": the container does not start there (run `dalsegno containers check` for the reason)"
     why = why_not_started(log, node)
@@ -55,7 +55,7 @@ def startup_failure(log: str, node: str) -> str:
 
 
 def container_faults(log: str, nodes: Collection[str]) -> list[str]:
-    """Return the reasons why the container failed, if it failed on all nodes; else empty."""
+    """Return the reasons why the container failed, if it failed on all nodes; otherwise an empty list."""
     refused = refused_containers(log)
     return list(dict.fromkeys(refused[node] for node in nodes)) if nodes and {*nodes} <= refused.keys() else []
 
@@ -63,11 +63,12 @@ def container_faults(log: str, nodes: Collection[str]) -> list[str]:
 def usable_again(
     lost_at: Mapping[str, float], nodes: Iterable[NodeInfo], now: float, were_out: Collection[str] = ()
 ) -> list[str]:
-    """Return the lost nodes that may be used again.
+    """Return the lost nodes that may be used again, because one of these conditions is true:
 
-    There are three kinds. The slurmd of a rebuilt or rebooted node has started since the loss. A node that was repaired
-    without a restart of slurmd, for example by a GPU reset, was out of service and is healthy again. Nodes that were
-    lost long ago are used again if they are in service.
+    - The node's slurmd has started since the loss, because the node was rebuilt or rebooted.
+    - Slurm has powered the node down since the loss, so that it boots with a new machine.
+    - The node was out of service and is healthy again, for example after a GPU reset, which does not restart slurmd.
+    - The node was lost long ago and is in service.
     """
     known = {node.name: node for node in nodes}
     return [
@@ -83,36 +84,43 @@ def out_of_service(nodes: Iterable[NodeInfo]) -> set[str]:
 
 
 def ask_again_s(lost_at: Iterable[float], now: float) -> float:
-    """Return the seconds until Slurm is polled again: fewer if a node was lost recently and may be back soon."""
+    """Return the seconds until Slurm is polled again.
+
+    The interval is shorter if a node was lost recently, because such a node may return soon.
+    """
     return SOON_S if any(now - at < LATELY_S for at in lost_at) else ASK_SLURM_S
 
 
 def _is_back(node: NodeInfo, lost_at: float, now: float) -> bool:
     started = node.slurmd_started_at or 0  # in whole seconds, so `lost_at` is rounded down too
-    return started >= math.floor(lost_at) or (now - lost_at > FORGIVEN_S and node.in_service)
+    rebuilt = started >= math.floor(lost_at) or (node.on_demand and NodeFlag.POWERED_DOWN in node.flags)
+    return rebuilt or (now - lost_at > FORGIVEN_S and node.in_service)
 
 
 def _is_good(node: NodeInfo) -> bool:
     return node.in_service or (node.responding and node.reason == SPARE_REASON)
 
 
-# Nodes that the controller has drained for repair, which a run leaves once it has others
+# Nodes that the controller has drained for repair. A run leaves them once it has other nodes
 
 
 def drained_for_repair(nodes: Iterable[NodeInfo]) -> dict[str, str]:
-    """Return the nodes that the controller has drained, and why. Work may continue on nodes drained by others."""
+    """Return the nodes that the controller has drained, and the reasons.
+
+    Nodes that others have drained remain in use.
+    """
     drained = [node for node in nodes if node.draining and node.reason.startswith(OURS)]
     return {node.name: node.reason.removeprefix(OURS) for node in drained if node.reason != SPARE_REASON}
 
 
 def find_notices(nodes: Iterable[NodeInfo]) -> dict[str, CloudNotice]:
-    """Return the nodes that the controller has drained because their cloud takes them, with the notices."""
+    """Return the notices that a cloud will reclaim nodes, from the reasons of drained and down nodes."""
     found = {node.name: find_notice(node.reason) for node in nodes if node.draining or node.down}
     return {name: notice for name, notice in found.items() if notice is not None}
 
 
 def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: int) -> list[str]:
-    """Return the nodes in `vacating` that the run can leave and still have `wanted` nodes."""
+    """Return the nodes in `vacating` that the run can leave while it keeps `wanted` nodes."""
     here = sorted(set(vacating) & set(ready))
     return here[: max(0, len(ready) - wanted)]
 
@@ -157,14 +165,14 @@ LONG_S = 60.0  # starts that take longer than this are reported
 
 
 def still_starting(ages_s: Mapping[str, float], nodes: Iterable[NodeInfo], now: float) -> list[str]:
-    """Return the nodes that have not rebooted since their srun started: their agents may still connect."""
+    """Return the nodes that have not rebooted since their srun started. Their agents may still connect."""
     # slurmd reports whole seconds, so the start of srun is rounded down too.
     started = {node.name: node.slurmd_started_at or 0 for node in nodes}
     return [node for node, age_s in ages_s.items() if math.floor(now - age_s) > started.get(node, 0)]
 
 
 def describe_slow(ages_s: Mapping[str, float], waits: Collection[str], reported: set[str], log: object) -> str:
-    """Return a note about slow nodes that have not been reported yet; "" if there are none."""
+    """Return a note about slow nodes that are not in `reported`, and add them to it; "" if there are none."""
     new = sorted(node for node in waits if ages_s[node] >= LONG_S and node not in reported)
     reported.update(new)
     return f"agents are slow to start on {compress(new)} (image import or prolog); see {log}" if new else ""

@@ -17,7 +17,7 @@ from dalsegno.wire.frames import Message
 
 
 class RunControl(Protocol):
-    """The coordinator's interface for its parts: the node source, the hang detection and the admission of nodes."""
+    """The coordinator's interface for its components: node source, hang detection and admission of nodes."""
 
     @property
     def run(self) -> Run: ...
@@ -74,7 +74,7 @@ class RunControl(Protocol):
 
 
 class NodeSource(Protocol):
-    """Obtains nodes, starts agents on them and releases them. Every method may be called at any time, in any state."""
+    """Obtains nodes, starts agents on them and releases them. Each method may be called at any time, in any state."""
 
     @property
     def excluded(self) -> Collection[str]:
@@ -83,7 +83,7 @@ class NodeSource(Protocol):
 
     @property
     def lost_since(self) -> Mapping[str, float]:
-        """The nodes that are lost or left for repair, and since when."""
+        """The nodes that are lost or left for repair, with the time of the loss."""
         ...
 
     @property
@@ -96,22 +96,22 @@ class NodeSource(Protocol):
     async def adopt(
         self, saved: Sequence[SavedJob], excluded: Collection[str], lost_since: Mapping[str, float]
     ) -> bool:
-        """Continue with the previous coordinator's jobs and nodes; return False if these jobs are gone."""
+        """Continue with the previous coordinator's jobs and nodes; return False if these jobs have ended."""
         ...
 
     def saved(self) -> tuple[SavedJob, ...]: ...
 
     def check_agents(self) -> None:
-        """Start missing agents. Called twice a second and after changes."""
+        """Start missing agents. Call this twice a second and after changes."""
         ...
 
     async def ask_slurm(self) -> None:
-        """Query Slurm for changes to jobs and nodes. Called every few seconds."""
+        """Query Slurm for changes to jobs and nodes. Call this every few seconds."""
         ...
 
     @property
     def ask_again_s(self) -> float:
-        """Seconds until the next `ask_slurm`."""
+        """The number of seconds until the next `ask_slurm`."""
         ...
 
     def exclude(self, node: str) -> None:
@@ -122,8 +122,8 @@ class NodeSource(Protocol):
         """Leave a node that is out of service in Slurm. The run may use it again when it is back in service."""
         ...
 
-    def notice_told(self, node: str, notice: CloudNotice) -> None:
-        """Prepare to leave a node, because its agent has read that the cloud takes it."""
+    def notice_read(self, node: str, notice: CloudNotice) -> None:
+        """Prepare to leave a node, because its agent has read that the cloud will reclaim it."""
         ...
 
     def agent_connected(self, node: str, again: bool) -> bool:
@@ -135,11 +135,14 @@ class NodeSource(Protocol):
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
     def leaving(self, job: int, node: str = "") -> None:
-        """Prepare to leave the nodes of a job (0: the run's own). `node` is where the agent received Slurm's signal."""
+        """Prepare to leave the nodes of a job (0 means the run's own).
+
+        `node` is where the agent received Slurm's signal.
+        """
         ...
 
     async def move(self) -> None:
-        """Release the nodes, on which no workers are left."""
+        """Release the nodes, which have no workers any more."""
         ...
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
@@ -171,7 +174,7 @@ class NodeSource(Protocol):
 
     @property
     def refused(self) -> str:
-        """Why Slurm refused another node; "" if the last request was not refused."""
+        """The reason why Slurm refused another node; "" if the last request was not refused."""
         ...
 
 
@@ -208,7 +211,7 @@ class NoNodeSource:
     def leave_for_repair(self, node: str) -> None:
         self.exclude(node)
 
-    def notice_told(self, node: str, notice: CloudNotice) -> None: ...
+    def notice_read(self, node: str, notice: CloudNotice) -> None: ...
 
     def agent_connected(self, node: str, again: bool) -> bool:
         return True

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.log import rotate
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
 from dalsegno.runs.coordinator.site import CoordinatorSite
@@ -58,7 +59,7 @@ class PatientSlurm:
         return [job.id for job in found if job.name == name and job.uid == os.geteuid()]
 
     async def slurmd_port(self) -> int:
-        """Return the cluster's default port of slurmd; 0 if Slurm does not respond."""
+        """Return the default port of the cluster's slurmd; 0 if Slurm does not respond."""
         try:
             port = (await asyncio.to_thread(self._client.config)).get("SlurmdPort", "")
         except DalsegnoError:
@@ -119,7 +120,7 @@ class PatientSlurm:
 def job_state(info: JobInfo) -> JobState:
     """Return the state of a job. A job that is COMPLETING because its user ended it counts as CANCELLED.
 
-    Slurm reports CANCELLED only once the job is gone. A job that was preempted or has reached its time limit is also
+    Slurm reports CANCELLED only after COMPLETING. A job that was preempted or has reached its time limit is also
     COMPLETING, but still has some seconds to save. A job that is requeued has no end time.
     """
     if info.state is not JobState.COMPLETING or info.preempted_at or info.ends_at is None or info.started_at is None:
@@ -194,7 +195,7 @@ class SlurmJobs:
         return self._load_nodes(job, job_id)
 
     def _salloc_ended(self, job: JobProcesses) -> None:
-        """Handle the end of salloc, which was granted a job or refused."""
+        """Handle the end of salloc: Slurm granted the job or refused it."""
         answer = self._answer(job)
         job.asking, code = None, job.asking.poll() if job.asking else None
         job.id = answer.job or job.id
@@ -248,6 +249,16 @@ class SlurmJobs:
         log = self.site.folder.agents_log
         return {number: read_since(log, step.output_from) for number, step in steps if {*step.nodes} & {*nodes}}
 
+    def _rotate_log(self) -> None:
+        """Rotate the agents' log if it is too long.
+
+        Afterwards, the output of running steps is read from the start of the new log.
+        """
+        if rotate(str(self.site.folder.agents_log)):
+            for job in self._jobs.values():
+                for step in job.steps.values():
+                    step.output_from = 0
+
     def has_steps(self, number: int) -> bool:
         return number in self._jobs and bool(self._jobs[number].steps)
 
@@ -255,6 +266,7 @@ class SlurmJobs:
 
     async def check(self) -> None:
         """Ask Slurm for the state of the granted jobs and report it to the listener."""
+        self._rotate_log()
         for job in [job for job in self._jobs.values() if job.granted]:
             info = await self._find(job)
             if job.given_back or job.number not in self._jobs:
@@ -304,7 +316,7 @@ class SlurmJobs:
         await self._cancel(job, code)
 
     async def sweep(self) -> None:
-        """Cancel the run's remaining jobs by name, including jobs whose id is unknown."""
+        """Cancel the remaining jobs of the run by name. This includes jobs whose id is unknown."""
         for each in await self.slurm.named(self.site.folder.run):
             if each != self.site.own_job:
                 await self.slurm.cancel(each)
@@ -340,7 +352,7 @@ class SlurmJobs:
     def adopt(self, saved: Iterable[SavedJob]) -> dict[int, dict[int, tuple[str, ...]]]:
         """Adopt the previous coordinator's jobs. Return the nodes of their running steps, by job and step number.
 
-        Call `examine` next. It is a separate call because it may trigger a save of the state, which needs all jobs.
+        Call `examine` next. That is a separate call, because `examine` may save the state, which needs all jobs.
         """
         last = 0
         for each in saved:
@@ -356,7 +368,7 @@ class SlurmJobs:
         }
 
     def examine(self, saved: Iterable[SavedJob]) -> None:
-        """Find out the state of the adopted jobs and report it to the listener."""
+        """Query the state of the adopted jobs and report it to the listener."""
         for each in saved:
             job = self._jobs[each.number]
             if job.asking is not None:
@@ -383,7 +395,7 @@ def _size(path: Path) -> int:
 
 
 def read_since(path: Path, offset: int) -> str:
-    """Return the text of a log from this offset on, up to a limit; "" if it cannot be read."""
+    """Return the text of a log after this offset, up to a limit; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

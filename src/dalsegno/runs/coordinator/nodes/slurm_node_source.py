@@ -120,7 +120,7 @@ class SlurmNodeSource:
                 self.coordinator.save_state()
 
     def _ask(self, action: SlurmAction) -> Awaitable[None] | None:
-        """Start an action on Slurm, unless its job has been released in the meantime."""
+        """Start an action on Slurm, unless its job has been released already."""
         jobs, slurm = self._jobs, self._jobs.slurm
         match action:
             case RequestJob(number, role, suspects, members):
@@ -232,8 +232,8 @@ class SlurmNodeSource:
     def leave_for_repair(self, node: str) -> None:
         self._execute(self.allocation.leave_for_repair(node, self._view))
 
-    def notice_told(self, node: str, notice: CloudNotice) -> None:
-        self._execute(self.allocation.notice_told(node, notice, self._view))
+    def notice_read(self, node: str, notice: CloudNotice) -> None:
+        self._execute(self.allocation.notice_read(node, notice, self._view))
 
     def agent_connected(self, node: str, again: bool) -> bool:
         admitted, actions = self.allocation.agent_connected(node, again, self._view)
@@ -255,7 +255,7 @@ class SlurmNodeSource:
         await self._complete(self.allocation.move(self._view))
 
     async def recall_agents(self, nodes: Collection[str]) -> set[str]:
-        view = self._view  # taken once, because agents disconnect during the following actions
+        view = self._view  # read once, because agents disconnect during the following actions
         without_agent = self.allocation.nodes_to_recall(nodes, view)
         asked = sorted({node for each in without_agent.values() for node in each})
         found = await self._look_at(asked) if asked else ()
@@ -275,7 +275,7 @@ class SlurmNodeSource:
     async def adopt(
         self, saved: Sequence[SavedJob], excluded: Collection[str] = (), lost_since: Mapping[str, float] | None = None
     ) -> bool:
-        """Adopt saved jobs. Return False if there are none, or if the batch job was requeued and its steps are gone."""
+        """Adopt saved jobs. Return False if there are none, or if the batch job was requeued and its steps ended."""
         self.allocation.excluded, self.allocation.lost_since = list(excluded), dict(lost_since or {})
         own = self.site.own_job
         ours = own is None or any(job.job == own and any(map(_is_alive, job.steps)) for job in saved)

@@ -1,1 +1,1 @@
-"""What a coordinator writes about its run: status, goodput and history."""
+"""The reports that a coordinator writes about its run: status, goodput and history."""

@@ -1,4 +1,4 @@
-"""Account for a run's time: compute the seconds of each kind from the run's events.
+"""Account for a run's time: compute from the run's events how long each kind of activity took.
 
 Every second is counted once: as productive, checkpoints, starting, waiting for nodes, or lost to failures. Lost time
 includes the time until a run resumes after a failure and the time of repeated steps.
@@ -27,7 +27,7 @@ from dalsegno.system.files import write_atomic
 
 
 class TimeKind(Enum):
-    """What a second of a run was spent on, in the order of display."""
+    """The activity that a second of a run was spent on, in the order of display."""
 
     PRODUCTIVE = "productive"
     LOST = "lost"
@@ -50,7 +50,7 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """The productive share of the time until `at`."""
+        """The productive fraction of the time until `at`."""
         total = sum(self.spent.values())
         return self.spent.get(TimeKind.PRODUCTIVE, 0.0) / total if total else 0.0
 
@@ -81,13 +81,16 @@ def record_wait(account: Goodput, now: float) -> Goodput:
 
 
 def record_failure(account: Goodput, now: float, counts: bool = True) -> Goodput:
-    """Record a failure. Time is lost from the last step until the run is back at the same step."""
+    """Record a failure, and count it if `counts` is set.
+
+    The time from the last step until the run is back at that step is lost.
+    """
     kind = account.kind if account.kind is TimeKind.WAITING else TimeKind.LOST
     return add_time(replace(account, kind=kind, failures=account.failures + counts), now, TimeKind.LOST)
 
 
 def record_step(account: Goodput, now: float, step: int, saving_s: float) -> Goodput:
-    """Record a step. The first step of a generation ends its start; the time of a repeated step is lost."""
+    """Record a step. The first step of a generation ends its start. The time of a repeated step counts as lost."""
     new = step > account.furthest
     first = account.kind in (TimeKind.STARTING, TimeKind.WAITING)
     kind = account.kind if first else (TimeKind.PRODUCTIVE if new else TimeKind.LOST)
@@ -140,7 +143,7 @@ MAX_RANKS = 256  # in a larger run, only the slowest ranks are written
 class TrainingProgress:
     """The progress that rank 0 reports.
 
-    `figures` are its latest values, such as loss, step time and samples per second.
+    `figures` contains the latest values that rank 0 reported, such as loss, step time and samples per second.
 
     `ranks` maps each rank to its relative step time: the time without waiting for others, divided by the median of all
     ranks.
@@ -158,7 +161,7 @@ class TrainingProgress:
 
 
 def compare_ranks(busy_s: Mapping[int, float]) -> dict[str, float]:
-    """Return each rank's time divided by the median of all ranks. If there are many ranks, return only the slowest."""
+    """Return each rank's step time divided by the median of all ranks. In large runs, return only the slowest ranks."""
     middle = median(busy_s.values()) if busy_s else 0.0
     if not middle:
         return {}
@@ -177,12 +180,12 @@ class ProgressWriter:
         self._written = 0.0
         self.slow = SlowWatch()
 
-    def watch_slow_ranks(self, run: Run, note: Callable[[str], None]) -> None:
-        """Note a rank that stands out, once it has been the slowest for some time."""
+    def watch_slow_ranks(self, run: Run, note: Callable[[str], None], now: float) -> None:
+        """Write a note about a rank that has been the slowest for some time. `now` is on the monotonic clock."""
         group = run.group if run.phase is GenerationPhase.RUNNING else None
         places = {int(rank): group.agent_of(int(rank)) for rank in self.progress.ranks} if group else {}
         slow = find_slow_rank(self.progress.ranks, places) if group else None
-        if self.slow.update(slow, time.monotonic()) and slow is not None:
+        if self.slow.update(slow, now) and slow is not None:
             note(slow.sentence())
 
     def _previous(self) -> TrainingProgress | None:
@@ -209,7 +212,10 @@ class ProgressWriter:
             self.history.record(account.at, message.step, message.generation, message.progress)
 
     def write(self, last: bool = False) -> None:
-        """Write the progress file if the run reports steps and the last write is at least WRITE_S ago, or if `last`."""
+        """Write the history, and the progress file if the run reports steps.
+
+        Unless `last` is set, skip the progress file if the last write is less than WRITE_S ago.
+        """
         self.history.write(last)
         if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
             return

@@ -21,7 +21,7 @@ MAX_FIGURE = 1e100  # larger numbers are not drawn, because their differences ma
 
 
 class StepPoint(NamedTuple):
-    """The figures at one moment. None means that the script does not report the figure."""
+    """The figures at one time. None means that the script does not report the figure."""
 
     at: float
     step: int
@@ -44,7 +44,7 @@ def thinned(points: list[StepPoint]) -> list[StepPoint]:
 
 
 class HistoryWriter:
-    """Keeps the points of a run, and continues the file of a previous coordinator."""
+    """Collects the points of a run, and continues the file of a previous coordinator."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._written_at = path, 0.0
@@ -59,12 +59,12 @@ class HistoryWriter:
 
     @property
     def spacing_s(self) -> float:
-        """The time between two points: a long run has fewer points per hour."""
+        """The time between two points. A long run has fewer points per hour."""
         span = self.points[-1].at - self.points[0].at if len(self.points) > 1 else 0.0
         return max(FIRST_SPACING_S, span / MAX_POINTS)
 
     def record(self, at: float, step: int, generation: int, figures: Mapping[str, float | None]) -> None:
-        """Record a reported step, unless the last point of its generation is recent."""
+        """Record a reported step, unless its generation has a recent point already."""
         last = self.points[-1] if self.points else None
         if last and last.generation == generation and 0 <= at - last.at < self.spacing_s:
             return
@@ -74,7 +74,7 @@ class HistoryWriter:
             self.points = thinned(self.points)
 
     def write(self, last: bool = False) -> None:
-        """Write the file if there are new points and the last write is long enough ago."""
+        """Write the file if there are new points, and either `last` is set or the last write is long enough ago."""
         if not self._changed or (time.monotonic() - self._written_at < WRITE_S and not last):
             return
         self._written_at, self._changed = time.monotonic(), False

@@ -77,7 +77,9 @@ class StatusWriter:
         before = read_status(site.folder.status)
         self.created = before.created if before else time.time()
         self._note, self._noted = "", 0.0
+        self._note_at: float | None = None
         self._written: RunStatus | None = None
+        self._logged: dict[tuple[str, str], int] = {}  # log stream and file name -> number of bytes received
 
     def journal(self, event: RunEvent, **what: object) -> None:
         log.info("%s %s", event.value, " ".join(f"{name}={value}" for name, value in what.items()))
@@ -85,9 +87,19 @@ class StatusWriter:
             journal.append(self.site.folder.journal, time.time(), event, **what)
 
     def note(self, text: str) -> None:
-        """Show a line to the user once and write it to the journal."""
+        """Show a line in the status for some time, and write it to the journal."""
         self._note, self._noted = text, time.monotonic()
+        self._note_at = time.time()
         self.journal(RunEvent.NOTE, text=text)
+
+    def name_of(self, agent: str) -> str:
+        """Return the name of an agent's node, for the user."""
+        return agent
+
+    def note_standby(self, text: str) -> None:
+        """Show a line about standby workers, unless it is empty."""
+        if text:
+            self.note(text)
 
     @property
     def _fresh_note(self) -> str:
@@ -106,13 +118,15 @@ class StatusWriter:
             )
 
     def lost(self, run: Run, node: str, why: str) -> None:
-        """Record a lost node and its role in the journal. The loss of a spare, for example, causes no restart."""
-        self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, set(run.ready), _seats(run)).state.value)
+        """Record a lost node in the journal, with its role, because the loss of a spare causes no restart."""
+        self.journal(
+            RunEvent.LOST, node=node, why=why, was=_node(run, node, set(run.ready), _group_ranks(run)).state.value
+        )
 
     def record_message(self, generation: int, node: str, message: AgentMessage, event: Event | None) -> None:
-        """Record an agent's message in the journal, as a note, or as log text.
+        """Handle an agent's message: write it to the journal or to a log, or show it as a note.
 
-        Messages of no lasting interest are dropped.
+        Ignore the other kinds of messages.
         """
         if isinstance(message, Ready):
             self.journal(
@@ -126,21 +140,27 @@ class StatusWriter:
         elif isinstance(message, UserNote):
             self.note(message.text)
         elif isinstance(message, LogPiece):
-            self._write_log(message.name, message.text)
+            self._write_log(message)
         if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
             self.journal(RunEvent.FAILED, generation=generation, rank=failure.rank, node=node, code=failure.code,
                          what=failure.what(), signature=failure.signature, noise=failure.noise,
                          timed_out=failure.timed_out)  # fmt: skip
 
-    def _write_log(self, name: str, text: str) -> None:
-        """Append log text from a node that has no access to the run folder."""
-        path = self.site.folder.inside(name)
-        if path is not None:
+    def _write_log(self, piece: LogPiece) -> None:
+        """Append log text from a node that has no access to the run folder.
+
+        Agents repeat text whose receipt was not confirmed. Text that has already arrived is skipped, unless an
+        earlier coordinator received it.
+        """
+        path, data = self.site.folder.inside(piece.name), piece.data
+        known = self._logged.get((piece.stream, piece.name), 0)
+        if path is not None and piece.at + len(data) > known:
+            self._logged[piece.stream, piece.name] = piece.at + len(data)
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("ab") as file:
-                    file.write(text.encode("utf-8", "surrogateescape"))
+                    file.write(data[max(0, known - piece.at) :])
 
     def _note_threads(self, node: str, threads: Sequence[str]) -> None:
         if threads:
@@ -155,18 +175,18 @@ class StatusWriter:
         why = end.why or {0: "done", SAVED: "saved; can be resumed later"}.get(end.code, self._note)
         self.journal(RunEvent.ENDED, code=end.code, why=why)
         ended = replace(self._status(facts), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
-        self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
+        self._write(replace(ended, message=why, note_at=None, cause=end.about, report=report, nodes=(), jobs=()))
 
     def run_suspended(self, facts: RunFacts, why: str) -> None:
         """Report that this coordinator ends but the run does not.
 
         Another coordinator continues the run after the requeue.
         """
-        self._write(replace(self._status(facts), phase=RunPhase.WAITING, message=why, nodes=()))
+        self._write(replace(self._status(facts), phase=RunPhase.WAITING, message=why, note_at=None, nodes=()))
         self.journal(RunEvent.RESTS, why=why)
 
     def _status(self, facts: RunFacts) -> RunStatus:
-        run, group = facts.run, facts.run.group
+        run, group, message = facts.run, facts.run.group, _message(facts)
         running = group is not None and run.phase is GenerationPhase.RUNNING
         return RunStatus(
             run=self.site.folder.run,
@@ -183,7 +203,8 @@ class StatusWriter:
             nproc_per_node=run.shape.nproc_per_node,
             nodes=_nodes(facts),
             jobs=facts.jobs,
-            message=_message(facts) or self._fresh_note,
+            message=message or self._fresh_note,
+            note_at=self._note_at if not message and self._fresh_note else None,
             started=facts.started,
             coordinator_host=socket.gethostname(),
             coordinator_pid=os.getpid(),
@@ -236,17 +257,17 @@ def _shortage(facts: RunFacts) -> str:
 
 
 def _nodes(facts: RunFacts) -> tuple[RunNodeStatus, ...]:
-    ready, seats = set(facts.run.ready), _seats(facts.run)
-    return tuple(_node(facts.run, name, ready, seats) for name in sorted(facts.present, key=in_order))
+    ready, group_ranks = set(facts.run.ready), _group_ranks(facts.run)
+    return tuple(_node(facts.run, name, ready, group_ranks) for name in sorted(facts.present, key=in_order))
 
 
-def _seats(run: Run) -> dict[str, int]:
+def _group_ranks(run: Run) -> dict[str, int]:
     return {place.agent: place.group_rank for place in run.group.places} if run.group else {}
 
 
-def _node(run: Run, name: str, ready: Collection[str], seats: dict[str, int]) -> RunNodeStatus:
+def _node(run: Run, name: str, ready: Collection[str], group_ranks: dict[str, int]) -> RunNodeStatus:
     if name not in ready:
         return RunNodeStatus(name, NodeRole.STARTING)
-    if name in seats:
-        return RunNodeStatus(name, NodeRole.MEMBER, seats[name])
+    if name in group_ranks:
+        return RunNodeStatus(name, NodeRole.MEMBER, group_ranks[name])
     return RunNodeStatus(name, NodeRole.SPARE if run.generation else NodeRole.READY)

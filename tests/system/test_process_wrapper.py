@@ -16,9 +16,9 @@ from dalsegno.system.children import start_ticks
 
 STAND_IN = """
 import os, sys
-from dalsegno.system.stand_in import StandIn, end_as
+from dalsegno.system.process_wrapper import ProcessWrapper, end_as
 over = lambda notes: "hangs" in notes
-ended = StandIn(poll_s=0.05).run("/bin/sh", ["sh", "-c", sys.argv[1]], os.environ, "NOTES", over)
+ended = ProcessWrapper(poll_s=0.05).run("/bin/sh", ["sh", "-c", sys.argv[1]], os.environ, "NOTES", over)
 print(repr(ended), file=sys.stderr, flush=True)
 end_as(ended.code)
 """
@@ -54,7 +54,7 @@ def test_streams_notes_and_exit_code_are_those_of_the_program(started: list[subp
     assert "notes='a note\\n', asked=False" in err
 
 
-def test_stand_in_ends_by_the_signal_of_the_program(started: list[subprocess.Popen[str]]):
+def test_wrapper_ends_by_the_signal_of_the_program(started: list[subprocess.Popen[str]]):
     process = start(started, "kill -KILL $$")
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGKILL
@@ -93,7 +93,7 @@ def test_hanging_program_is_killed(started: list[subprocess.Popen[str]]):
     assert process.returncode == 1 and "code=1, notes='hangs" in err
 
 
-def test_program_does_not_outlive_the_stand_in(started: list[subprocess.Popen[str]]):
+def test_program_does_not_outlive_the_wrapper(started: list[subprocess.Popen[str]]):
     process = start(started, "echo $$; exec sleep 1000")
     child = int(line(process))
     process.kill()

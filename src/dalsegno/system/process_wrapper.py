@@ -1,4 +1,4 @@
-"""Run a program as a child in place of this process.
+"""Run a program as a child process that takes the place of this one.
 
 The child shares this process's streams, terminal and process group. Signals are forwarded to the child, and this
 process ends in the same way as the child.
@@ -19,12 +19,12 @@ from dalsegno.system.hanging_calls import die_with_parent
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-_INTERRUPT_S = 5.0  # SIGINT counts as the cause only if the program ends within this time
+_INTERRUPT_S = 5.0  # a SIGINT counts as a request to end only if the program ends within this time
 
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """The end of the program: its exit code, its notes, and whether a signal asked it to end.
+    """The result of a program: its exit code, its notes, and whether a signal asked it to end.
 
     The exit code is negative if a signal ended the program. `hung_up` is true after a SIGHUP that did not come from the
     terminal.
@@ -36,7 +36,7 @@ class ProgramEnd:
     hung_up: bool = False
 
 
-class StandIn:
+class ProcessWrapper:
     """Runs a program in place of this process.
 
     This process must be single-threaded, because signals are blocked and waited for.
