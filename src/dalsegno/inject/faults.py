@@ -33,7 +33,7 @@ class FaultOptions:
 
 @dataclass(frozen=True)
 class InjectableFault:
-    """A kind of fault. `ended_by` is the lightest remedy that ends the fault; NONE if no remedy has to end it.
+    """A kind of fault. `ended_by` is the lightest remedy that ends the fault; NONE if the fault needs no remedy.
 
     A `safe` fault affects only the user's own run, so it is allowed on real nodes.
     """

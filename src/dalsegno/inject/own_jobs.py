@@ -1,6 +1,6 @@
 """Inject faults into a user's own jobs on a Slurm cluster that Dal Segno did not create.
 
-`srun --overlap` starts the program that injects them as one more step of the user's job.
+`srun --overlap` starts the program `break-worker` as one more step of the user's job.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class RunFolder:
         return self.root / "agents.log"
 
     def salloc_log(self, number: int) -> Path:
-        """The output of salloc for the run's job with this number."""
+        """The output of salloc for one job of the run. `number` is the coordinator's own number for the job."""
         return self.root / f"salloc-{number}.log"
 
     @property

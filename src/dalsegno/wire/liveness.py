@@ -20,7 +20,7 @@ LATE_S = 0.3  # if `look` is called this much later than planned, the watcher it
 class Presence(Enum):
     """Whether a peer is reachable. GONE describes the host; the other values describe the agent."""
 
-    NEVER = "never seen"  # no message from the agent since this watcher started, and the peer is not yet GONE
+    NEVER = "never seen"  # no message from the agent since this watcher started, and the peer is not GONE
     CONNECTED = "connected"
     SILENT = "silent"  # the agent has been silent for too long, or its connection broke; the host is being probed
     AGENT_DEAD = "agent dead"  # the host or a service on it answers, but the agent does not

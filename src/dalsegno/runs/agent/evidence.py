@@ -1,4 +1,4 @@
-"""Find out why a worker died, from torch's error file, the traceback in its log, and the kernel's OOM count."""
+"""Find out why a worker died or hangs: from error files, logs, the OOM count, /proc, stacks and flight recorders."""
 
 from __future__ import annotations
 

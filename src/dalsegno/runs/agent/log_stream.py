@@ -1,4 +1,4 @@
-"""Send the logs of a node that cannot access the run folder to the coordinator, which appends them to its files."""
+"""Send the logs of a node that cannot access the run folder to the coordinator, which writes them to that folder."""
 
 from __future__ import annotations
 
