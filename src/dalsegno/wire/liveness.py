@@ -24,7 +24,7 @@ class Presence(Enum):
     CONNECTED = "connected"
     SILENT = "silent"  # the agent has been silent for too long, or its connection broke; the host is being probed
     AGENT_DEAD = "agent dead"  # the host or a service on it answers, but the agent does not
-    GONE = "gone"  # neither the agent nor the host answers
+    GONE = "gone"  # neither the agent nor the host nor a service on it answers
 
 
 _SETTLED = (Presence.AGENT_DEAD, Presence.GONE)

@@ -32,7 +32,7 @@ _LINE_CHARS = 300
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
-    """Return the `traceback` of a worker and its time `at`. A key is missing if its value is unknown.
+    """Return the `traceback` of a worker and the time `at` of its error. A key is missing if its value is unknown.
 
     Only torch's error file has the time. `since` is the offset in the log at which the worker's output begins.
     """

@@ -55,7 +55,7 @@ def is_collective_timeout(error: BaseException) -> bool:
 
 
 def dump_own(name: str, path: str) -> None:
-    """Ask this process's own thread for a dump before the process ends. The thread knows when the script began."""
+    """Let the dump thread write this process's dump, and wait briefly. Only that thread knows when the script began."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         sock.sendto(b"?", f"\0{name}")

@@ -35,7 +35,7 @@ CONNECT_S = 60.0
 
 
 def become_saver(task: Message) -> None:
-    """Become the saver for one worker, which is the first process of the same user that connects to the socket."""
+    """Become the saver for one worker: the first process of the same user that connects to the socket."""
     os.environ[AGENT] = task["door"]
     with socket.socket(fileno=task["files"][0]) as listener:
         worker = _accept_own_user(listener)

@@ -43,7 +43,7 @@ class SavedJob:
 
 @dataclass(frozen=True)
 class SavedTrust:
-    """Records which saved states of the run may be committed and loaded."""
+    """The record of which checkpoints may be committed, and which saved states may be loaded."""
 
     granted: int = 0  # generations before this one must not commit any more
     verified: int = 0  # the last step at which all ranks computed the same gradients

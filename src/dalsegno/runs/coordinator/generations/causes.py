@@ -136,7 +136,7 @@ def is_bug(now: Failure, before: Failure | None) -> bool:
 
 
 def suspected_node(now: Failure, before: Failure | None) -> str:
-    """Return the failed node if it is out of service, or if two crashes or two OOM kills in a row happened on it.
+    """Return the failure's node if the node is out of service, or had two crashes or two OOM kills in a row.
 
     Return "" otherwise. Failures that result from another rank's death do not count.
     """
