@@ -1,4 +1,4 @@
-"""The access to nodes that fault injection needs, and a function that runs commands in a node's namespaces."""
+"""The access to nodes that fault injection needs, and functions that run commands in namespaces of a node or switch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class NodeAccess(Protocol):
         ...
 
     def hold(self, node: str, daemon: str, held: bool) -> None:
-        """Keep the node's host from restarting a daemon; if `held` is false, allow it again."""
+        """Stop the node's host from restarting a daemon; if `held` is false, let the host restart it again."""
         ...
 
     def power_off(self, node: str) -> None: ...

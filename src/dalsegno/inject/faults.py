@@ -33,7 +33,7 @@ class FaultOptions:
 
 @dataclass(frozen=True)
 class InjectableFault:
-    """A kind of fault. `ended_by` is the lightest remedy that ends the fault; NONE if the fault does not last.
+    """A kind of fault. `ended_by` is the lightest remedy that ends the fault; NONE if the fault needs no remedy.
 
     A `safe` fault affects only the user's own run, so it is allowed on real nodes.
     """
@@ -43,7 +43,7 @@ class InjectableFault:
     options: tuple[str, ...] = ()
     ended_by: Remedy = Remedy.REBOOT
     safe: bool = False
-    undone: str = "`--clear`"  # how a user undoes it
+    undone: str = "`--clear`"  # how a user undoes the fault
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class InjectedFault:
     node: str
     at: float  # seconds since 1970
     for_s: float | None = None
-    ended_by: str = ""  # the lightest remedy that ends it: reset, reboot, replace
+    ended_by: str = ""  # the lightest remedy that ends the fault, such as "reboot"; "" if unknown
 
 
 # An injected Xid ends with the remedy that would end a real one. A GPU reset ends every Xid that is not listed.

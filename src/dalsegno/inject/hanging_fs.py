@@ -1,4 +1,4 @@
-"""Mount a file system that never answers over a folder, and wait until killed."""
+"""Mount a FUSE file system over a folder, answer none of its requests, and wait until killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compute the telemetry of simulated hardware from the faults that were injected into it. Pure.
 
-The computation always starts from a healthy node and adds all lasting faults. So faults can be undone in any order, and
-a replacement starts healthy.
+The computation always starts from the telemetry of a healthy node and adds all lasting faults. So faults can be undone
+in any order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOT_C, COOLER_C = 96.0, 87.0
 
 
 def with_faults(telemetry: Telemetry, faults: Iterable[FaultRecord]) -> Telemetry:
-    """Return the telemetry with these faults added. Faults that are not in hardware change nothing."""
+    """Return the telemetry with these faults added. Faults that telemetry does not show are ignored."""
     for fault in faults:
         change = CHANGES.get(fault.fault)
         telemetry = change(telemetry, fault) if change else telemetry
@@ -49,7 +49,7 @@ def _ecc(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
 
 
 def _lost(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
-    """Remove the GPU from the telemetry, and from the list of the PCI bus too."""
+    """Remove the GPU from the telemetry, as if it were no longer on the PCI bus."""
     return replace(telemetry, gpus=tuple(gpu for gpu in telemetry.gpus if gpu.index != _gpu(fault)))
 
 
@@ -79,7 +79,7 @@ def _oom(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
 
 
 def _flap(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
-    """Add the flaps to the first port, because the link of a virtual host has no flap counter."""
+    """Add the flaps to the first simulated port, because the real link of a virtual host has no flap counter."""
     times = tuple(fault.at + index for index in range(int(fault.options.get("count", 3))))
     ports = tuple(replace(port, flaps=(*port.flaps, *times)) for port in telemetry.ports[:1])
     return replace(telemetry, ports=(*ports, *telemetry.ports[1:]))

@@ -1,4 +1,4 @@
-"""Inject a fault into a node, and undo what was injected."""
+"""Inject a fault into a node, and undo injected faults."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from dalsegno.inject.methods import (
 from dalsegno.inject.records import FaultRecord, changing, forget, is_current, read_records, record
 from dalsegno.system.children import owner
 
-# only one of these faults at a time, because both need the only queue of the node's link
+# A node can have only one of these faults at a time, because each of them replaces the only queue of the node's link.
 ONE_LIMIT = ("net-slow", "link-slow")
 GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
 
 
 def inject(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-    """Inject a fault and return what was done. A lasting fault is recorded before it begins, and its end is
-    scheduled."""
+    """Inject a fault and return its details. A lasting fault is recorded before it begins. If it has a time limit, its
+    end is scheduled too."""
     _check(nodes, fault, node, options)
     if fault.name == "power-off":
         nodes.power_off(node)
@@ -68,7 +68,7 @@ def as_injected(one: FaultRecord) -> InjectedFault:
 
 
 def undo(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Undo a fault, even if a reboot has already undone it or the node is off."""
+    """Undo a fault and remove its record, even if a reboot has already undone the fault or the node is off."""
     if nodes.is_on(fault.node):
         method_of(fault.fault).undo(nodes, fault)
     forget(nodes.records(fault.node), fault)
@@ -76,7 +76,7 @@ def undo(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def undo_when_due(nodes: NodeAccess, node: str, mark: str) -> None:
-    """Undo the fault with this mark. Do nothing if it is undone already or another fault has replaced it."""
+    """Undo the fault with this mark. Do nothing if it was already undone or a newer fault replaced it."""
     folder = nodes.records(node)
     with changing(folder):
         for fault in read_records(folder):
@@ -91,7 +91,7 @@ def _recorded_options(fault: InjectableFault, options: FaultOptions) -> dict[str
 
 
 def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
-    """Return the data that undoing the fault needs. It must be read before the fault begins."""
+    """Return what the record must contain about the affected process. It must be read before the fault begins."""
     if fault.name == "worker-hang":
         worker, process = find_worker(nodes, node, options.run, options.rank)
         return {**asdict(worker), "start": process.start}
@@ -105,7 +105,7 @@ def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: F
 
 
 def _check(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> None:
-    """Raise an error if the fault cannot be injected. This is checked before anything is done."""
+    """Raise an error if the fault cannot be injected. Change nothing."""
     if fault.name == "power-off":
         _check_host(nodes, node)
         nodes.check_virtual(node, "it has no power to cut")

@@ -26,8 +26,8 @@ from dalsegno.system.processes import Completed
 
 DAEMONS = {"slurmd-dead": "slurmd", "agent-dead": "node-agent"}
 DISABLED, FORWARDING = "0", "3"  # port states for `bridge link set`; `ip link … bridge_slave state 0` has no effect
-# This script ends a network cut when its time is over, unless another cut has replaced it. It is a shell script,
-# because Python starts too slowly for a short cut.
+# This script ends a network cut when its time is over, unless a newer cut has replaced it. It is a shell script,
+# because Python could take longer to start than a brief network cut lasts.
 RESTORE_LATER = 'sleep "$1"; exec 9>>"$5"; flock 9; grep -q "$3" "$2" && bridge link set dev "$4" state 3 && rm -f "$2"'
 RATE = re.compile(r"\d{1,6}[kmg]bit")
 RATE_DEFAULT = "1mbit"
@@ -40,7 +40,7 @@ HANGING_FS = Path(__file__).with_name("hanging_fs.py")
 
 
 def kill_daemon(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Kill a daemon. Before that, make the host stop restarting it."""
+    """Stop the host from restarting a daemon, then kill the daemon."""
     nodes.hold(fault.node, DAEMONS[fault.fault], True)
     end(nodes.daemons(fault.node, DAEMONS[fault.fault]))
 
@@ -70,11 +70,12 @@ def stop_flipping(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def _set_flip(nodes: NodeAccess, fault: FaultRecord, what: str) -> None:
-    """Run the program `break-worker` on the node as the worker's owner, because its file must belong to that user."""
+    """Create or remove the file that makes a worker flip a bit. `break-worker` does so as the worker's owner."""
     uid, gid = int(fault.undo["uid"]), int(fault.undo["gid"])
     wanted = WantedWorker("", what, str(fault.undo["run"]), int(fault.undo["rank"]))
     become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--no-new-privs"]
-    # The program gets its own session and an empty environment, because the user's other processes have access to both.
+    # The user's other processes can access the program's terminal and environment. The program therefore gets its own
+    # session and an empty environment instead of root's.
     as_owner = ["setsid", "--wait", "env", "-i", f"PATH={os.defpath}", *become] if os.geteuid() == 0 else []
     in_mounts(nodes, fault.node, [*as_owner, *launcher(), PROGRAM, json.dumps(asdict(wanted))]).checked()
 
@@ -87,8 +88,8 @@ def kill_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None)
 
 
 def find_worker(nodes: NodeAccess, node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
-    """Return the worker with this run and rank, and its process. If no rank is given, return the worker with the lowest
-    rank."""
+    """Return the worker with this run and rank, and its process. None matches any run or rank; the lowest rank that
+    matches is returned."""
     seen = [inspect(pid) for pid in nodes.pids(node)]
     return choose([one for one in seen if one is not None], node, run, rank)
 
@@ -188,7 +189,7 @@ def slow_link(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def link_limit(device: str, rate: str, match: str) -> list[list[str]]:
-    """Return the commands that limit the rate of a device's packets that match a filter, such as `dst 10.0.0.2`."""
+    """Return the commands that limit how fast a device sends packets that match a filter, such as `dst 10.0.0.2`."""
     limit = ["htb", "rate", rate, "burst", "32kb"]
     chosen = ["u32", "match", "ip", *match.split(), "flowid", "1:1"]
     return [
@@ -241,7 +242,7 @@ def _filling(nodes: NodeAccess, fault: FaultRecord) -> Path:
 
 
 def hang_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Mount a FUSE file system whose server never answers over the home folders."""
+    """Mount a FUSE file system over the home folders. Its server never answers."""
     host, homes = nodes.host(fault.node), str(nodes.homes)
     inside = ["nsenter", "-t", str(host.pid), "-m", "-p", "--"]
     argv = [*inside, sys.executable, "-I", "-S", str(HANGING_FS), homes, fault.mark]
@@ -273,7 +274,7 @@ def release_homes(nodes: NodeAccess, fault: FaultRecord) -> None:
 
 
 def silence_munge(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Mount a file that is not a socket over munge's socket."""
+    """Cover munge's socket with a bind mount of /dev/null, to which no client can connect."""
     if not _is_covered(nodes, fault.node):
         in_mounts(nodes, fault.node, ["mount", "--bind", "/dev/null", str(nodes.munge_socket)]).checked()
 
@@ -292,8 +293,8 @@ Step = Callable[[NodeAccess, FaultRecord], None]
 
 @dataclass(frozen=True)
 class FaultMethod:
-    """The functions that inject and undo a fault. If `apart` is set, the fault cannot be injected into nodes that share
-    one host; `apart` is the reason."""
+    """The functions that inject and undo a fault. If `apart` is set, only virtual hosts can have the fault, and `apart`
+    is the reason that is shown for other nodes."""
 
     do: Step
     undo: Step
@@ -301,13 +302,13 @@ class FaultMethod:
 
 
 def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
-    """Do nothing, because the fault is only in the telemetry."""
+    """Do nothing, because nothing on the node has to change."""
 
 
 NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"
 HARDWARE = FaultMethod(_nothing, _nothing)
 
-METHODS = {  # other faults change only the telemetry; `injection` itself carries out power-off and worker-kill
+METHODS = {  # other faults change only records and telemetry; `injection` itself carries out power-off and worker-kill
     "slurmd-dead": FaultMethod(kill_daemon, start_daemon),
     "agent-dead": FaultMethod(kill_daemon, start_daemon),
     "worker-hang": FaultMethod(stop_worker, resume_worker),

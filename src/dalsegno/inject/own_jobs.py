@@ -1,6 +1,6 @@
 """Inject faults into a user's own jobs on a Slurm cluster that Dal Segno did not create.
 
-`srun --overlap` injects them as this user, and only inside the user's jobs.
+`srun --overlap` starts the program `break-worker` as one more step of the user's job.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OwnJobs:
         what = CLEAR if fault is None else LOOK
         found = [found_fault for job in self._jobs(node, None) for found_fault in self._ask(job, node, what)]
         if fault is not None and any(found_fault.fault == fault for found_fault in found):
-            return self.clear(node)  # clears all faults, because a worker has at most one: it is stopped or slow
+            return self.clear(node)  # clears all faults of these jobs, not only this one
         return found if fault is None else []
 
     def _ask(self, job: str, node: str, what: str) -> list[InjectedFault]:
@@ -92,7 +92,7 @@ def check_safe(fault: InjectableFault, options: FaultOptions) -> None:
 
 
 def _gpu(fault: InjectableFault, options: FaultOptions) -> int | None:
-    """Return the index of the GPU, which is also the index of its worker; None if the fault has no option `--gpu`."""
+    """Return the index of the GPU, which is also the index of its worker on the node; None if the fault has no GPU."""
     return (options.gpu or 0) if "gpu" in fault.options else None
 
 
@@ -111,7 +111,7 @@ def enter_with_srun(env: Mapping[str, str]) -> Enter:
     bare = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
 
     def enter(job: str, node: str, wanted: WantedWorker) -> Message:
-        """Start srun and return the first answer. srun keeps running while the fault lasts."""
+        """Start srun and return the first answer. srun keeps running as long as `break-worker` runs on the node."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "output"
             child = start(step_argv(job, node, wanted), bare, output=output)
@@ -138,8 +138,8 @@ def _wait_for_answer(child: Child, output: Path) -> Message | None:
 
 
 def _first_answer(output: Path) -> Message | None:
-    """Return the first complete line that is an answer; None if there is none. Other output, such as messages from
-    Slurm, is skipped."""
+    """Return the answer in the first complete line that is one; None if there is none. Other lines, such as messages
+    from Slurm, are skipped."""
     for line in output.read_text(errors="replace").splitlines(keepends=True) if output.exists() else ():
         if line.startswith("{") and line.endswith("\n"):
             try:

@@ -36,8 +36,8 @@ def changing(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """A lasting fault. `mark` distinguishes it from a later fault with the same name. `undo` has the data for undoing
-    it."""
+    """A lasting fault. `mark` distinguishes it from a later fault with the same name. `undo` identifies the process
+    that the fault affects, if any."""
 
     fault: str
     node: str
@@ -76,7 +76,7 @@ def is_current(folder: Path, one: FaultRecord) -> bool:
 
 
 def read_records(folder: Path) -> list[FaultRecord]:
-    """Return the lasting faults, the oldest first. A file that cannot be parsed is skipped."""
+    """Return the faults that still last, oldest first. A file that cannot be parsed is skipped."""
     found = (_read(path) for path in folder.glob("*.json"))
     return sorted((one for one in found if one is not None and not _is_over(one)), key=lambda one: one.at)
 
@@ -100,8 +100,8 @@ def _read(path: Path) -> FaultRecord | None:
 
 
 def end_by_remedy(folder: Path, remedy: Remedy) -> None:
-    """Remove the records of the faults that this remedy ends. If the fault "bad replacement" is injected, a replacement
-    gets a new fault."""
+    """Remove the records of the faults that this remedy ends. If the remedy replaces a node that has the fault
+    `bad-replacement`, apply that fault to the new machine."""
     with changing(folder):
         for fault in read_records(folder):
             if fault.fault != BAD_REPLACEMENT and not remedy < fault.ended_by:

@@ -1,7 +1,8 @@
-"""The program `break-worker REQUEST`. It runs on a node, inside one of the user's jobs, and affects only that job.
+"""The program `break-worker REQUEST`. It runs on a node as the user and injects a fault into one of the user's workers.
 
-The request is JSON, and the answer is one line of JSON. If a worker is to be slow, or stopped for some time, the
-program keeps running. When it ends, it resumes the worker, unless it was killed with SIGKILL.
+`own_jobs` starts it as a step of a job; it then affects only that job. `methods` starts it for bit flips. The request
+is JSON, and the answer is one line of JSON. To keep a worker slow, or stopped for a limited time, the program keeps
+running. When it ends, it resumes the worker, unless it was killed with SIGKILL.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _seen(job: str) -> list[SeenProcess]:
 def _hold(
     wanted: WantedWorker, worker: NodeWorker, process: Process, answer: Callable[[dict[str, object]], None]
 ) -> None:
-    """Keep a worker stopped or slow until the time is over. If there is no time limit, stop the worker and return."""
+    """Keep a worker stopped or slow until the time is over. A stop without a time limit outlasts this call."""
     if wanted.what == HANG and wanted.for_s is None:
         send(process, signal.SIGSTOP)
         answer(asdict(worker))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dalsegno.errors import NotThere
 from dalsegno.system.children import PROC, Process, arguments, environment, start_ticks
 
-RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # environment variables of a worker for the id of its run
+RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # environment variables with the id of a worker's run
 FORKED = re.compile(rb"ds:w(\d+)\n?")  # matches the process name of a worker that a run agent has forked
 
 
@@ -34,8 +34,8 @@ class SeenProcess:
 
 
 def choose(seen: Iterable[SeenProcess], node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
-    """Return the worker with this run and rank, and its process. If no rank is given, return the worker with the lowest
-    rank. Pure."""
+    """Return the worker with this run and rank, and its process. None matches any run or rank; the lowest rank that
+    matches is returned. Pure."""
     workers = find_workers(seen)
     for worker, process in workers.items():
         if run in (None, worker.run) and rank in (None, worker.rank):
@@ -59,7 +59,7 @@ def find_workers(seen: Iterable[SeenProcess]) -> dict[NodeWorker, Process]:
 
 
 def inspect(pid: int) -> SeenProcess | None:
-    """Return a process with its parent, rank and run; None if the process has ended."""
+    """Return a process with its parent, rank and run; None if the process has ended or cannot be read."""
     ticks = start_ticks(pid)
     if ticks is None:
         return None
@@ -71,8 +71,8 @@ def inspect(pid: int) -> SeenProcess | None:
 
 
 def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
-    """Return the rank. A worker that a run agent forked has it in its process name, any other worker in its
-    environment."""
+    """Return the rank of a process; None if it is not a worker. A worker that a run agent forked has the rank in its
+    process name, any other worker in its environment."""
     named = FORKED.fullmatch(name)
     if named:
         return int(named[1])
@@ -81,7 +81,7 @@ def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
 
 
 def _run_of(pid: int, env: dict[bytes, bytes]) -> str:
-    """Return the id of a process's run, from its environment or from the arguments of the run agent that started it."""
+    """Return the id of a process's run, from its environment or the arguments of its run agent; "" if unknown."""
     named = [env[name] for name in RUN_NAMES if name in env]
     if named:
         return named[0].decode(errors="replace")

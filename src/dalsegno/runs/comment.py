@@ -38,7 +38,7 @@ def left_comment(role: JobRole, nodes: Iterable[str]) -> str:
 
 
 def read_comment(comment: str) -> RunComment | None:
-    """Parse the comment of a job; None if the job does not belong to a run."""
+    """Parse the comment of a job; return None if the job does not belong to a run."""
     if not comment.startswith(OURS):
         return None
     role, _, rest = comment.removeprefix(OURS).partition(" ")

@@ -126,7 +126,7 @@ class PlainUnpickler(pickle._Unpickler):
 
 
 def read_dump(data: bytes, rank: int) -> FlightDump:
-    """Parse a dump. If it has several lines of JSON, use the last valid one. Raise BadDump if there is none.
+    """Parse a dump. If it has several lines of JSON, use the last valid one. Raise BadDump if it is not a dump.
 
     `rank` comes from the file name, because dumps do not contain their rank.
     """
@@ -186,7 +186,7 @@ def _read_call(entry: Any) -> CollectiveCall | None:
 def _read_name(value: Any) -> str:
     """Return the name of a group.
 
-    A list is not accepted, because it may contain itself, and its text would be endless.
+    A list is not accepted, because the text of nested lists can be enormous.
     """
     return one_line(str(value)[:_MAX_TEXT]) if isinstance(value, (str, int)) else ""
 
@@ -251,9 +251,9 @@ class Stall:
 
 
 def with_timeout(dump: FlightDump) -> FlightDump:
-    """Return the dump of a rank in which a collective timed out, with its newest call as one that is not done.
+    """Return the dump of a rank in which a collective timed out, with its newest call marked as not done.
 
-    gloo marks a call that failed like one that is done. With several groups, the newest call is unknown.
+    gloo marks a failed call like one that is done. With several groups, the newest call is unknown, so nothing changes.
     """
     if not dump.calls or dump.pending() or len({call.group for call in dump.calls}) > 1:
         return dump

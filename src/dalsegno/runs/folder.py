@@ -60,7 +60,7 @@ class RunFolder:
 
     @property
     def cancel(self) -> Path:
-        """A file that exists once the user has cancelled the run."""
+        """A file whose existence tells the coordinator to cancel the run."""
         return self.root / "cancel"
 
     @property
@@ -78,7 +78,7 @@ class RunFolder:
         return self.root / "agents.log"
 
     def salloc_log(self, number: int) -> Path:
-        """The output of salloc for the run's job with this number."""
+        """The output of salloc for one job of the run. `number` is the coordinator's own number for the job."""
         return self.root / f"salloc-{number}.log"
 
     @property
@@ -112,7 +112,7 @@ class RunFolder:
         return self.all_stacks / f"g{generation:04d}-rank{rank}.txt"
 
     def flight_dump(self, generation: int, rank: int) -> Path:
-        """Return the path for the flight recorder of one rank. torch's own dump has the same name without `.json`."""
+        """Return the path for a rank's flight recorder dump. torch's own dump has the same name without `.json`."""
         return self.all_stacks / f"g{generation:04d}-flight-{rank}.json"
 
     def inside(self, name: str) -> Path | None:

@@ -132,7 +132,7 @@ def everything(_generation: int, _rank: int) -> bool:
 
 
 class RunLogs:
-    """All logs of a run, including those that do not exist yet."""
+    """The logs of a run that `wanted` selects, including those that do not exist yet."""
 
     def __init__(self, run: RunFolder, wanted: Wanted = everything) -> None:
         self._run = run
@@ -149,7 +149,7 @@ class RunLogs:
         self._find()
         newest = max((generation for generation, _ in self._tails), default=0)
         for (generation, rank), tail in sorted(self._tails.items()):
-            # All workers from before the last two generations are dead, so their logs are complete.
+            # All workers of generations before the last two have ended, so their logs are complete.
             over = generation < newest - 1
             yield from (Line(generation, rank, text) for text in tail.read(now, final=final or over))
             if over:

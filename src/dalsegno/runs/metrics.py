@@ -26,18 +26,18 @@ MAX_RUNS = 1000
 KEPT_S = 600.0  # how long a run is shown after its end
 MAX_RANK_SERIES = 10_000  # limit on the series of all runs together
 RESUME_S = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # limits per run: the time of one resume, and the resumes per cycle
+MAX_RESUME_S, MAX_RESUMES = 86400.0, 100  # limits per run: the time of one resume, and resumes per `collect`
 _RANK = re.compile(r"[0-9]{1,6}")
 Samples = dict[tuple[str, ...], float]
 
-# The metrics of one run
+# Metrics from the status and the progress of runs
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
     """The metrics of one run, read from its files.
 
-    `user` is its owner. `name` is the name when the run was first observed.
+    `user` is the run's owner. `name` is the run's name when it was first observed.
     """
 
     run: str

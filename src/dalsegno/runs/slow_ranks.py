@@ -19,7 +19,8 @@ MAX_FINDINGS = 3
 def find_slow_rank(ratios: Mapping[str, float], places: Mapping[int, str]) -> SlowRank | None:
     """Return the slowest rank if it is much slower than the others.
 
-    `ratios` may come from a user's file. `places` maps each rank to its node.
+    `ratios` maps each rank to its step time divided by the median, and may come from a user's file. `places` maps each
+    rank to its node.
     """
     known = {int(rank): ratio for rank, ratio in ratios.items() if rank.isdecimal() and len(rank) < 10}
     rank = max(known, key=lambda each: known[each], default=None)
@@ -29,7 +30,7 @@ def find_slow_rank(ratios: Mapping[str, float], places: Mapping[int, str]) -> Sl
 
 
 class SlowWatch:
-    """Finds the rank that has been the slowest for some time, and keeps its values from that moment."""
+    """Finds a rank that is slow for LASTING_S. `lasting` is that rank, with its values at the end of that time."""
 
     def __init__(self) -> None:
         self.lasting: SlowRank | None = None
@@ -37,7 +38,7 @@ class SlowWatch:
         self._since = 0.0
 
     def update(self, slow: SlowRank | None, now: float) -> bool:
-        """Record the rank that is slow now, if any. Return True once per rank, when it has been slow for LASTING_S."""
+        """Record the rank that is slow now, if any. Return True once, when one rank has been slow for LASTING_S."""
         rank = slow.rank if slow else None
         if rank != self._rank:
             self._rank, self._since, self.lasting = rank, now, None
@@ -61,7 +62,7 @@ class CheckRemark:
 
 @dataclass(frozen=True)
 class NodeReading:
-    """The report of a node's agent: its GPUs, and the checks that did not pass."""
+    """The report of a node agent: the node's GPUs, and the checks that did not pass."""
 
     gpus: tuple[GpuReading, ...] = ()
     findings: tuple[CheckRemark, ...] = ()
@@ -92,9 +93,10 @@ def describe_slow_rank(status: RunStatus, nodes: Mapping[str, NodeReading]) -> s
 
 
 def find_evidence(slow: SlowRank, each_node: int, nodes: Mapping[str, NodeReading], own: Collection[str]) -> list[str]:
-    """Compare the slow rank's node with the median of the run's other nodes (`own`), and return the differences.
+    """Return the slow rank's GPU figures with the medians of the other nodes, and its node's unusual check results.
 
-    `each_node` is the number of ranks per node. The GPU of the rank has the same index on the node as the rank.
+    `own` lists the run's nodes. `each_node` is the number of ranks per node. The GPU of the rank has the same index on
+    the node as the rank.
     """
     here = nodes.get(slow.node)
     if here is None:

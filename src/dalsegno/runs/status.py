@@ -81,7 +81,7 @@ LOST_S = 120.0  # silence after which the coordinator counts as lost; a live one
 
 @dataclass(frozen=True)
 class RunNodeStatus:
-    """A node of the run. `group_rank` is None for a spare, and for a node that is not ready."""
+    """A node of the run. `group_rank` is None unless the node belongs to the current generation."""
 
     name: str
     state: NodeRole
@@ -127,7 +127,7 @@ class RunStatus:
     jobs: tuple[int, ...] = ()  # Slurm jobs, the main one first
     message: str = ""  # one line that says what the run waits for, or why it ended
     note_at: float | None = None  # when `message` was written to the journal as a note; None if it is not a note
-    started: float | None = None  # when the first generation ran
+    started: float | None = None  # when the first generation started
     ended: float | None = None
     exit_code: int | None = None
     report: str = ""  # traceback of the rank that failed first
@@ -152,9 +152,9 @@ def is_over(status: RunStatus) -> bool:
 
 
 def silent_s(status: RunStatus, now: float) -> float | None:
-    """Return how long the coordinator has been silent; None if the silence is within limits.
+    """Return how long the coordinator has been silent; None if the silence is not a sign of its loss.
 
-    While the run waits in the queue there may be no coordinator.
+    A run that waits in the queue may have no coordinator, and a run that is over needs none.
     """
     silence = now - status.updated
     speaks = not status.coordinator_pid or status.phase is RunPhase.WAITING or is_over(status) or silence < LOST_S
@@ -162,7 +162,7 @@ def silent_s(status: RunStatus, now: float) -> float | None:
 
 
 def coordinator_is_dead(status: RunStatus) -> bool:
-    """Return whether the coordinator has died. Only a process on the coordinator's host can find out."""
+    """Return whether the coordinator has died; False on any host but the coordinator's, where this is unknown."""
     here = status.coordinator_host == socket.gethostname()
     return bool(status.coordinator_pid) and here and not is_over(status) and start_ticks(status.coordinator_pid) is None
 

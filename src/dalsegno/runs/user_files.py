@@ -18,7 +18,7 @@ from dalsegno.runs.journal import Entry, parse_entry
 from dalsegno.system.ownership import open_owned
 
 MAX_FILE_BYTES = 512 << 10  # a status with 4,000 nodes has 370 kB
-MAX_JOURNAL_BYTES = 256 << 10  # limit per cycle; if a journal is longer when first read, only its end is read
+MAX_JOURNAL_BYTES = 256 << 10  # limit per read; if a journal is longer when first read, only its end is read
 
 _T = TypeVar("_T")
 

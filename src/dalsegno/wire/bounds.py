@@ -27,9 +27,9 @@ H = TypeVar("H", bound=HeldConnection)
 class WaitingConnections(Generic[H]):
     """Connections with a deadline, in the order of arrival.
 
-    When the limit is reached, the owner with the most connections loses its oldest one. A flood from one address or
-    user displaces its own connections; an owner with a single connection loses it last. Only connections for which
-    `may_close` is true are displaced. It must be true for a new connection.
+    An owner that exceeds `max_per_owner` loses its own oldest connection. If the total exceeds `max_total`, the owner
+    with the most connections loses its oldest one. A flood from one address or user therefore displaces its own
+    connections. Only connections for which `may_close` returns true are displaced; it must be true for a new one.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Allowance:
 
 
 class Allowances:
-    """One allowance per owner. Only the `max_owners` most recent owners are remembered."""
+    """One allowance per owner. Only the `max_owners` most recently used ones are kept."""
 
     def __init__(
         self, burst: float, per_s: float, max_owners: int = 4096, clock: Callable[[], float] = time.monotonic

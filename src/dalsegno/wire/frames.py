@@ -55,8 +55,8 @@ def frame(body: bytes, max_bytes: int = MAX_BYTES) -> bytes:
 class Reader:
     """Parses a byte stream that arrives in pieces of any size into messages of at most `max_bytes`.
 
-    The time is linear in the number of bytes even for small pieces, because a `bytearray` drops its front without a
-    copy.
+    The parsing time is linear in the number of bytes even for small pieces, because a `bytearray` drops its front
+    without a copy.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:

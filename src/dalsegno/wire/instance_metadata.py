@@ -1,8 +1,8 @@
 """The instance metadata service of EC2, version 2. It answers only the machine itself, at a link-local address.
 
-The address is fixed. Neither proxies nor redirects are followed, answers have a maximum size, and no request waits
-longer than a second for the next bytes. Only EC2 is supported, because other clouds do not announce notices at this
-address.
+The address is fixed, no proxy is used, and redirects are not followed. Answers have a maximum size, and no request
+waits longer than a second for the next bytes. Only EC2 is supported, because other clouds do not announce notices at
+this address.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NoMetadata(Exception):
 
 
 class InstanceMetadata:
-    """Reads the metadata of this machine. A token is requested when it is needed, and again after it has expired."""
+    """Reads the metadata of this machine. Requests a token when needed, and a new one before the old one expires."""
 
     def __init__(self, address: tuple[str, int] = ADDRESS) -> None:
         self.address = address

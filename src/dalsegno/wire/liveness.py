@@ -4,7 +4,8 @@ The watcher sends the probes and reports their results. The controller watches t
 the agents of its run. A peer is one host and its agent. The peer is probed when the agent is silent or when the watcher
 reports a broken connection. Only the controller reports broken connections: a coordinator declares an agent lost as
 soon as its connection breaks, because the workers end with their agent. A peer is gone only if neither the agent nor
-the host answers during a whole probe. Any answer shows that the host is alive, even if the agent is not.
+the host nor a service on it answers during a whole probe. Any answer shows that the host is alive, even if the agent is
+not.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ LATE_S = 0.3  # if `look` is called this much later than planned, the watcher it
 class Presence(Enum):
     """Whether a peer is reachable. GONE describes the host; the other values describe the agent."""
 
-    NEVER = "never seen"  # no message from the agent since this watcher started; the host answers or was not probed yet
+    NEVER = "never seen"  # no message from the agent since this watcher started, and the peer is not GONE
     CONNECTED = "connected"
     SILENT = "silent"  # the agent has been silent for too long, or its connection broke; the host is being probed
     AGENT_DEAD = "agent dead"  # the host or a service on it answers, but the agent does not
-    GONE = "gone"  # neither the agent nor the host answers
+    GONE = "gone"  # neither the agent nor the host nor a service on it answers
 
 
 _SETTLED = (Presence.AGENT_DEAD, Presence.GONE)
@@ -31,7 +32,7 @@ _SETTLED = (Presence.AGENT_DEAD, Presence.GONE)
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The time limits of one watcher. A lost host is detected `silent_s + probe_s` after its last sign of life."""
+    """The time limits of a watcher. A lost host is detected about `silent_s + probe_s` after its last sign of life."""
 
     look_s: float  # interval between calls of `look`
     silent_s: float  # silence after which a peer is probed
@@ -39,7 +40,8 @@ class LivenessLimits:
     again_s: float  # interval between the starts of two probes of a silent peer
     stuck_s: float  # an agent that is silent for this long while its host answers is declared dead
     rest_s: float = 0.0  # minimum time between an answer and the next probe
-    settled_s: float = 0.0  # interval between probes of a peer that is NEVER or GONE
+    # Interval between probes of a peer that is NEVER or GONE. At first, a known peer is probed every `again_s`.
+    settled_s: float = 0.0
     new_s: float = 0.0  # time limit for the first message from a new peer
     # Time limit for the first message from a peer known to the previous watcher, if other peers are connected.
     known_s: float = 0.0
@@ -108,7 +110,7 @@ class Liveness:
             self.signs[peer] = replace(_with_presence(sign, Presence.SILENT, now), broken=True, probe=now, service=None)
 
     def ask(self, peer: str, now: float) -> None:
-        """Schedule a probe of the peer and its service for now."""
+        """Make a probe of the peer and its service due now."""
         if sign := self.signs.get(peer):
             self.signs[peer] = replace(sign, probe=now, service=None)
 
@@ -174,8 +176,8 @@ class Liveness:
     def _grace_s(self, sign: PeerSign) -> float:
         """Return how many seconds a new peer may stay silent.
 
-        The shorter limit `known_s` applies only while another peer is connected: if none is, the watcher itself may be
-        cut off.
+        The shorter limit `known_s` applies to a known peer, but only while another peer is connected. If no peer is
+        connected, the watcher itself may be cut off.
         """
         others_connected = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
         return self.limits.known_s if others_connected else self.limits.new_s

@@ -10,7 +10,7 @@ _CREDENTIALS = struct.Struct("iII")  # fields: pid, uid, gid
 
 
 def uid_of(sock: socket.socket) -> int:
-    """Return the user id of the peer process. If the peer is a server, this is the process that called listen."""
+    """Return the user id of the peer process; for a server, that of the process that called `listen`."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(raw)[1])
 

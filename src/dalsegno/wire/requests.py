@@ -22,7 +22,7 @@ from dalsegno.wire.peer import uid_of
 MAX_CALLERS = 128
 MAX_PER_USER = 48
 CALL_S = 10.0  # a caller that has not finished after this time is disconnected
-MAX_BYTES = 1 << 16  # limit per caller; valid requests are far shorter
+MAX_BYTES = 1 << 16  # limit on all bytes that one caller sends; valid requests are far shorter
 ACCEPT_AT_ONCE = 32
 BURST_S, SHARE = 1.0, 0.1  # limits on the time for one user's requests: seconds in a burst, and share of all time
 TURN_S = 0.05  # after this time, a turn starts no further answers
@@ -84,7 +84,7 @@ class RequestServer:
         self.listener.close()
 
     def turn(self) -> float | None:
-        """Answer at most one request per user, disconnect overdue callers, and return when the next turn is due."""
+        """Answer at most one request per user and disconnect overdue callers. Return when the next turn is due."""
         now = time.monotonic()
         for caller in self.callers.overdue(now):
             self._drop(caller)
@@ -100,7 +100,7 @@ class RequestServer:
         return min((at for at in (self.callers.next_deadline(), *again) if at is not None), default=None)
 
     def _wait_s(self, uid: int) -> float:
-        """Return how long a user has to wait. Administrators never wait, since they may have to intervene."""
+        """Return how long a user has to wait. Root and the server's own user never wait: they may have to intervene."""
         return 0.0 if uid in (0, os.geteuid()) else self._allowances.of(uid).ready_in_s()
 
     def _accept(self) -> None:

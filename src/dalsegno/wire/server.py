@@ -199,7 +199,7 @@ class BoundedServer(Generic[W]):
             self._listener = None
 
     def wake(self, now: float) -> float | None:
-        """Disconnect unauthenticated peers that are past their deadline; return the next deadline (monotonic)."""
+        """Disconnect overdue unauthenticated peers and end an expired pause; return the next deadline (monotonic)."""
         for peer in self.unauthenticated.overdue(now):
             self._host.on_refused("a peer that did not authenticate in time", peer.address)
             self._refuse(peer)
@@ -224,7 +224,7 @@ class BoundedServer(Generic[W]):
             peer.sock.close()
 
     def detach(self, peer: Connection[W]) -> socket.socket:
-        """Stop serving an authenticated peer and return its socket in blocking mode. Its session stays valid.
+        """Stop serving an authenticated peer and return its socket, now with a timeout. Its session stays valid.
 
         Raise BadFrame if the peer has sent anything after its proof, because that data would be lost.
         """
@@ -256,7 +256,8 @@ class BoundedServer(Generic[W]):
             self._greet(sock, str(address[0]))
 
     def _make_room(self) -> None:
-        """Free a file descriptor. If that fails, pause, so that the event loop is not woken without end."""
+        """Refuse the oldest unauthenticated peer to free a file descriptor. If there is none, stop accepting for a
+        while, so that the event loop is not woken without end."""
         oldest = self.unauthenticated.oldest()
         if oldest is not None:
             self._refuse(oldest)

@@ -1,4 +1,4 @@
-"""The run agent. srun starts one on every node of a run, as the user. It starts workers when the coordinator orders it.
+"""The run agent. srun starts one on every node of a run, as the user. The coordinator tells it when to start workers.
 
 The agent knows only its own part of the run. It does not import torch; its warm parent does. If the coordinator dies,
 the agent keeps its workers running for a while, so that a restarted coordinator can continue with them.
@@ -89,7 +89,7 @@ Address = tuple[str, int]
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
-DIAL_AGAIN_S = 0.03  # interval between connections to an address that has not answered
+DIAL_AGAIN_S = 0.03  # minimum interval between connection attempts to an address that has not answered
 MAX_DIALS = 12
 
 
@@ -187,7 +187,7 @@ class RunAgent:
         self.signals: list[int] = []
         self.terminated = False
         self.replaced = False
-        self.cut_off = False  # whether most other nodes are unreachable, so that this agent must not requeue the job
+        self.cut_off = False  # whether at least half of the nodes are unreachable; if so, do not requeue the job
         self.final_command: Sequence[str] = ()  # a command to run if no coordinator returns
         self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
@@ -209,7 +209,7 @@ class RunAgent:
         }
 
     def serve(self) -> int:
-        """Serve until the run is over or the coordinator has been absent for too long; return the exit code."""
+        """Serve until the run is over; return the exit code. Without a coordinator, end after a while or on SIGTERM."""
         adopt_orphans()
         sweep(self.run, self.node)
         sweep_stale()
@@ -252,7 +252,7 @@ class RunAgent:
         self.link.close()
 
     def _unwatch(self) -> None:
-        """Deny pending requests, and unregister the socket before it is closed.
+        """Deny pending requests to commit, and unregister the socket before it is closed.
 
         The next socket may get the same file descriptor.
         """
@@ -295,7 +295,7 @@ class RunAgent:
                 execute(message[key])
 
     def _set_up(self, data: Message) -> None:
-        """Prepare for workers. If this node cannot access the run folder, logs are sent to the coordinator instead."""
+        """Start the warm parent. If this node cannot access the run folder, logs are sent to the coordinator."""
         setup = read_setup(data)
         self.heartbeats.interval_s, self.step_reports.interval_s = setup.beat_s, setup.report_s
         if self.stream is None and not os.path.isdir(setup.folder):
@@ -348,7 +348,7 @@ class RunAgent:
             self._ask_grant(data["grant"], answer)
 
     def _ask_grant(self, generation: int, answer: Callable[[Message], None]) -> None:
-        """Ask the coordinator whether a worker may commit its checkpoint. Only it knows the current generation."""
+        """Ask the coordinator, which knows the current generation, whether a worker may commit its checkpoint."""
         if self.link.sock is None:
             answer({"granted": False, "why": "the coordinator is not connected"})
             return
@@ -373,7 +373,7 @@ class RunAgent:
         self.selector.register(read, selectors.EVENT_READ, lambda: os.read(read, 4096))
 
     def _handle_signals(self) -> None:
-        """Forward Slurm's signals to the workers, which Slurm does not signal, and report them to the coordinator."""
+        """Forward SIGTERM and SIGUSR2 to the workers, which Slurm does not signal, and tell the coordinator."""
         while self.signals:
             number = self.signals.pop(0)
             if number in (signal.SIGTERM, signal.SIGUSR2):
@@ -397,12 +397,15 @@ class RunAgent:
             self._check_isolation(CHECK_FOR * gone_s)
 
     def _tick_s(self) -> float:
-        """Return the loop's interval, which is shorter while the coordinator is silent, to detect isolation in time."""
+        """Return the loop's interval, shorter while workers run and the coordinator is silent, to detect isolation."""
         quiet = time.monotonic() - max(self.heartbeats.last_seen, self.link.last_seen) > 2 * TICK_S
         return TICK_S / 4 if quiet and self.workers.current.running() else TICK_S
 
     def _check_isolation(self, timeout_s: float) -> None:
-        """Disconnect if the coordinator's host does not answer. End the workers if most peers do not answer either."""
+        """Disconnect if the coordinator's host does not answer.
+
+        If this node reaches at most half of the nodes, itself included, end the workers too.
+        """
         coordinator = (self.link.peer, self.link.port)
         everyone = {coordinator, *self.peers}
         answered = reachable(everyone, timeout_s)

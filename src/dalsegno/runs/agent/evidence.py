@@ -1,4 +1,4 @@
-"""Find out why a worker died, from torch's error file, the traceback in its log, and the kernel's OOM count."""
+"""Find out why a worker died or hangs: from error files, logs, the OOM count, /proc, stacks and flight recorders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LINE_CHARS = 300
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
-    """Return the `traceback` of a worker and its time `at`. A key is missing if its value is unknown.
+    """Return the `traceback` of a worker and the time `at` of its error. A key is missing if its value is unknown.
 
     Only torch's error file has the time. `since` is the offset in the log at which the worker's output begins.
     """

@@ -1,4 +1,4 @@
-"""Write PyTorch's flight recorder to a file when the agent asks, from a thread of the worker.
+"""Dump PyTorch's flight recorder to a file when the agent asks, from a thread of the worker.
 
 The thread sleeps until a request arrives. It works even if the main thread is inside a collective, because PyTorch
 releases the GIL there. For NCCL, PyTorch also writes a dump of its own when a collective times out.
@@ -27,7 +27,7 @@ DUMP_PREFIX, OLD_PREFIX = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP
 BUFFER, OLD_BUFFER = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"  # number of calls that torch records
 DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 RENAMED_IN = (2, 9)  # from this version on, torch warns about the old names
-RECORDED_CALLS = "2000"  # torch's own default, since it records calls by default
+RECORDED_CALLS = "2000"  # the default of the torch versions that record calls by default
 # torch's dump functions: the first for NCCL, the second for other backends
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
@@ -55,7 +55,7 @@ def is_collective_timeout(error: BaseException) -> bool:
 
 
 def dump_own(name: str, path: str) -> None:
-    """Write this process's dump before it ends. Its thread does that, because it knows where the script began."""
+    """Let the dump thread write this process's dump, and wait briefly. Only that thread knows when the script began."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         sock.sendto(b"?", f"\0{name}")

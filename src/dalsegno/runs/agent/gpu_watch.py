@@ -1,6 +1,6 @@
-"""Read how much each process uses its GPUs, through NVIDIA's library.
+"""Read how much each process uses its GPUs, through NVIDIA's library NVML.
 
-The library needs the Python package `nvidia-ml-py` where the agent runs. Without it, the coordinator judges workers by
+This requires the Python package `nvidia-ml-py` where the agent runs. Without it, the coordinator judges workers by
 their CPU time and I/O alone.
 """
 

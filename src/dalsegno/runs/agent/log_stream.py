@@ -1,4 +1,4 @@
-"""Send the logs of a node that cannot access the run folder to the coordinator, which appends them to its files."""
+"""Send the logs of a node that cannot access the run folder to the coordinator, which writes them to that folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogStream:
 
     def __init__(self, run: str, node: str) -> None:
         self.folder = tempfile.mkdtemp(prefix=_prefix(run, node))
-        self._sent: dict[str, int] = {}  # path -> number of bytes
+        self._sent: dict[str, int] = {}  # path -> number of bytes sent
         self._received: dict[str, int] = {}  # path -> number of bytes that the coordinator has confirmed
 
     def confirm(self, name: str, end: int) -> None:

@@ -78,7 +78,7 @@ class StandbyOrder:
     """An order to prepare standby workers. It contains one environment for each local rank."""
 
     envs: tuple[Mapping[str, str], ...]
-    gpu: bool  # whether to start CUDA; without it, the processes only wait
+    gpu: bool  # whether to start CUDA; if not, the processes only wait
     backend: str = ""  # the backend of the script's process group; "" if it need not be loaded
     # Settings that the script changes. None means that the script removes the setting.
     changes: Mapping[str, str | None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The agent's interface to the warm parent: start it, request forks, receive its reports, and kill its descendants."""
+"""The agent's interface to the warm parent: start it, request forks, receive its reports, and kill descendants."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _register_stacks(path: str) -> None:
 
 
 def _redirect(stdout: str, stderr: str) -> None:
-    """Append output to these files, so that a restart keeps earlier output. For "", the agent's own output is used."""
+    """Append output to these files, so that a restart keeps earlier output. "" keeps the agent's own output."""
     sys.stdout.flush()
     sys.stderr.flush()
     for path, target in ((stdout, 1), (stderr, 2)):

@@ -99,7 +99,7 @@ class Snapshots:
         return {"held": self.held(), "keeper": port, "safe": render_safe_steps(safe) if safe else None}
 
     def end(self) -> None:
-        """Remove all snapshots of the run from memory."""
+        """Remove all snapshots of the run from this node's memory."""
         with contextlib.suppress(OSError):
             sweep(self.run)
 
@@ -210,7 +210,7 @@ class Snapshots:
         self._send({"kept": self.held()})
 
     def keeper_gone(self) -> None:
-        """Handle the loss of the keeper. The next snapshot starts a new keeper."""
+        """Handle the loss of the keeper. The next order for a keeper starts a new one."""
         self._keeper, self._keeper_asked = None, False
         self._orders.clear()
         self._give_up_fetching()

@@ -1,7 +1,7 @@
-"""A standby worker: a forked process that starts CUDA and NCCL, then waits for the script to run.
+"""A standby worker: a forked process that starts CUDA and NCCL, then waits for the order to run the script.
 
 Starting CUDA and loading NCCL and cuBLAS take most of the time needed to replace a killed GPU worker. To the script,
-the process looks new: no memory is allocated, no process group exists, and no random number has been drawn.
+the process looks new: torch has no GPU memory allocated, no process group exists, and no random number was drawn.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ThreadPriority:
 def can_undo_niceness() -> bool:
     """Return whether this process may lower a niceness again. Root may. Others may if RLIMIT_NICE allows it.
 
-    This is tried with a thread that ends at once.
+    To find out, a thread tries it and ends at once.
     """
     allowed: list[bool] = []
 
@@ -194,7 +194,7 @@ def lower_priority(can_undo: bool) -> None:
 def restore_priority(usual: ThreadPriority) -> None:
     """Give all threads of this process the niceness and the policy that the process had before the preparation.
 
-    Repeat this until nothing changes, because a thread at low priority may start another one meanwhile.
+    This is repeated until nothing changes, because a thread at low priority may start another one meanwhile.
     """
     while any([_restore_thread(int(name), usual) for name in os.listdir("/proc/self/task")]):
         pass

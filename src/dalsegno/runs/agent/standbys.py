@@ -100,7 +100,7 @@ class Standbys:
         self._send({"standby": {"lost": text, "local_rank": standby.local_rank}})
 
     def start(self, local_rank: int, task: Message) -> int:
-        """Let a standby run a worker's task, and return its PID; 0 if there is none, so that one must be forked."""
+        """Let the standby of this local rank run a worker's task. Return its PID; 0 if no standby can be used."""
         standby = self.take(local_rank, task["env"])
         if standby is None:
             return 0
@@ -133,7 +133,7 @@ class Standbys:
         self.drop()
 
     def note_end(self, report: Message) -> None:
-        """End all standbys if a worker ran out of GPU memory, because standbys hold GPU memory."""
+        """End all standbys, and prepare no more, if a worker ran out of GPU memory, because standbys hold some."""
         if self._standbys and lacked_gpu_memory(str(report.get("traceback", ""))):
             self.refuse("a worker ran out of GPU memory")
 

@@ -35,7 +35,7 @@ CONNECT_S = 60.0
 
 
 def become_saver(task: Message) -> None:
-    """Become the saver for one worker, which is the first process of the same user that connects to the socket."""
+    """Become the saver for one worker: the first process of the same user that connects to the socket."""
     os.environ[AGENT] = task["door"]
     with socket.socket(fileno=task["files"][0]) as listener:
         worker = _accept_own_user(listener)
@@ -80,8 +80,8 @@ def main(channel: int, modules: list[str]) -> None:
     adopt_orphans()
     sock = socket.socket(fileno=channel)
     send(sock, {"warm": preload(modules)})
-    # Otherwise the first collection in each worker examines all objects of the loaded modules and copies their pages,
-    # which takes 4 ms with torch, in the middle of a restart.
+    # Without `freeze`, the first collection in each worker examines all objects of the loaded modules and copies their
+    # pages. With torch, that takes 4 ms, in the middle of a restart.
     gc.freeze()
     worker = Parent(sock).serve()
     if worker is not None:
@@ -214,7 +214,7 @@ class Parent:
         return None
 
     def _leave(self, parent: int, task: Message) -> None:
-        """Detach a forked process from the parent. This sets its process group, name, signal handlers and socket."""
+        """Set the process group, name and signals of a forked process, and close its copy of the parent's socket."""
         os.setpgid(0, 0)
         die_with_parent()
         name_process(task.get("name", "worker"))

@@ -34,8 +34,8 @@ class WorkerProcess:
     pid: int = 0
     output: str = ""
     stacks: str = ""
-    flight: str = ""  # the file to which the worker writes its flight recorder
-    flight_socket: str = ""  # the abstract socket on which the worker receives requests for that file
+    flight: str = ""  # the file to which the worker dumps its flight recorder; "" if it cannot
+    flight_socket: str = ""  # the abstract socket on which the worker receives requests for dumps
 
 
 @dataclass
@@ -136,7 +136,7 @@ def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOr
         "stdout": worker.output,
         "stderr": worker.log,
         "stacks": worker.stacks,
-        # With files of its own, as under torchrun, a worker gets torchrun's variables and no others.
+        # Under torchrun, a worker has its own log files, and gets no variables except those that torchrun sets.
         "flight": [worker.flight_socket, worker.flight, not order.files] if worker.flight else [],
     }
 
@@ -178,7 +178,7 @@ def store_task(setup: Setup, warm: bool, port: int) -> Message:
 def run_files(folder: str, generation: int, rank: int, flight: bool = False) -> dict[str, str]:
     """Return the paths of one worker's files in the run folder.
 
-    `flight` says whether the worker can write its flight recorder.
+    `flight` says whether the worker can dump its flight recorder.
     """
     run = RunFolder(Path(folder))
     return {

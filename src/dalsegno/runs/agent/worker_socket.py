@@ -1,4 +1,4 @@
-"""The agent's socket, on which the workers of its node report steps and request permission to commit."""
+"""The agent's socket for messages from workers and helpers on its node, such as step reports and requests."""
 
 from __future__ import annotations
 

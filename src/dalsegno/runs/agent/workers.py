@@ -1,4 +1,4 @@
-"""All processes that an agent starts: the warm parent, the store, and the workers of each generation."""
+"""All processes that an agent starts: the warm parent and, through it, stores, workers, standbys and helpers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Workers:
         self.send({"ready": {"warm": self.warm, "seconds": data.get("seconds"), "threads": data.get("threads")}})
 
     def _parent_died(self) -> None:
-        """Start another parent, because the workers died with the old one.
+        """End the generation, whose workers died with the parent, and start another parent.
 
         If the old parent died during imports, the new one imports nothing.
         """
@@ -143,7 +143,7 @@ class Workers:
         else:
             self._waiting.append(do)
 
-    # Start and end of a generation
+    # Starting and ending generations
 
     def open_store(self, generation: int) -> None:
         self._when_ready(lambda: self._open_store(generation))
@@ -151,7 +151,8 @@ class Workers:
     def _open_store(self, generation: int) -> None:
         """Open the store's socket, then report its port.
 
-        The open socket reserves the port, and ranks that start early can already connect to it.
+        The open socket reserves the port, and ranks that start early can already connect to it. If the agent does not
+        run the store, only a free port is chosen.
         """
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.bind(("", 0))
@@ -174,7 +175,7 @@ class Workers:
             is_torch = self.warm and "TORCHELASTIC_RUN_ID" in each.env
             files = dict(each.files) or run_files(self.setup.folder, generation, each.rank, flight=is_torch)
             if not is_torch:
-                files.pop("flight", None)  # only a worker with torch writes its flight recorder
+                files.pop("flight", None)  # only a forked worker with torch can dump its flight recorder
             worker = self.current.add(each.rank, **files)
             task = worker_task(self.setup, self.warm, worker, each, self.socket_name)
             worker.pid = self.standbys.start(local_rank, task)
@@ -244,7 +245,8 @@ class Workers:
         return left
 
     def _settle(self) -> None:
-        """Wait until all requested forks are confirmed, so that none starts after the kill. Replace a silent parent."""
+        """Wait until all requested forks are confirmed, so that none starts after the kill. If that takes too long,
+        replace the parent."""
         until = time.monotonic() + SETTLE_S
         while self._forking and self.parent is not None:
             self.parent.sock.settimeout(max(0.01, until - time.monotonic()))

@@ -11,7 +11,7 @@ from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
 
 DETECTION_S = 5.0  # time to wait for a report of a node failure; it arrives up to 1.6 s after a task is killed
 SETTLE_S = 60.0  # time for Slurm to handle a failed node
-MAX_RESTARTS = 10  # limit for one srun, and for one batch job
+MAX_RESTARTS = 10  # limit on restarts by one srun, and on restarts of one batch job
 _INTENDED = {JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.PREEMPTED, JobState.OUT_OF_MEMORY}
 _TRANSIENT = {JobState.COMPLETING, JobState.CONFIGURING, JobState.RESIZING, JobState.SIGNALING}
 
@@ -122,7 +122,7 @@ def _why(node: NodeInfo, silent: Collection[str]) -> str:
     return node.state_text if node.flags & _GONE else ""
 
 
-# Notes: srun's plugin writes a line `JOB STEP NODES` for the step that srun starts
+# Notes: in srun, our Slurm plugin writes a line `JOB STEP NODES` for the step that srun starts
 
 
 # Environment variable with the number of the file descriptor for notes. Our Slurm plugin removes the variable, so that
@@ -159,7 +159,7 @@ def arguments(argv: Sequence[str], again: StartAgain) -> list[str]:
 def environment(env: Mapping[str, str], again: StartAgain) -> dict[str, str]:
     """Return srun's environment.
 
-    If the step gets a new job, variables with the old job's options replace those of the old allocation.
+    If the step gets a new job, variables with the old job's options replace the variables of the old allocation.
     """
     if not again.alone or "SLURM_JOB_ID" not in env:
         return dict(env)

@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs.auto_resume.decide import NOTES, SrunStep, read_notes
 from dalsegno.system.process_wrapper import ProcessWrapper, end_as
 
-if TYPE_CHECKING:  # functions import these modules when needed, so that short, successful steps are fast
+if TYPE_CHECKING:
     from dalsegno.runs.auto_resume.decide import LeaveStep, StartAgain
     from dalsegno.slurm.client import SlurmClient
 
@@ -120,7 +120,7 @@ def report(text: str) -> None:
     print(f"dalsegno: auto-resume: {text}", file=sys.stderr, flush=True)
 
 
-# Observation of the job and the nodes of an ended step
+# Observing the job and the nodes of an ended step
 
 
 POLL_S = 1.0

@@ -135,7 +135,7 @@ class Coordinator:
         port = await listen_again(known, self.agents.open, self.note)
         write_connect(self.folder, Connect(known.secret, port))
 
-    # Takeover from a previous coordinator
+    # Taking over from a previous coordinator
 
     async def _take_over(self, saved: SavedRun) -> None:
         """Continue the run from a saved state. Agents reconnect by themselves; an agent that does not is lost."""
@@ -281,7 +281,7 @@ class Coordinator:
     # Events and orders
 
     def apply(self, event: Event) -> None:
-        """Apply an event. Stops that were confirmed earlier are applied first."""
+        """Apply an event. Generation stops that agents confirmed earlier are applied first."""
         log.debug("event: %s", type(event).__name__)
         self._stops.flush()
         self._advance(advance(self.run, event), isinstance(event, REPEATED))

@@ -32,7 +32,7 @@ class SavedStep:
 
 @dataclass(frozen=True)
 class SavedJob:
-    """A job of the run. `asking` is the salloc process that waits for it."""
+    """A job of the run. `asking` is the salloc process that waits for the job."""
 
     role: JobRole
     job: int | None
@@ -43,9 +43,9 @@ class SavedJob:
 
 @dataclass(frozen=True)
 class SavedTrust:
-    """Records which saved states of the run may be committed and loaded."""
+    """The record of which checkpoints may be committed, and which saved states may be loaded."""
 
-    granted: int = 0  # the newest generation that was allowed to commit
+    granted: int = 0  # generations before this one must not commit any more
     verified: int = 0  # the last step at which all ranks computed the same gradients
     distrusted: tuple[int, int] | None = None  # generation and step as in TRUSTED; None if all saved states are trusted
 
@@ -171,7 +171,7 @@ def _job_from_json(data: Mapping[str, Any]) -> SavedJob:
     return SavedJob(JobRole(data["role"]), data["job"], data["number"], asking, steps)
 
 
-# Takeover after a coordinator's death
+# Taking over after a coordinator's death
 
 
 async def find_saved(

@@ -1,4 +1,4 @@
-"""The interface that gives a coordinator access to its run and to Slurm. `runs.submit` implements it."""
+"""The interfaces that give a coordinator access to its run and to Slurm. `runs.submit` implements both."""
 
 from __future__ import annotations
 

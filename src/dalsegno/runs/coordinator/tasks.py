@@ -26,12 +26,13 @@ from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
 
-# States of jobs that ended for a reason outside the program. The run then continues in another job.
+# States of jobs that ended for a reason outside the program. If the coordinator is on the head node, the run continues
+# in another job.
 _NOT_ITS_FAULT = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 
 
 class TaskRun:
-    """The coordinator of a task run. It has no agents, so it can only be restarted as a whole."""
+    """The coordinator of a task run. A task run has no agents, so it can only be restarted as a whole."""
 
     def __init__(self, site: CoordinatorSite, status: RunStatus) -> None:
         self.site, self.folder = site, site.folder

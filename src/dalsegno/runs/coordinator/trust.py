@@ -1,7 +1,7 @@
 """Decide which checkpoints of a run may be committed, and which saved states may be loaded.
 
-A generation may commit checkpoints until a later generation is allowed to. After data corruption, only states up to the
-last verified step are loaded.
+A generation may commit checkpoints until a later generation is allowed to, or the run ends. After data corruption, only
+states up to the last verified step are loaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class StateTrust:
         self._memory.distrusted = state.distrusted[0] if state.distrusted else 0
 
     def answer_grant(self, asked: GrantRequested, ended: bool, write: Callable[[], bool]) -> Message:
-        """Allow or deny a commit. A generation may commit, even after its end, until a later one is allowed to.
+        """Allow or deny a commit. A generation may commit, even after its end, until a later one is allowed to or the
+        run ends.
 
         `write` saves the state durably, so that the next coordinator does not let an earlier generation commit.
         """

@@ -49,14 +49,14 @@ def container_options(request: RunRequest, folder: str, launcher: tuple[str, ...
 
 
 def launcher_inside(request: RunRequest, launcher: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the launcher for use in the container. It runs with the image's Python, because it needs no packages."""
+    """Return the launcher for use in the container. The image's Python can run it, because it needs no packages."""
     if not request.container_image or not _is_script(launcher):
         return launcher
     return (PYTHON, *launcher[1:-1], join(INSIDE, basename(launcher[-1])))
 
 
 def wrap_guard(request: RunRequest, launcher: tuple[str, ...], command: list[str]) -> list[str]:
-    """Return the command with a guard, so that it runs in its container or not at all."""
+    """Return the command. If the run has a container, a guard ensures that the command runs in it or not at all."""
     return ["sh", "-c", GUARD, "sh", *command] if request.container_image and _is_script(launcher) else command
 
 

@@ -1,4 +1,4 @@
-"""Read a job file, `job.yaml`. It has the same options as `dalsegno run`. Every error names its line."""
+"""Read a job file, `job.yaml`. It has the same options as `dalsegno run`. Errors about one setting name its line."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from dalsegno.spec.facts import Cluster, Node
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """A partition. `cpus` and `gpus` are the minimum over its nodes; 0 and None mean unknown or no limit."""
+    """A partition. `cpus` and `gpus` are the minimum over its nodes. `nodes` is 0 if the nodes are unknown."""
 
     name: str
     default: bool = False
@@ -34,8 +34,8 @@ class PartitionFacts:
     gpus: int = 0
     gpu_type: str = ""
     gres: str = "gpu"  # Slurm's name for the resource: gpu or neuron
-    time_limit_s: int | None = None
-    max_nodes: int | None = None
+    time_limit_s: int | None = None  # None means no limit
+    max_nodes: int | None = None  # maximum for one job; None means no limit, or unknown
     instance: str = ""  # instance type of all its nodes; "" if unknown, or if they differ
 
 

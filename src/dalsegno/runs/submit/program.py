@@ -55,14 +55,14 @@ def run_environment(request: RunRequest, base: Mapping[str, str]) -> dict[str, s
     return {**kept, **activation(request), **dict(request.env)}
 
 
-# Checks of the program and its interpreter
+# Checking the program and its interpreter
 
 
 LAUNCHERS = ("torchrun", "python", "python3")
 
 
 def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
-    """Raise UsageError unless the script, the working folder and the Python environment exist."""
+    """Raise UsageError unless the script, the working folder and the Python environment exist and can be used."""
     folder = Path(request.chdir or ".")
     if not folder.is_dir():
         raise UsageError(f"folder `{folder}` does not exist", where="--chdir", hint="name an existing folder")
@@ -106,7 +106,7 @@ def find_python(environ: Mapping[str, str], module: str = "") -> str:
 
 
 def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str, ...]:
-    """Return a note if this Python lacks PyTorch. Raise instead if `certain`: the nodes have the same files."""
+    """Return a note if this Python lacks PyTorch. If the nodes have the same files (`certain`), raise instead."""
     needs = request.framework == "torch" and not _may_be_any_program(request) and not request.container_image
     if not needs or (find_spec("torch") if python == sys.executable else _has(python, "torch")):
         return ()

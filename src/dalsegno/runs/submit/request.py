@@ -24,7 +24,7 @@ from dalsegno.runs.submit.values import (
 )
 from dalsegno.slurm.names import node_list, word
 
-# Checks of single values, all of which raise UsageError
+# Checking single values: each check raises UsageError if it fails
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)
@@ -147,7 +147,7 @@ _RESERVED = {
     "wait": "",
     "input": "",
 }
-# Options that sbatch has and salloc lacks (22.05 to 24.11)
+# Options that sbatch has and salloc lacks (Slurm 22.05 to 24.11)
 _BATCH_ONLY = frozenset(
     {"batch", "export-file", "ignore-pbs", "kill-on-invalid-dep", "no-requeue", "propagate", "requeue"}
 )

@@ -94,7 +94,7 @@ class RunSite:
         return (*own, *self.plan.request.preload)
 
     def _setup_env(self) -> dict[str, str]:
-        """Return the variables needed before torch is imported, and the run's id, which marks its processes."""
+        """Return the variables that the warm parent and all workers get. torch reads some of them on import."""
         is_torch = self.plan.request.framework == "torch"
         nproc = self.shape.nproc_per_node
         threads = torch_threads(nproc, self._cpus_per_process(nproc), self.environment) if is_torch else {}
@@ -127,7 +127,7 @@ class RunSite:
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
         """Return the srun command.
 
-        If there are no agents, it saves srun's exit code to a file for a restarted coordinator.
+        If there are no agents, the command saves srun's exit code to a file for a restarted coordinator.
         """
         argv = step_argv(self.plan, job, nodes)
         if self.plan.request.has_agents:

@@ -162,7 +162,11 @@ class AgentListener(Protocol):
     def agent_message(self, peer: Peer, message: AgentMessage) -> None: ...
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
-        """Handle the loss of an agent. `silent` means that its host does not answer either."""
+        """Handle the loss of an agent.
+
+        `silent` says whether the agent was lost because it or its host stopped answering, not because its connection
+        ended.
+        """
         ...
 
     def message_too_long(self, agent: str, detail: str) -> None:

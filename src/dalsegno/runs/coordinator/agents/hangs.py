@@ -96,8 +96,8 @@ def judge_progress(
     """Return the verdict on a generation from its steps, its last output, and the last time a rank was at work.
 
     A script that reports steps hangs if no step completes within the limit, even if its ranks are at work. Any other
-    script hangs if, within the limit, it writes nothing and no rank is at work. One rank at work is enough, because the
-    other ranks may wait for it.
+    script hangs if, within the limit, it writes nothing and no rank is at work. One rank at work is enough to
+    prevent that verdict, because the other ranks may wait for it.
     """
     limit_s = marks.limit_s()
     if limit_s is None:

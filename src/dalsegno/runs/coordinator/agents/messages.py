@@ -93,7 +93,7 @@ class StoreOpen:
 
 @dataclass(frozen=True)
 class EndedWorker:
-    """A worker ended by itself."""
+    """A worker ended, but not because its agent stopped it."""
 
     report: WorkerReport
 
@@ -363,7 +363,7 @@ def _number(message: Message, name: str) -> int:
     return int(message.get(name) or 0)
 
 
-# Conversion of messages to events
+# Converting messages to events
 
 
 def to_event(agent: str, message: AgentMessage, age_s: float, healthy: bool = True) -> Event | None:

@@ -23,7 +23,11 @@ class NodeAdmission:
         self._waiting: asyncio.TimerHandle | None = None
 
     def admit(self, event: AgentJoined) -> None:
-        """Admit a new agent. A smaller run first waits for other connected agents, so that it restarts only once."""
+        """Admit a new agent.
+
+        A run that trains with too few nodes first waits for other connected agents to be ready, so that it restarts
+        only once.
+        """
         run = self._control.run
         self._newcomers.append(event)
         smaller = run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes

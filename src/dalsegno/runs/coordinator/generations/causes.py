@@ -136,9 +136,9 @@ def is_bug(now: Failure, before: Failure | None) -> bool:
 
 
 def suspected_node(now: Failure, before: Failure | None) -> str:
-    """Return the failed node if it is out of service, or if both of the last failures on it were crashes or OOM kills.
+    """Return the failure's node if the node is out of service, or had two crashes or two OOM kills in a row.
 
-    Return "" otherwise. Both failures must be of the same kind.
+    Return "" otherwise. Failures that result from another rank's death do not count.
     """
     if not now.healthy:
         return now.node

@@ -33,7 +33,7 @@ class StoreOpened:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker ended by itself. As in Python, `code` is negative for a signal."""
+    """A worker ended, but not because its agent stopped it. As in Python, `code` is negative for a signal."""
 
     agent: str
     generation: int
@@ -54,7 +54,7 @@ class GenerationStopped:
 
 @dataclass(frozen=True)
 class Hung:
-    """The generation hangs: it has completed no step for too long."""
+    """The generation hangs: it has made no progress for too long."""
 
     generation: int
     why: str
@@ -134,7 +134,7 @@ Event = (
     | NodesOutOfService
 )
 # Agents report these events again to the next coordinator, or the next coordinator notices that an agent is missing.
-# Other events, such as a cancellation, are reported only once.
+# Other events, such as NodesReclaimed, are reported only once.
 REPEATED = (AgentJoined, AgentGone, WorkerEnded, GenerationStopped)
 
 
@@ -192,7 +192,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Exclude:
-    """End this agent and stop using its node, until it is repaired (`until_repaired`) or for the rest of the run."""
+    """End this agent. Do not use its node until the node is repaired (`until_repaired`), or for the rest of the run."""
 
     agent: str
     why: str = "was the first to fail twice in a row"

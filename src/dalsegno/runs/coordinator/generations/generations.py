@@ -1,9 +1,9 @@
 """The state machine of a run: events in, orders out. It does no I/O, so every sequence of events can be tested.
 
 A generation is formed, opens its store, runs, and ends as a whole. It ends when all its workers succeed, when one of
-them dies, or when a node is lost. The next generation is formed only after every surviving agent has reported that all
-workers of the old one have ended. Two generations therefore never run at the same time. Messages about any other
-generation than the current one are late and are ignored.
+them fails or hangs, or when the run loses, leaves or gains nodes. The next generation is formed only after every
+surviving agent has reported that all workers of the old one have ended. Two generations therefore never run at the same
+time. Messages about any other generation than the current one are late and are ignored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FORGIVEN_S = 600.0  # a generation that ran at least this long resets the count 
 
 
 class GenerationPhase(Enum):
-    GATHERING = "gathering"  # too few agents are ready
+    GATHERING = "gathering"  # no generation runs: too few agents are ready, or the run pauses or moves
     OPENING = "opening"  # the store is being opened
     RUNNING = "running"
     STOPPING = "stopping"  # waiting until all workers of this generation have ended
@@ -150,7 +150,7 @@ def _joined(run: Run, agent: str) -> Step:
 
 
 def _left(run: Run, agent: str) -> Step:
-    """Remove an agent. A run that has lost all agents waits for all of them again instead of starting with fewer."""
+    """Remove an agent. A run that has lost all agents waits for all its nodes again instead of starting with fewer."""
     if agent not in run.ready:
         return run, []
     ready = tuple(one for one in run.ready if one != agent)
@@ -189,7 +189,8 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
     """Record the successful end of a worker.
 
-    While the run leaves nodes, every end counts as successful, because workers resume from their last save.
+    While the run leaves nodes, every exit code except STOP counts as success, because workers resume from their last
+    save.
     """
     if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
@@ -299,7 +300,7 @@ def _about(run: Run) -> RunCause:
 
 
 def _after_failure(run: Run, cause: Failure) -> Step:
-    """Restart the run, or end it after the same fault twice or after too many faults."""
+    """Restart the run after a failure, or end it if a restart would not help or is not allowed."""
     spent = 0 if run.age_s >= FORGIVEN_S and not run.literal else run.spent
     why = _reason_to_end(run, cause, spent)
     if why:

@@ -94,7 +94,7 @@ def in_order(name: str) -> tuple[str | int, ...]:
 def _keep_ranks(size: int, ready: Sequence[str], before: Sequence[str]) -> Mapping[int, str]:
     """Return the agents by group rank. An agent keeps its group rank if the rank is below the new size.
 
-    The other agents get free group ranks.
+    Members with higher group ranks get free ones.
     """
     alive = set(ready)
     kept = {index: agent for index, agent in enumerate(before[:size]) if agent in alive}

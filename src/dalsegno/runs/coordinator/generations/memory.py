@@ -25,9 +25,9 @@ from dalsegno.wire.frames import Message
 # Safe steps: which snapshots the ranks of one generation must not overwrite
 
 
-COPY_TIMEOUT_S = 5.0  # time without a new safe step after which `SafeSteps.floor` is raised; each raise doubles it
+COPY_TIMEOUT_S = 5.0  # time without a new safe step until `SafeSteps.floor` is raised; each raise doubles the time
 MAX_COPY_TIMEOUT_S = 300.0
-AHEAD = 8  # number of steps by which a raised floor is above the newest step; each raise doubles it
+AHEAD = 8  # number of steps from the newest step up to a raised floor; each raise doubles the number
 MAX_AHEAD = 4096
 _SHARED = -1
 
@@ -161,7 +161,7 @@ class MemoryTable:
         """Forget a node's keeper, because a node without a warm parent cannot run one."""
         self._keepers.pop(node, None)
 
-    # Start of a generation
+    # Starting a generation
 
     def start(self, group: Members, agent: str, now: float) -> Message:
         """Return a node's part of the start message: the snapshot to resume from, its buddy and safe steps."""

@@ -1,8 +1,7 @@
 """Decide when agents prepare standby workers, which replace killed GPU workers without starting CUDA and NCCL again.
 
 Standby workers are prepared after the first steps, so that they do not slow down the start. Spare nodes prepare them
-too. The first steps of a script that reports none are unknown: standbys wait until it has started CUDA and its process
-groups, and then for some time.
+too. For a script that reports no steps, they are prepared some time after it has started CUDA and its process groups.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class NodeAllocation:
         self._down: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # node drained for repair -> reason
         self._departures = Departures(terms)
-        self._were_out: set[str] = set()  # lost nodes that have been out of service since their loss
-        self.refusals, self._next_refusals = Refusals(), Refusals()  # for one-node jobs, and for the next job
+        self._were_out: set[str] = set()  # lost nodes that Slurm reported out of service at or after their loss
+        self.refusals, self._next_refusals = Refusals(), Refusals()  # refusals of one-node jobs, and of the next job
         self._tries, self._some_connected = Tries(), False  # _some_connected: whether any agent ever connected
         self._probed, self._reported_slow = set[str](), set[str]()  # nodes being probed, and nodes reported as slow
         self._last_job = self._last_step = 0
@@ -170,7 +170,7 @@ class NodeAllocation:
         return self._over(job, state, view)
 
     def _over(self, job: Job, state: JobState, view: RunView) -> list[Action]:
-        """Handle the end of a job: end the run if the user cancelled it, otherwise request the next job if needed."""
+        """Handle the end of a job. If the user cancelled it, end the run. Otherwise request another job if needed."""
         what = {"job": job.id, "role": job.role.value, "state": state.value}
         actions: list[Action] = [WriteJournal(RunEvent.JOB_OVER, what)]
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
@@ -206,7 +206,7 @@ class NodeAllocation:
     # Agents on the run's nodes
 
     def check_agents(self, view: RunView) -> list[Action]:
-        """Start agents on the run's nodes that have none, and request one-node jobs for missing nodes."""
+        """Leave drained nodes, probe nodes without an agent, and request a one-node job if a node is missing."""
         if view.closing:
             return []
         actions = self._leave_drained(view)
@@ -218,7 +218,7 @@ class NodeAllocation:
         return [*actions, *self._ask_for_missing(view)]
 
     def nodes_probed(self, number: int, nodes: Collection[str], result: ProbeResult, view: RunView) -> list[Action]:
-        """Start agents on the nodes that answered. Agents that are slow but may still connect get more time."""
+        """Start agents on the nodes that answered; the others are lost. Agents that may still connect get more time."""
         self._probed.difference_update(nodes)
         job = self.jobs.find(number)
         if view.closing or job is None:
@@ -241,10 +241,10 @@ class NodeAllocation:
     def _wait_for_slow(
         self, nodes: Collection[str], result: ProbeResult, view: RunView
     ) -> tuple[list[str], list[Action]]:
-        """Return the nodes whose slow agents get more time, and a note about them. Only healthy nodes get more time."""
+        """Return the nodes whose slow agents get more time, and a note. A node that has rebooted gets no more time."""
         ages_s: dict[str, float] = {}
         for step in self.jobs.steps:
-            # Add the nodes whose agents have ended.
+            # Agents that have ended are not slow: add their nodes to `left`.
             step.left |= ended_on(result.step_output.get(step.number, "")) & {*nodes}
             late = [node for node in nodes if step.is_slow(node, view.clock)]
             ages_s.update({node: max(view.clock - step.began, ages_s.get(node, 0.0)) for node in late})
@@ -367,7 +367,7 @@ class NodeAllocation:
         return [ReportLeftNodes()]
 
     def _leave_drained(self, view: RunView) -> list[Action]:
-        """Leave nodes drained for repair and end their agents. Workers save first if a cloud will reclaim a node."""
+        """Leave nodes that a cloud will reclaim, and nodes drained for repair that the run does not need."""
         actions = self._departures.leave(view)
         ready = [node for node in view.ready if node not in self._departures.notices]
         for node in nodes_to_leave(self._vacating, ready, self.terms.max_nodes):

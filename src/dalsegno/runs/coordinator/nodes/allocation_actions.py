@@ -226,7 +226,7 @@ class CommentJob:
 
 @dataclass(frozen=True)
 class CheckJobs:
-    """Ask Slurm for the state of the jobs whose nodes are reclaimed, then call `jobs_checked`."""
+    """Ask Slurm for the state of the run's jobs, then call `jobs_checked`."""
 
 
 @dataclass(frozen=True)

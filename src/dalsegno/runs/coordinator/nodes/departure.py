@@ -125,9 +125,9 @@ def plan_departure(
 ) -> Departure | None:
     """Return how to leave the nodes that will be reclaimed; None if it is too early to act.
 
-    `until` maps these nodes to the time of reclaim. `ready` contains the nodes of the run. The run needs at least
-    `least` nodes and asks for `wanted` nodes. `home` is the coordinator's node if the coordinator runs in the job; the
-    job ends if it loses that node.
+    `until` maps these nodes to the time of reclaim. `ready` contains the nodes with a ready agent. The run needs at
+    least `least` nodes and asks for `wanted` nodes. `home` is the coordinator's node if the coordinator runs in the
+    job; the job ends if it loses that node.
     """
     taken = sorted(set(until) & set(ready))
     if not taken:

@@ -125,7 +125,7 @@ def nodes_to_leave(vacating: Mapping[str, str], ready: Collection[str], wanted: 
     return here[: max(0, len(ready) - wanted)]
 
 
-# Repetition of refused requests
+# Repeating refused requests
 
 
 RETRY_S, MAX_RETRY_S = 5.0, 60.0

@@ -34,7 +34,7 @@ class RunControl(Protocol):
         ...
 
     def save_state(self) -> None:
-        """Save the current state for a successor."""
+        """Save the current state for the next coordinator."""
         ...
 
     def note(self, text: str) -> None: ...
@@ -135,7 +135,7 @@ class NodeSource(Protocol):
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
     def leaving(self, job: int, node: str = "") -> None:
-        """Prepare to leave the nodes of a job (0 means the run's own).
+        """Prepare to leave the nodes of a job (0 for the run's own job).
 
         `node` is where the agent received Slurm's signal.
         """

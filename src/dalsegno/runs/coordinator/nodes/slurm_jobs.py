@@ -181,7 +181,7 @@ class SlurmJobs:
         self.slurm = PatientSlurm(site.slurm)
         self._jobs: dict[int, JobProcesses] = {}
 
-    # Requests for jobs
+    # Requesting jobs
 
     def request(self, number: int, role: JobRole, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> None:
         argv = self.site.allocation(role, suspects, members)
@@ -223,7 +223,7 @@ class SlurmJobs:
     def _log(self, job: JobProcesses) -> Path:
         return self.site.folder.salloc_log(job.number)
 
-    # Start of agents
+    # Starting agents
 
     def start_agents(self, number: int, step: int, nodes: Sequence[str]) -> None:
         """Start agents on these nodes of a job."""
@@ -262,7 +262,7 @@ class SlurmJobs:
     def has_steps(self, number: int) -> bool:
         return number in self._jobs and bool(self._jobs[number].steps)
 
-    # Checks of the granted jobs
+    # Checking the granted jobs
 
     async def check(self) -> None:
         """Ask Slurm for the state of the granted jobs and report it to the listener."""
@@ -302,7 +302,7 @@ class SlurmJobs:
         """The ids of all jobs that have one."""
         return tuple(job.id for job in self._jobs.values() if job.id is not None)
 
-    # Release of jobs
+    # Releasing jobs
 
     async def release(self, number: int, code: int | None = None) -> None:
         """End a job that is no longer needed. Without `code`, it is cancelled."""

@@ -80,7 +80,7 @@ class SlurmNodeSource:
             time.time(), time.monotonic(), at.present, at.run.ready, at.run.generation > 0, at.closing, at.ending
         )
 
-    # Execution of actions
+    # Executing actions
 
     def _execute(self, actions: Iterable[Action]) -> None:
         """Execute actions. Slow ones continue in the background."""

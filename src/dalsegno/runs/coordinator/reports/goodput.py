@@ -141,7 +141,7 @@ MAX_RANKS = 256  # in a larger run, only the slowest ranks are written
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The progress that rank 0 reports.
+    """The progress of a run: its time accounting, and the figures that its ranks report.
 
     `figures` contains the latest values that rank 0 reported, such as loss, step time and samples per second.
 
