@@ -127,8 +127,8 @@ def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:
 def _ends_by_itself(run: RunFolder) -> bool:
     """Wait up to END_TIMEOUT_S for the coordinator to end the run, and return whether it did.
 
-    The coordinator ends the workers, then the agents, then the jobs, and writes the status. It cannot do so if `scancel`
-    kills it with its job, so `scancel` comes later.
+    The coordinator ends the workers, then the agents, then the jobs, and writes the status. `scancel` comes later,
+    because it would kill a coordinator that runs in a job before the coordinator has done so.
     """
     until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until and not is_over(_status(run)):

@@ -51,7 +51,7 @@ _REDRAW_S = 0.5
 
 def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
     """Return a line such as `[ 3] text`, with the rank padded to the width of the largest one. With a single rank there
-    is no prefix. With `foreign`, remove control characters."""
+    is no prefix. With `foreign`, escape unprintable characters."""
     shown = line.text.rstrip("\r").rpartition("\r")[2]  # only the final state of a progress bar is shown
     shown = lines(shown) if foreign else shown
     if ranks <= 1:
@@ -129,7 +129,7 @@ class Screen:
         self._announced = max(self._announced, up_to if up_to < sys.maxsize else 0)
 
     def notes(self) -> None:
-        """Report new notes in the journal. The status holds only the last note, and may be overwritten between two polls.
+        """Report new notes in the journal. The status holds only the last note, and a poll may miss it.
 
         Many nodes may send the same note at the same time, so equal notes of one read are printed once.
         """
@@ -241,8 +241,8 @@ class Follower:
     repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:
-        """Follow the run to its end and return its exit code. If the user detaches, return 0; after Ctrl-C that cancels the
-        run, or after SIGTERM, return the signal's code."""
+        """Follow the run to its end and return its exit code. Return 0 if the user detaches. If Ctrl-C cancels the run,
+        or SIGTERM ends this process, return the signal's code."""
         try:
             with collect_signals(signal.SIGINT, signal.SIGTERM) as inbox:
                 return self._until_end(inbox)

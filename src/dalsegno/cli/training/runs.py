@@ -162,7 +162,7 @@ def _times(account: Goodput) -> str:
 
 
 def _suggestion(progress: TrainingProgress) -> str:
-    """Return a sentence with the disk interval that Young and Daly's formula suggests; "" if there is too little data."""
+    """Return a sentence with the disk interval by Young and Daly's formula; "" if there is too little data."""
     from dalsegno.train.options import suggest_interval_s
 
     account, total = progress.account, sum(progress.account.spent.values())

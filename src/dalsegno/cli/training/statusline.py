@@ -150,8 +150,8 @@ def is_smaller(status: RunStatus) -> bool:
 
 
 def elapsed_s(status: RunStatus, now: float) -> float:
-    """Return the time from the start of the first generation until now or until the run's end. If there is no generation
-    yet, return the time since the run was submitted."""
+    """Return the time from the start of the first generation until now, or until the run's end. If no generation has
+    started, count from the submission of the run."""
     return max(0.0, (status.ended or now) - (status.started or status.created))
 
 

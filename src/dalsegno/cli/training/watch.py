@@ -79,8 +79,8 @@ class RunWatch:
             raise RunLost(f"run {self._run.run} is {GONE}", hint=hint)
 
     def _with_queue_state(self, status: RunStatus) -> RunStatus:
-        """Return the status of a run. If the run waits, take the message from squeue. If it also has no coordinator yet,
-        take the phase from squeue, too."""
+        """Return the status of a run. If the run waits, take the message from squeue. If it has no coordinator either,
+        also take the phase from squeue."""
         if self._queued is None or status.phase is not RunPhase.WAITING:
             return status
         phase, message = self._queued
@@ -168,7 +168,7 @@ def jobs_of(run: RunFolder, jobs: Sequence[JobInfo]) -> list[JobInfo]:
 
 
 def queue_phase(jobs: Sequence[JobInfo]) -> tuple[RunPhase, str] | None:
-    """Return the phase of a run according to its jobs in squeue, and a message about the first job; None without jobs."""
+    """Return the phase of a run by its jobs in squeue, and a message about the first job; None if there are no jobs."""
     from dalsegno.slurm.facts import JobState
 
     if not jobs:
