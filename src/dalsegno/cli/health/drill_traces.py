@@ -63,7 +63,7 @@ class Traces:
 
     @contextmanager
     def removed(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Undo everything after the `with` block. If the drill was interrupted, print one line that says what was
+        """Undo everything after the `with` block. If the drill was interrupted or failed, report in one line what was
         undone."""
         try:
             yield
@@ -80,7 +80,7 @@ class Traces:
         self._undo()
 
     def discard(self, home: Path) -> None:
-        """Remove the runs of the drill, after the report was written."""
+        """Delete the folders of the drill's runs. Call this after the report is written, which needs them."""
         from dalsegno.runs.submit.prepare import discard_run
 
         for run in self.runs:
@@ -202,7 +202,7 @@ class JournalReader:
         return {}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return the controller's facts about each node; empty if it does not answer now."""
+        """Return the controller's facts about each node; empty if there is no controller or it does not answer now."""
         return nodes_known_to(self._controller)
 
     def _of_run(self) -> list[DrillMark]:
@@ -229,7 +229,7 @@ class JournalReader:
 
 
 def held_back(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return nodes that the controller will not repair soon, and why."""
+    """Return the nodes that the controller will not repair soon, each with the reason."""
     return {str(node["node"]): str(node["note"]) for node in nodes if HeldAction.of(node.get("held_back")).lasting}
 
 

@@ -145,7 +145,8 @@ def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
 def _run_checks(
     context: str, env: Mapping[str, str], checks: Sequence[Check] | None = None
 ) -> tuple[str, list[Finding]]:
-    """Run these checks, by default all, and return the node's name and the findings."""
+    """Run the checks of this context, or those of `checks`, and return the node's name and the findings. In a prolog,
+    ignore `checks`, and reuse recent passes of checks that permit it."""
     from dalsegno.health.cache import cache_file, keep, read_kept
     from dalsegno.health.check import Context
     from dalsegno.health.checks import CHECKS
