@@ -161,7 +161,7 @@ def _node_row(node: NodeStatus) -> list[str]:
 
 
 def daemon_rows(status: ClusterStatus) -> list[list[str]]:
-    """Return one row per daemon, except that running daemons of nodes share one row."""
+    """Return one row per daemon. The running daemons of one kind in NODE_DAEMONS share a row."""
     many = {name: [one for one in status.daemons if one.name == name and one.running] for name in NODE_DAEMONS}
     rows = [_daemon_row(one) for one in status.daemons if one not in many.get(one.name, [])]
     together = [[name, counted(len(fine), NODE_DAEMONS[name]), "running"] for name, fine in many.items() if fine]
