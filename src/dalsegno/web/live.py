@@ -185,7 +185,7 @@ class LivePicture:
         self._hosts = self._sources.hosts()
 
     def _note(self, name: str, trouble: SourceTrouble | None) -> None:
-        """Create the next snapshot, and wake all waiting pages."""
+        """Record that a query has ended. If the data has changed, create the next snapshot. Wake all waiting pages."""
         with self._changed:
             self._answered[name] = self._clock()
             self._troubles.pop(name, None)
