@@ -38,7 +38,7 @@ class Explanation:
 
 
 def merge_timelines(*sources: Iterable[Moment]) -> tuple[Moment, ...]:
-    """Merge several sources into one timeline without duplicates."""
+    """Merge several sources into one timeline, oldest moment first, without duplicates."""
     once = dict.fromkeys(moment for source in sources for moment in source)
     return tuple(sorted(once, key=lambda moment: moment.at))
 
