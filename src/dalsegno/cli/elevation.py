@@ -22,7 +22,8 @@ AGAIN = "`sudo -v`, then the same command again"
 def elevate_to_make(place: ClusterPlace, cluster: Cluster, target: Target) -> None:
     """Run this command again as root if the cluster runs as root, or if a new cluster can do more as root.
 
-    If sudo refuses, continue without root. If the new cluster has a substitute for what it lacks, name the substitute.
+    If sudo refuses, a new cluster is created without root. If its target has a substitute for what needs root, print
+    the name of the substitute.
     """
     if place.folder.exists():
         elevate_to_change(place)

@@ -45,7 +45,7 @@ class DrillMark:
     """An event that the run's coordinator or the cluster's controller recorded."""
 
     at: float
-    # An EventKind for an action of the controller that has begun or failed, and for a note.
+    # An EventKind if no DrillMarkKind fits, for example for a reboot, a note, or an action that has begun or failed.
     kind: DrillMarkKind | EventKind
     node: str = ""
     text: str = ""
@@ -279,7 +279,7 @@ _DONE = {
 
 
 def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[DrillMark]:
-    """Yield the controller's events as marks. An action that has begun or failed keeps its own kind.
+    """Yield the controller's events as marks. An event for which no DrillMarkKind fits keeps its own kind.
 
     Requests of people are left out, because the drill has its own marks of the faults that it injects.
     """

@@ -87,7 +87,7 @@ class ClusterSources:
         return {}
 
     def failing_scrapes(self) -> tuple[FailingScrape, ...]:
-        """Return the exporters that the cluster's Prometheus cannot read; empty if the cluster has no Prometheus."""
+        """Return the exporters that the cluster's Prometheus cannot read; empty if no Prometheus answers."""
         from dalsegno.overview.gather import ask_failing_scrapes
 
         return ask_failing_scrapes(self.target) if self.target is not None else ()

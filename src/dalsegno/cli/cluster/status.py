@@ -19,8 +19,8 @@ from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeS
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView
 
-# Daemons that run on many machines and have one row of the table, and what that row counts. node-exporter also runs on
-# the head node, so its row counts hosts.
+# Daemons that run on many machines. All running daemons of one kind share a row, and the value says what the row
+# counts. node-exporter also runs on the head node, so its row counts hosts.
 NODE_DAEMONS = {"slurmd": "node", "metadata-service": "node", "node-agent": "node", "node-exporter": "host"}
 NAME_COLUMNS = 40
 

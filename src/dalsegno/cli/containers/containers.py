@@ -202,7 +202,7 @@ class CheckedHosts:
 
 
 def hosts_here(name: str | None, ssh_options: Sequence[str]) -> CheckedHosts:
-    """Return this host and the other nodes of the cluster. Nodes that are powered down are listed in `asleep`."""
+    """Return this host and the cluster's nodes. A node that is powered down is only named in `asleep`."""
     from dalsegno.cluster import cluster_id, way_into
     from dalsegno.containers.plugstack import HostRoute
     from dalsegno.containers.plugstack.hosts import local_route, ssh_route

@@ -80,7 +80,7 @@ class Traces:
         self._undo()
 
     def discard(self, home: Path) -> None:
-        """Delete the folders of the drill's runs. Call this after the report is written, which needs them."""
+        """Delete the folders of the drill's runs. Call this only after the report is written."""
         from dalsegno.runs.submit.prepare import discard_run
 
         for run in self.runs:
@@ -111,7 +111,8 @@ class Traces:
                     self.done.append(f"{fault.fault} on {fault.node} is not undone: {error.what}")
 
     def _hosts_left_off(self) -> list[str]:
-        """Return a sentence for each host that may still be off. Clearing a power cut does not boot the host."""
+        """Return a sentence for each host that this drill switched off and that may still be off: undoing the fault
+        does not boot the host."""
         if self.journal_reader is not None:
             self.journal_reader.listen()
         cuts = {each.node: each.at for each in self.injections if each.kind.fault == "power-off"}
@@ -173,7 +174,8 @@ ANSWER_S = 2.0
 
 
 class JournalReader:
-    """Reads the run's journal and the events of the controller at the socket `controller`, if there is one."""
+    """The reader of the run's journal and of the controller's events. `controller` is the controller's socket; None if
+    there is no controller."""
 
     def __init__(self, run: RunFolder, controller: Path | None) -> None:
         self.marks: list[DrillMark] = []

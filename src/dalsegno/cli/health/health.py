@@ -85,7 +85,7 @@ def command(
 
 
 def _on_node(name: str | None, node: str | None, context: str, options: list[str]) -> None:
-    """Run the same command on the node."""
+    """Replace this process with `dalsegno health` on the node, with the same options."""
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.system.execute import become
 

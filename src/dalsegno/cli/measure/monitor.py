@@ -256,7 +256,7 @@ def check(name: str | None, json_: bool) -> None:
 
 
 def _wait_for_scrapes(client: PrometheusClient, interval_s: float, say: Say) -> None:
-    """Wait up to two intervals for the first scrape of all targets, so that a new target does not count as failing."""
+    """Wait up to two scrape intervals for the first scrape of all targets: a new target must not count as failing."""
     from dalsegno.observe.prometheus_client import ScrapeState
 
     until = time.monotonic() + 2 * interval_s

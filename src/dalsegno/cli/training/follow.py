@@ -225,7 +225,7 @@ def _doctor_knows(run: RunFolder, status: RunStatus) -> bool:
 
 
 POLL_S = 0.1
-FILES_PER_S = 1000  # limit for a shared file system; each poll opens every log once
+FILES_PER_S = 1000  # limit for opening logs, possibly on a shared file system: each poll opens every log once
 
 
 @dataclass

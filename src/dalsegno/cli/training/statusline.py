@@ -76,7 +76,7 @@ def _same_generation(before: RunStatus | None, after: RunStatus) -> bool:
 
 
 def cause_was_shown(before: RunStatus | None) -> bool:
-    """Return whether the status before was RESTARTING: its message names what ended the last generation."""
+    """Return whether the last reported status was RESTARTING: the report of it named what ended the last generation."""
     return before is not None and before.phase is RunPhase.RESTARTING
 
 

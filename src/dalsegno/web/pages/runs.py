@@ -138,7 +138,8 @@ def _facts(view: RunPicture) -> Iterator[Markup]:
 
 
 def reported(view: RunPicture) -> list[tuple[str, float]]:
-    """Return the figures that the script reports, by label. Rates are sums over all ranks, as in the metrics."""
+    """Return the figures that the script reports, by label. Rates are those of rank 0 times the number of
+    ranks, as in the metrics."""
     figures = view.progress.figures if view.progress else {}
     shown = [(name, value) for name, value in sorted(figures.items()) if name not in OWN_FIGURES and value is not None]
     rates = [(label, rate_of_ranks(name, view.status, view.progress)) for name, label in RATES.items()]
