@@ -186,8 +186,8 @@ def _describe_drain(node: NodeInfo) -> str:
 
 
 def with_other_drains(node: dict[str, Any], others: dict[str, str]) -> dict[str, Any]:
-    """Return the controller's view of a node. Mark a node in `others` as left alone, unless the controller has taken it
-    out of service, too."""
+    """Return the controller's view of a node. Mark a node in `others` as left alone, unless the controller itself has
+    taken it out of service."""
     from dalsegno.recovery.decisions.phase import NodePhase
 
     ours = NodePhase.parse(node["phase"]) not in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED)

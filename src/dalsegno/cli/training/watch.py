@@ -79,8 +79,8 @@ class RunWatch:
             raise RunLost(f"run {self._run.run} is {GONE}", hint=hint)
 
     def _with_queue_state(self, status: RunStatus) -> RunStatus:
-        """Return the status of a run. If the run waits, take the message from squeue. If it has no coordinator either,
-        also take the phase from squeue."""
+        """Return the status of a run. If the run waits, take the message from squeue. If the run also has no
+        coordinator yet, take the phase from squeue, too."""
         if self._queued is None or status.phase is not RunPhase.WAITING:
             return status
         phase, message = self._queued
