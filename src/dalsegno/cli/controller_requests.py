@@ -1,4 +1,4 @@
-"""Requests to a cluster's controller, and the meaning of errors from Slurm's commands."""
+"""Requests to a cluster's controller, the meaning of errors from Slurm's commands, and Slurm commands in messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, Slur
 
 
 def is_silence(fault: CommandFailed) -> bool:
-    """Return whether a command failed because slurmctld did not answer."""
+    """Return whether a command of Slurm failed because slurmctld did not answer, or because the command timed out."""
     return isinstance(fault, CommandTimedOut) or not _SILENT.isdisjoint(parse_troubles(fault.stderr))
 
 
@@ -48,7 +48,7 @@ ANSWER_S = 10.0
 
 
 def find_controller(name: str | None) -> Path:
-    """Return the socket of the cluster's controller."""
+    """Return the socket of the cluster's controller, or that of `dalsegno adopt watch`."""
     from dalsegno.cluster import find_slurm
 
     slurm = find_slurm(name)
@@ -77,13 +77,14 @@ def format_time(at: float | None) -> str:
     return time.strftime("%m-%d %H:%M:%S", time.localtime(at)) if at else "-"
 
 
-# Slurm commands in messages are written so that they work in the user's shell.
+# A Slurm command in a message gets a prefix if it does not work in the user's shell without one.
 _COMMANDS = ("sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sprio", "squeue")
 _QUOTED = re.compile(rf"`(?=(?:{'|'.join(_COMMANDS)})\b)")
 
 
 def shell_prefix(name: str | None = None, env: Mapping[str, str] = os.environ) -> str:
-    """Return the prefix that a Slurm command needs here, such as `dalsegno shell -- `; "" if it needs none."""
+    """Return the prefix with which a Slurm command works in the user's shell, such as `dalsegno shell -- `; "" if the
+    command works without one."""
     from dalsegno.cluster import places
 
     if name:
@@ -93,10 +94,10 @@ def shell_prefix(name: str | None = None, env: Mapping[str, str] = os.environ) -
 
 
 def prefix_command(command: str, prefix: str) -> str:
-    """Add the prefix to a command of Slurm. Return other commands unchanged."""
+    """Return a command of Slurm with the prefix. Return other commands unchanged."""
     return f"{prefix}{command}" if command.split(" ", 1)[0] in _COMMANDS else command
 
 
 def prefix_commands(text: str) -> str:
-    """Return a message in which the Slurm commands in backticks have the prefix."""
+    """Return a message with the prefix of `shell_prefix` before each Slurm command in backticks."""
     return _QUOTED.sub(f"`{shell_prefix()}", text) if _QUOTED.search(text) else text

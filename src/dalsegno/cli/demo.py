@@ -93,7 +93,7 @@ def _play(
     runs: list[RunFolder],
     keep: bool,
 ) -> None:
-    """Run the scenario. Runs that can be removed with the cluster are added to `runs`."""
+    """Run the scenario. Add to `runs` the runs whose folders are to be deleted with the cluster."""
     from dalsegno.cli.demo_scenes import play_docker, play_researchers, play_survival
 
     if scene == "researchers":

@@ -48,7 +48,8 @@ def _page(report: str | None) -> Path:
 def play_survival(place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: bool) -> None:
     """Train while a host loses power and a GPU falls off the bus.
 
-    Runs that can be removed with the cluster are added to `runs`.
+    Add the training's runs to `runs`, so that the caller deletes their folders with the cluster. If the training does
+    not survive, add none: the user needs the folders to find the cause.
     """
     from dalsegno.cli.health.drill import DrillView, write_page
     from dalsegno.cli.health.drill_stage import DrillCluster
@@ -97,7 +98,7 @@ def play_researchers(target: Target, plan: Plan) -> None:
 
 
 def for_one_user(cluster: Cluster, user: str) -> Cluster:
-    """Return the cluster for a machine without other users: one user has the accounts of all three researchers."""
+    """Return the cluster for a machine on which `user` runs all jobs. `user` gets the accounts of all researchers."""
     accounts = tuple(account.name for account in cluster.accounts)
     return replace(
         cluster, users=(replace(cluster.users[0], name=user, accounts=accounts, default_account=accounts[0]),)
@@ -139,7 +140,7 @@ def _show_researchers(outcome: ScenarioOutcome) -> None:
 
 
 def check_docker(target: Target, cluster: Cluster) -> None:
-    """Raise an error if Docker's programs are missing, or if there will be no virtual hosts."""
+    """Raise an error if Docker's programs are missing, or if the cluster will have no virtual hosts."""
     from dalsegno.demo.docker import find_programs
 
     find_programs()

@@ -1,4 +1,4 @@
-"""Run a command again as root, through sudo, if one of the user's clusters needs it."""
+"""Run a command again as root, through sudo, if the cluster that it uses or creates needs root."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ AGAIN = "`sudo -v`, then the same command again"
 def elevate_to_make(place: ClusterPlace, cluster: Cluster, target: Target) -> None:
     """Run this command again as root if the cluster runs as root, or if a new cluster can do more as root.
 
-    If sudo refuses, the new cluster is created without root, and a message says what the cluster lacks.
+    If sudo refuses, a new cluster is created without root. If its target has a substitute for what needs root, print
+    the name of the substitute.
     """
     if place.folder.exists():
         elevate_to_change(place)
@@ -37,7 +38,8 @@ def elevate_to_make(place: ClusterPlace, cluster: Cluster, target: Target) -> No
 
 
 def elevate_to_change(place: ClusterPlace) -> None:
-    """Run this command again as root if the cluster belongs to the user but runs as root."""
+    """Run this command again as root if the cluster belongs to the user but runs as root. Raise an error if sudo
+    refuses."""
     from dalsegno.cluster import owner_of
 
     if not _may_elevate() or not place.folder.exists() or os.access(place.folder, os.W_OK):
@@ -48,8 +50,8 @@ def elevate_to_change(place: ClusterPlace) -> None:
 
 
 def elevate_for_cluster(name: str | None) -> None:
-    """Call `elevate_to_change` for the named cluster, and ignore its errors: the commands that call this also work on a
-    Slurm cluster that Dal Segno did not create."""
+    """Call `elevate_to_change` for the named cluster, and ignore errors. The caller also works on a Slurm cluster that
+    Dal Segno did not create."""
     from dalsegno.cluster import find_place
 
     with contextlib.suppress(DalsegnoError):
@@ -58,8 +60,8 @@ def elevate_for_cluster(name: str | None) -> None:
 
 
 def _may_elevate() -> bool:
-    """Return whether sudo may be used. It may not if DALSEGNO_HOME is set: root would use a folder that others may
-    control."""
+    """Return whether this process may use sudo: on Linux, if it does not run as root and DALSEGNO_HOME is not set. With
+    DALSEGNO_HOME, root would use a folder that others may control."""
     return platform.system() == "Linux" and os.geteuid() != 0 and not os.environ.get("DALSEGNO_HOME")
 
 

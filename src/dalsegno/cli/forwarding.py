@@ -11,14 +11,14 @@ import click
 from dalsegno.cli import out
 from dalsegno.errors import DalsegnoError, UsageError
 
-# These commands run on the cluster's head node. All other commands run on this machine: they create, change and show
-# clusters, or need no cluster.
+# These commands run on the head node of a cluster on other machines; `runs_here` names the exceptions. All other
+# commands run on this machine: they create, change and show clusters, or need no cluster.
 FORWARDED = frozenset({
     "run", "torchrun", "submit", "runs", "logs", "cancel", "ckpt", "top", "nodes", "events", "why", "automation",
     "inject", "drill", "monitor", "web", "doctor", "bench", "certify", "image", "containers",
 })  # fmt: skip
-# These commands run as root on the head node: they read the cluster's secrets, or are meant for administrators, who may
-# log in under another name.
+# These commands run as root on the head node: they read the cluster's secrets, or are meant for administrators, whom
+# the head node may know under another user name.
 AS_ROOT = frozenset({"monitor", "web", "automation"})
 # These commands change hosts, as `up` does, so they run on this machine.
 CHANGES_HOSTS = (("monitor", "up"), ("monitor", "down"))
@@ -31,8 +31,8 @@ Options = Mapping[str, Any]
 
 
 def forward(arguments: Sequence[str], group: click.Group) -> None:
-    """Replace this process with the same command on the head node if the cluster is on other machines; otherwise
-    return. `group` has all commands."""
+    """Replace this process with the same command on the head node if the cluster is on other machines. Return if the
+    command runs on this machine. `group` has all commands."""
     if not arguments or arguments[0] not in FORWARDED or os.environ.get("SLURM_CONF"):
         return
     from dalsegno.cluster import find_place, open_cluster
@@ -79,7 +79,7 @@ def runs_here(
     if options is None:
         return True  # click prints the help, or what is wrong
     if name == "image" and env.get("DALSEGNO_IMAGES"):
-        return True  # the user has named a store
+        return True  # DALSEGNO_IMAGES names an image store on this machine
     return decide[name](arguments[1] if len(arguments) > 1 else "", options, exists)
 
 
@@ -110,7 +110,7 @@ def _certify_here(_: str, options: Options, exists: Exists) -> bool:
 
 def _image_here(action: str, options: Options, exists: Exists) -> bool:
     if options.get("output"):
-        return True  # the image becomes a file here
+        return True  # the command writes the image to a file on this machine
     if action in ("show", "verify"):
         named = options.get("images") or options.get("image") or ()
         return any(exists(each) for each in ([named] if isinstance(named, str) else named))
@@ -144,7 +144,7 @@ def read_options(group: click.Group, arguments: Sequence[str]) -> Options | None
         found, _, _ = command.make_parser(click.Context(command)).parse_args(rest)
     except click.UsageError:
         return None
-    # click has objects of its own for options that are not given
+    # for an option that is not given, some versions of click return a placeholder object
     given = {name: value for name, value in found.items() if isinstance(value, (str, bool, int, float, list, tuple))}
     return None if given.get("help") else given
 

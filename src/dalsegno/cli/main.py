@@ -126,7 +126,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; report every error as a message and an exit code, never as a traceback."""
+    """Run the command line. Report errors as a message and an exit code; only bugs cause a traceback."""
     end_at_once()
     _open_streams()
     try:

@@ -40,7 +40,7 @@ def fitted(text: str, columns: int) -> str:
 
 
 def columns() -> int:
-    """Return the width of the terminal on stderr."""
+    """Return the width of the terminal on stderr; 80 if stderr is not a terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
     except (OSError, ValueError):

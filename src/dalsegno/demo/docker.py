@@ -166,13 +166,13 @@ def parse_variable(environ: str, name: str) -> str:
 
 START_S = 60.0
 END_S = 20.0
-# The daemon's images, sockets, PID files and its key in /etc are in memory. Only the daemon sees them, and they
-# disappear when it ends.
+# The daemon's images, PID files, internal sockets and its key in /etc are in memory. Only the daemon sees them, and
+# they disappear when it ends.
 PRIVATE = """mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/etc /run/work &&
     mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work overlay /etc && exec "$@"
 """
 ALONE = ("unshare", "--mount", "--", "/bin/sh", "-c", PRIVATE, "sh")
-# The daemon gets no bridge and no firewall rules, so that it changes nothing on the machine.
+# The daemon creates no bridge and no firewall rules, so that it does not change the machine's network.
 PLAIN = (
     "--data-root=/run/data", "--exec-root=/run/docker", "--pidfile=/run/docker.pid", "--storage-driver=vfs",
     "--exec-opt=native.cgroupdriver=cgroupfs", "--default-cgroupns-mode=private", "--bridge=none",
@@ -197,7 +197,7 @@ def find_programs() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Docker:
-    """A client of Docker's daemon, and the Runner with which an image import calls `docker`."""
+    """A client of Docker's daemon. It is also the Runner through which an image import calls `docker`."""
 
     client: str
     socket: Path

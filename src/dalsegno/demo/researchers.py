@@ -134,7 +134,7 @@ def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
 
 
 def _compare_next(lab: Lab, notify: Notify) -> dict[str, int]:
-    """Return the priorities of two equal jobs of two users, after one of the users has occupied all GPUs."""
+    """Return the priorities of two equal jobs of two users, while one of the users occupies all GPUs."""
     big_job = _submit(lab, WantedJob(HEAVY, 4, "medium", 600))
     until(lambda: lab.slurm.job(big_job).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
     ids = {who: _submit(lab, WantedJob(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}
@@ -150,7 +150,7 @@ def _compare_next(lab: Lab, notify: Notify) -> dict[str, int]:
         lab.slurm.cancel(*ids.values(), big_job)
 
 
-# Jobs drawn as bars over time, in ASCII
+# Jobs drawn as bars over time, in text
 
 
 @dataclass(frozen=True)

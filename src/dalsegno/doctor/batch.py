@@ -128,7 +128,7 @@ class BatchFacts:
 
 
 def is_batch(text: str) -> bool:
-    """Return whether a text is a shell script."""
+    """Return whether a text starts with `#!` and is not a Python script."""
     return text.startswith("#!") and "python" not in text.partition("\n")[0]
 
 

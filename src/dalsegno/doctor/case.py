@@ -51,7 +51,7 @@ class PathPlace:
     path: str
     fstype: str = ""
     shared: bool | None = None
-    mode: str = ""  # this user's permissions, some of `rwx`; "" if the path does not exist
+    mode: str = ""  # this user's permissions: some of `rwx`, or `-`; "" if the path does not exist
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class NodeProbe:
     """The facts that a job step found on one node. None means that a fact was not examined."""
 
     node: str
-    script: str | None = None  # this user's permissions, some of `rwx`; "" if the script does not exist on the node
+    script: str | None = None  # this user's permissions, some of `rx`; "" if there are none, or no such file there
     python: bool | None = None
     torch: bool | None = None
     port_in_use: bool | None = None
@@ -133,7 +133,7 @@ class Case:
     dumps: tuple[str, ...] = ()  # files of the flight recorder
     times: RankTimes | None = None
     snapshots: tuple[FoundSnapshot, ...] = ()
-    left_snapshot: str = ""  # a snapshot that the script would load
+    left_snapshot: str = ""  # a snapshot file that the script names and may load
     world_size: int = 0  # number of ranks that the job has or requests; 0 if not known
     port: int = 0  # the MASTER_PORT, if it is fixed
     port_where: str = ""
@@ -151,7 +151,7 @@ class Case:
 
     @property
     def started(self) -> bool:
-        """Return whether there is a log or a record of the job. These take precedence over the files of the job."""
+        """Return whether the job left signs in a log or a record. These take precedence over the files of the job."""
         return bool(self.signs or self.job or self.run)
 
 
@@ -160,7 +160,7 @@ Judge = Callable[[Case], Iterable[DoctorFinding]]
 
 @dataclass(frozen=True)
 class Symptom:
-    """A known kind of fault. A function finds it from the case alone."""
+    """A known kind of fault. `judge` finds it from the case alone."""
 
     name: str
     question: str

@@ -1,4 +1,4 @@
-"""Find the signs of known faults in the output of a job. Pure; the text is read once, here, into values.
+"""Find the signs of known faults in the output of a job. Pure: lines in, values out.
 
 The messages are those of Python, PyTorch, NCCL, gloo, torchrun, Slurm, conda and the NVIDIA driver.
 """

@@ -59,7 +59,7 @@ class ScriptFacts:
 
 
 def read_script(text: str, path: str) -> ScriptFacts:
-    """Parse the text of a script. It is never run."""
+    """Return the facts about a script from its text. The script is never run."""
     try:
         return ScriptReader(ast.parse(text), text.splitlines()).facts(path)
     except SyntaxError as error:

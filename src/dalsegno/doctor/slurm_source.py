@@ -108,7 +108,7 @@ def _submission(slurm: SlurmAccess, job: JobInfo, runner: Runner) -> tuple[Submi
 def probe_nodes(
     slurm: SlurmAccess, runner: Runner, script: str, python: str, port: int, partition: str, nodes: int
 ) -> list[NodeProbe]:
-    """Run a short job step on each node, as this user, and return what it saw."""
+    """Run a short job step as this user on each node, or on MAX_NODES of them, and return what the step saw there."""
     count = max(1, min(nodes, MAX_NODES))
     argv = [
         "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",

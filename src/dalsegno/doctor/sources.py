@@ -157,7 +157,7 @@ def _package_folders(python: str, env: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _torch_version(text: str) -> tuple[str, bool | None]:
-    """Return torch's version, and whether it was built for CUDA, from its own file."""
+    """Return torch's version, and whether torch was built for CUDA or ROCm, from the text of torch/version.py."""
     values: dict[str, object] = {}
     try:
         tree = ast.parse(text)

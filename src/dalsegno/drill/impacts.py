@@ -1,4 +1,4 @@
-"""The events of a drill, and the cost of each fault. Pure: all times are given as values."""
+"""The events of a drill, and the cost of each fault."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DrillMark:
     """An event that the run's coordinator or the cluster's controller recorded."""
 
     at: float
-    # An EventKind for an action of the controller that has begun or failed, and for a note.
+    # An EventKind if no DrillMarkKind fits, for example for a reboot, a note, or an action that has begun or failed.
     kind: DrillMarkKind | EventKind
     node: str = ""
     text: str = ""
@@ -53,7 +53,7 @@ class DrillMark:
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A step that the first rank has completed."""
+    """A step that rank 0 completed."""
 
     at: float
     step: int
@@ -63,7 +63,8 @@ class TrainedStep:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The recovery from a fault. Times are in seconds after the fault; None means that the event was not seen."""
+    """The recovery from a fault. `resumed_s` is how long training stopped; the other times are in seconds after the
+    fault. None means that the event was not seen."""
 
     impact: FaultImpact
     known_s: float | None = None
@@ -113,7 +114,7 @@ class Drill:
 
     @property
     def last_event_at(self) -> float:
-        """Return the time of the last fault, mark or step."""
+        """Return the time of the last fault, mark or step, or the end of the drill if that was earlier."""
         times = (
             [impact.at for impact in self.impacts] + [mark.at for mark in self.marks] + [step.at for step in self.steps]
         )
@@ -140,8 +141,8 @@ def recovery(
 ) -> Recovery:
     """Return the recovery from a fault.
 
-    If the node is hit by another fault that needs a repair, the marks after that belong to the later fault. A single
-    drain and return repairs all faults of a node.
+    If another fault that needs a repair hits the same node later, a detection after that belongs to the later fault.
+    A drain and a return belong to both, because a single repair removes all faults of a node.
     """
     later = [each.at for each in impacts if each.node == impact.node and each.at > impact.at and each.needs_repair]
     until = min(later, default=float("inf"))
@@ -177,7 +178,7 @@ def _was_drained(impact: FaultImpact, on_node: Sequence[DrillMark]) -> bool:
 
 
 def stop_duration_s(impact: FaultImpact, steps: Sequence[TrainedStep]) -> float | None:
-    """Return how long training stopped; None if it has not resumed.
+    """Return how long training stopped; None if it has not resumed in a later generation.
 
     The stop begins with the last step of the generation that was hit, which may come some time after the fault. It ends
     with the first step of a later generation.
@@ -278,7 +279,7 @@ _DONE = {
 
 
 def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[DrillMark]:
-    """Yield the controller's events as marks. An action that has begun or failed keeps its own kind.
+    """Yield the controller's events as marks. An event for which no DrillMarkKind fits keeps its own kind.
 
     Requests of people are left out, because the drill has its own marks of the faults that it injects.
     """

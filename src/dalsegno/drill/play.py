@@ -26,7 +26,7 @@ class DrillStage(Protocol):
         ...
 
     def lacks_spare(self) -> bool:
-        """Return whether no spare is ready to replace a node that is lost now."""
+        """Return whether the run requested spares, but none is ready to replace a node that is lost now."""
         ...
 
     def newest(self) -> TrainedStep | None:
@@ -79,7 +79,8 @@ def _wait_until_ready(
     with_spares: bool,
     slowness: float,
 ) -> Sequence[str]:
-    """Wait until enough steps follow the last fault, and return the nodes in training; none if that takes too long."""
+    """Wait until enough steps follow the last fault, and return the nodes in training. Return none if that takes too
+    long, or if the run ends."""
     resume_s = RESUME_TIMEOUT_S * slowness
     until = now() + (resume_s if last else START_TIMEOUT_S * slowness)
     begun: TrainedStep | None = None

@@ -247,7 +247,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of other tools for the same fault, and notes on their limits."""
+    """The times of this drill and of other tools for the same fault, and notes on their limits."""
 
     head: Sequence[str]
     lines: Sequence[Sequence[str]]

@@ -1,4 +1,4 @@
-"""Choose which faults a drill injects, where, and after how many steps. Pure: the same seed gives the same drill."""
+"""Choose which faults a drill injects, where, and after how many steps. Pure: the same seed gives the same faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def select_kinds(names: Sequence[str]) -> Sequence[FaultKind]:
 
 
 def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[ScheduledFault]:
-    """Draw `count` faults in random order. Each kind occurs once if `count` allows; the rest is drawn by weight."""
+    """Draw `count` faults in random order. Each kind occurs at least once if `count` allows; the rest is
+    drawn by weight."""
     generator = random.Random(seed)
     chosen = generator.sample(list(kinds), min(count, len(kinds)))
     chosen += generator.choices(list(kinds), [kind.weight for kind in kinds], k=count - len(chosen))
@@ -120,7 +121,7 @@ def warn_of_missing_repairs(
 
 
 def repairs_nodes(automation: Mapping[str, Any] | None) -> bool:
-    """Return whether the controller repairs nodes at present."""
+    """Return whether the controller repairs nodes at present. If it does not answer, assume that it does."""
     return automation is not None and automation.get("automation") != "paused" and automation.get("mode") not in _MODES
 
 
@@ -138,8 +139,8 @@ def _warn_of_budget(faults: int, automation: Mapping[str, Any], partitions: Sequ
 
 
 def find_existing_faults(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence about each fault that already exists when the drill starts. `nodes` is the controller's
-    answer."""
+    """Return a sentence about each node that already has an injected fault or is suspected when the drill starts.
+    `nodes` is the controller's answer."""
     injected: dict[str, list[str]] = {}
     for fault in faults:
         injected.setdefault(fault.node, []).append(fault.fault)

@@ -31,7 +31,7 @@ class NodeCondition(Enum):
     REBOOTING = "rebooting"
     REPLACING = "replacing"
     VALIDATING = "validating"
-    LEFT_ALONE = "left-alone"  # an administrator took the node out of service
+    LEFT_ALONE = "left-alone"  # an administrator or the platform took the node out of service
     SUSPECTED = "suspected"  # the node may have a fault, but is still in service
     IN_SERVICE = "in-service"
     LENT = "lent"
@@ -67,7 +67,7 @@ _SPARES = {NodePhase.SPARE: NodeCondition.SPARE, NodePhase.LENT: NodeCondition.L
 
 
 def node_conditions(overview: Overview) -> dict[str, NodeCondition]:
-    """Return the condition of every node. While Slurm does not answer, only the controller's view counts."""
+    """Return the condition of every node. While Slurm does not answer, ignore the last states that it reported."""
     view = overview.controller or RecoveryView()
     return {
         node.name: node_condition(node, view.nodes.get(node.name), view.slurm_users, overview.slurm_answers)
@@ -126,7 +126,7 @@ def _slurm_condition(node: NodeStatus, slurm_users: frozenset[str]) -> NodeCondi
 
 
 def run_impact(run: ObservedRun) -> RunImpact | None:
-    """Return the condition of a run; None if it is over."""
+    """Return the condition of a run; None if the run is ending or over."""
     status = run.status
     if status.phase in (RunPhase.ENDING, RunPhase.ENDED):
         return None

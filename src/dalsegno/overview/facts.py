@@ -61,7 +61,7 @@ class FailingScrape:
 
 @dataclass(frozen=True)
 class Overview:
-    """The facts about a cluster, as far as they are known. `controller` is None if it does not answer."""
+    """The facts about a cluster, as far as they are known. `controller` is None if no controller answers."""
 
     status: ClusterStatus
     controller: RecoveryView | None = None

@@ -42,7 +42,7 @@ def ask_recovery_view(controller: Path) -> RecoveryView:
 
 
 def ask_gpus(controller: Path) -> dict[str, tuple[GpuReading, ...]]:
-    """Return the last readings of the GPUs of each node, which their agents sent to the controller."""
+    """Return the last GPU readings of each node whose agent is connected. The controller gets them from the agents."""
     return read_agents(ask(controller, {"agents": True}, CONTROLLER_S))
 
 

@@ -29,8 +29,8 @@ CONTROLLER_S = 5.0
 
 
 class ActionRunner:
-    """The object that carries out actions. Its caller must have checked that the visitor is allowed to do what they ask
-    for."""
+    """The object that carries out actions. The caller must first check with `check_allowed` that the visitor may do
+    them."""
 
     def __init__(
         self, folder: ClusterFolder, slurm: SlurmClient, target: Callable[[], Target], env: Mapping[str, str]

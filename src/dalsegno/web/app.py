@@ -1,4 +1,4 @@
-"""The web application: find the answer to each request. Every request is checked by `guard` first."""
+"""The web application: find the answer to each request. `guard` first checks every request except those for metrics."""
 
 from __future__ import annotations
 

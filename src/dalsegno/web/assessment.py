@@ -55,7 +55,7 @@ def assess_picture(
     silent: Collection[str],
     now: float,
 ) -> ClusterVerdict:
-    """Return the verdict. `silent` names the sources that do not answer."""
+    """Return the verdict. `silent` names the sources that do not answer or cannot be read."""
     known = {info.name: info for info in slurm.nodes}
     unknown = [NodeInfo(name, NodeState.UNKNOWN) for name in controller.nodes if name not in known]
     status = ClusterStatus(

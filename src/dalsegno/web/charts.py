@@ -123,7 +123,7 @@ def _panel(name: str, unit: str, own: Sequence[tuple[float, float, int]], x: _Ax
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return two to four round values between the bounds."""
+    """Return two to five round values between the bounds; only `low` if the bounds are equal."""
     span = high - low
     if span < 1e-300 or not math.isfinite(span):  # the step between ticks would be 0
         return [low]
@@ -194,8 +194,8 @@ def _times(x: _Axis) -> list[float]:
 
 
 def shares_bar(shares: Sequence[tuple[str, float]], label: str) -> Markup:
-    """Return a bar with a segment for each share. A share is the class of its segment, and its size relative to the
-    others."""
+    """Return a bar with a segment for each share. A share has the CSS class of its segment, and its size relative to
+    the other shares."""
     total = sum(value for _, value in shares) or 1.0
     at, segments = 0.0, []
     for name, value in shares:

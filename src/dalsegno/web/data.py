@@ -39,7 +39,7 @@ from dalsegno.web.view import (
 MAX_DRILLS = 50
 MAX_BUNDLES = 10
 MAX_EVIDENCE_BYTES = 1 << 20
-GPU_JOURNAL_BYTES = 256 << 10  # limit per journal, because the list of runs reads the ends of up to a hundred journals
+GPU_JOURNAL_BYTES = 256 << 10  # limit per journal, because the goodput page reads the ends of up to 200 journals
 MAX_GPU_COUNTS = 1000
 MAX_NODES = 65536
 HOURS_KEPT_S = 60.0  # an answer of sacct is reused for this long
@@ -61,8 +61,8 @@ class ClusterData:
         return price_of(self._cluster())
 
     def node_details(self, node: str) -> NodeDetails:
-        """Return the controller's records of a node. If the controller does not answer, return only the saved
-        evidence."""
+        """Return the controller's records of a node, its saved evidence and the faults that can be injected. If the
+        controller does not answer, leave out its records."""
         evidence, faults = list_evidence(self._folder.evidence / node), self._faults()
         try:
             answer = ask(self._folder.controller_socket, {"node": node}, ANSWER_S)
@@ -85,7 +85,7 @@ class ClusterData:
     def gpus_of(self, view: RunPicture) -> int:
         """Return the largest number of GPUs that a run has held.
 
-        The run's files are read again only after a change of its generation or nodes, or after its end.
+        The run's files are read again only if its generation or its number of nodes has changed, or if it has ended.
         """
         stamp = (view.status.generation, len(view.status.nodes), view.status.over)
         known = self._gpus.get(view.folder)
@@ -114,8 +114,8 @@ class ClusterData:
 
 
 def price_of(cluster: Cluster) -> GpuPrice:
-    """Return the price of a GPU hour: the one in the cluster file or, if there is none, the list price of the cluster's
-    GPUs."""
+    """Return the price of a GPU hour: the one in the cluster file or, if there is none, the mean list price of the
+    cluster's GPUs. If a GPU has no list price, return no price."""
     own = cluster.monitoring.gpu_hour_price
     if own is not None:
         return GpuPrice(own, f"at {own:g} per GPU hour, as the cluster file says") if own else GpuPrice()
@@ -202,7 +202,7 @@ def sum_hours(jobs: Sequence[JobInfo], since: float, now: float) -> list[UserHou
 
 
 def read_drills(folder: Path) -> list[DrillSummary]:
-    """Return the saved drill reports, newest first."""
+    """Return the last MAX_DRILLS saved drill reports, newest first."""
     try:
         paths = sorted(folder.glob("*.json"), reverse=True)[:MAX_DRILLS]
     except OSError:

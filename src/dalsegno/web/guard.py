@@ -1,8 +1,8 @@
 """Check a request before any page handles it: Host, Origin, session, form token. Add security headers to every answer.
 
 A page of another site can make a browser send requests to this server. The Host of such a request is a name of that
-site (DNS rebinding), or its Origin is not ours. So the Host must be a loopback address, or an address or name of the
-cluster's head.
+site (DNS rebinding), or its Origin is not ours. So the Host must be `localhost`, a loopback address, or an address or
+name of the cluster's head, and the Origin of a request that changes something must be this server.
 """
 
 from __future__ import annotations

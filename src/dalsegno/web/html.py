@@ -12,7 +12,7 @@ _EMPTY = frozenset({"br", "input", "link", "meta"})
 
 
 class Markup(str):
-    """Text that already is HTML. Only this module and constants of our own code create it."""
+    """Text that is already HTML. Code that creates it must have escaped every value in it."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ def esc(text: object) -> Markup:
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     """Return an element. `class_` becomes `class`, and other underscores become hyphens. An attribute that is True has
-    no value, and one that is None is left out."""
+    no value, and one that is None or False is left out."""
     words = [name, *(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))]
     start = f"<{' '.join(words)}>"
     return Markup(start if name in _EMPTY else f"{start}{join(children)}</{name}>")

@@ -49,7 +49,7 @@ FIRST_S = 3.0  # how long the first page waits for the first snapshot
 
 
 class LivePicture:
-    """The current snapshot. All methods may be called by any thread."""
+    """The current snapshot, and the threads that update it. All methods may be called by any thread."""
 
     def __init__(self, sources: PictureSources, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources, self._clock = sources, clock
@@ -176,7 +176,7 @@ class LivePicture:
         before, part = self._controller, self._sources.controller()
         self._controller = before if part == before else part
         if self._controller.events[-1:] != before.events[-1:] or self._controller.nodes != before.nodes:
-            self._soon["slurm"].set()  # the controller has acted, so Slurm's state has changed too
+            self._soon["slurm"].set()  # the controller has acted, so Slurm's state has probably changed, too
 
     def _ask_runs(self) -> None:
         self._runs = self._sources.runs()
@@ -185,7 +185,7 @@ class LivePicture:
         self._hosts = self._sources.hosts()
 
     def _note(self, name: str, trouble: SourceTrouble | None) -> None:
-        """Create the next snapshot, and wake all waiting pages."""
+        """Record that a query has ended. If the data has changed, create the next snapshot. Wake all waiting pages."""
         with self._changed:
             self._answered[name] = self._clock()
             self._troubles.pop(name, None)

@@ -122,7 +122,7 @@ class LoginAddress:
 
 
 def request_login(folder: Path, *, read_only: bool = False) -> LoginAddress:
-    """Ask the observer of this cluster for an address."""
+    """Ask the observer of this cluster for an address that logs this user in, or for a read-only link."""
     answer = _asked(folder, {"link": True} if read_only else {"login": True})
     host, _, port = str(answer["address"]).rpartition(":")
     return LoginAddress(

@@ -53,7 +53,7 @@ class ForeignCluster:
 
 
 class ForeignReader:
-    """The sources of the page."""
+    """The sources of the page's data."""
 
     def __init__(self, cluster: ForeignCluster) -> None:
         self._cluster = cluster
@@ -107,14 +107,15 @@ class OwnActions:
 
 
 def page_folder(home: Path, cluster: str) -> ClusterFolder:
-    """Return the folder for the page of this cluster on this machine. Login nodes may share the home folder."""
+    """Return the folder for the page of this cluster on this machine. The name of the folder depends on the host name,
+    because login nodes may share the home folder."""
     name = f"{cluster} {socket.gethostname()}"
     return ClusterFolder(home / "web" / hashlib.blake2b(name.encode(), digest_size=4).hexdigest())
 
 
 @contextlib.contextmanager
 def serve_page(cluster: ForeignCluster, folder: ClusterFolder, listen: ListenAddress) -> Iterator[ListenAddress]:
-    """Serve the page during the `with` block. Return its address."""
+    """Serve the page during the `with` block, and yield the address of the page."""
     if len(os.fsencode(folder.root / SOCKET)) > LONGEST_SOCKET:
         raise DalsegnoError(
             f"the path of the socket is longer than {LONGEST_SOCKET} bytes",

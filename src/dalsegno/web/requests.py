@@ -27,7 +27,7 @@ class ActionKind(Enum):
 
 
 class ActionRefused(DalsegnoError):
-    """Raised if an action is not allowed, or not possible."""
+    """The error that an action is not allowed or not possible."""
 
 
 @dataclass(frozen=True)

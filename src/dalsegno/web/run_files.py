@@ -1,4 +1,4 @@
-"""Read the files of runs as root or as the cluster's owner.
+"""Read the files of runs, usually as root or as the cluster's owner.
 
 The files belong to users, who can replace them, link them elsewhere or make them huge. Each file is opened relative to
 its folder's descriptor, without following links. Only a regular file of the run's owner is read, up to a limit.

@@ -59,7 +59,7 @@ class NodeRecoveryDetail(NodeRecovery):
 
 @dataclass(frozen=True)
 class AgentReport:
-    """The report of a node's agent. A finding is the check, verdict and text of a check that did not pass."""
+    """The report of a node's agent. A finding is the name, verdict and text of a check that did not pass."""
 
     node: str
     presence: Presence = Presence.NEVER
@@ -186,7 +186,8 @@ class ClusterPicture:
 
 
 def node_views(slurm: SlurmPart, controller: ControllerPart) -> dict[str, NodeView]:
-    """Combine the data of Slurm and the controller about each node, in Slurm's order."""
+    """Combine the data of Slurm and the controller about each node, in Slurm's order. Nodes that only the controller
+    knows come last."""
     jobs: dict[str, list[JobInfo]] = {}
     for job in slurm.jobs:
         for node in job.nodes if not job.state.ended else ():

@@ -41,7 +41,7 @@ MAX_RUNS = 200  # maximum number of runs that are shown: active runs first, then
 
 
 class SourceSilent(DalsegnoError):
-    """Raised if a source does not answer at all."""
+    """The error that a source does not answer at all."""
 
 
 class PictureSources(Protocol):
@@ -134,7 +134,8 @@ class ClusterReader:
         return newest_runs(found)
 
     def _ended_runs(self) -> list[RunPicture]:
-        """Return the runs that have ended. There may be hundreds, and their files rarely change."""
+        """Return the runs that have ended. There may be hundreds, and their files rarely change, so the files are read
+        again only after ENDED_KEPT_S seconds."""
         records, _ = RunRecords(self._folder.ended_runs).read()
         if time.monotonic() >= self._ended_until:
             self._ended, self._ended_until = {}, time.monotonic() + ENDED_KEPT_S
@@ -143,7 +144,7 @@ class ClusterReader:
 
 
 def newest_runs(runs: Iterable[RunPicture]) -> tuple[RunPicture, ...]:
-    """Return the runs that are shown: active runs first, then the newest."""
+    """Return the MAX_RUNS runs that are shown: active runs first, then the newest."""
     return tuple(sorted(runs, key=lambda view: (view.status.over, -view.status.created))[:MAX_RUNS])
 
 

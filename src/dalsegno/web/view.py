@@ -105,7 +105,7 @@ class NodeDetails:
 
 @dataclass(frozen=True)
 class RunDetails:
-    """The history of one run."""
+    """The history and the journal of one run."""
 
     points: tuple[StepPoint, ...] = ()
     entries: tuple[Entry, ...] = ()

@@ -12,7 +12,7 @@ AFTER_S = 60.0  # a node event within this time after a run or job failed may ex
 
 @dataclass(frozen=True)
 class Moment:
-    """One entry of a timeline. `who` is its source: Slurm, the run, the controller, a check, or `inject`."""
+    """One entry of a timeline. `who` is its source: Slurm, the run, the controller, a check, or a person."""
 
     at: float  # seconds since 1970
     who: str
@@ -38,7 +38,7 @@ class Explanation:
 
 
 def merge_timelines(*sources: Iterable[Moment]) -> tuple[Moment, ...]:
-    """Merge several sources into one timeline without duplicates."""
+    """Merge several sources into one timeline, oldest moment first, without duplicates."""
     once = dict.fromkeys(moment for source in sources for moment in source)
     return tuple(sorted(once, key=lambda moment: moment.at))
 

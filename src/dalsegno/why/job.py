@@ -12,7 +12,7 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.messages import PendingReason, parse_pending
 from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
-_NOT_STARTED = 53  # slurmd's code for a batch script without an output file or working folder
+_NOT_STARTED = 53  # slurmd's code if it cannot create the job's output file or enter its working folder
 # The meaning of each reason, and the next command. {job} is the job's id, {part} its partition, {user} its user.
 WAITS: dict[PendingReason, tuple[str, str]] = {
     PendingReason.RESOURCES: (

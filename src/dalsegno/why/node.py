@@ -97,7 +97,7 @@ def explain_node(node: NodeInfo, controller: ControllerView = _UNKNOWN) -> Concl
             f"dalsegno nodes show {node.name}",
         )
     if controller.phase is NodePhase.SUSPECTED and node.in_service:
-        # Only the node's agent has more information, and `dalsegno up` restarts it.
+        # A dead agent reports no more checks. `dalsegno up` restarts it.
         default = "dalsegno up" if controller.about is Topic.AGENT_DEAD else f"dalsegno health --node {node.name}"
         command = _next(controller, default)
         return Conclusion(f"{node.name} is in service but suspected: {controller.note}", command)

@@ -119,13 +119,13 @@ def aftermath_s(status: RunStatus) -> float:
 
 
 def _first_of_last(failed: Sequence[Entry]) -> Entry:
-    """Return the first failure of the last failed generation, which made its other ranks fail."""
+    """Return the first failure in the last generation that failed. It made the other ranks fail."""
     last = max(int(entry.get("generation", 0)) for entry in failed)
     return next(entry for entry in failed if int(entry.get("generation", 0)) == last)
 
 
 def _because(entries: Sequence[Entry]) -> str:
-    """Return a clause about what ended the previous generation; "" if unknown."""
+    """Return a clause about the last fault since the previous generation started; "" if there was none."""
     begins = [at for at, entry in enumerate(entries) if entry.get("event") == RunEvent.GENERATION]
     since = entries[begins[-2] :] if len(begins) > 1 else entries
     texts = [text for entry in since if (text := _left(entry) or _hung(entry) or _hit(entry))]

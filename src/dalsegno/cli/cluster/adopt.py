@@ -69,7 +69,7 @@ def _check_file(file: str, force: bool) -> None:
 
 
 def find_cluster() -> FoundCluster:
-    """Return the cluster that Slurm's commands on this machine use."""
+    """Return the cluster that Slurm's commands on this machine use. Raise an error if Dal Segno created it."""
     from dalsegno.adopt.found import look
     from dalsegno.cli.controller_requests import is_silence, meaning_of
     from dalsegno.cluster import cluster_id, find_slurm, no_answer, silence

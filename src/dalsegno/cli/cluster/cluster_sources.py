@@ -27,15 +27,16 @@ OLD_RUNS = 8  # maximum number of this user's runs that are read from their own 
 
 @dataclass(frozen=True)
 class ClusterSources:
-    """The sources of one cluster. Each method queries one source, and raises DalsegnoError if there is no answer."""
+    """The sources of one cluster. `recovery_view`, `events` and `gpus` raise DalsegnoError if the controller does not
+    answer."""
 
     name: str
-    target: Target | None  # None inside a host of the cluster, and for a Slurm that Dal Segno did not install
+    target: Target | None  # None inside a host of the cluster, and for a cluster that Dal Segno did not create
     slurm: SlurmHere | None  # used if there is no target
     controller: Path | None
 
     def status(self) -> ClusterStatus:
-        """Return Slurm's view. If slurmctld does not answer, the view says so; that is not an error."""
+        """Return the status of the cluster. If slurmctld does not answer, the status says so; that is not an error."""
         from dalsegno.cli.controller_requests import meaning_of
         from dalsegno.overview.gather import status_from_slurm
 
@@ -60,7 +61,8 @@ class ClusterSources:
         return ask_events(self.controller, since) if self.controller else []
 
     def runs(self, *, progress: bool = False, ended: bool = False) -> Sequence[ObservedRun]:
-        """Return the active runs that this user may see; with `ended`, also the user's last ended runs."""
+        """Return the controller's runs that this user may see. With `ended`, or if the controller does not answer, add
+        the user's last runs from their folders."""
         from dalsegno.overview.gather import ask_run_folders, merge_runs, read_runs
         from dalsegno.targets.base import name_user
 
@@ -85,7 +87,7 @@ class ClusterSources:
         return {}
 
     def failing_scrapes(self) -> tuple[FailingScrape, ...]:
-        """Return the exporters that the cluster's Prometheus cannot read; empty if the cluster has no Prometheus."""
+        """Return the exporters that the cluster's Prometheus cannot read; empty if no Prometheus answers."""
         from dalsegno.overview.gather import ask_failing_scrapes
 
         return ask_failing_scrapes(self.target) if self.target is not None else ()
@@ -117,7 +119,8 @@ class ClusterSources:
 
 
 def open_sources(name: str | None) -> ClusterSources:
-    """Open the named cluster, else the one that this shell uses, else the only one."""
+    """Open the named cluster, else the one that this shell uses, else Dal Segno's only cluster, else this machine's
+    Slurm."""
     from dalsegno.cli.controller_requests import no_cluster
     from dalsegno.cluster import find_slurm, folder_of, target_of
 

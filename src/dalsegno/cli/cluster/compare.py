@@ -27,7 +27,7 @@ LABELS = {
     "not_for": "not for",
 }
 COLUMNS = 120  # maximum width of a table
-SIDE_BY_SIDE = 3  # places in one table
+SIDE_BY_SIDE = 3  # maximum number of places in one table
 
 
 @click.command()

@@ -97,7 +97,8 @@ def _confirm(name: str, consequences: list[str], yes: bool, *, must_say_yes: boo
 
 
 def _name_in(file: Path) -> str | None:
-    """Return the cluster name in a file. In ./cluster.yaml, it is the cluster that `up` creates in the same folder."""
+    """Return the cluster name in a cluster file; None if there is none. Without a name, `down` uses the name in
+    ./cluster.yaml, which is also the default file of `up`."""
     import yaml
 
     try:
@@ -110,7 +111,7 @@ def _name_in(file: Path) -> str | None:
 
 @dataclass(frozen=True)
 class RunOnCluster:
-    """A run that has not ended, and its user. Files are written only into folders of the calling user."""
+    """A run on the cluster and the uid of its user. `down` writes only into run folders of the calling user."""
 
     folder: RunFolder
     uid: int
@@ -151,8 +152,8 @@ def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
 
 
 def _own(place: ClusterPlace) -> Iterator[RunFolder]:
-    """Yield this user's active runs. Runs whose coordinator runs in a batch step are included: the controller does not
-    know them."""
+    """Yield this user's active runs on the cluster, including those whose coordinator runs in a batch step. The
+    controller does not know the latter."""
     from dalsegno.cluster import runs_home
     from dalsegno.runs.submit.prepare import list_runs, read_plan
     from dalsegno.targets.folder import ClusterFolder, read_identity

@@ -19,8 +19,8 @@ from dalsegno.targets.base import CanForward, ClusterStatus, DaemonStatus, NodeS
 if TYPE_CHECKING:
     from dalsegno.overview.facts import NodeRecovery, ObservedRun, Overview, RecoveryView
 
-# Daemons that run on many machines and have one row of the table, and what that row counts. node-exporter also runs on
-# the head node, so its row counts hosts.
+# Daemons that run on many machines. All running daemons of one kind share a row, and the value says what the row
+# counts. node-exporter also runs on the head node, so its row counts hosts.
 NODE_DAEMONS = {"slurmd": "node", "metadata-service": "node", "node-agent": "node", "node-exporter": "host"}
 NAME_COLUMNS = 40
 
@@ -161,7 +161,7 @@ def _node_row(node: NodeStatus) -> list[str]:
 
 
 def daemon_rows(status: ClusterStatus) -> list[list[str]]:
-    """Return one row per daemon, except that running daemons of nodes share one row."""
+    """Return one row per daemon. The running daemons of one kind in NODE_DAEMONS share a row."""
     many = {name: [one for one in status.daemons if one.name == name and one.running] for name in NODE_DAEMONS}
     rows = [_daemon_row(one) for one in status.daemons if one not in many.get(one.name, [])]
     together = [[name, counted(len(fine), NODE_DAEMONS[name]), "running"] for name, fine in many.items() if fine]

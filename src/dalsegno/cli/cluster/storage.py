@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dalsegno.targets.base import Target
 
 ANSWER_S = 60.0  # a node that takes longer is considered hung: a measurement takes at most 5 s
-MAX_ANSWER = 1 << 20  # limit in bytes on the output of a node, which may be hostile
+MAX_ANSWER = 1 << 20  # limit in bytes on the output of a node, because a node may be hostile
 USER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
 
@@ -109,8 +109,10 @@ def _nodes(name: str | None, names: Sequence[str], user: str | None) -> CheckedN
 
 
 def reachable_nodes(target: Target, cluster: Cluster) -> list[str]:
-    """Return the nodes that can be asked, by their names in Slurm. Some platforms choose other names than those of the
-    cluster file, and start nodes only for jobs."""
+    """Return the nodes that can be asked, by their names in Slurm, which may differ from those in the cluster file.
+
+    Leave out nodes that Slurm starts only for jobs. If Slurm does not answer, return the nodes of the cluster file.
+    """
     try:
         found = target.slurm.nodes()
     except DalsegnoError as error:
@@ -126,8 +128,8 @@ def reachable_nodes(target: Target, cluster: Cluster) -> list[str]:
 
 
 def _login_user(target: Target) -> str:
-    """Return the user whose rights are checked if the file names none: the caller, or the login user of other
-    machines."""
+    """Return the user for the check when the cluster file names no user: the caller or, for a cluster on other
+    machines, the login user of the head."""
     from dalsegno.system.files import user_of
     from dalsegno.system.hanging_calls import NoAnswer, ask, slowness
     from dalsegno.system.ownership import caller
@@ -147,7 +149,7 @@ def _login_user(target: Target) -> str:
 
 
 def _nodes_with_paths(name: str | None, paths: Sequence[str], user: str | None) -> CheckedNodes:
-    """Return the nodes of any Slurm cluster. On each node, a small job of this user checks the storage."""
+    """Return the nodes of any Slurm cluster on which a small job of this user can start and check the storage."""
     from dalsegno.cli.containers.containers import slurm_here, steps_on
     from dalsegno.programs import launcher
     from dalsegno.spec.facts import Storage
@@ -170,7 +172,7 @@ def _nodes_with_paths(name: str | None, paths: Sequence[str], user: str | None) 
 
 
 def _open(name: str | None) -> tuple[ClusterPlace, Cluster]:
-    """Return a cluster and its applied cluster file."""
+    """Return a cluster and its applied cluster file. Raise an error if the cluster is incomplete or has no storage."""
     from dalsegno.cluster import find_place
     from dalsegno.targets.folder import ClusterFolder, read_applied
 

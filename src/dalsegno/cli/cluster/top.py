@@ -54,7 +54,7 @@ def _ask_once(readings: LiveReadings) -> LiveFacts:
     for source in LiveSource:
         readings.poll(source)
     facts = readings.facts()
-    assert facts is not None  # `facts()` has raised Slurm's error if there are no facts
+    assert facts is not None  # without facts, `facts()` raises Slurm's error
     return facts
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace
     from dalsegno.spec.facts import Cluster
 
-WRITTEN = ".dalsegno-files"  # in a folder of `plan --write`: the files that it wrote there
+WRITTEN = ".dalsegno-files"  # the file with the names of the files that `plan --write` wrote to a folder
 
 
 @click.command()

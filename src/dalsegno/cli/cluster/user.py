@@ -129,7 +129,8 @@ def rm(user: str, name: str | None, remove_home: bool, yes: bool) -> None:
 
 
 def _remove_home(target: Target, home: Path, uid: int | None, *, only_check: bool = False) -> None:
-    """Delete a home folder on the machine that serves it. Raise an error if it belongs to another user."""
+    """Delete a home folder on the machine that serves it. With `only_check`, delete nothing, and raise an error if the
+    folder belongs to another user."""
     from dalsegno.system.files import remove_tree
     from dalsegno.targets.machines import ServesHomes
     from dalsegno.users.homes import check_home

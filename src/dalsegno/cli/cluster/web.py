@@ -87,7 +87,7 @@ def command(
 
 
 def _tell(login: LoginAddress, *, tunnel: bool, no_open: bool, json_: bool) -> None:
-    """Print the address, and open a browser."""
+    """Print the login address. Also open a browser, unless an option asks for other output."""
     if json_:
         facts = {"url": login.url("localhost" if tunnel else ""), "role": login.role.value, "valid_s": login.valid_s}
         out.as_json({**facts, **({"tunnel": tunnel_command(login)} if tunnel else {})})
@@ -128,7 +128,8 @@ def _find_foreign(name: str | None) -> ForeignCluster | None:
 
 
 def _serve_own(cluster: ForeignCluster, listen: str, revoke: bool, tell: Callable[[LoginAddress], None]) -> None:
-    """Serve the page until Ctrl-C. If this user already serves it on this machine, only print another login address."""
+    """Serve the page until Ctrl-C. If this user already serves it on this machine, only print another login address.
+    With `revoke`, only end all sessions."""
     from dalsegno.cluster import home
     from dalsegno.log import start_logging
     from dalsegno.observe.metrics_endpoint import ListenAddress
@@ -194,7 +195,7 @@ def _open(login: LoginAddress) -> None:
 
 
 def open_page(login: LoginAddress, path: Path, browse: Callable[[str], bool]) -> bool:
-    """Open a private file that leads to the page in a browser; return whether there is a browser.
+    """Open a private file in a browser, which then loads the web page. Return whether there is a browser.
 
     All users of the machine can see the arguments of a browser, so the login address must not be an argument.
     """

@@ -38,7 +38,7 @@ def command() -> None:
 
 
 def _removed(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    """Raise UsageError for an option of earlier versions that made `check` change hosts."""
+    """Raise UsageError if a removed option is given. With it, earlier versions of `check` could change hosts."""
     if given:
         raise UsageError(
             f"`{parameter.opts[0]}` was removed: `dalsegno containers check` does not change hosts any more",
@@ -151,7 +151,10 @@ def remove(names: tuple[str, ...], name: str | None, wanted: str) -> None:
 
 
 def _steps(name: str | None, wanted: str) -> tuple[HostRoute, list[str]]:
-    """Return the route to the nodes, and the names of nodes: the given ones, or all that are not powered down."""
+    """Return the route to the nodes, and the nodes to use: those in `wanted`, or all that are not powered down.
+
+    Raise UsageError if a node in `wanted` is unknown or powered down.
+    """
     from dalsegno.hostlist import expand
 
     slurm, nodes = slurm_here(name)
@@ -190,16 +193,16 @@ def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: S
 class CheckedHosts:
     """The hosts of a cluster, and how each of them is reached."""
 
-    own: bool  # whether `dalsegno up` created this cluster
+    own: bool  # whether `dalsegno up` created this cluster; always False for a cluster file
     logins: tuple[str, ...]  # hosts on which jobs are submitted
     nodes: tuple[str, ...]
     asleep: tuple[str, ...]  # nodes that are powered down and not checked, because a job step would boot them
-    routes: dict[str, tuple[HostRoute, ...]]
-    here: str = ""  # the login host that this process runs on
+    routes: dict[str, tuple[HostRoute, ...]]  # the routes to each host, best first
+    here: str = ""  # the login host that this process runs on; "" for a cluster file
 
 
 def hosts_here(name: str | None, ssh_options: Sequence[str]) -> CheckedHosts:
-    """Return this host and the nodes of the Slurm that it belongs to."""
+    """Return this host and the cluster's nodes. A node that is powered down is only named in `asleep`."""
     from dalsegno.cluster import cluster_id, way_into
     from dalsegno.containers.plugstack import HostRoute
     from dalsegno.containers.plugstack.hosts import local_route, ssh_route
@@ -235,7 +238,7 @@ def hosts_in(file: str, ssh_options: Sequence[str]) -> CheckedHosts:
 
 
 def slurm_here(name: str | None) -> tuple[SlurmHere, list[NodeInfo]]:
-    """Return the Slurm that this host belongs to, and its nodes."""
+    """Return the Slurm of the named cluster, or by default the one that this shell uses, and its nodes."""
     from dalsegno.cluster import find_slurm, silence
 
     slurm = find_slurm(name)
@@ -257,7 +260,7 @@ def steps_on(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> HostRoute:
 
 
 def others(nodes: Sequence[NodeInfo], this: str) -> tuple[str, ...]:
-    """Return the nodes to check from here: all except this host, which may itself be a node."""
+    """Return the nodes to check from here: all except powered-down nodes, and except this host if it is a node."""
     return tuple(node.name for node in nodes if not node.powered_down and node.name != this)
 
 
@@ -296,7 +299,7 @@ def _show_progress(word: str) -> Progress:
 
 
 def _build(checked: CheckedHosts, hosts: Sequence[PluginFacts], folder: str) -> PluginBuild | None:
-    """Return how Dal Segno's plugin is compiled on this host; None if this host is not part of the cluster."""
+    """Return how Dal Segno's plugin is compiled on this host; None if the hosts come from a cluster file."""
     from dalsegno.containers.native import build_key, source_folder
     from dalsegno.containers.plugstack import PluginBuild
     from dalsegno.containers.plugstack.check import slurm_version

@@ -98,7 +98,7 @@ def command(
 
 
 def _remove_or_keep_runs(traces: Traces, survived: bool) -> None:
-    """Remove the drill's runs if it succeeded; otherwise keep them for `dalsegno why`."""
+    """Remove the drill's runs if the drill succeeded; otherwise keep them for `dalsegno why`."""
     from dalsegno.cluster import runs_home
 
     if survived:
@@ -124,11 +124,11 @@ def _check_page(path: Path) -> None:
     if path.is_dir():
         raise UsageError(_no_page(path, "it is a folder"), hint=ELSEWHERE)
     if path.exists() and not path.is_file():
-        if not os.access(path, os.W_OK):  # do not open a pipe for this check: closing it would end its reader
+        if not os.access(path, os.W_OK):  # do not open a pipe for this check: closing the pipe would end its reader
             raise UsageError(_no_page(path, "permission denied"), hint=ELSEWHERE)
         return
     try:
-        # The report is written to a new file, which then replaces the old one.
+        # The folder must be writable, because the report is written to a new file, which then replaces the old one.
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UsageError(_no_page(path, error.strerror or str(error)), hint=ELSEWHERE) from error
@@ -190,7 +190,8 @@ DRAW_EVERY_S = 0.2
 
 
 class DrillView:
-    """Shows a drill while it runs. `every_s`: interval between lines, if the output is not a terminal."""
+    """The display of a drill that runs. If stderr is not a terminal, it prints progress at most every `every_s`
+    seconds."""
 
     def __init__(self, every_s: float) -> None:
         self._live, self._every_s = sys.stderr.isatty(), every_s
@@ -246,5 +247,5 @@ def now(step: TrainedStep | None, status: RunStatus) -> str:
     if step.generation < status.generation:
         on = f" on {nodes}" if nodes else ""
         return f"step {step.step} was the last so far; generation {status.generation} begins{on}"
-    on = f"; trains on {nodes}" if nodes else ""  # no node may be left at the end of a run, when nodes leave one by one
+    on = f"; trains on {nodes}" if nodes else ""  # at the end of a run, nodes leave one by one until none is left
     return f"step {step.step}, loss {step.loss:.2f}, generation {step.generation}{on}"

@@ -64,7 +64,7 @@ class Training:
     notes: TrainingNotes
     traces: Traces
     journal_reader: JournalReader
-    spares: int  # number of spares that should be ready
+    spares: int  # number of spares that the run requested
     tell: Callable[[Training, list[DrillMark]], None]  # called with this run and its new marks
 
     def look(self, at_once: bool = False) -> None:
@@ -114,8 +114,8 @@ class Training:
     def all_back(self, impacts: Sequence[FaultImpact], timeout_s: float, say: Say) -> dict[str, str]:
         """Wait until every node that needs a repair is in service again, or until the timeout.
 
-        Do not wait for nodes that the controller will not repair. Return the nodes that are still out, each with the
-        reason.
+        Do not wait for nodes that the controller will not repair. Return the nodes that the controller holds back, each
+        with the reason.
         """
         until, reported_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := find_unreturned(impacts, self.journal_reader.marks)) and time.monotonic() < until:
@@ -144,7 +144,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class DrillCluster:
-    """A cluster for a drill."""
+    """The cluster of a drill, the size of the drill's run, and the options of the drill."""
 
     place: ClusterPlace
     slurm: SlurmHere
@@ -152,7 +152,7 @@ class DrillCluster:
     nodes: int
     spares: int
     waits_for_repairs: bool = True  # whether to wait until broken nodes are back in service
-    with_spares: bool = False  # whether to inject a fault only while the spares are ready
+    with_spares: bool = False  # whether to inject a fault only while at least one spare is ready
     exclusive: bool = False  # whether no other job may use the nodes of the run
 
     @classmethod
@@ -258,7 +258,8 @@ def _end_abandoned(run: RunFolder) -> None:
 
 
 def _in_service(slurm: SlurmHere) -> int:
-    """Return the number of nodes in service in the default partition, which runs use if they name none."""
+    """Return the number of nodes in service in the default partition, which the drill's run uses. Without a default
+    partition, count the nodes of the whole cluster."""
     from dalsegno.cluster import silence
 
     if (silent := silence(slurm)) is not None:
@@ -311,7 +312,7 @@ def _orphans(run: str) -> int:
 
 
 def _nodes_of(entries: Sequence[journal.Entry]) -> tuple[str, ...]:
-    """Return all nodes that the run ever had."""
+    """Return all nodes that Slurm granted to the run at any time."""
     return tuple(
         sorted({node for entry in entries if entry.get("event") == RunEvent.GRANTED for node in entry["nodes"]})
     )

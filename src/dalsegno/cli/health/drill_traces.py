@@ -63,7 +63,7 @@ class Traces:
 
     @contextmanager
     def removed(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Undo everything after the `with` block. If the drill was interrupted, print one line that says what was
+        """Undo everything after the `with` block. If the drill was interrupted or failed, report in one line what was
         undone."""
         try:
             yield
@@ -80,7 +80,7 @@ class Traces:
         self._undo()
 
     def discard(self, home: Path) -> None:
-        """Remove the runs of the drill, after the report was written."""
+        """Delete the folders of the drill's runs. Call this only after the report is written."""
         from dalsegno.runs.submit.prepare import discard_run
 
         for run in self.runs:
@@ -111,7 +111,8 @@ class Traces:
                     self.done.append(f"{fault.fault} on {fault.node} is not undone: {error.what}")
 
     def _hosts_left_off(self) -> list[str]:
-        """Return a sentence for each host that may still be off. Clearing a power cut does not boot the host."""
+        """Return a sentence for each host that this drill switched off and that may still be off: undoing the fault
+        does not boot the host."""
         if self.journal_reader is not None:
             self.journal_reader.listen()
         cuts = {each.node: each.at for each in self.injections if each.kind.fault == "power-off"}
@@ -173,7 +174,8 @@ ANSWER_S = 2.0
 
 
 class JournalReader:
-    """Reads the run's journal and the events of the controller at the socket `controller`, if there is one."""
+    """The reader of the run's journal and of the controller's events. `controller` is the controller's socket; None if
+    there is no controller."""
 
     def __init__(self, run: RunFolder, controller: Path | None) -> None:
         self.marks: list[DrillMark] = []
@@ -202,7 +204,7 @@ class JournalReader:
         return {}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return the controller's facts about each node; empty if it does not answer now."""
+        """Return the controller's facts about each node; empty if there is no controller or it does not answer now."""
         return nodes_known_to(self._controller)
 
     def _of_run(self) -> list[DrillMark]:
@@ -229,7 +231,7 @@ class JournalReader:
 
 
 def held_back(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return nodes that the controller will not repair soon, and why."""
+    """Return the nodes that the controller will not repair soon, each with the reason."""
     return {str(node["node"]): str(node["note"]) for node in nodes if HeldAction.of(node.get("held_back")).lasting}
 
 

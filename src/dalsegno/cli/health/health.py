@@ -85,7 +85,7 @@ def command(
 
 
 def _on_node(name: str | None, node: str | None, context: str, options: list[str]) -> None:
-    """Run the same command on the node."""
+    """Replace this process with `dalsegno health` on the node, with the same options."""
     from dalsegno.cluster import find_place, open_cluster
     from dalsegno.system.execute import become
 
@@ -145,7 +145,8 @@ def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
 def _run_checks(
     context: str, env: Mapping[str, str], checks: Sequence[Check] | None = None
 ) -> tuple[str, list[Finding]]:
-    """Run these checks, by default all, and return the node's name and the findings."""
+    """Run the checks of this context, or those of `checks`, and return the node's name and the findings. In a prolog,
+    ignore `checks`, and reuse recent passes of checks that permit it."""
     from dalsegno.health.cache import cache_file, keep, read_kept
     from dalsegno.health.check import Context
     from dalsegno.health.checks import CHECKS

@@ -202,7 +202,7 @@ def _open(name: str | None, real: bool) -> CanInject:
         _check_there(slurm)
         return _own_jobs(slurm, real)
     place = find_place(name)
-    if not isinstance(open_cluster(place), CanInject):  # an own cluster on real machines
+    if not isinstance(open_cluster(place), CanInject):  # Dal Segno created the cluster, but on real machines
         return _own_jobs(find_slurm(place.name), real)
     target = open_injectable(place)
     if real:
@@ -214,7 +214,7 @@ def _open(name: str | None, real: bool) -> CanInject:
 
 
 def _own_jobs(slurm: SlurmHere, real: bool) -> CanInject:
-    """Return the user's own jobs on a cluster of real nodes, where `--allow-real-nodes` is required."""
+    """Return the user's own jobs as the target for faults. On real nodes, faults need `--allow-real-nodes`."""
     from dalsegno.inject.faults import SAFE
 
     if real:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dalsegno.slurm.facts import NodeInfo
     from dalsegno.targets.machines import CanManageMachines, InstanceAction
 
-LEFT_ALONE = "left alone"  # shown in place of the controller's "in service"
+LEFT_ALONE = "left alone"  # shown in place of the controller's "in service" or "suspected"
 SLURM_S = 3.0
 SHOWN_CHECKS = 10
 LAST_EVENTS = 50
@@ -172,7 +172,7 @@ def _slurm_nodes(name: str | None) -> list[NodeInfo]:
 
 
 def find_other_drains(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -> dict[str, str]:
-    """Return the nodes that an administrator took out of service, each with state, administrator and reason."""
+    """Return the nodes that an administrator or the platform took out of service, each with state, user and reason."""
     from dalsegno.recovery.decisions.reason import Owner, find_owner
 
     others = (Owner.SOMEONE, Owner.PLATFORM)
@@ -186,7 +186,8 @@ def _describe_drain(node: NodeInfo) -> str:
 
 
 def with_other_drains(node: dict[str, Any], others: dict[str, str]) -> dict[str, Any]:
-    """Return the controller's view of a node, marked as left alone if an administrator took it out of service."""
+    """Return the controller's view of a node. Mark a node in `others` as left alone, unless the controller itself has
+    taken it out of service."""
     from dalsegno.recovery.decisions.phase import NodePhase
 
     ours = NodePhase.parse(node["phase"]) not in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED)

@@ -213,7 +213,7 @@ def _explain_node(name: str, slurm: SlurmHere) -> Explanation:
 
 
 def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
-    """Return the node's events in the accounting database; [] if there is none or it does not answer."""
+    """Return the node's events in the accounting database; [] if there is no database or it does not answer."""
     try:
         return slurm.client_within(DATABASE_S).node_events(node)
     except CommandFailed:

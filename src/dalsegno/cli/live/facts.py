@@ -1,4 +1,4 @@
-"""The facts that the view shows: the last known state of the cluster, and which sources are silent since when."""
+"""The facts that the view shows: the last known state of the cluster, and how long each source has been silent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LiveSource(Enum):
 
 @dataclass(frozen=True)
 class SourceHealth:
-    """The last answer of a source, and the start of its silence, in Unix time.
+    """The times of a source's last answer and of the start of its silence, in Unix time.
 
     `answered_at` is None before the first answer, and `silent_since` is None while the source answers.
     """
@@ -55,9 +55,9 @@ def live_facts(
 
 
 def keep_known(known: ClusterStatus, present: ClusterStatus) -> ClusterStatus:
-    """Return the present status. If Slurm does not answer now, the last known nodes and jobs are filled in.
+    """Return the present status. If Slurm does not answer now, fill in the last known nodes and jobs.
 
-    Hosts that are off are always those of the present status, because they are known without Slurm.
+    A node whose host is off now is always shown as off, because the target knows this without Slurm.
     """
     if present.jobs is not None or known.jobs is None:
         return present

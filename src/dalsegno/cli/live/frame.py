@@ -85,7 +85,7 @@ def _line(text: str, tone: Tone = Tone.PLAIN) -> Line:
 
 
 def _fit(frame: Frame, size: ScreenSize) -> Frame:
-    """Cut the frame to the size of the screen. Escape text in which control characters are not escaped yet."""
+    """Cut the frame to the size of the screen, and escape unprintable characters."""
     lines = frame.lines if size.rows is None else frame.lines[: size.rows]
     return Frame(tuple(_cut_line(line, size.columns) for line in lines), frame.sizes)
 
@@ -171,8 +171,8 @@ def _panels(
 
 
 def share_rows(counts: Mapping[Panel, int], selected: Panel, room: int | None) -> dict[Panel, int]:
-    """Return the number of lines of each panel. The selected panel gets the most lines; on a small screen, only that
-    panel is shown."""
+    """Return the number of lines of each panel. The selected panel is the first to get more than the minimum. On a
+    small screen, only the selected panel is shown."""
     wanted = {panel: _OVERHEAD + max(1, count) for panel, count in counts.items()}
     if room is None:
         return wanted

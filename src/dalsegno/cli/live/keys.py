@@ -50,7 +50,7 @@ class KeyDecoder:
         return bool(self._waiting)
 
     def feed(self, data: bytes) -> list[KeyPress]:
-        """Return the keys that are complete."""
+        """Add bytes from the terminal, and return the keys that are complete."""
         self._waiting += self._decoder.decode(data)
         keys: list[KeyPress] = []
         while self._waiting:

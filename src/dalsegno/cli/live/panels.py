@@ -183,7 +183,8 @@ def _gpu_panel(facts: LiveFacts, wanted: Filter, jobs: Mapping[str, list[JobStat
 
 
 def _gpu_row(node: NodeStatus, figures: Sequence[GpuReading]) -> Row:
-    """Return the mean utilisation, the highest temperature and the memory of a node's GPUs."""
+    """Return a node's row: the mean utilisation, highest temperature and memory of its GPUs, and the utilisation of
+    each."""
     loads = [gpu.utilization_percent for gpu in figures]
     known = [load for load in loads if load is not None]
     heat = [gpu.temperature_c for gpu in figures if gpu.temperature_c is not None]
@@ -205,7 +206,7 @@ def _percent(value: float) -> str:
     return f"{value:.0f} %"
 
 
-# The panels of runs and of other jobs
+# The panel of runs and other jobs
 
 
 def _run_panel(facts: LiveFacts, wanted: Filter, now: float) -> PanelRows:

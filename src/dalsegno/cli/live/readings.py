@@ -24,7 +24,8 @@ MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 5.0
 
 
 class LiveSources(Protocol):
-    """The queries of the view. Each raises DalsegnoError if its source does not answer."""
+    """The queries of the view. A query may raise DalsegnoError if its source does not answer, but `status` returns a
+    status that says so."""
 
     @property
     def controller(self) -> Path | None: ...
@@ -113,7 +114,8 @@ class LiveReadings:
         return len(self._status.nodes) if self._status else 0
 
     def facts(self) -> LiveFacts | None:
-        """Return the known facts; None before Slurm's first answer. Raise Slurm's error if it never answered."""
+        """Return the known facts; None before the first poll of Slurm. If no poll of Slurm has succeeded, raise the
+        error of the first."""
         with self._lock:
             if self._status is None:
                 if self._first_error is not None:

@@ -15,8 +15,8 @@ _WIDE = ("W", "F")
 
 
 class Tone(Enum):
-    """The emphasis of a piece of text. The text must be clear without it, because it is lost where there is no
-    colour."""
+    """The emphasis of a piece of text. The text must be clear without emphasis, because some terminals do not show
+    it."""
 
     PLAIN = ""
     GOOD = "good"
@@ -29,7 +29,7 @@ class Tone(Enum):
 
 @dataclass(frozen=True)
 class TonedText:
-    """A part of a line."""
+    """A part of a line, with one tone."""
 
     text: str
     tone: Tone = Tone.PLAIN

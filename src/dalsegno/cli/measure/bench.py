@@ -44,7 +44,7 @@ ELSEWHERE = {  # maps each command to its module in this folder, imported only w
 
 
 class Benchmarks(click.Group):
-    """The group of all benchmarks, listed by what they measure."""
+    """The group of all benchmarks. The module of a benchmark in ELSEWHERE is imported only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *ELSEWHERE]

@@ -66,7 +66,7 @@ def job_options(command: _Command) -> _Command:
 
 
 def node_options(command: _Command) -> _Command:
-    """Add the options for a job on nodes to a command that never uses several processes on this machine."""
+    """Add the options for a job on nodes. A command that can also start several processes here uses `job_options`."""
     one_word = click.option(
         "--sbatch-arg", ONE_WORD, multiple=True, metavar="OPTION",
         help="Further option for Slurm, passed unchanged: --sbatch-arg=--reservation=bench. May be repeated.",

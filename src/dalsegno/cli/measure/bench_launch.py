@@ -90,7 +90,7 @@ def _plan(slurm: SlurmHere, fields: dict[str, object]) -> RunPlan:
 
 
 def _start(plan: RunPlan, slurm: SlurmHere, wait_s: float) -> LaunchTimes:
-    """Start a run, wait for its end, and return its phases."""
+    """Start a run, wait for its end, and return the times of its phases."""
     from dalsegno.bench.launch import launch_times
     from dalsegno.cli.training.cancel import cancel_run
     from dalsegno.cli.training.submission import start

@@ -99,8 +99,8 @@ def command(
 
 
 def vendor_floor(plan: RunPlan | None, size: int) -> float:
-    """Return the bus bandwidth in GB/s below which two of these nodes fail. Return 0.0 if it is unknown or the message
-    is small."""
+    """Return the bus bandwidth in GB/s below which a pair of these nodes is slow by the hardware catalog. Return 0.0
+    if the catalog has no figure, or if the message is small."""
     from dalsegno.bench.nccl.limits import find_bound, find_expectation
     from dalsegno.bench.nccl.machines import BenchMachines
     from dalsegno.bench.nccl.table import NcclTest
@@ -119,8 +119,7 @@ def vendor_floor(plan: RunPlan | None, size: int) -> float:
 def compare_with_history(usual: float, before: Sequence[float]) -> dict[str, Any]:
     """Return a comparison of the usual bandwidth in this measurement with earlier results of the same cluster.
 
-    The cluster is slower than before if the bandwidth is below the median of the earlier results minus k times their
-    MAD.
+    The cluster is slower than before if the bandwidth is below `history_threshold` of the earlier results.
     """
     from dalsegno.bench.nccl.verdict import history_threshold
 

@@ -45,15 +45,15 @@ class CertifyAsk:
 
 @dataclass(frozen=True)
 class CertifyStage:
-    """The cluster, all its nodes, and how many of them are measured."""
+    """The cluster, the nodes of the chosen partition, and how many of them are measured."""
 
     ask: CertifyAsk
     name: str
     slurm: SlurmHere
     known: Sequence[NodeInfo]
     count: int
-    why_none: str  # why no node can be measured; "" if there are some
-    gpus: int  # number of real GPUs per node; 0 if it differs between nodes
+    why_none: str  # why no node can be measured; "" if at least one can
+    gpus: int  # number of GPUs per node; 0 if it differs between nodes, and on virtual hosts
     simulated: tuple[str, ...]
 
 
@@ -90,8 +90,8 @@ def open_stage(ask: CertifyAsk) -> CertifyStage:
 
 
 def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
-    """Return sentences that say what is simulated. GPUs of virtual hosts count as real if this machine has real
-    ones."""
+    """Return sentences that say what is simulated. If this machine has real GPUs, those of virtual hosts are not
+    reported as simulated."""
     from dalsegno.cluster import target_of
     from dalsegno.targets.base import HasVirtualNodes
 
@@ -107,8 +107,8 @@ def _simulated(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
 
 
 def prefixed(say: Say, part: str) -> Say:
-    """Return a function that shows the messages of a command after the name of the part, without times and table
-    lines."""
+    """Return a function that shows the messages of a command after the name of the part. It removes times, and leaves
+    out lines that start with `#`."""
 
     def passed_on(text: str) -> None:
         line = re.sub(r"^ *[0-9.]+ s  ", "", text).strip()
@@ -180,7 +180,8 @@ def _node_health(slurm: SlurmHere, node: NodeInfo) -> Any:
     failed = tuple(name for name, verdict in last.items() if verdict is Verdict.FAILED)
     warned = tuple(name for name, verdict in last.items() if verdict is Verdict.WARNED)
     warned += (f"{phase.value} {own['reason'] or own['note']}".strip(),) if phase is NodePhase.SUSPECTED else ()
-    # A boot id shows that the agent was connected. Results are recorded only when they change, so `last` may be empty.
+    # A boot id shows that the agent was connected. Results are recorded only when they change, so `last` may be
+    # empty although the checks ran.
     checked = bool(own["boot"])
     return NodeHealth(node.name, state, well, own["reason"] or node.reason, failed if checked else None, warned)
 

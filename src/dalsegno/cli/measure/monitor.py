@@ -87,7 +87,7 @@ def _switch_exporters(name: str | None, *, on: bool) -> bool:
 
 
 def _switch(name: str | None, *, on: bool) -> MonitorLayout:
-    """Start or stop Prometheus and its programs."""
+    """Start or stop Prometheus, Alertmanager and node_exporter."""
     from dalsegno.cluster import may_change, open_cluster
     from dalsegno.targets.base import CanForward, CanMonitor, require
 
@@ -102,7 +102,7 @@ def _switch(name: str | None, *, on: bool) -> MonitorLayout:
         if not plan.empty:
             target.apply(plan, say)
         layout = able.monitor_layout()
-        # Wait only on this machine: the ports of other machines may be closed to it.
+        # Wait only if Prometheus runs on this machine: the ports of other machines may be closed to this one.
         if on and not isinstance(target, CanForward):
             say("waiting for Prometheus")
             _wait_until_ready(_client(layout))
@@ -199,8 +199,8 @@ def show_status(
     alerts: list[FiringAlert],
     writes: Sequence[RemoteWriteHealth] = (),
 ) -> None:
-    """Print Prometheus's targets, the server that it writes to, and alerts. Just after a start, say that they are not
-    known yet."""
+    """Print Prometheus's targets, the server that it writes to, and alerts. Just after a start, only say that there are
+    no targets yet."""
     from dalsegno.observe.prometheus_client import ScrapeState
     from dalsegno.observe.remote_write import WriteState
 
@@ -256,7 +256,7 @@ def check(name: str | None, json_: bool) -> None:
 
 
 def _wait_for_scrapes(client: PrometheusClient, interval_s: float, say: Say) -> None:
-    """Wait until every target was scraped once, so that a target that was just added is not reported as failing."""
+    """Wait up to two scrape intervals for the first scrape of all targets: a new target must not count as failing."""
     from dalsegno.observe.prometheus_client import ScrapeState
 
     until = time.monotonic() + 2 * interval_s

@@ -57,7 +57,7 @@ def cancel_run(run: RunFolder) -> None:
 
 
 def end_run(run: RunFolder, say: Say) -> None:
-    """End the run and everything that belongs to it, and wait until that is done."""
+    """End the run with all its processes and Slurm jobs, and wait until they have ended."""
     _mark(run)
     _end(run, _status(run), say)
 
@@ -109,7 +109,8 @@ def _end_jobs(run: RunFolder, slurm: SlurmClient | None, say: Say) -> None:
 
 
 def _here(run: RunFolder) -> SlurmHere | None:
-    """Return the run's Slurm; None if the run's cluster was removed, even if a later cluster has the same name."""
+    """Return the run's Slurm; None if its slurm.conf is missing, or if the run's cluster was removed. A later cluster
+    with the same name does not count."""
     from dalsegno.cluster import slurm_of
     from dalsegno.runs.submit.prepare import read_environment
 
@@ -124,10 +125,10 @@ def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:
 
 
 def _ends_by_itself(run: RunFolder) -> bool:
-    """Wait for the coordinator to end the run, and return whether it did.
+    """Wait up to END_TIMEOUT_S for the coordinator to end the run, and return whether it did.
 
-    The coordinator ends the workers, then the agents, then the jobs, and writes the status. A coordinator that is
-    killed with its job cannot do so.
+    The coordinator ends the workers, then the agents, then the jobs, and writes the status. `scancel` comes later,
+    because it would kill a coordinator that runs in a job before the coordinator has done so.
     """
     until = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < until and not is_over(_status(run)):

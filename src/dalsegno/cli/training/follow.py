@@ -50,7 +50,8 @@ _REDRAW_S = 0.5
 
 
 def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
-    """Return a line such as `[ 3] text`, padded to the largest rank. With a single rank there is no prefix."""
+    """Return a line such as `[ 3] text`, with the rank padded to the width of the largest one. With a single rank there
+    is no prefix. With `foreign`, escape unprintable characters."""
     shown = line.text.rstrip("\r").rpartition("\r")[2]  # only the final state of a progress bar is shown
     shown = lines(shown) if foreign else shown
     if ranks <= 1:
@@ -60,8 +61,8 @@ def format_line(line: Line, ranks: int, colour: bool = False, *, foreign: bool =
 
 
 class Screen:
-    """The output of a run: its lines on stdout and its status on stderr, as one line (terminal) or a message per change
-    (no terminal)."""
+    """The output of a run: its lines on stdout, and a message on stderr for each change of its status. A terminal also
+    shows the current status in a line that is redrawn."""
 
     def __init__(
         self, ranks: int, *, story: Path | None = None, quiet: bool = False, bare: bool = False, foreign: bool = False
@@ -128,7 +129,7 @@ class Screen:
         self._announced = max(self._announced, up_to if up_to < sys.maxsize else 0)
 
     def notes(self) -> None:
-        """Report new notes in the journal. A status shows only the last one, and possibly not long enough.
+        """Report new notes in the journal. The status holds only the last note, and a poll may miss it.
 
         Many nodes may send the same note at the same time, so equal notes of one read are printed once.
         """
@@ -170,8 +171,8 @@ class PendingSignal:
         return number
 
     def put(self, number: int, _frame: FrameType | None) -> None:
-        # If a second signal arrives before the first was handled, the process hangs, for example on a full pipe. So it
-        # ends at once.
+        # If a second signal arrives before the first is handled, the process probably hangs, for example on a full
+        # pipe. KeyboardInterrupt interrupts it at once.
         if self.number:
             raise KeyboardInterrupt
         self.number = number
@@ -224,7 +225,7 @@ def _doctor_knows(run: RunFolder, status: RunStatus) -> bool:
 
 
 POLL_S = 0.1
-FILES_PER_S = 1000  # each poll opens every log once, which must not load a shared file system
+FILES_PER_S = 1000  # limit for opening logs, possibly on a shared file system: each poll opens every log once
 
 
 @dataclass
@@ -240,7 +241,8 @@ class Follower:
     repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:
-        """Follow until the run ends and return its exit code. If the user leaves, return 0 or the signal's code."""
+        """Follow the run to its end and return its exit code. Return 0 if the user detaches. If Ctrl-C cancels the run,
+        or SIGTERM ends this process, return the signal's code."""
         try:
             with collect_signals(signal.SIGINT, signal.SIGTERM) as inbox:
                 return self._until_end(inbox)
@@ -341,7 +343,7 @@ def _wait_for_a_line() -> None:
 
 
 def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
-    """Return a follower that shows all of a run from its beginning."""
+    """Return a follower that shows a run from its beginning."""
     from dalsegno.cli.training.cancel import cancel_run
     from dalsegno.runs.submit.prepare import read_plan
 

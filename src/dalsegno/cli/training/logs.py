@@ -133,7 +133,7 @@ def _wanted(run: RunFolder, rank: int | None, node: str | None, generation: int 
 
 
 def _follow(run: RunFolder, plan: RunPlan, logs: RunLogs, screen: Screen) -> None:
-    """Print new output until the run ends, as `tail -f` does. Ctrl-C does not affect the run."""
+    """Print the output so far, then new output until the run ends. Ctrl-C does not affect the run."""
     from dalsegno.cluster import slurm_of
     from dalsegno.runs.submit.prepare import read_environment
 
@@ -168,7 +168,7 @@ def _print_daemon(
 
 
 def refuse_rank_options(given: Sequence[tuple[str, object]]) -> None:
-    """Raise an error for options that select ranks: daemons have none."""
+    """Raise an error if an option is given that selects ranks or does not apply to this daemon."""
     wrong = [option for option, value in given if value is not None]
     if wrong:
         raise UsageError(f"{wrong[0]} does not apply to --daemon", hint="--node selects a host of a cluster's daemon")
@@ -183,7 +183,7 @@ def run_logs(run: RunFolder) -> list[DaemonLog]:
 
 
 def select_logs(logs: Sequence[DaemonLog], daemon: str, node: str | None) -> list[DaemonLog]:
-    """Return the logs of a daemon, on one host or on all. Raise NotThere if there are none."""
+    """Return the logs of a daemon on host `node`, or on all hosts. Raise NotThere if there are none."""
     found = [log for log in logs if log.name == daemon]
     if not found:
         names = ", ".join(dict.fromkeys(log.name for log in logs))

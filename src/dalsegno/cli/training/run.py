@@ -47,7 +47,7 @@ _ABOUT_THE_RUN = frozenset(
 
 
 def find_misplaced(args: Iterable[str]) -> list[str]:
-    """Return the options of `dalsegno run` among the script's arguments, up to a `--`."""
+    """Return the options of _ABOUT_THE_RUN among the script's arguments. Stop at a `--`."""
     ours = {
         spelling: each.flag
         for each in OPTIONS

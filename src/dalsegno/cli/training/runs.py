@@ -132,7 +132,8 @@ def _history(run: RunFolder) -> tuple[StepPoint, ...]:
 
 
 def lines_of(progress: TrainingProgress, status: RunStatus) -> Iterator[str]:
-    """Yield the lines that show steps, time and snapshots. Rates are those of all ranks."""
+    """Yield the lines that show steps, time and snapshots. Rates are those of rank 0 times the number
+    of ranks."""
     from dalsegno.runs.rates import RATES, rate_of_ranks
 
     figures, own = progress.figures, (*_OWN_FIGURES, *RATES)
@@ -162,7 +163,7 @@ def _times(account: Goodput) -> str:
 
 
 def _suggestion(progress: TrainingProgress) -> str:
-    """Return the disk interval that Young and Daly's formula suggests, once there is enough data."""
+    """Return a sentence with the best disk interval by Young and Daly's formula; "" if there is too little data."""
     from dalsegno.train.options import suggest_interval_s
 
     account, total = progress.account, sum(progress.account.spent.values())

@@ -1,4 +1,4 @@
-"""The state of a run as text: one live line, or one message per change. Pure functions."""
+"""The state of a run as text: one live line, one message per change, or one word in a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
 
 @dataclass(frozen=True)
 class Cause:
-    """The event that ended a generation, and the node on which it happened first."""
+    """The event that ended a generation, as text, and the node of the event."""
 
     text: str = ""
     node: str = ""
@@ -76,7 +76,7 @@ def _same_generation(before: RunStatus | None, after: RunStatus) -> bool:
 
 
 def cause_was_shown(before: RunStatus | None) -> bool:
-    """Return whether the cause of the last generation's end has been shown."""
+    """Return whether the last reported status was RESTARTING: the report of it named what ended the last generation."""
     return before is not None and before.phase is RunPhase.RESTARTING
 
 
@@ -135,7 +135,7 @@ def describe_end(status: RunStatus) -> str:
 
 
 def nodes_text(status: RunStatus) -> str:
-    """Return, for example, `3/4 nodes`: the nodes in training, and the number requested."""
+    """Return, for example, `3/4 nodes and 1 spare`: three nodes are in training, four were requested."""
     spares = sum(node.state is NodeRole.SPARE for node in status.nodes)
     extra = f" and {_count(spares, 'spare')}" if spares else ""
     return f"{len(members(status))}/{_count(status.wanted_nodes, 'node')}{extra}"
@@ -150,7 +150,8 @@ def is_smaller(status: RunStatus) -> bool:
 
 
 def elapsed_s(status: RunStatus, now: float) -> float:
-    """Return the time since the first generation started. Before that, return the time since the run was submitted."""
+    """Return the time from the start of the first generation until now, or until the run's end. If no generation has
+    started, count from the submission of the run."""
     return max(0.0, (status.ended or now) - (status.started or status.created))
 
 

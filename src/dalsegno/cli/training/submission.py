@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def hand_over(request: RunRequest, cluster: str | None, dry_run: bool) -> int:
-    """Submit a request as `run` and `submit` do, and return the exit code."""
+    """Submit the requested run, follow it unless it is detached, and return the exit code. With `dry_run`, only print
+    the Slurm commands."""
     from dalsegno.cluster import find_slurm, runs_home
     from dalsegno.log import check_level
     from dalsegno.runs.submit.program import check_program, check_torch

@@ -54,7 +54,7 @@ def _submit_job(file: str, args: tuple[str, ...], cluster: str | None, detach: b
 
 
 def _submit_script(file: str, args: tuple[str, ...], cluster: str | None) -> None:
-    """Submit the script under its own name, with `./` in front so that sbatch does not search PATH."""
+    """Submit the script. A bare name gets `./` in front, so that sbatch does not search PATH."""
     from dalsegno.cluster import find_slurm
 
     job = find_slurm(cluster).client.submit(args=[file if "/" in file else f"./{file}", *args])

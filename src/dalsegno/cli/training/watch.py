@@ -1,5 +1,5 @@
-"""Watch a run: read the status that its coordinator writes. While there is no coordinator, ask Slurm about the run's
-jobs."""
+"""Watch a run: read the status that its coordinator writes. If the run waits, or its coordinator is missing or silent,
+also ask Slurm or the controller."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class RunWatch:
             raise RunLost(f"run {self._run.run} is {GONE}", hint=hint)
 
     def _with_queue_state(self, status: RunStatus) -> RunStatus:
-        """Return the status of a run, with Slurm's reason if the run waits. In other phases, return the coordinator's
-        status unchanged."""
+        """Return the status of a run. If the run waits, take the message from squeue. If the run also has no
+        coordinator yet, take the phase from squeue, too."""
         if self._queued is None or status.phase is not RunPhase.WAITING:
             return status
         phase, message = self._queued
@@ -111,7 +111,7 @@ class RunWatch:
         with contextlib.suppress(DalsegnoError):  # if Slurm does not answer, keep what is known about the run
             jobs = jobs_of(self._run, self._queue.jobs())
             self._queued = queue_phase(jobs)
-            # On the head node, the controller restarts a coordinator even if the run has no job.
+            # The controller restarts a coordinator on the head node even if the run has no job.
             self._gone_since = None if jobs or self._on_head else (self._gone_since or now)
         silent = silent_s(status, now)
         if silent is not None:
@@ -140,7 +140,7 @@ def is_under_way(run: RunFolder) -> bool:
 
 
 def mark_lost(status: RunStatus) -> RunStatus:
-    """Return the final status of a run whose cluster was removed before its end was recorded."""
+    """Return the final status of a run whose cluster was removed before the end of the run was recorded."""
     from dalsegno.runs.submit.prepare import aborted_status
 
     return (
@@ -168,7 +168,7 @@ def jobs_of(run: RunFolder, jobs: Sequence[JobInfo]) -> list[JobInfo]:
 
 
 def queue_phase(jobs: Sequence[JobInfo]) -> tuple[RunPhase, str] | None:
-    """Return the phase of a run without a coordinator, and what it waits for, from its jobs in squeue."""
+    """Return the phase of a run by its jobs in squeue, and a message about the first job; None if there are no jobs."""
     from dalsegno.slurm.facts import JobState
 
     if not jobs:

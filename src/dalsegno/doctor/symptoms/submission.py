@@ -150,7 +150,7 @@ def _job_state(case: Case) -> Iterator[DoctorFinding]:
 
 def _unknown_failure(case: Case) -> Iterator[DoctorFinding]:
     """Report a failure whose cause is unknown, with the traces that it left. `examine` drops this finding if another
-    symptom is an error."""
+    symptom found an error."""
     ends = [each for each in case.ends if each.error]
     late = [each for each in ends if each.at_end]
     seen = tuple(Evidence(f"{each.name}:{each.error_line}", each.error) for each in (late or ends)[:3])

@@ -74,7 +74,7 @@ function disconnect() {
   source = null;
 }
 
-// Times: shown as an age, or as the time that has passed.
+// Times: shown as an age ("3 min ago") or as a duration ("3 min").
 function span(seconds) {
   const s = Math.max(0, Math.floor(seconds));
   if (s >= 86400) return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;

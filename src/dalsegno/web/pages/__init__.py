@@ -1,1 +1,1 @@
-"""The pages: each module turns the snapshot of the cluster into the parts of one page. Pure."""
+"""The pages: they turn the snapshot of the cluster, and data that is read when a page is opened, into HTML."""

@@ -46,7 +46,8 @@ def partitions_of(nodes: Mapping[str, NodeView]) -> dict[str, list[NodeView]]:
 
 
 def verdict_line(snapshot: ClusterPicture) -> Markup:
-    """Return the verdict on the cluster, with the text of `dalsegno status`."""
+    """Return the verdict on the cluster, with the text of `dalsegno status`, and the troubles that the verdict does not
+    mention."""
     if not snapshot.nodes and not snapshot.troubles:
         text, level = "waiting for the first report", VerdictLevel.WARN
     else:
@@ -62,7 +63,7 @@ def _is_in_verdict(trouble: SourceTrouble, verdict: ClusterVerdict) -> bool:
 
 
 def overview(context: PageContext) -> PagePart:
-    """Return the figures at the top."""
+    """Return the verdict and the figures at the top of the page."""
     snapshot = context.snapshot
     nodes = list(snapshot.nodes.values())
     tones = Counter(node.tone for node in nodes)

@@ -1,4 +1,4 @@
-"""Goodput of runs in time and money, and GPU hours of users. Pure."""
+"""Goodput of runs in time and money, and GPU hours of users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events as they happen, and saved drill reports, newest first. Pure."""
+"""The last events, and saved drill reports, newest first."""
 
 from __future__ import annotations
 

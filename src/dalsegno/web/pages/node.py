@@ -1,4 +1,4 @@
-"""The page of one node: state, GPUs, checks, history, evidence. Pure."""
+"""The page of one node: state, GPUs, checks, history, evidence."""
 
 from __future__ import annotations
 

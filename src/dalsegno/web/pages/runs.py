@@ -1,4 +1,4 @@
-"""The list of runs, and the page of one run with its charts and its journal. Pure."""
+"""The list of runs, and the page of one run with its charts and its journal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN_FIGURES = frozenset(
 )
 MAX_MARKS = 200
 MAX_ENTRIES, MAX_TEXT = 60, 300  # limits of the journal: entries, and characters of an entry
-MAX_NAMES = 4  # nodes or values of an entry that are named; of more, only the number is shown
+MAX_NAMES = 4  # an entry with more nodes or values shows only their number
 _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
 
 
@@ -117,7 +117,7 @@ def with_latest(points: Sequence[StepPoint], view: RunPicture) -> Sequence[StepP
 
 
 def _lines(text: str) -> list[object]:
-    """Return text line by line, because escaping does not preserve line breaks."""
+    """Return the last lines of a text as separate parts, because escaping does not preserve line breaks."""
     return [part for line in text.splitlines()[-200:] for part in (line[:2000], Markup("\n"))]
 
 
@@ -138,7 +138,8 @@ def _facts(view: RunPicture) -> Iterator[Markup]:
 
 
 def reported(view: RunPicture) -> list[tuple[str, float]]:
-    """Return the figures that the script reports, by label. Rates are sums over all ranks, as in the metrics."""
+    """Return the figures that the script reports, by label. Rates are those of rank 0 times the number of
+    ranks, as in the metrics."""
     figures = view.progress.figures if view.progress else {}
     shown = [(name, value) for name, value in sorted(figures.items()) if name not in OWN_FIGURES and value is not None]
     rates = [(label, rate_of_ranks(name, view.status, view.progress)) for name, label in RATES.items()]
@@ -177,7 +178,8 @@ _NOTED = {RunEvent.CAME_BACK.value, RunEvent.IDLE.value, RunEvent.PAUSE.value, R
 
 
 def spans_of(entries: Sequence[Entry], status: RunStatus, now: float) -> list[Span]:
-    """Return the generations of a run. A generation ends when something fails, or when the next one starts."""
+    """Return the generations of a run. A generation ends when it loses a node, when a rank fails, when the next one
+    starts, or when the run ends."""
     found: list[Span] = []
     for entry in entries:
         event, at = entry.get("event"), float(entry["at"])
