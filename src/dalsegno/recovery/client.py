@@ -52,7 +52,7 @@ def ask(path: Path, request: Message, timeout_s: float) -> Message:
 
 
 def start_hint(path: Path, uid: int) -> str:
-    """Return a hint for this user on how to start the daemon of this socket. Only the owner may run `up`."""
+    """Return a hint for this user on how to start the daemon of this socket. Only root and its owner may run `up`."""
     try:
         operates = uid in (0, path.parent.stat().st_uid)
     except OSError:

@@ -77,7 +77,8 @@ class RecoveryTimes:
         self.drain = self.drain.observe(_passed(began, done.ended_at))
         if isinstance(action, SetDown) and action.heard_at:
             self.detect = self.detect.observe(_passed(action.heard_at, began))
-        self._replacing.pop(action.node, None)  # an unfinished replacement was ended by an administrator
+        # A replacement after which the node was taken out again did not succeed, so its duration is not counted.
+        self._replacing.pop(action.node, None)
 
 
 def _passed(since: float, until: float) -> float:
