@@ -87,7 +87,10 @@ def _is_shared(mount: Mount) -> bool:
 
 
 def ask_shared(node: NodeReader) -> Mapping[str, FsAnswer]:
-    """Return the state of every shared file system that is mounted or should be."""
+    """Return the state of every shared file system that is mounted or should be.
+
+    After some hanging file systems, the rest are not asked, and are missing from the result.
+    """
     mounts = [mount for mount in _mounts(node.read("/proc/self/mounts")) if _is_shared(mount)]
     mounted = [mount.target for mount in mounts]
     wanted = [mount.target for mount in _mounts(_fstab(node)) if _is_shared(mount)]
@@ -133,7 +136,10 @@ def nfs_server(mount: Mount) -> NfsServer | None:
 
 
 def _blame(node: NodeReader, mount: Mount, answer: FsAnswer, asked: dict[NfsServer, bool]) -> FsAnswer:
-    """Return the answer of a file system with a fault, and whether its server is the cause."""
+    """Return the answer of a faulty file system, completed by whether its server is the cause.
+
+    Each server is asked only once in a check. `asked` holds the results.
+    """
     server = nfs_server(mount)
     if server is None:
         return answer
