@@ -161,7 +161,7 @@ def remedies_of(target: object) -> frozenset[Remedy]:
 
 
 def do(action: Action, id: str, at: float, context: ActionContext) -> str:
-    """Carry out an action that began at `at` and return one line for the journal. Raises DalsegnoError."""
+    """Carry out an action that began at `at` and return one line for the journal. Raise DalsegnoError if it fails."""
     if isinstance(action, Drain):
         _check_not_taken(context, action.node)
         context.slurm.drain(action.node, write_reason(action.fault))

@@ -83,7 +83,7 @@ class Checkpointer:
         self._number = next(_checkpointers)
         # The agent stores one state per rank: that of the first Checkpointer. Later Checkpointers save to disk only.
         self._agent = find_agent() if self._number == 0 else None
-        # Without an agent, no process could find snapshots after a restart. They are taken only for saves to disk.
+        # Without an agent, snapshots are taken only for saves to disk: after a restart, no process could find them.
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
         self._where = locate_process()
         self._rank_store = open_rank_store(self._where.rank, self._where.world)
@@ -304,7 +304,7 @@ class Checkpointer:
     def _sync_rank_store(self) -> None:
         """Report a failed save of this rank to the other ranks, and read what they report, through the rank store.
 
-        This is done at intervals. If this rank was asked to stop, write the request to the store and read it at once.
+        This is done at intervals. If this rank was asked to stop, it writes the request and reads the store at once.
         """
         now = time.monotonic()
         ahead = next_common_step(self.step, self._clock.fastest_s, self._where.world)

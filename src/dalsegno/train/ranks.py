@@ -81,7 +81,7 @@ def with_run_name(where: RankPlace, name: str) -> RankPlace:
 
 # The rank store, in which the ranks of a run agree on the step to stop at, when to save and what to load
 
-GATHER_TIMEOUT = timedelta(hours=1)  # long enough, because the launcher ends the run much earlier if a rank has died
+GATHER_TIMEOUT = timedelta(hours=1)  # so long, because a disk can be slow; if a rank dies, the launcher ends the run
 
 
 class RankStore(Protocol):

@@ -166,7 +166,10 @@ def open_intact(path: Path, warn: Warn) -> Snapshot | None:
 
 
 def _free_threads() -> int:
-    """Return how many threads may check a snapshot. The cores of a node are otherwise idle while its ranks resume."""
+    """Return how many threads this rank may use to check a snapshot: its share of the node's cores.
+
+    The cores are otherwise idle while the ranks resume.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(2, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
 

@@ -23,9 +23,9 @@ class SaveSignal:
         self._before: dict[int, Any] = {}
 
     def listen(self, more: tuple[int, ...] = ()) -> None:
-        """Install the handlers. In another thread than the main thread, as in some notebooks, do nothing.
+        """Install the handlers, if this is the main thread.
 
-        Python allows signal handlers only in the main thread.
+        Python does not allow this in other threads, which some notebooks use.
         """
         if threading.current_thread() is threading.main_thread():
             os.register_at_fork(after_in_child=self._begin_in_child)

@@ -26,8 +26,8 @@ SHARED = re.compile(
 MAX_ASKED = 32
 MAX_HANGING = 2  # after this many hanging file systems, the rest are skipped, because a prolog has no more time
 SERVER_S = 0.6  # time limit for one server, so that a prolog has time for two
-# How long a server must be silent before the check fails, and in how many checks in a row. Much I/O of a user can keep
-# all threads of the server busy, so that it misses single answers on all nodes. Users must not cause drains.
+# How long a server must be silent before the check fails, and in how many checks in a row. Heavy I/O of one user can
+# keep all threads of the server busy, so that it fails to answer any node for a moment. Users must not cause drains.
 AWAY_S, AWAY_CHECKS = 30.0, 3
 # How long a node may still hang after its server answers again. The kernel's client waits up to 5 minutes before it
 # connects again, and the server then waits for its former clients.

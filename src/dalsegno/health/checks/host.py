@@ -74,7 +74,7 @@ def ask_disks(node: NodeReader) -> Disks:
 
 
 def ask_memory(node: NodeReader) -> MemoryUse:
-    """Return the memory use. On a simulated node, no size is expected, because this machine does not have that much."""
+    """Return the memory use. On a simulated node, no size is expected: the machine under it may have less memory."""
     simulated = ask_telemetry(node) is not None
     return MemoryUse(node.read("/proc/meminfo"), None if simulated else node.expected.memory_mib)
 

@@ -63,7 +63,7 @@ class OrderEnd(Enum):
 
     @property
     def undecided(self) -> bool:
-        """Return whether the order or its answer was lost, because the agent or its connection was.
+        """Return whether the order or its answer was lost, together with the agent or its connection.
 
         This says nothing about the result of the order, so the order may be repeated.
         """

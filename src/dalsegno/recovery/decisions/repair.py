@@ -112,7 +112,7 @@ PAST = {Remedy.RESET: "reset", Remedy.REBOOT: "rebooted", Remedy.REPLACE: "repla
 
 
 AGAIN_S = 60.0  # shortest time between validations while a fault needs an administrator
-MAX_ASKS = 3  # maximum number of orders per validation: a restart of the agent or the controller loses an order
+MAX_ASKS = 3  # maximum number of orders per validation: an order is lost if the agent or the controller restarts
 
 
 @dataclass(frozen=True)

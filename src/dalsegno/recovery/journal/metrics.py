@@ -125,7 +125,7 @@ class JournalCounts:
     def _add_fault(self, done: FinishedAction) -> None:
         action = done.action
         if isinstance(action, (Drain, SetDown)):
-            # the code of a notice contains a time, so each notice would add a value of the label
+            # The code of a notice contains a time, so each notice would create a new time series.
             notice = action.fault.notice
             key = action.node, action.fault.check, notice.kind.value if notice else action.fault.code
             self.faults[key] = max(self.faults.get(key, 0.0), done.begun_at)

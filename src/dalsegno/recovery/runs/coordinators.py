@@ -174,7 +174,10 @@ MAX_GIVEN_UP = 64  # maximum number of records with `given_up` per user
 
 @dataclass
 class WatchedCoordinator:
-    """A running coordinator. `fd` becomes readable when it ends. `child` is None if the last controller started it."""
+    """A running coordinator. `fd` becomes readable when it ends.
+
+    `child` is None if an earlier controller started it.
+    """
 
     fd: int
     since: float  # when it was started or taken over (monotonic)

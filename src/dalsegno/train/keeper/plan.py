@@ -127,7 +127,7 @@ Sent = tuple[int, int]  # a rank and the `seq` of its snapshot
 
 
 def choose_to_sum(held: Iterable[StoredSnapshot], failed: Collection[Sent] = ()) -> StoredSnapshot | None:
-    """Return this node's newest snapshot without checksums; None if there is none."""
+    """Return this node's newest snapshot without checksums, except those in `failed`; None if there is none."""
     without = [one for one in held if not one.copy and not one.summed and key_of(one) not in failed]
     return max(without, key=_place, default=None)
 

@@ -141,7 +141,7 @@ LIMITS = ServerLimits(unauthenticated=32, unauthenticated_s=PROOF_S, unauthentic
 
 
 class KeeperServer:
-    """Accepts the keepers of the same run.
+    """Accepts connections from the other keepers of the run.
 
     One thread authenticates all callers. Each authenticated keeper then gets its own thread.
     """

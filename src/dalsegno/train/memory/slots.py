@@ -1,4 +1,4 @@
-"""The slots of a rank in shared memory: two by default, one to keep and one to write."""
+"""The slots of a rank in shared memory. At least two are needed: one to keep, and one to write."""
 
 from __future__ import annotations
 
