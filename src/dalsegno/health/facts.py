@@ -167,9 +167,10 @@ class SeenBefore:
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[TcpSegments] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     active: set[str] = field(default_factory=set)  # ports that have been up, and should still be up
-    silences: dict[str, tuple[float, int]] = field(default_factory=dict)  # silent NFS server -> since when, and checks
+    # Silent NFS server -> since when it has been silent, and the number of checks since then.
+    silences: dict[str, tuple[float, int]] = field(default_factory=dict)
     servers_silent: dict[str, float] = field(default_factory=dict)  # NFS server -> when it last did not answer
-    servers_away: dict[str, float] = field(default_factory=dict)  # the same for servers that were silent for long
+    servers_away: dict[str, float] = field(default_factory=dict)  # the same, only for servers that were silent for long
     displays: dict[str, bool] = field(default_factory=dict)  # device folder -> whether the device is an NVIDIA GPU
 
     def heat_of(self, uuid: str) -> deque[Sample]:

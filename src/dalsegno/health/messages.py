@@ -56,7 +56,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """The last reading of one GPU. None means that it is not available."""
+    """The last reading of one GPU. None means that a value is not available."""
 
     index: int
     temperature_c: float | None = None
@@ -176,7 +176,7 @@ class GpuReadings:
 Word = AgentBeat | NewFindings | GpuReadings | Reply
 
 
-_WIDTHS = (5, len(fields(GpuReading)))  # valid lengths of a row; agents of earlier versions send no clocks
+_WIDTHS = (5, len(fields(GpuReading)))  # valid lengths of a row; earlier versions of the agent send five fields
 
 
 def readings_message(gpus: Iterable[GpuReading]) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-SERVER_AWAY = "server"  # code of the check of file systems if their server is the cause, not the node
+SERVER_AWAY = "server"  # result code of the check `file-systems` if the file server is the cause, not the node
 MAX_REASON = 200  # maximum characters of a drain reason; longer ones make `sinfo -R` unreadable
 
 

@@ -126,8 +126,10 @@ def confirm(
     repeat: Callable[[list[Check]], list[Finding]],
     wait: Callable[[float], None],
 ) -> list[Finding]:
-    """Repeat failed checks that have a settling time, because their failure may end without a repair. Return the
-    findings."""
+    """Repeat failed checks that have a settling time, because their failure may end without a repair.
+
+    Return all findings, the repeated ones with their new results.
+    """
     failed = {each.check for each in findings if each.result.verdict is Verdict.FAILED}
     again = [check for check in checks if check.name in failed and check.settle_s]
     if not again:
@@ -214,7 +216,7 @@ def result_line(host: str, findings: Sequence[Finding]) -> str:
 
 
 def _summarize_passed(known: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    """Return how many checks passed, and which are unknown."""
+    """Return how many checks gave a result, and which are unknown."""
     rest = [label(each) for each in findings if each not in known]
     return f"{len(known)} checks" + (f"; {len(rest)} unknown: {', '.join(rest)}" if rest else "")
 
@@ -229,7 +231,7 @@ def drain_reason(findings: Sequence[Finding]) -> str:
 
 
 def reason(findings: Sequence[Finding]) -> str:
-    """Return what each failed check found, the heaviest remedy first: `xid[79] GPU has fallen off the bus; munge …`"""
+    """Return the label and text of each finding, the heaviest remedy first: `xid[79] GPU has fallen off the bus; …`"""
     heaviest = sorted(findings, key=lambda each: -list(Remedy).index(each.result.remedy))
     return "; ".join(f"{label(each)} {each.result.text}" for each in heaviest)
 

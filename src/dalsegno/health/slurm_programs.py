@@ -23,8 +23,10 @@ def may_act(cluster: Cluster, node: str) -> bool:
 
 
 def may_act_on_all(cluster: Cluster) -> bool:
-    """Return whether Slurm's programs may drain every node. This matters for a program that is the same on all
-    nodes."""
+    """Return whether Slurm's programs may drain every node.
+
+    This decides about a program that is the same on all nodes.
+    """
     return all(may_act(cluster, node.name) for node in cluster.nodes)
 
 

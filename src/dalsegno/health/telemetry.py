@@ -103,7 +103,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
 # The telemetry file
 
 
-VARIABLE = "DALSEGNO_TELEMETRY"  # holds the path of the node's file; set for all processes of a simulated node
+# Environment variable with the path of the node's file. It is set for all processes of a simulated node.
+VARIABLE = "DALSEGNO_TELEMETRY"
 XID = "NVRM: Xid (PCI:{bus}): {code}, pid={pid}, {text}"
 FIRST_BUS = 0x41  # PCI bus of the first simulated GPU
 
@@ -170,8 +171,10 @@ def telemetry_text(telemetry: Telemetry) -> str:
 def healthy(
     node: str, gpus: int, model: str, *, memory_mib: int = 16384, stamp: str = "", machine: str = ""
 ) -> Telemetry:
-    """Return the telemetry of a healthy node. `model` is Slurm's type (h100). Another `machine` under the same node
-    name has GPUs with other UUIDs and serial numbers."""
+    """Return the telemetry of a healthy node. `model` is Slurm's type (h100).
+
+    For the same node name, a different `machine` has GPUs with different UUIDs and serial numbers.
+    """
     links = nvlinks_of(model) if gpus > 1 else 0
     made = [_healthy_gpu(f"{node} {machine} {index}", index, model, links, memory_mib) for index in range(gpus)]
     ports = tuple(Port(f"sim{index}/1") for index in range(_nics(gpus, model)))

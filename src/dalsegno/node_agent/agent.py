@@ -121,7 +121,7 @@ class ControllerLink:
         return self.up and len(self._unsent) < ROOM
 
     def send(self, message: Message, now: float) -> None:
-        """Send a message. Findings that are lost with a broken connection are sent again on the next one."""
+        """Send a message; drop it if there is no connection. Lost findings are sent again on the next connection."""
         if self._session is not None:
             self._unsent += self._session.closer.close(message)
             self._guard(now, self._flush)

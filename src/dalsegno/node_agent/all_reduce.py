@@ -123,7 +123,10 @@ def numbers(secret: bytes, rank: int) -> torch.Tensor:
 
 
 def on_this_node(kind: str, within_s: float) -> ReducedSums:
-    """Reduce over all GPUs of the node or, with a single GPU, between two ranks over the loopback interface."""
+    """Reduce over all GPUs of the node.
+
+    With fewer than two GPUs, or without NCCL, reduce between two ranks on the CPU, over the loopback interface.
+    """
     secret = os.urandom(16)
     if kind == NCCL and torch.cuda.device_count() > 1:
         return _on_all_gpus(secret)

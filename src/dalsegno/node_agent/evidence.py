@@ -1,4 +1,7 @@
-"""Collect evidence from a node before it is reset, rebooted or replaced: text files, each cut to its last part."""
+"""Collect evidence from a node before it is reset, rebooted or replaced, and free shared memory that runs have left.
+
+Evidence is a number of text files. Of a long file, only the end is kept.
+"""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ from dalsegno.health.messages import (
 from dalsegno.health.result import Result
 from dalsegno.wire.frames import Message
 
-WHOLE_S = 30.0  # full reports update the times of unchanged findings and restore lost findings
+WHOLE_S = 30.0  # interval of full reports, which update the times of unchanged findings and repeat lost findings
 MAX_MESSAGE = 40 << 10  # maximum characters of a message, well below the controller's limit
 MAX_NAME = 64
 
 
 class Findings:
-    """The latest finding of each check. While the controller does not answer, older findings are dropped, so that
-    memory does not grow."""
+    """The latest finding of each check. Older findings are dropped even if they were not sent, so that memory does not
+    grow while the controller does not answer."""
 
     def __init__(self, node: str, boot: str) -> None:
         self.report = NodeReport(node, boot)

@@ -1,6 +1,7 @@
-"""Metric families of a node: GPUs under the names of DCGM, fabric ports, EFA counters. Pure.
+"""Build the metric families of a node's GPUs and fabric ports. Pure.
 
-A value that is not available gives no sample: a zero would look like a measurement.
+GPU metrics have the names that DCGM uses. Counters of EFA ports have the names that the EFA exporter uses. If a value
+is not available, its sample is left out, because a zero would look like a measurement.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ GPU_METRICS = (
     ),
     GpuMetric("THERMAL_VIOLATION", "Time slowed down by heat (in ns).", lambda gpu: gpu.thermal_violation_ns, _COUNTER),
 )
-# Metrics with DCGM's prefix for profiling. GPUs have these counters since Hopper.
+# Metrics with DCGM's prefix for profiling. Only GPUs from Hopper on have these counters.
 PROFILING_METRICS = (
     GpuMetric("GR_ENGINE_ACTIVE", "Share of time in which any part computed.", lambda gpu: gpu.graphics_active),
     GpuMetric("SM_ACTIVE", "Share of time in which an SM had work, mean of all SMs.", lambda gpu: gpu.sm_active),
@@ -149,7 +150,7 @@ def bus_key(address: str) -> str:
 def xid_families(known: Mapping[str, GpuLabels], xids: XidCounts, host: str) -> list[MetricFamily]:
     """Return the last Xid of each GPU, and the count of each Xid. `known` are the labels of GPUs by `bus_key`.
 
-    A GPU that was never seen, because it fell off the bus, has only its address.
+    A GPU that fell off the bus before it was ever read is labelled only with its PCI address.
     """
 
     def labels(gpu: str) -> GpuLabels:
@@ -206,7 +207,7 @@ def _efa_families(ports: Sequence[PortCounters]) -> list[MetricFamily]:
 
 
 def status_families(success: Mapping[str, bool], now: float) -> list[MetricFamily]:
-    """Return the metrics that give the time of the collection, and whether each source answered."""
+    """Return two metrics: the time `now` of the collection, and whether each source answered."""
     answered: Samples = {(source,): int(ok) for source, ok in success.items()}
     about = "1 if the source answered; 0: its series are absent."
     return [

@@ -160,7 +160,7 @@ class MetricsWriter(Protocol):
 
 
 class ContinuousChecks:
-    """The continuous checks of this node, and its metrics."""
+    """The continuous work on this node: checks, metrics, and freeing the shared memory of ended runs."""
 
     def __init__(self, checkup: Checkup, metrics: MetricsWriter | None = None) -> None:
         self._checkup, self._gpus_at, self._memory = checkup, float("-inf"), SharedMemorySweeper()
@@ -227,8 +227,10 @@ def read_gpu(gpu: GpuFacts) -> GpuReading:
 
 @dataclass
 class OrderHandlers:
-    """Carries out the orders of one agent. `findings` returns the agent's last findings, `address` its own address.
-    The metrics of the node are written to a file in the folder `metrics`, if there is one."""
+    """Carries out the orders of one agent. `findings` returns the agent's last findings, `address` the node's address.
+
+    If `metrics` is set, the metrics of the node are written to a file in that folder.
+    """
 
     node: str
     boot: str
@@ -266,10 +268,11 @@ class OrderHandlers:
         self._send_report(order, send, found)
 
     def _validate(self, order: Order, send: Send) -> None:
-        """Validate the node, first alone: only a node that passes its load tests is paired with a good node.
+        """Validate the node, first alone. Only if no check and no load test fails, test it with its partner.
 
-        torch is used only for a pair test or for GPUs: loading it keeps a processor busy for seconds, and a test on the
-        loopback is not worth that."""
+        torch is used only for a pair test or for GPUs. Loading it keeps a processor busy for seconds, and a test over
+        the loopback interface alone is not worth that.
+        """
         with_torch = self._collective() if "secret" in order.arguments or loads.may_have_gpus() else nullcontext()
         with with_torch as collective, _partner(order.arguments) as partner:
             found = [*self.checkup(self.settings()).all(Context.VALIDATION), *self._loads(collective)]

@@ -26,7 +26,7 @@ _ONE = b"!"
 def run_pair_tests(
     sock: socket.socket, secret: bytes, rank: int, collective: Collective
 ) -> Iterator[tuple[str, Result]]:
-    """Yield the name and result of each test.
+    """Yield the name and result of each test. The all-reduce is run only if the exchange of data passes.
 
     Rank 1 waits until rank 0 starts. The connection must stay open until both ranks are done.
     """
@@ -74,7 +74,7 @@ def _data(sock: socket.socket, secret: bytes, first: bool) -> bool:
     else:
         right = receive_pattern(sock, secret + b" out", BYTES)
         if not right:
-            return False  # the connection is closed, which the other side notices
+            return False  # send nothing: the caller closes the connection, and the other side notices that
         send_pattern(sock, secret + b" back", BYTES)
     sock.sendall(b"+" if right else b"-")
     return sock.recv(1) == b"+" and right

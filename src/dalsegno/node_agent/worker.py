@@ -58,8 +58,10 @@ Make = Callable[[Message], CheckRounds]  # creates the checks from the controlle
 
 @dataclass(frozen=True)
 class HungCheck:
-    """A check that hung. It is skipped until `until` (monotonic). If it hangs again, it is skipped for twice as
-    long."""
+    """A check that hung. It is skipped until `until` (monotonic), for `length_s` in total.
+
+    If it hangs again at its next attempt, it is skipped for twice as long, up to a limit.
+    """
 
     until: float
     length_s: float
@@ -129,7 +131,7 @@ class CheckWatch:
         return self._since + self._check_s if self._busy else max(self._due, self._rests_until, now + 0.01)
 
     def close(self) -> None:
-        """End the process and wait for it briefly, so that it cannot write metrics after they are removed."""
+        """End the process and wait for it briefly, so that it cannot write metrics after their file is removed."""
         self._end()
         for forked in self._stuck:
             forked.wait(CLOSE_S)

@@ -92,7 +92,10 @@ class NodeAgents(Protocol):
         ...
 
     def rest(self, node: str, seconds: float) -> None:
-        """Make an agent release its GPUs for `seconds`, because GPUs in use cannot be reset. 0 ends the pause."""
+        """Make an agent release its GPUs for `seconds`, because GPUs in use cannot be reset. 0 ends the pause.
+
+        Can block until the agent answers.
+        """
         ...
 
     def evidence(self, node: str) -> Mapping[str, str]:
@@ -103,7 +106,7 @@ class NodeAgents(Protocol):
 # Reservations that keep a lent spare for one user
 
 
-# FLEX: a job may run for longer than the reservation lasts. IGNORE_JOBS: running jobs do not prevent the reservation.
+# FLEX: a job in the reservation may also use other nodes. IGNORE_JOBS: running jobs do not prevent the reservation.
 # PURGE_COMP: Slurm deletes the reservation after five minutes without a job.
 _FLAGS = "FLEX,IGNORE_JOBS,PURGE_COMP=00:05:00"
 
@@ -158,7 +161,7 @@ def remedies_of(target: object) -> frozenset[Remedy]:
 
 
 def do(action: Action, id: str, at: float, context: ActionContext) -> str:
-    """Carry out an action that began at `at` and return one line for the journal. Raises DalsegnoError."""
+    """Carry out an action that began at `at` and return one line for the journal. Raise DalsegnoError if it fails."""
     if isinstance(action, Drain):
         _check_not_taken(context, action.node)
         context.slurm.drain(action.node, write_reason(action.fault))
@@ -246,7 +249,10 @@ def _repair(action: Repair, context: ActionContext) -> str:
 
 
 def _reset(node: str, context: ActionContext) -> None:
-    """Reset a node's GPUs. Afterwards the agent repeats the checks, because the reset can change their results."""
+    """Reset a node's GPUs while its agent has released them.
+
+    Afterwards the agent repeats the checks, because the reset can change their results.
+    """
     assert isinstance(context.target, CanReset)
     context.agents.rest(node, MAX_RESET_S)
     try:
@@ -287,7 +293,10 @@ HIGHEST = str(2**32 - 3)  # the highest priority of a job; Slurm reserves the tw
 
 
 def _take_evidence(action: TakeEvidence, id: str, at: float, context: ActionContext) -> str:
-    """Save the node's report, what Slurm shows about the node and its jobs, and the files that its agent sends."""
+    """Save the node's report, what Slurm shows about the node and its jobs, and the files that its agent sends.
+
+    If the agent sends none, save the target's logs of the node instead. Return the folder.
+    """
     node = action.node
     view = context.agents.views().get(node)
     report = report_message(view.report) if view and view.report else None
@@ -304,8 +313,10 @@ def _take_evidence(action: TakeEvidence, id: str, at: float, context: ActionCont
 
 
 def _read_logs(node: str, context: ActionContext) -> Mapping[str, str]:
-    """Return the target's logs of a node whose agent does not answer. If there are none, return a note that says
-    why."""
+    """Return the target's logs of a node whose agent sent no evidence.
+
+    If there are none, return a note that says why.
+    """
     if not isinstance(context.target, CanReadLogs):
         return {INCOMPLETE: "machine: this target keeps no logs of a node that does not answer"}
     try:

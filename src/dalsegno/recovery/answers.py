@@ -1,4 +1,4 @@
-"""The controller's answers to requests from users: events, nodes, and pausing automatic recovery."""
+"""The controller's answers to requests of users about events, nodes, automatic recovery and replaced GPUs."""
 
 from __future__ import annotations
 

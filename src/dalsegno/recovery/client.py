@@ -11,7 +11,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.system.hanging_calls import slowness
 from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
-START_S = 10.0  # time limit: the controller writes two files and starts a process
+START_S = 10.0  # time limit for starting a run: the controller writes two files and starts a process
 ANSWERS_S = 2.0
 # Files in the state folder of `dalsegno adopt watch`: the watcher's socket, and a file with the path of the cluster's
 # slurm.conf.
@@ -52,7 +52,7 @@ def ask(path: Path, request: Message, timeout_s: float) -> Message:
 
 
 def start_hint(path: Path, uid: int) -> str:
-    """Return a hint for this user on how to start the daemon of this socket. Only the owner may run `up`."""
+    """Return a hint for this user on how to start the daemon of this socket. Only root and its owner may run `up`."""
     try:
         operates = uid in (0, path.parent.stat().st_uid)
     except OSError:

@@ -1,6 +1,7 @@
-"""The controller: a process on the head node that starts the coordinators of all runs and watches the nodes.
+"""The controller: a process on the head node that starts the coordinators of all runs, and watches and repairs nodes.
 
-It may be killed at any time. Coordinators survive it, and the next controller resumes from the records and the journal.
+The controller may be killed at any time. Coordinators survive it, and the next controller resumes from the records and
+the journal.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "control
 
 
 def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
-    """Run the controller until it is killed. If `agents_at` is set, listen for node agents at this HOST:PORT."""
+    """Run the controller until it is killed; return 1 if it cannot run.
+
+    If `agents_at` is set, listen for node agents at this HOST:PORT.
+    """
     try:
         make_folder(folder / "controller", 0o700)
         allow_many_files()

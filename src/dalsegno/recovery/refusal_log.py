@@ -17,7 +17,7 @@ class RefusalLog:
         self._logged: dict[str, tuple[float, int]] = {}  # cause -> when it was logged, and its count since then
 
     def log(self, cause: str, detail: str = "") -> None:
-        """Log a refusal, unless the same cause was logged within the last minute."""
+        """Log a refusal, unless the same cause, or too many other causes, were logged within the last minute."""
         now = self._clock()
         logged_at, more = self._logged.get(cause, (float("-inf"), 0))
         if now - logged_at < AGAIN_S:

@@ -154,7 +154,8 @@ QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # pause while a node is being repaired
 MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # pause while a node that was just lost is not out of service yet
 CALM_S, LARGE_CALM_S = 3.0, 10.0  # pause if nothing happens; agents report changes at once
 AFTER_SILENCE_S = 2.0  # pause if Slurm did not answer
-RESTS = 2.0  # the pause is at least this many times the last round's CPU time: milliseconds, or 0.4 s with 4,096 nodes
+# The pause is at least this many times the CPU time of the last rounds. With 4,096 nodes, that is 0.4 s.
+RESTS = 2.0
 AT_ONCE = 20  # maximum number of rounds without a pause
 MAX_SLOW = 8  # maximum number of slow actions at a time
 
@@ -270,7 +271,7 @@ class NodeWatch:
 
 
 def nodes_in_service_before(records: NodeRecords) -> list[str]:
-    """Return the nodes that were connected and in service when the records were last written."""
+    """Return the nodes whose agents had connected, and that were in service when the records were last written."""
     return [node.node for node in records.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
 

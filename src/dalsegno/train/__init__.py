@@ -1,7 +1,7 @@
 """The library for training scripts.
 
-Names are imported on first use. Otherwise the launcher, the controller and the node agents, which import
-`dalsegno.train.contract`, would also import torch, which takes seconds and may be missing on their hosts.
+Names are imported on first use. The launcher, the controller and the node agents import `dalsegno.train.contract`.
+They must not import torch with it: that takes seconds, and torch may be missing on their hosts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A worker's connection to its run agent. It reports steps, and asks for a saver and for permission to commit."""
+"""The connection of a worker or its saver to the run agent.
+
+Over this connection, a worker reports steps and snapshots, and asks for a saved state and for a saver. A saver asks for
+permission to commit a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ ANSWER_S = 60.0  # a live agent answers at once, but its coordinator may be rest
 
 
 class AgentLink:
-    """The connection of one process.
+    """The connection of one process, opened on first use.
 
-    Messages that cannot be delivered are dropped, because the worker ends with its agent.
+    A message that cannot be sent is dropped. If the agent has died, this does no harm: the worker ends too.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +38,7 @@ class AgentLink:
             send(sock, dict(message))
 
     def ask(self, message: Mapping[str, Any], wait_s: float = ANSWER_S) -> dict[str, Any]:
-        """Send a message and return the answer; an empty dict if no answer comes."""
+        """Send a message and return the answer; an empty dict if no answer comes within `wait_s`."""
         try:
             sock = self._open()
             sock.settimeout(wait_s)
@@ -68,6 +72,6 @@ class AgentLink:
 
 
 def find_agent(environ: Mapping[str, str] = os.environ) -> AgentLink | None:
-    """Return the link to the run agent; None under torchrun or without a launcher."""
+    """Return a link to the run agent; None without Dal Segno's launcher, for example under torchrun."""
     name = environ.get(contract.AGENT)
     return AgentLink(name) if name else None

@@ -52,8 +52,8 @@ _PROCESS = secrets.token_hex(4)  # random, because containers may share /dev/shm
 class Checkpointer:
     """Saves the state of a training run and restores it after a restart.
 
-    Pass the objects to save by name: anything with `state_dict` and `load_state_dict`. The constructor loads a saved
-    state, so create the model, the optimizer and the rest first.
+    Pass the objects to save by name: anything with `state_dict` and `load_state_dict`. If there is a saved state, the
+    constructor loads it into these objects.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Checkpointer:
         self._number = next(_checkpointers)
         # The agent stores one state per rank: that of the first Checkpointer. Later Checkpointers save to disk only.
         self._agent = find_agent() if self._number == 0 else None
-        # Without an agent, no process could find snapshots after a restart. They are taken only for saves to disk.
+        # Without an agent, snapshots are taken only for saves to disk: after a restart, no process could find them.
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
         self._where = locate_process()
         self._rank_store = open_rank_store(self._where.rank, self._where.world)
@@ -106,7 +106,7 @@ class Checkpointer:
     # The training loop
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the remaining steps."""
+        """Yield the numbers of the remaining steps. After the last one, wait until the state is on disk."""
         self._begin()
         self._total = total
         if self.step >= total > 0:
@@ -122,7 +122,10 @@ class Checkpointer:
             self.end()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the unfinished epochs, from the saved position in the data."""
+        """Yield the numbers of the unfinished epochs. After the last one, wait until the state is on disk.
+
+        After a resume, the first epoch continues at the saved position in the data.
+        """
         place = self._own.place
         if place is None:
             raise CheckpointError("epochs() needs the data loader", hint="create it with Checkpointer(…, data=loader)")
@@ -137,9 +140,10 @@ class Checkpointer:
             self.end()
 
     def begin(self, total: int | None = None) -> None:
-        """Begin your own training loop. Call this right before the first step; `steps` and `epochs` call it themselves.
+        """Begin your own training loop. Call this right before the first step; `steps` and `epochs` do it themselves.
 
-        It restores the random states and installs signal handlers. `total` is the number of steps.
+        This call restores the random states and installs signal handlers. `total` is the number of steps of the whole
+        training.
         """
         if not self._begun:
             self._begin()
@@ -163,7 +167,7 @@ class Checkpointer:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Call `finish`.
 
-        After an error, call `end` instead and save nothing, because the state is in the middle of a step.
+        After an error, call `end` instead and save nothing, because the state may be in the middle of a step.
         """
         if kind is None:
             self.finish()
@@ -195,10 +199,12 @@ class Checkpointer:
     def verify(self, model: Any, batch: Any, backward: Backward) -> None:
         """Check for silent data corruption, if `--verify-every` asks for it at this step.
 
-        Call it on every rank in every step, before the step's own forward pass. `backward(module, batch)` computes the
-        gradients of a batch with `module`, which is the model without DDP: a forward pass, and `loss.backward()`. If
-        ranks disagree, the run excludes the node with wrong gradients and resumes from a state that was saved before
-        the error.
+        Call this method on every rank in every step, before the step's own forward pass. `backward(module, batch)` must
+        run a forward pass and call `loss.backward()`. `module` is the model without its DDP wrapper.
+
+        If a majority of ranks shows that one node computed wrong gradients, the run excludes the node and resumes from
+        a checkpoint that is not newer than the last check that passed. Without Dal Segno's launcher, the script fails
+        instead. If there is no majority, rank 0 prints a message and training continues.
         """
         verdict = self._gradient_check.run(self.step, model, batch, backward)
         if verdict is not None:
@@ -207,17 +213,18 @@ class Checkpointer:
             self._keeping.record_verified(self.step)
 
     def watch(self, waiting: Any) -> None:
-        """Read from a DDP model or a WaitClock how long this rank waits for others, which shows which rank is slow.
+        """Read from a DDP model or a WaitClock how long this rank waits for others. The times show which rank is slow.
 
-        Call this only if the model was wrapped after the Checkpointer was created, as some frameworks do.
+        A DDP model that was passed to the constructor is read without this call. Call it for a model that a framework
+        wraps later.
         """
         self._reporter.watch(waiting)
 
     def settle(self) -> None:
-        """Wait for a running snapshot.
+        """Wait until a running snapshot is complete.
 
-        Call it before you change parameters yourself, for example to swap in an EMA. An optimizer's step does this
-        automatically.
+        Call this before you change parameters yourself, for example to swap in averaged weights (EMA). An optimizer's
+        step() waits automatically.
         """
         self._keeping.settle(wait=True)
 
@@ -263,7 +270,10 @@ class Checkpointer:
         return found
 
     def _start_keeping(self, keep: int, keep_every: int | None) -> RankSnapshots:
-        """Start snapshots and saves under a name that is unique even if a notebook cell runs twice."""
+        """Create the object that takes snapshots and saves.
+
+        Each Checkpointer of this process saves under its own name, because a notebook cell may run twice.
+        """
         where, number = self._where, self._number
         run = checkpointer_name(where.run, number)
         sweep_abandoned()
@@ -292,7 +302,10 @@ class Checkpointer:
     # Between steps
 
     def _sync_rank_store(self) -> None:
-        """Write a stop request or a failed save of this rank to the rank store, and read the store at intervals."""
+        """Report a failed save of this rank to the other ranks, and read what they report, through the rank store.
+
+        This is done at intervals. If this rank was asked to stop, it writes the request and reads the store at once.
+        """
         now = time.monotonic()
         ahead = next_common_step(self.step, self._clock.fastest_s, self._where.world)
         if self._signal.received is not None:
@@ -327,7 +340,10 @@ class Checkpointer:
     # The end of training
 
     def _stop(self) -> NoReturn:
-        """Exit after the same step as all other ranks. The exit code asks the launcher to resume later."""
+        """Exit after the same step as all other ranks. The exit code says whether the state was saved.
+
+        After Ctrl-C without a launcher, raise KeyboardInterrupt instead.
+        """
         saved = self._all_saved(self._grace_s)
         self.end()
         if saved:
@@ -339,7 +355,7 @@ class Checkpointer:
         sys.exit(contract.SAVED if saved else contract.TERMINATED)
 
     def _finish(self) -> None:
-        """Wait until the last step is on disk. Retry a save that failed."""
+        """Wait until the last step is on disk. Save it now if it was not saved yet, or if its save failed."""
         if self._all_saved(LAST_SAVE_S):
             return
         self._keep(save=True)
@@ -347,7 +363,7 @@ class Checkpointer:
             raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
 
     def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
-        """Wait for the saves of all ranks and return whether all succeeded."""
+        """Wait until all ranks have saved the current step, and return whether all saves succeeded."""
         self._reporter.report_end(self.step)
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
         ends = self._rank_store.gather(f"ended{attempt}", [self.step, ours])
@@ -355,7 +371,7 @@ class Checkpointer:
         return all(end == [self.step, True] for end in ends)
 
     def end(self) -> None:
-        """End the loop without saving. Loops call it themselves after their last step."""
+        """End the loop without saving. `steps`, `epochs` and `finish` call this themselves."""
         if self._ended:
             return
         self._ended = True

@@ -9,7 +9,7 @@ AGENT = "DALSEGNO_AGENT"  # name of the agent's abstract Unix socket, without th
 WANTED_NODES = "DALSEGNO_WANTED_NODES"  # number of nodes that the user requested; this generation may have fewer
 FRESH = "DALSEGNO_FRESH"  # "1": start from scratch even if there are checkpoints
 VERIFY_EVERY = "DALSEGNO_VERIFY_EVERY"  # steps between two checks for silent data corruption
-VERIFIED = "DALSEGNO_VERIFIED"  # the last step of the run that was verified
+VERIFIED = "DALSEGNO_VERIFIED"  # the last step of the run that passed a check for silent data corruption
 # "GENERATION:STEP": states that this run saved after STEP, in generations up to GENERATION, may be corrupt
 TRUSTED = "DALSEGNO_TRUSTED"
 

@@ -1,9 +1,10 @@
 """Detect silent data corruption: other ranks repeat a rank's forward and backward pass, and the gradients are compared.
 
-In a check, every rank computes the gradients of its own batch. It then repeats the step of a rank on another node, with
-that rank's batch and random states. The gradients must be identical to the last bit. If they are not, a third rank
-repeats the step, and the majority decides which rank is wrong. The check does not change the training: gradients,
-random states and buffers are restored.
+In a check, every rank computes the gradients of its own batch. It then repeats the step of another rank, with that
+rank's batch and random states. If the run has several nodes, the other rank is on another node. The gradients must be
+identical to the last bit. If they are not, a third rank repeats the step, and the majority decides which rank is wrong.
+With two ranks, no majority is possible. The check does not change the training: gradients, random states and buffers
+are restored.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ def _sums(tensor: torch.Tensor) -> tuple[int, int]:
 def witness_shifts(world: int, local_world: int) -> tuple[int, ...]:
     """Return the offsets from a rank to its witnesses, the ranks that repeat its step.
 
-    The witnesses are on the next two nodes. With two nodes, the second witness is the next rank. With one node, the
-    witnesses are the next two ranks. With two ranks there is no second witness, and a single rank repeats its own step.
+    The witnesses are on the next two nodes. With two nodes, the second witness is the next rank. With one node, or if
+    the ranks are unevenly spread over nodes, the witnesses are the next two ranks. With two ranks, there is no second
+    witness. A single rank repeats its own step.
     """
     if world == 1:
         return (0,)
@@ -92,7 +94,7 @@ class GradientVerdict:
     text: str = ""
 
     def message(self, generation: int) -> dict[str, Any]:
-        """Return the message to the agent."""
+        """Return the message that reports the verdict to the agent."""
         return {
             "corruption": {"step": self.step, "ranks": list(self.wrong), "node": self.node, "text": self.text},
             "generation": generation,
@@ -206,7 +208,7 @@ def pack_step(batch: Any, module: torch.nn.Module) -> bytes:
 
 
 def unpack_step(data: bytes) -> dict[str, Any]:
-    """Unpack another rank's step, with its tensors on this rank's GPU. Code in the pickle is not run."""
+    """Unpack another rank's step. Put its GPU tensors on this rank's GPU, and run no code from the pickle."""
 
     def place(storage: Any, location: str) -> Any:
         return storage.cuda() if location.startswith("cuda") else storage
@@ -221,7 +223,7 @@ def unpack_step(data: bytes) -> dict[str, Any]:
     return step
 
 
-_MAX_BUFFER = 1 << 16  # maximum number of elements; a larger buffer is a table that all ranks have
+_MAX_BUFFER = 1 << 16  # maximum number of elements; a larger buffer is taken for a table that is equal on all ranks
 
 
 def _small_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -289,8 +291,8 @@ class GradientCheck:
     def run(self, step: int, model: Any, batch: Any, backward: Backward) -> GradientVerdict | None:
         """Check this step if it is due.
 
-        Return None if the check is not due or all ranks agree. If the ranks differ but no majority could decide, return
-        the verdict. If a rank was found to be wrong, do not return.
+        Return None if no check is due or all ranks agree. If the ranks differ but no majority could decide, return the
+        verdict. If a rank was found to be wrong, raise CheckpointError, unless the launcher ends this process first.
         """
         if not self.every:
             return None
@@ -324,7 +326,7 @@ class GradientCheck:
     def _repeat(self, mine: bytes, by: int, module: Any, backward: Backward) -> list[str]:
         """Repeat the step of the rank `by` places before this one.
 
-        Return the digests of all ranks. Index i belongs to the step of rank i.
+        Return the digests that all ranks got. Index i belongs to the step of rank i.
         """
         other = unpack_step(self._exchange.shift(mine, by))
         _restore_step(other, module)
@@ -332,10 +334,10 @@ class GradientCheck:
         return [digests[(rank + by) % len(digests)] for rank in range(len(digests))]
 
     def _report(self, verdict: GradientVerdict) -> None:
-        """Let the first rank on a node without wrong ranks report the verdict.
+        """Report the verdict to the agent, from the first rank on a node without wrong ranks, or else from rank 0.
 
-        If a rank is wrong, training must not continue: the launcher ends this process, or the script fails if there is
-        no launcher.
+        If a rank is wrong, training must not continue. The launcher then ends this process. If it does not, or if there
+        is no launcher, raise CheckpointError.
         """
         reporter = next((rank for rank, node in enumerate(self._nodes) if node != verdict.node), 0)
         if self._agent is not None and self._where.rank == reporter:

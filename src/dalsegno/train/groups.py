@@ -21,7 +21,7 @@ _kept: set[int] = set()
 def keep_new_groups(on_new: Callable[[Any], None] = lambda group: None) -> None:
     """Keep alive every group that this process creates from now on, and call `on_new` for each.
 
-    Do nothing if torch.distributed is not loaded.
+    Do nothing if torch.distributed is not loaded, or if this function was called before.
     """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     make = getattr(c10d, _MAKE, None)
@@ -41,7 +41,10 @@ def keep_new_groups(on_new: Callable[[Any], None] = lambda group: None) -> None:
 
 
 def keep(group: Any) -> bool:
-    """Add a reference to the group that is never released, even at interpreter exit. Return whether it was added."""
+    """Keep the group alive with a reference that is never released, even at interpreter exit.
+
+    Return whether the reference was added now. A group that is kept already gets no second one.
+    """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     kind = getattr(c10d, "ProcessGroup", None)
     if kind is None or not isinstance(group, kind) or id(group) in _kept:

@@ -1,7 +1,8 @@
 """Train with Hugging Face's Trainer and resume exactly: `train(trainer, folder)` replaces `trainer.train()`.
 
-The Trainer skips the batches that were used and restores its TrainerState. The Checkpointer saves and restores the
-model, the optimizer, the learning rate schedule, the random states, and the losses that the Trainer has not logged yet.
+The Trainer skips the batches that were used and restores its TrainerState. The Checkpointer saves and restores
+everything else: the model, the optimizer, the learning rate schedule, the gradient scaler, the random states, and the
+losses that the Trainer has not logged yet.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dalsegno.train.progress import WaitClock
 from dalsegno.train.resume import fix_layout
 from dalsegno.train.state import LateState
 
-# Methods of the Trainer that load a checkpoint of its own. `train` replaces them.
+# The methods with which the Trainer loads a checkpoint of its own. `train` replaces them when it resumes.
 HOOKS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
 # The Trainer's loss sums, the steps at which they begin, and its count of FLOPs. They differ between ranks.
 SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
@@ -67,7 +68,7 @@ class TrainerSession:
     # State that is saved
 
     def _take(self) -> dict[str, Any]:
-        """Return the state of the objects that the Trainer creates when it starts."""
+        """Return the TrainerState, and the states of the objects that the Trainer creates when it starts."""
         trainer = self.trainer
         scaler = getattr(trainer.accelerator, "scaler", None)
         parts = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "scaler": scaler}
@@ -94,9 +95,10 @@ class TrainerSession:
     # Resuming from a checkpoint
 
     def prepare_resume(self) -> str | None:
-        """Write the TrainerState for the Trainer, and replace the methods that would load the rest from its folder.
+        """Write the TrainerState to a temporary folder from which the Trainer resumes, and return the folder.
 
-        Return the folder, which is deleted when training begins; None if there is no saved state.
+        Replace the Trainer's methods that would load the rest of a checkpoint from that folder. The folder is deleted
+        when training begins. If there is no saved state, change nothing and return None.
         """
         saved = self._objects.claim()
         if saved is None:
@@ -146,9 +148,9 @@ class TrainerSession:
             self.begin()
 
     def _measure_waiting(self) -> None:
-        """Measure how long this rank waits for others: in DDP, and where the Trainer counts the tokens of a step.
+        """Measure how long this rank waits for others, in DDP and in the exchange of token counts.
 
-        By default, all ranks exchange that count before each step, so a rank waits there for slower ones.
+        By default, the Trainer adds up the tokens of all ranks before each step. A fast rank waits there for slow ones.
         """
         trainer, clock = self.trainer, WaitClock()
         trainer.accelerator.gather = clock.wrap(trainer.accelerator.gather, lambda: bool(trainer.model.training))
@@ -159,7 +161,10 @@ class TrainerSession:
         self._loss = logs.get("loss", self._loss)
 
     def between_steps(self) -> None:
-        """Report the completed step. The Trainer has logged and evaluated it by now."""
+        """Report the step that was completed since the last call, if any.
+
+        The Trainer has already logged it, and run an evaluation if one was due.
+        """
         if self.trainer.state.global_step > self.ckpt.step:
             self.ckpt.done(loss=self._loss)
 

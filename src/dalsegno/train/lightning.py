@@ -1,8 +1,8 @@
 """Train with Lightning and resume exactly: `fit(trainer, model, folder, …)` replaces `trainer.fit(model, …)`.
 
-Lightning restores its loops, optimizers and callbacks from a checkpoint as it does from a file of its own. The
-Checkpointer keeps that checkpoint, the model, the random states, and the position in the data, which Lightning itself
-does not restore within an epoch.
+Lightning restores its loops, optimizers and callbacks from a checkpoint dict, as it would from one of its own files.
+The Checkpointer saves that dict, the model, the random states and the position in the data. Lightning itself does not
+restore a position within an epoch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def fit(trainer: Any, model: Any, folder: Folder, *loaders: Any, options: Any = 
 
 
 class LoaderPlace:
-    """The position in the train loader. Lightning creates the loader after the saved position was loaded."""
+    """The position in the train loader.
+
+    The saved position is loaded before Lightning creates the loader. It is kept here until `bind` gets the loader.
+    """
 
     def __init__(self) -> None:
         self._place: DataPlace | None = None
@@ -91,7 +94,10 @@ class FitSession:
         self.ckpt = Checkpointer(folder, model=model, lightning=self._checkpoint, data=self._place, **options)
 
     def _take(self) -> dict[str, Any]:
-        """Return Lightning's checkpoint without the weights, because the Checkpointer gets them from the model."""
+        """Return Lightning's checkpoint without the weights, which the Checkpointer takes from the model.
+
+        Return an empty dict before `trainer.fit` has begun.
+        """
         if self.trainer.lightning_module is None:
             return {}
         checkpoint: dict[str, Any] = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -99,7 +105,7 @@ class FitSession:
         return checkpoint
 
     def checkpoint_io(self, plain: Any) -> Any:
-        """Return a plugin that gives Lightning the loaded state. Requests for other files go to `plain`."""
+        """Return a plugin that gives Lightning the state that the Checkpointer loaded. `plain` handles other files."""
         from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
         session = self
@@ -117,7 +123,10 @@ class FitSession:
         return SavedState(plain)
 
     def bind(self, loader: Any) -> Any:
-        """Track the position in the train loader. Lightning calls this before it begins to read from the loader."""
+        """Return the loader. If it is the train loader, track the position in it.
+
+        Lightning calls this for each loader, before it reads from the loader.
+        """
         if self.trainer.training:
             if self._place.bound:
                 raise CheckpointError("fit() supports one train loader", hint="combine the datasets in one loader")

@@ -18,7 +18,7 @@ from typing import Any, Union
 from dalsegno.train import contract
 from dalsegno.train.errors import CheckpointError
 
-# Intervals between saves
+# Intervals between snapshots, and between saves
 
 STALL_SHARE = 0.01  # with "auto", snapshots may stall training for this fraction of the time
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
@@ -50,7 +50,7 @@ Interval = Union[Never, Steps, Seconds, Auto]
 
 @dataclass(frozen=True)
 class Measured:
-    """The measured costs. None means that a value has not been measured yet."""
+    """The durations of a step and of the stall for a snapshot. None means that a value has not been measured yet."""
 
     step_s: float | None = None
     stall_s: float | None = None
@@ -86,8 +86,9 @@ def auto_steps(measured: Measured) -> int:
 def suggest_interval_s(stall_s: float, failures: int, over_s: float, save_s: float = 0.0) -> float | None:
     """Return the interval that minimizes the time lost to saves and failures, by the formula of Young and Daly.
 
-    Return None if there was no failure or no stall. `stall_s` is how long a save stalls training. `save_s` is how long
-    a save runs while training continues. The interval is never shorter than `save_s`.
+    `failures` is the number of failures in `over_s` seconds. `stall_s` is how long a save stalls training. `save_s` is
+    how long a save runs while training continues; the interval is never shorter. Return None if there was no failure or
+    no stall.
     """
     if failures <= 0 or over_s <= 0 or stall_s <= 0:
         return None
@@ -189,7 +190,7 @@ def parse_verify_every(environ: Mapping[str, str]) -> int:
 
 
 def parse_verified(environ: Mapping[str, str]) -> int | None:
-    """Return the last step at which all ranks agreed in an earlier generation; None if there is none."""
+    """Return the last step of earlier generations that passed a check for silent data corruption; None if none did."""
     value = environ.get(contract.VERIFIED, "")
     return int(value) if value.isdigit() else None
 

@@ -37,10 +37,10 @@ class WaitClock:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._waited_s, self._steps, self._mean_s = 0.0, 0, 0.0
-        self._pending: list[tuple[float, Any, Any]] = []  # time on the host, and two events of the GPU's stream
+        self._pending: list[tuple[float, Any, Any]] = []  # seconds on the host, and two events of the GPU's stream
 
     def wrap(self, collective: Callable[..., Any], counts: Callable[[], bool]) -> Callable[..., Any]:
-        """Return the collective, measured while `counts` returns True."""
+        """Return a function that calls the collective. It measures the calls for which `counts` returns True."""
 
         @functools.wraps(collective)
         def measured(*args: Any, **options: Any) -> Any:
@@ -57,11 +57,11 @@ class WaitClock:
         self._steps += 1
 
     def mean_s(self) -> float:
-        """Return the time per step since the last call, or the last result if there was no step."""
-        # A GPU reaches the events later than the host.
+        """Return the waiting time per step since the last call. If there was no step, return the last result again."""
+        # The GPU may not have reached an event that the host has recorded. Such a collective is counted later.
         done = [each for each in self._pending if each[2] is None or each[2].query()]
         self._pending = [each for each in self._pending if each not in done][-_MAX_PENDING:]
-        # A collective of NCCL lets the host go on, and the GPU waits. With other backends, the host waits.
+        # With NCCL, the host continues and the GPU waits for the collective. With other backends, the host waits.
         self._waited_s += sum(max(host_s, _between_s(first, last)) for host_s, first, last in done)
         if self._steps:
             self._mean_s = self._waited_s / self._steps
@@ -89,8 +89,8 @@ def _between_s(first: Any, last: Any) -> float:
 class ProgressReporter:
     """Sends progress at intervals, because a message for each step would slow down training.
 
-    `objects` are the script's objects. If they include a DDP model, the messages also say how long this rank has waited
-    for others.
+    `objects` are the script's objects. If they include a DDP model, its waiting times are subtracted from the step
+    duration that is reported as busy.
     """
 
     def __init__(self, agent: AgentLink | None, generation: int, rank: int, objects: Iterable[Any] = ()) -> None:
@@ -104,7 +104,7 @@ class ProgressReporter:
             self.watch(each)
 
     def watch(self, thing: Any) -> None:
-        """Read from this object how long the rank waits for others, if it is a DDP model or a clock."""
+        """Read from this object how long the rank waits for others, if it is a DDP model or a WaitClock."""
         model = _compiled_from(thing)
         if isinstance(thing, WaitClock):
             self._clocks.append(thing)
@@ -136,7 +136,7 @@ class ProgressReporter:
         message: dict[str, Any] = {"step": step, "generation": self._generation, "rank": self._rank}
         if self._last is not None:
             message[BUSY] = self._busy_s(self._last[0].mean_s, self._last[1].get(BUSY))
-        # Rank 0 reports for all ranks, because all ranks do the same steps.
+        # Only rank 0 sends the progress, because all ranks do the same steps.
         if self._rank == 0 and self._last is not None:
             message["progress"] = {**_progress(*self._last), **rates}
         return message
@@ -144,7 +144,8 @@ class ProgressReporter:
     def _busy_s(self, step_s: float, reported: Any) -> float:
         """Return the duration of a step without the time spent waiting for other ranks.
 
-        Return the whole duration if the waiting time is unknown.
+        A duration that the script reported itself as BUSY takes precedence. Return the whole duration if the waiting
+        time is unknown, and always at least 1 % of it.
         """
         busy_s = None if reported is None else _number(reported)
         if busy_s is None:
@@ -192,7 +193,10 @@ def _detached(value: Any) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """Return the value as a number. Reading a loss from a GPU waits for the GPU, so this is not done at every step."""
+    """Return the value as a finite number; None if it is not one.
+
+    Do not call this at every step: reading a loss from a GPU waits for the GPU.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):

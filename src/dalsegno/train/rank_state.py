@@ -50,9 +50,9 @@ def digest(states: Mapping[str, Any] | None) -> str:
 def seed_for(rank: int, saved: Sequence[str], world_then: int, now: Sequence[str]) -> int | None:
     """Return the seed for a rank that did not exist when the state was saved.
 
-    `saved` contains the digests of the ranks' saved random states. `now` contains those of the states that the script
-    has just seeded. Return None for a rank with a saved state, or if all ranks drew the same numbers, as some scripts
-    require.
+    `saved` contains the digests of the ranks' saved random states. `now` contains the digests of their present states,
+    which the script has just seeded. Return None for a rank with a saved state. Also return None if all ranks drew the
+    same numbers, both then and now, because some scripts require that.
     """
     alike = len(set(saved[:world_then])) == 1 and len(set(now)) == 1
     if rank < world_then or alike:
@@ -74,7 +74,7 @@ def reseed(seed: int) -> None:
 def find_place(data: Any) -> DataPlace | None:
     """Return the `DataPlace` of a sampler, a batch sampler or a loader.
 
-    Return None for other objects, and for objects with their own state_dict.
+    Return None for other objects, for objects with their own state_dict, and for a loader of an IterableDataset.
     """
     if hasattr(data, "state_dict"):
         return None
@@ -96,7 +96,7 @@ def _place_in_loader(loader: Any) -> DataPlace | None:
 def _place_in_batches(batches: Any) -> DataPlace:
     """Return the `DataPlace` of a batch sampler.
 
-    torch's own class only groups another sampler, which is tracked instead.
+    torch's own BatchSampler only groups the samples of another sampler. That sampler is tracked instead.
     """
     if type(batches) is BatchSampler:
         return DataPlace(batches.sampler, batches.batch_size)
@@ -148,7 +148,10 @@ class DataPlace:
         self.samples += self._each_step
 
     def pass_over(self, draw: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Return an iterator over one epoch, or over its remaining samples; an empty one if the epoch is complete."""
+        """Return an iterator over the next epoch, or over the rest of an interrupted one.
+
+        The iterator is empty if the epoch was complete when the state was saved.
+        """
         epoch = int(getattr(self.sampler, "epoch", 0)) if self.numbered else self.epoch + (1 if self._begun else 0)
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
@@ -262,23 +265,24 @@ class RankOwnState:
         return [name for name in self._per_rank if name not in saved]
 
     def load(self, own: dict[str, Any], world_then: int, world: int, seed: int | None = None) -> None:
-        """Restore the position in the data, converted if the number of ranks has changed.
+        """Restore the position in the data. Keep the random states for `restore_randomness`.
 
-        `seed` comes from `seed_for`.
+        If the number of ranks has changed, a position in PyTorch's own loaders and samplers is converted. Any other
+        data object then starts from the beginning. `seed` comes from `seed_for`.
         """
         data = own.get("data")
         if self.place is not None and data is not None:
             data = dict(data, samples=data["samples"] * world_then // world)
         if self._data is not None and data is not None and (self.place is not None or world == world_then):
             self._data.load_state_dict(data)
-            # Creating an iterator draws a seed. When the state was saved, the interrupted epoch had drawn its seed
-            # already, so the random state is restored after the iterator is created.
+            # Creating an iterator draws a seed. The saved random state already includes the interrupted epoch's draw,
+            # so it is restored after the iterator is created.
             within_epoch = isinstance(data, dict) and not data.get("_iterator_finished", False)
             self._after_iter = own.get("random") if self.place is None and within_epoch else None
         self._randomness, self._seed = own.get("random"), seed
 
     def restore_randomness(self) -> None:
-        """Restore the random states.
+        """Restore the saved random states, or seed a rank that did not exist when the state was saved.
 
         Call this when the loop begins, because a script draws random numbers during its setup.
         """
@@ -299,7 +303,7 @@ class RankOwnState:
 
 
 def _on_cpu(state: Any) -> Any:
-    """Return the state on the CPU, because the rank may resume on another node and GPU."""
+    """Return the state with all tensors on the CPU, because the rank may resume on another node and GPU."""
     if isinstance(state, torch.Tensor):
         return state.detach().cpu()
     if isinstance(state, dict):

@@ -32,7 +32,10 @@ class RankPlace:
 
 
 def find_where(environ: Mapping[str, str] = os.environ) -> RankPlace:
-    """Read the environment of `dalsegno run`, torchrun or any launcher that sets RANK and WORLD_SIZE."""
+    """Read the rank and run from the environment.
+
+    `dalsegno run`, torchrun and other launchers set RANK and WORLD_SIZE. Without them, this is the only rank.
+    """
     try:
         return RankPlace(
             run=_run(environ),
@@ -52,7 +55,7 @@ def _generation(environ: Mapping[str, str]) -> int:
 
 
 def _run(environ: Mapping[str, str]) -> str:
-    """Return the run's name. Without a name, torchrun's id is `none`."""
+    """Return the run's name; empty if it has none. torchrun uses the id `none` for a run without a name."""
     name = environ.get("TORCHELASTIC_RUN_ID") or ""
     return environ.get(contract.RUN) or ("" if name == "none" else _NOT_IN_NAMES.sub("-", name)[:100])
 
@@ -78,7 +81,7 @@ def with_run_name(where: RankPlace, name: str) -> RankPlace:
 
 # The rank store, in which the ranks of a run agree on the step to stop at, when to save and what to load
 
-GATHER_TIMEOUT = timedelta(hours=1)  # long enough, because the launcher ends the run much earlier if a rank has died
+GATHER_TIMEOUT = timedelta(hours=1)  # so long, because a disk can be slow; if a rank dies, the launcher ends the run
 
 
 class RankStore(Protocol):
@@ -137,9 +140,10 @@ class TorchRankStore:
             found = now
 
     def gather(self, subject: str, value: Any) -> list[Any]:
-        """Gather the values of N ranks with N messages instead of N².
+        """Gather the values of all ranks.
 
-        The first rank reads all values and writes them as one list.
+        The first rank reads all values and writes them as one list. The number of messages therefore grows with the
+        number of ranks, and not with its square.
         """
         key = f"{self._prefix}/{subject}"
         self._store.set(f"{key}/{self._rank}", json.dumps(value))

@@ -1,4 +1,8 @@
-"""Resume a run from the newest snapshot in memory that all ranks have, otherwise from the newest checkpoint."""
+"""Resume a run from snapshots in memory or from a checkpoint on disk.
+
+Memory is used if all ranks have a snapshot of the same step and no checkpoint on disk is newer. Otherwise the newest
+intact checkpoint is used.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,9 @@ Warn = Callable[[str], None]
 
 
 def find_together(folder: Path, rank_store: RankStore, rank: int, world: int, warn: Warn) -> FoundCheckpoint | None:
-    """Return the newest intact checkpoint, the same on all ranks.
+    """Return the newest intact checkpoint, the same on all ranks; None if there is no checkpoint.
 
-    Damaged checkpoints are skipped, and the first rank warns about them.
+    Damaged checkpoints are skipped, and the first rank warns about them. If all are damaged, raise CheckpointError.
     """
     damaged: list[str] = []
     for attempt in itertools.count():
@@ -52,7 +56,7 @@ def find_together(folder: Path, rank_store: RankStore, rank: int, world: int, wa
 
 
 def _find_newest(folder: Path, damaged: list[str], warn: Warn) -> FoundCheckpoint | CheckpointError | None:
-    """Return the newest checkpoint whose files have the right sizes.
+    """Return the newest checkpoint whose files have the right sizes; None if there is no checkpoint.
 
     An error is returned instead of raised, so that all ranks get it.
     """
@@ -102,7 +106,7 @@ def resume_from_memory(
 ) -> Resumed | None:
     """Load the state from memory, on all ranks or on none.
 
-    Return None if a rank cannot load its state, or if the checkpoint on disk is newer.
+    Return None if a rank cannot load its state, if the ranks have different steps, or if a checkpoint on disk is newer.
     """
     layouts = objects.layouts()
     state = _find_in_memory(agent, rank, layouts, warn)
@@ -123,7 +127,10 @@ def _newest_on_disk(folder: Path) -> int:
 def _find_in_memory(
     agent: AgentLink, rank: int, layouts: Mapping[str, torch.Tensor], warn: Warn
 ) -> TrainingState | None:
-    """Return this rank's state from memory. The agent chooses the step, and fetches missing parts from other nodes."""
+    """Return this rank's state from memory; None if there is no usable one.
+
+    The agent chooses the step, and fetches missing parts from other nodes.
+    """
     answer = agent.ask({"resume": rank}, FETCH_S)
     if not answer.get("own"):
         return None
@@ -159,7 +166,10 @@ def open_intact(path: Path, warn: Warn) -> Snapshot | None:
 
 
 def _free_threads() -> int:
-    """Return how many threads may check a snapshot. The cores of a node are otherwise idle while its ranks resume."""
+    """Return how many threads this rank may use to check a snapshot: its share of the node's cores.
+
+    The cores are otherwise idle while the ranks resume.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(2, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
 
@@ -204,9 +214,10 @@ def _own(found: FoundCheckpoint, rank: int) -> Any:
 
 
 def fix_layout(model: torch.nn.Module) -> bool:
-    """Fix the order in which a DDP model sums gradients, so that it is the same after every restart.
+    """Fix the order in which a DDP model sums gradients, so that the order is the same after every restart.
 
-    Return False if this version of torch does not allow it.
+    Return False if this version of torch does not allow it. Do nothing for a model without DDP, or with
+    `find_unused_parameters`.
     """
     reducer: Any = getattr(model, "reducer", None)
     if reducer is None or getattr(model, "find_unused_parameters", False):

@@ -1,8 +1,7 @@
 """The saver: a separate process that writes a worker's snapshots to disk while training continues.
 
-It is a separate Python process, so it does not slow down training. It outlives the worker, so that a save is completed
-even if the worker is killed. Requests and results are lines of JSON on one socket. A newer request replaces a waiting
-one.
+A separate process does not slow down training. The saver outlives the worker, so that a save is completed even if the
+worker is killed. Requests and results are lines of JSON on one socket. A newer request replaces a waiting one.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class SaverTerms:
     world: int
     keep: int
     keep_every: int | None = None
-    sweep: bool = False  # whether the saver removes the run's files in memory after the worker has ended
+    sweep: bool = False  # whether the saver removes the rank's files in memory after the worker has ended
     verified: int | None = None  # the last verified step; the newest checkpoint up to it is kept
 
 
@@ -90,7 +89,7 @@ def serve(sock: socket.socket, alive: int | None = None) -> None:
 
 
 def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
-    """Save a snapshot from memory. Return the reason if it fails, otherwise an empty string."""
+    """Save a snapshot from memory to disk. Return the reason if it fails, otherwise an empty string."""
     with hold_snapshot(Path(request.slot)) as snapshot:
         if snapshot is None or snapshot.record.step != request.step:
             return f"the snapshot of step {request.step} is gone"
@@ -99,7 +98,10 @@ def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
 
 
 def save_here(request: Request, state: TrainingState, warn: Warn) -> str:
-    """Save a state that is not in a slot, in this process, while training waits."""
+    """Save a state that is not in a slot, in this process, while training waits.
+
+    Return the reason if it fails, otherwise an empty string.
+    """
     return write(request, state) or finish(request, warn)
 
 
@@ -114,7 +116,10 @@ def write(request: Request, state: TrainingState) -> str:
 
 
 def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda: False) -> str:
-    """Commit the shares of all ranks, on the first rank. Return the reason if it fails, otherwise an empty string."""
+    """On the first rank, wait for the shares of all ranks and commit them. On other ranks, do nothing.
+
+    Return the reason if it fails, otherwise an empty string.
+    """
     terms = request.terms
     if terms.rank != 0:
         return ""
@@ -131,7 +136,10 @@ def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda:
 
 
 def grant_for(generation: int) -> Callable[[], bool]:
-    """Return a function that asks whether this generation may commit. Under an agent, the coordinator decides."""
+    """Return a function that asks whether this generation may commit.
+
+    Under an agent, the coordinator decides. Without an agent, the generation always may.
+    """
     agent = find_agent()
     if agent is None:
         return lambda: True
@@ -139,7 +147,7 @@ def grant_for(generation: int) -> Callable[[], bool]:
 
 
 class SaverRequests:
-    """Reads the worker's requests."""
+    """The saver's side of the socket: it receives requests from the worker and sends results."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -172,7 +180,7 @@ class SaverRequests:
             data = self._sock.recv(65536)
         except (
             ConnectionResetError
-        ):  # raised once if the worker ended with unread answers; later calls return its requests
+        ):  # raised once if the worker ended with unread answers; the next `recv` returns its requests
             return
         self._over = not data
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -183,7 +191,7 @@ class SaverRequests:
 def main() -> None:
     """Run as `python -m dalsegno.train.saver FD [ALIVE]` and serve on the socket FD.
 
-    This is used if no warm parent can fork a saver.
+    A worker uses this program if no warm parent can fork a saver.
     """
     serve(socket.socket(fileno=int(sys.argv[1])), *map(int, sys.argv[2:]))
 

@@ -69,7 +69,10 @@ class Saver:
         return found
 
     def wait(self, step: int, timeout_s: float) -> SaveResult:
-        """Wait for the save of that step and return its result."""
+        """Wait for the save of that step and return its result.
+
+        If the saver dies or `timeout_s` passes, return a result that says so.
+        """
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for result in self.results(until - time.monotonic()):
@@ -85,7 +88,10 @@ class Saver:
             self._sock = None
 
     def _from_agent(self) -> socket.socket | None:
-        """Connect to a saver forked from the agent's warm parent, which has torch loaded."""
+        """Connect to a saver forked from the agent's warm parent, which has torch loaded.
+
+        Return None if there is no such saver.
+        """
         name = self._agent.ask({"saver": self._rank}).get("saver") if self._agent else None
         if not name:
             return None

@@ -1,8 +1,8 @@
 """Decide at which steps a run takes snapshots, saves and stops. No I/O.
 
-All ranks must make the same decision for the same step. The first rank therefore makes every decision that depends on a
-clock or a measurement, and writes it to the rank store for a later step. The first rank to receive a stop request
-writes it to the store.
+All ranks must make the same decision for the same step. Rank 0 therefore makes every decision that depends on a clock
+or a measurement, and writes the decision to the rank store for a later step. Any rank that is asked to stop writes the
+request to the store; the earliest request counts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ def _by_start(step: int, start: list[int] | None) -> bool:
 def next_common_step(step: int, step_s: float, world: int = 2) -> int:
     """Return the first step that no rank begins before it has read the store again.
 
-    With a single rank, this is the current step. `step_s` is the duration of the fastest steps. If steps take longer
-    than the interval between two reads, every rank reads after each step. No rank can then be a whole step ahead of
-    another.
+    With a single rank, this is the current step. `step_s` is the duration of the fastest steps. A rank reads the store
+    every READ_S seconds, or after each step if steps take longer. A rank may also be RUN_AHEAD steps ahead of another.
     """
     if world == 1:
         return step
@@ -63,7 +62,7 @@ def next_common_step(step: int, step_s: float, world: int = 2) -> int:
 
 
 class Leader:
-    """Decides for all ranks, on the first rank. It converts times and measurements into steps."""
+    """Decides for all ranks, on rank 0. It converts times and measurements into steps."""
 
     def __init__(self, memory: Interval, disk: Interval, now: float) -> None:
         self.memory, self.disk = memory, disk
@@ -85,9 +84,9 @@ class Leader:
     ) -> dict[str, Any]:
         """Return the entries to write to the rank store now.
 
-        `stall_s` is the cost of a snapshot. `failed` is the step of the last failed save. `ahead` is the first step
-        that all ranks can act on. `busy` says whether the first rank is saving. Its save ends after the saves of all
-        other ranks.
+        `stall_s` is how long the last snapshot stalled training. `failed` is the step of the last failed save. `ahead`
+        is the first step that all ranks can act on. `busy` says whether rank 0 is saving. Its save ends after the saves
+        of all other ranks.
         """
         found: dict[str, Any] = {}
         every = self._memory_steps(step_s, stall_s)
@@ -129,7 +128,7 @@ class StepClock:
     """The time that one worker has spent on each activity since its start, in seconds."""
 
     began: float
-    mean_s: float = 0.0  # running mean of a step, without snapshots
+    mean_s: float = 0.0  # running mean of a step's duration, without snapshots
     stepping_s: float = 0.0
     starting_s: float = 0.0  # time until the first step began
     saving_s: float = 0.0  # time that training stalled for snapshots

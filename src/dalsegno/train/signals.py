@@ -1,4 +1,4 @@
-"""Signals that request a save. The handler only sets a flag, which is safe whatever code it interrupts."""
+"""Signals that ask the script to save and stop. The handler only sets a flag, so it may interrupt any code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class SaveSignal:
         self._before: dict[int, Any] = {}
 
     def listen(self, more: tuple[int, ...] = ()) -> None:
-        """Install the handlers. Python allows this only in the main thread, which some notebooks do not use."""
+        """Install the handlers, if this is the main thread.
+
+        Python does not allow this in other threads, which some notebooks use.
+        """
         if threading.current_thread() is threading.main_thread():
             os.register_at_fork(after_in_child=self._begin_in_child)
             for number in (*ALWAYS, *more):

@@ -122,7 +122,7 @@ class TensorCopier:
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def prepare(self, slots: Sequence[Slot], state: TrainingState) -> None:
-        """Pin all slots before the first snapshot, because pinning is slow."""
+        """If tensors are on a GPU, pin all slots before the first snapshot, because pinning is slow."""
         device = next((piece.tensor.device for piece in state.pieces if piece.tensor.is_cuda), None)
         if device is not None:
             self._copier = Copier(device)
@@ -130,7 +130,7 @@ class TensorCopier:
                 self._copier.pin(slot)
 
     def move(self, draft: SnapshotDraft, steady: Container[int]) -> PendingCopy:
-        """Copy the tensors into the slot.
+        """Copy the tensors into the slot. Where this is safe, training continues during the copy.
 
         `steady` contains the addresses of tensors that only an optimizer's step changes.
         """
@@ -285,9 +285,9 @@ class RankSnapshots:
         return any(result.why and not result.overtaken for result in results)
 
     def wait(self, step: int, timeout_s: float) -> bool:
-        """Wait for the save of that step. Return whether it is on disk."""
+        """Wait for this rank's save of that step. Return whether it succeeded."""
         self.settle(wait=True)
-        # If the saver does not have this step, this process has saved it itself.
+        # If the saver has no request for this step, this process wrote the save itself, or it is already done.
         if step in self._saver.busy.values():
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed
@@ -299,7 +299,7 @@ class RankSnapshots:
 
     @property
     def left_to_saver(self) -> bool:
-        """Return whether a saver was started. The saver removes the snapshots after its last save."""
+        """Return whether a saver was started. Without an agent, the saver removes the snapshots after its last save."""
         return self._saver.started
 
     def close(self) -> None:

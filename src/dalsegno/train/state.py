@@ -101,7 +101,7 @@ class TrainingState:
 def take(
     nested: Mapping[str, Any], own: object, step: int, rank: int, world: int, apart: Container[str] = ()
 ) -> TrainingState:
-    """Return the current state. Nothing is copied: the state refers to the script's own tensors.
+    """Return the current state. No tensor is copied: the state refers to the script's own tensors.
 
     `apart` names the tensors that may differ between ranks. In a snapshot, each rank keeps its own; a checkpoint
     contains those of the first rank.
@@ -203,7 +203,8 @@ class Objects:
     def restore(self, shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads) -> None:
         """Load a saved state.
 
-        The tensors may be views of a file. Modules copy them; other objects get copies of them.
+        The tensors may be views of a file. Modules, and torch's own optimizers on a GPU, copy the tensors that they
+        load. Other objects get copies.
         """
         saved = rebuild_state(shell, _copied(tensors, self._copying()), unpickle)
         for name, each in self._named.items():

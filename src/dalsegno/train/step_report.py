@@ -1,6 +1,6 @@
-"""`report`, which sends the progress of any script, with or without torch.
+"""The function `report`, which sends the progress of any script, with or without torch.
 
-`runs`, charts, metrics and hang detection use it.
+`dalsegno runs`, charts, metrics and hang detection use this progress.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ CLOUDS = ("ec2", HYPERPOD)
 
 @dataclass(frozen=True)
 class CloudSite:
-    """The cloud of a node. `ends_at`: when the cloud starts to take back reserved machines (seconds since 1970)."""
+    """The cloud of a node. `ends_at`: when it starts to take back the node's reserved machine (seconds since 1970)."""
 
     cloud: str
     ends_at: float | None = None

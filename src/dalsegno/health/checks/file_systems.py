@@ -26,8 +26,8 @@ SHARED = re.compile(
 MAX_ASKED = 32
 MAX_HANGING = 2  # after this many hanging file systems, the rest are skipped, because a prolog has no more time
 SERVER_S = 0.6  # time limit for one server, so that a prolog has time for two
-# How long a server must be silent before the check fails, and in how many checks in a row. Much I/O of a user can keep
-# all threads of the server busy, so that it misses single answers on all nodes. Users must not cause drains.
+# How long a server must be silent before the check fails, and in how many checks in a row. Heavy I/O of one user can
+# keep all threads of the server busy, so that it fails to answer any node for a moment. Users must not cause drains.
 AWAY_S, AWAY_CHECKS = 30.0, 3
 # How long a node may still hang after its server answers again. The kernel's client waits up to 5 minutes before it
 # connects again, and the server then waits for its former clients.
@@ -87,7 +87,10 @@ def _is_shared(mount: Mount) -> bool:
 
 
 def ask_shared(node: NodeReader) -> Mapping[str, FsAnswer]:
-    """Return the state of every shared file system that is mounted or should be."""
+    """Return the state of every shared file system that is mounted or should be.
+
+    After some hanging file systems, the rest are not asked, and are missing from the result.
+    """
     mounts = [mount for mount in _mounts(node.read("/proc/self/mounts")) if _is_shared(mount)]
     mounted = [mount.target for mount in mounts]
     wanted = [mount.target for mount in _mounts(_fstab(node)) if _is_shared(mount)]
@@ -133,7 +136,10 @@ def nfs_server(mount: Mount) -> NfsServer | None:
 
 
 def _blame(node: NodeReader, mount: Mount, answer: FsAnswer, asked: dict[NfsServer, bool]) -> FsAnswer:
-    """Return the answer of a file system with a fault, and whether its server is the cause."""
+    """Return the answer of a faulty file system, completed by whether its server is the cause.
+
+    Each server is asked only once in a check. `asked` holds the results.
+    """
     server = nfs_server(mount)
     if server is None:
         return answer

@@ -40,7 +40,10 @@ class Disks:
     spool: str  # slurmd's spool folder
 
     def column(self, number: int) -> list[tuple[str, int]]:
-        """Return each mount with the percentage in this column; skip file systems that have none."""
+        """Return each mount with the percentage in this column.
+
+        File systems without a percentage are left out, and so are tmpfs mounts of jobs or users.
+        """
         rows = [line.rsplit(None, 3) for line in self.df.splitlines()[1:] if line.strip()]
         if not rows:
             raise ValueError("df lists no file system")
@@ -71,7 +74,7 @@ def ask_disks(node: NodeReader) -> Disks:
 
 
 def ask_memory(node: NodeReader) -> MemoryUse:
-    """Return the memory use. On a simulated node, no size is expected, because this machine does not have that much."""
+    """Return the memory use. On a simulated node, no size is expected: the machine under it may have less memory."""
     simulated = ask_telemetry(node) is not None
     return MemoryUse(node.read("/proc/meminfo"), None if simulated else node.expected.memory_mib)
 
@@ -170,7 +173,7 @@ def judge_nvme(logs: dict[str, str]) -> Result:
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 
 HOST_CHECKS = (
-    # This check does not run in the prolog. A failed prolog drains the node, so a user who fills disks could drain
+    # These two checks do not run in the prolog. A failed prolog drains the node, so a user who fills disks could drain
     # every node.
     Check("disk", "free space on local disks", ask_disks, judge_disk, BESIDE_PROLOG, every_s=10, settle_s=5),
     Check("inodes", "free inodes on local disks", ask_disks, judge_inodes, BESIDE_PROLOG, every_s=10, settle_s=5),
@@ -247,8 +250,11 @@ def _is_allowed(text: str) -> bool:
 
 
 def judge_oom(log: KernelLines, *, window_s: float = 3600) -> Result:
-    """Judge out-of-memory kills. A kill counts if the node ran out of memory, but not if a job exceeded its own
-    limit."""
+    """Judge out-of-memory kills.
+
+    A kill of a system daemon always counts. Any other kill counts only if the node ran out of memory, and not if a job
+    exceeded its own limit.
+    """
     kills = [found for line in log.lines if line.at > log.now - window_s and (found := _OOM.search(line.text))]
     if daemons := [kill for kill in kills if _is_daemon(kill)]:
         return failed(f"out of memory, the kernel killed {daemons[-1][3]}", Remedy.REBOOT, daemons[-1][3])
@@ -260,7 +266,10 @@ def judge_oom(log: KernelLines, *, window_s: float = 3600) -> Result:
 
 
 def _is_daemon(kill: re.Match[str]) -> bool:
-    """Return whether the kernel killed a system daemon. Users can give their processes the name of a daemon."""
+    """Return whether the kernel killed a system daemon.
+
+    The name is not enough, because users can give their processes the name of a daemon.
+    """
     uid = kill[4]
     is_of_system = int(uid) < FIRST_USER if uid else kill[1] == "Out of memory"
     return is_of_system and kill[3].startswith(SYSTEM_DAEMONS)

@@ -21,8 +21,10 @@ _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
 def ask_slurmd(node: NodeReader) -> tuple[str, bool]:
-    """Return slurmd's address, and whether slurmd listens there. The kernel is asked, because connection attempts
-    would fill slurmd's log with errors."""
+    """Return slurmd's address, and whether a process on this node listens on slurmd's port.
+
+    The kernel is asked, because connection attempts would fill slurmd's log with errors.
+    """
     if node.expected.slurmd is None:
         raise NoAnswer(node.expected.missing_reason or "slurm.conf gives no port for slurmd")
     address, port = node.expected.slurmd
@@ -164,7 +166,10 @@ def _enroot(node: NodeReader) -> str | None:
 
 
 def _plugins(node: NodeReader) -> list[str]:
-    """Return the plugins without which no job starts: the `required` ones in plugstack.conf, beside slurm.conf."""
+    """Return the paths of the plugins without which no job starts.
+
+    They are the `required` ones in plugstack.conf, which is in the folder of slurm.conf.
+    """
     folder = posixpath.dirname(node.env.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     try:
         lines = node.read(f"{folder}/plugstack.conf").splitlines()

@@ -61,7 +61,7 @@ def _is_up(node: NodeReader, folder: str) -> bool | None:
 
 
 def _read_counter(node: NodeReader, path: str) -> int | None:
-    """Return a counter; None if the port does not support it, which the driver reports when the file is read."""
+    """Return a counter; None if its file cannot be read, because the port does not support it, or holds no number."""
     try:
         text = node.read(path).strip()
     except NoAnswer:

@@ -21,7 +21,7 @@ from dalsegno.hardware import find_gpu
 from dalsegno.health.facts import Sample
 from dalsegno.health.telemetry import VARIABLE, BadTelemetry, Telemetry, parse_telemetry
 
-# Output of nvidia-smi: one call returns all values, and two further calls return those of NVLinks
+# Output of nvidia-smi: two calls return the values of NVLinks, and one call returns all other values
 
 
 _NOT_TOLD = {"", "N/A", "[N/A]", "Not Supported", "[Not Supported]", "Requested functionality has been deprecated"}
@@ -266,8 +266,10 @@ def ask_gpu_count(node: NodeReader) -> GpuCount:
 
 
 def ask_job_gpus(node: NodeReader) -> tuple[GpuFacts, ...]:
-    """Return the GPUs that should be free. Before a job, these are only the job's GPUs, because other jobs may use the
-    rest."""
+    """Return the GPUs that should be free, except those that only a validation uses.
+
+    Before a job, these are only the job's GPUs, because other jobs may use the rest.
+    """
     found = tuple(gpu for gpu in ask_gpus(node) if not _is_used_by_validation(node, gpu))
     if "SLURM_JOB_ID" not in node.env:
         return found

@@ -141,7 +141,10 @@ class TcpTraffic:
 
 
 def parse_snmp(text: str, at: float) -> TcpSegments:
-    """Parse the TCP counters: a line of names and one of numbers. Pure retransmissions are not counted as sent."""
+    """Parse the TCP counters: a line of names and one of numbers.
+
+    The kernel does not count a segment as sent if it only retransmits data.
+    """
     names, numbers = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
     values = dict(zip(names, numbers, strict=True))
     return TcpSegments(at, int(values["OutSegs"]), int(values["RetransSegs"]))

@@ -1,4 +1,4 @@
-"""Read GPUs through NVIDIA's library, which takes a few milliseconds and no extra process."""
+"""Read GPUs through NVIDIA's library NVML. This takes a few milliseconds and needs no separate process."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Nvml:
         self._max_clocks: MaxClocks = {}
 
     def read(self, detailed: bool = False) -> tuple[GpuFacts, ...] | None:
-        """Return the GPUs; None if the library or driver is missing. nvidia-smi may then show why."""
+        """Return the GPUs; None if the library or driver is missing or fails. nvidia-smi may then show why."""
         compile_apart("pynvml")  # compiling 8,000 lines here would use 5 MB of memory
         try:
             import pynvml

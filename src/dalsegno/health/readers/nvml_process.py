@@ -1,4 +1,4 @@
-"""`gpu-facts`: query NVML in a separate process, so that a hanging GPU does not make the caller hang."""
+"""The program `gpu-facts`, which queries NVML in a separate process, so that a hanging GPU does not stop the caller."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The link from the recovery code to the node agents, which reads their state and sends them orders.
+"""The link from the recovery code to the node agents. It returns the agents' state and sends orders to them.
 
-The connections belong to the controller's event loop. Other threads pass their calls to it.
+The connections belong to the controller's event loop. Calls from other threads are passed to the loop.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dalsegno.slurm.facts import NodeInfo
 
 log = logging.getLogger("controller.agents")
 
-# Validation of a node, alone and then with a known good partner. Each validation has a new
-# secret, so that no program other than the two agents can take part in the pair test.
+# Validation of a node, alone and then with a healthy partner. Each validation has a new secret, so that no program
+# other than the two agents can take part in the pair test.
 
 
 PAIR = ("pair", "pair-collective")

@@ -1,4 +1,4 @@
-"""The controller's server for node agents: authenticates them by secret and logs refusals."""
+"""The controller's server for node agents. It authenticates each agent by the secret of its node and logs refusals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class NodeAgentServer:
             unauthenticated_bytes=UNAUTHENTICATED_BYTES,
             message_bytes=MAX_MESSAGE_BYTES + TAG_BYTES,
             unsent_bytes=256 << 10,
-            burst=400.0,  # far more than an agent needs, which sends at most ten messages in a second
+            burst=400.0,  # far more than needed: an agent sends at most ten messages in a second
             per_s=100.0,
         )
         self._server = BoundedServer(SelectorWatcher(selector), self, AGENT, CONTROLLER, limits)
@@ -129,7 +129,10 @@ class KnownNodes:
         self._places, self._settings = dict[str, NodeAddress](), Message()
 
     def secret_of(self, node: str) -> bytes | None:
-        """Return a node's secret. It is read on every call, because a replaced machine has a new one."""
+        """Return a node's secret; None for an unknown node.
+
+        The secret is read on every call, because a replaced machine has a new one.
+        """
         if not is_node_name(node):
             return None
         try:
@@ -138,8 +141,11 @@ class KnownNodes:
             return None
 
     def places(self) -> dict[str, NodeAddress]:
-        """Return the address of each node. If slurm.conf gives none, the address is "", and that of the agent is
-        used."""
+        """Return the address of each node.
+
+        If slurm.conf has no IP address for a node, its address is "". The node is then probed at the address from which
+        its agent connected.
+        """
         self._read_again()
         try:
             names = os.listdir(self._secrets)

@@ -63,7 +63,10 @@ class OrderEnd(Enum):
 
     @property
     def undecided(self) -> bool:
-        """Return whether the order was lost in transit. That says nothing about the node; the order may be repeated."""
+        """Return whether the order or its answer was lost, together with the agent or its connection.
+
+        This says nothing about the result of the order, so the order may be repeated.
+        """
         return self in _LOST
 
 
@@ -285,7 +288,9 @@ class AgentTable:
     ) -> None:
         """Send an order to an agent. `done` is called with the outcome, at once if the order cannot be sent.
 
-        `listens_s` is the time limit for the agent to open its port."""
+        If the order makes the agent open a port, `listens` is called with the port. The agent must open it within
+        `listens_s`.
+        """
         known = self._known.get(node)
         if known is None or known.call is None:
             done(OrderAnswer(node, OrderEnd.NOT_CONNECTED))
@@ -332,8 +337,10 @@ class AgentTable:
         self._publish(node)
 
     def _publish(self, node: str) -> None:
-        """Report that the presence of a node's agent has changed. If the node is lost, disconnect its agent, which must
-        reconnect if it is alive."""
+        """If the presence of a node's agent has changed, record and report that.
+
+        If the node is lost, disconnect its agent. The agent must reconnect if it is alive.
+        """
         known, sign = self._known.get(node), self._liveness.signs.get(node)
         if known is None or sign is None or known.presence is sign.presence:
             return

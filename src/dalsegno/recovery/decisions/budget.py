@@ -110,8 +110,10 @@ def max_out(policy: Policy, size: int) -> int:
 
 
 def count_taken_last_hour(records: NodeRecords, partition: str, now: float) -> int:
-    """Return how many nodes were taken out in the last hour, or since recovery was last resumed. Instances that
-    the cloud provider ends do not count, and neither do nodes whose file server did not answer."""
+    """Return how many nodes of a partition were taken out in the last hour, or since recovery was last resumed.
+
+    Instances that the cloud provider ends do not count, and neither do nodes whose file server did not answer.
+    """
     since = max(now - HOUR_S, resumed_at(records))
     return sum(
         mark.kind is MarkKind.TAKEN

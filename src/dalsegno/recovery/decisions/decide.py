@@ -84,7 +84,10 @@ def _follow_victims(own: NodeRecord, jobs: Iterable[JobInfo], now: float) -> Act
 
 
 def _requeue_jobs(node: NodeFacts, own: NodeRecord, policy: Policy) -> Action | None:
-    """Requeue jobs that cannot continue although the node is up. Jobs that may not be requeued are left to end."""
+    """Return the requeue of the next job that cannot continue although the node is up; None if there is none.
+
+    Jobs that may not be requeued are left on the node until they end.
+    """
     fatal = own.fault and {own.fault.key, own.fault.check} & policy.job_ending
     if own.phase is not NodePhase.DRAINED or not fatal:
         return None
@@ -181,8 +184,8 @@ class DecisionRound:
 def decide(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> list[Action]:
     """Return the actions in the order to carry them out, at most one per node.
 
-    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard
-    from, no action is taken. Only the loss and the return of contact are reported.
+    The list is empty if recovery is off or Slurm did not answer. While hardly any node is heard from, no action is
+    taken. Only the loss and the return of contact are reported.
     """
     if facts.nodes is None or policy.mode == OFF:
         return []
@@ -390,7 +393,10 @@ def _take_out(this: DecisionRound, node: NodeFacts, own: NodeRecord, fault: Node
 
 
 def _take_over(this: DecisionRound, node: NodeFacts, own: NodeRecord) -> Action | None:
-    """Take over a node that Slurm has taken out of service: the controller validates and returns it."""
+    """Take over a node that Slurm has taken out of service: drain it for recovery, which then returns it to service.
+
+    If Slurm has taken the node out too often within a day, leave the node to an administrator.
+    """
     rule = rule_of(node.slurm, this.policy.slurm_users)
     if rule is None:
         return None

@@ -1,4 +1,4 @@
-"""The forecast of a node's next repair, which uses the same functions as the decision. Pure."""
+"""The forecast of a node's next repair. It uses the functions that also decide about repairs. Pure."""
 
 from __future__ import annotations
 

@@ -141,9 +141,10 @@ def count_relapse(own: NodeRecord, policy: Policy, now: float) -> int:
 
 
 def is_steady(node: NodeFacts, own: NodeRecord, policy: Policy, now: float) -> bool:
-    """Return whether a suspected node has been without faults for long enough to end the suspicion.
+    """Return whether the suspicion of a node that shows no fault now can end.
 
-    That time grows with each relapse, because agents on a network that loses packets fall silent every few seconds.
+    Its agent must have been connected for some time; without a connected agent, there is no wait. The time grows with
+    each relapse, because agents on a network that loses packets fall silent every few seconds.
     """
     steady_s = policy.steady_s[min(max(own.relapses, 1), len(policy.steady_s)) - 1]
     return not node.connected or now - node.agent.since >= steady_s

@@ -87,8 +87,10 @@ class Policy:
         )  # fmt: skip
 
     def observes(self, partitions: Collection[str]) -> bool:
-        """Return whether recovery only observes a node in these partitions. It acts if all of these partitions are
-        armed."""
+        """Return whether recovery does not act on a node in these partitions, but only observes it.
+
+        In mode `observe`, recovery acts only if all of these partitions are armed.
+        """
         armed = self.mode == OBSERVE and bool(partitions) and self.armed.issuperset(partitions)
         return self.mode != AUTO and not armed
 

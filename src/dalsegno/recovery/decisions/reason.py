@@ -61,7 +61,10 @@ def rule_of(node: NodeInfo, slurm_users: Collection[str]) -> Rule | None:
 
 
 def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> NodeFault | None:
-    """Return the fault of a node that Slurm has drained `times` times today; None if it needs an administrator."""
+    """Return the fault of a node that Slurm has drained; None if the node needs an administrator.
+
+    `times` is how often Slurm has drained the node for this reason before, within a day.
+    """
     return NodeFault(CHECK, rule.remedies[times], node.reason, rule.code) if times < len(rule.remedies) else None
 
 

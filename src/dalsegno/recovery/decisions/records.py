@@ -75,9 +75,9 @@ class NodeRecord:
     retry_at: float = 0.0
     held: tuple[int, ...] = ()  # jobs on the node when it was taken out
     victims: tuple[int, ...] = ()  # jobs that lost this node and have neither restarted nor ended yet
-    left: tuple[int, ...] = ()  # jobs on the node that may not be requeued
+    left: tuple[int, ...] = ()  # jobs on the node that could not be requeued; this is not tried again
     told_at: float = 0.0  # when the start delay of a victim was last removed
-    lent_to: int = 0
+    lent_to: int = 0  # the job to which this spare is lent
     closed: bool = False  # whether this lent spare is closed to all other jobs
     stands_for: str = ""  # the node that this spare replaces in service
     validated_at: float = 0.0
@@ -90,8 +90,10 @@ class NodeRecord:
 
     @property
     def counts(self) -> bool:
-        """Return whether the node counts against the limits on repairs. One that waits for a file server does not: it
-        is not repaired."""
+        """Return whether the node counts against the limits on repairs.
+
+        A node that waits for a file server does not count, because it is not repaired.
+        """
         return self.out and not self.waits_for_server
 
     @property

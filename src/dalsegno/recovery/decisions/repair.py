@@ -112,7 +112,7 @@ PAST = {Remedy.RESET: "reset", Remedy.REBOOT: "rebooted", Remedy.REPLACE: "repla
 
 
 AGAIN_S = 60.0  # shortest time between validations while a fault needs an administrator
-MAX_ASKS = 3  # maximum number of orders per validation: a restart of the agent or the controller loses an order
+MAX_ASKS = 3  # maximum number of orders per validation: an order is lost if the agent or the controller restarts
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def _decide_down(case: RepairCase) -> Action | None:
     if case.node.busy:
         return _require_admin_after(case, case.policy.removal_s, "Slurm does not remove it from its jobs")
     if case.node.connected and not case.fault.gone:
-        return _decide_free(case)  # the node was set down only so that runs that had left it would lose it
+        return _decide_free(case)  # the node was set down only so that Slurm would remove it from its jobs
     if case.node.connected and not case.own.steps and not case.own.asked and not _is_announced(case):
         return _validate(case)  # the node came back by itself
     if case.fault.notice:
@@ -319,7 +319,7 @@ def _gpus(report: NodeReport | None) -> tuple[str, ...]:
 
 
 def _decide_repairing(case: RepairCase) -> Action | None:
-    """Decide the next action for a node under repair. After a reboot or replacement it must return with a new boot."""
+    """Decide the next action for a node under repair. After a reboot or replacement, it must have a new boot id."""
     back = case.node.connected and (case.own.steps[-1] is Remedy.RESET or case.node.agent.boot != case.own.boot)
     if not back and case.in_phase_s >= case.policy.boot_s:
         return _fail_repair(case, NodeFault(BOOT, Remedy.REBOOT, f"did not come back within {case.policy.boot_s:g} s"))
@@ -398,7 +398,11 @@ def _are_gpus_unknown(case: RepairCase) -> bool:
 
 
 def _decide_needs_admin(case: RepairCase) -> Action | None:
-    """Validate again if an administrator has worked on the node: it was rebooted, or the failed check passes."""
+    """Validate again if an administrator has worked on the node.
+
+    This is assumed if the node was rebooted, if its replaced GPU was forgiven, or if a failed check that no repair can
+    cure passes now.
+    """
     again = case.node.connected and not case.node.busy
     rebooted = bool(case.own.boot) and case.node.agent.boot != case.own.boot
     repaired = case.fault.remedy is Remedy.DRAIN and _passes_now(case)

@@ -25,7 +25,7 @@ LOAN_S = 600.0  # a job that has not started on its spare within this time loses
 
 
 def lend(facts: Facts, records: NodeRecords, policy: Policy, now: float) -> dict[str, Action]:
-    """Return the spares to release now, one for each job that waits to replace a lost node of its run."""
+    """Return the spares to release now: one for each job that waits to replace a lost node, while spares are free."""
     free = [
         node for node in (facts.nodes or {}).values() if _is_ready(node, records.get(node.name), facts, policy, now)
     ]
@@ -81,7 +81,7 @@ def keep_promoted(
     If the other node is back, the spare is held again; its jobs continue.
     """
     needed = _needs_admin(own.stands_for, records)
-    if owner is Owner.SPARE and needed:  # slurmctld has drained the node, which is a spare in its configuration files
+    if owner is Owner.SPARE and needed:  # slurmctld has read its configuration again, in which the node is a spare
         again = Promote(node.name, own.stands_for, policy.machines.get(own.stands_for, ""))
         return True, again if node.connected and node.slurm.responding else None
     if owner is Owner.SPARE:
@@ -148,6 +148,6 @@ def _decide_lent(
             return True, CloseLoan(node.name)
     if job or node.busy or owner not in (Owner.NOBODY, Owner.SPARE):
         return False, None
-    if owner is Owner.SPARE:  # slurmctld has drained the node, which is a spare in its configuration files
+    if owner is Owner.SPARE:  # slurmctld has read its configuration again, in which the node is a spare
         return True, ChangePhase(node.name, NodePhase.SPARE, "is a spare again")
     return True, Hold(node.name)

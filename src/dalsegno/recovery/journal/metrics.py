@@ -77,7 +77,8 @@ class RecoveryTimes:
         self.drain = self.drain.observe(_passed(began, done.ended_at))
         if isinstance(action, SetDown) and action.heard_at:
             self.detect = self.detect.observe(_passed(action.heard_at, began))
-        self._replacing.pop(action.node, None)  # an unfinished replacement was ended by an administrator
+        # A replacement after which the node was taken out again did not succeed, so its duration is not counted.
+        self._replacing.pop(action.node, None)
 
 
 def _passed(since: float, until: float) -> float:
@@ -124,7 +125,7 @@ class JournalCounts:
     def _add_fault(self, done: FinishedAction) -> None:
         action = done.action
         if isinstance(action, (Drain, SetDown)):
-            # the code of a notice contains a time, so each notice would add a value of the label
+            # The code of a notice contains a time, so each notice would create a new time series.
             notice = action.fault.notice
             key = action.node, action.fault.check, notice.kind.value if notice else action.fault.code
             self.faults[key] = max(self.faults.get(key, 0.0), done.begun_at)

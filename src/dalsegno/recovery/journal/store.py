@@ -1,4 +1,4 @@
-"""The controller's journal, one SQLite file: nodes, actions, events, budgets, GPUs.
+"""The controller's journal, one SQLite file: nodes, actions, events, check results, budgets, GPUs.
 
 Every action is recorded before and after it is carried out. A connection belongs to one thread. Other threads open
 their own, and `refresh` reads their changes.

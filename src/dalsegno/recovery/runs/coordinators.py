@@ -77,7 +77,7 @@ def on_controller_start(record: RunRecord, lives: bool) -> RestartStep:
 
 
 def on_request(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None:
-    """Decide what to do when a run is requested; None if its id is in use. A run with `given_up` is retried."""
+    """Decide what to do when a run is requested; None if another run has its id. A run with `given_up` is retried."""
     if known is None:
         return RestartStep(CoordinatorTask.START, wanted)
     if known.uid != wanted.uid:
@@ -174,7 +174,10 @@ MAX_GIVEN_UP = 64  # maximum number of records with `given_up` per user
 
 @dataclass
 class WatchedCoordinator:
-    """A running coordinator. `fd` becomes readable when it ends. `child` is None if the last controller started it."""
+    """A running coordinator. `fd` becomes readable when it ends.
+
+    `child` is None if an earlier controller started it.
+    """
 
     fd: int
     since: float  # when it was started or taken over (monotonic)
@@ -200,7 +203,10 @@ class CoordinatorKeeper:
         self.due: dict[str, float] = {}  # run -> when to start its coordinator (monotonic)
 
     def begin(self) -> None:
-        """Take over the runs of an earlier controller: watch coordinators that run, start the others."""
+        """Take over the runs of an earlier controller: watch coordinators that run, and start the others.
+
+        Coordinators that were given up are not started.
+        """
         records, wrong = self.records.read()
         for line in wrong:
             log.warning(line)

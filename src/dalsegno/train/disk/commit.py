@@ -60,7 +60,7 @@ from dalsegno.train.disk.format import (
 from dalsegno.train.disk.verify import faults_of, list_steps, read_manifest
 from dalsegno.train.errors import CheckpointError
 
-# The parts that describe the ranks' shares. The savers communicate only through the folder that they write to
+# The parts: each describes one rank's share. The savers communicate only through the folder that they write to
 
 _PAUSE_S = 0.02
 
@@ -73,9 +73,10 @@ def never(missing: Sequence[int]) -> bool:
 
 
 def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Abandoned = never) -> list[RankPart]:
-    """Wait for the parts of all ranks and return them; raise an error that names the ranks that failed.
+    """Wait for the parts of all ranks and return them.
 
-    `abandoned` is called with the missing ranks and returns whether to stop waiting for them.
+    Raise CheckpointError if a rank fails or the time is over; the error names the ranks. `abandoned` is called with the
+    missing ranks and returns whether to stop waiting for them.
     """
     deadline = time.monotonic() + timeout_s
     wanted = {part_name(rank): rank for rank in range(world)}
@@ -207,7 +208,11 @@ def _ask(grant: Grant, ours: TemporaryName) -> None:
 
 
 def _put_in_place(temporary: Path, final: Path, step: int) -> None:
-    """Rename the folder to its final name, unless the step already has an intact checkpoint, which may be in use."""
+    """Rename the folder to its final name.
+
+    An intact checkpoint of the same step may be in use. It is kept, and the new one is removed. A damaged one is
+    replaced.
+    """
     try:
         os.rename(temporary, final)
     except OSError as error:
@@ -236,7 +241,7 @@ def _point_latest(folder: Path, ours: TemporaryName, name: str, warn: Warn) -> N
     try:
         link_durably(folder / LATEST, name)
         newest = _newest_of_generation(folder, ours)
-        if newest != name:  # the link had pointed to a later step, which was committed in the meantime
+        if newest != name:  # a later step was committed in the meantime, and `latest` must point at it
             link_durably(folder / LATEST, newest)
     except OSError as error:  # the file system has no links, or the user has a file with that name
         warn(f"{folder / LATEST} does not point at the newest checkpoint, {name}: {error.strerror}")

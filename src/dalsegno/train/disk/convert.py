@@ -81,7 +81,8 @@ def from_torch_file(source: Path, folder: Path, step: int | None, under: str, tr
 def from_safetensors(source: Path, folder: Path, step: int | None, under: str) -> Path:
     """Create a checkpoint from the tensors in a safetensors file, and return its folder.
 
-    The tensor `model.0.weight` becomes `0.weight` of the object `model`.
+    If `under` is given, all tensors become part of the object with that name. Otherwise the tensor `model.0.weight`
+    becomes `0.weight` of the object `model`.
     """
     with _safetensors_file(source) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is not a mapping
@@ -120,7 +121,7 @@ def _write_beside(target: Path, write: Any) -> None:
     beside = target.with_name(f".{target.name}.new")
     try:
         with report_disk_errors("cannot write", target):
-            beside.unlink(missing_ok=True)  # the file may be left from a killed process
+            beside.unlink(missing_ok=True)  # a killed process may have left this file
             write(beside)
             with open(beside, "rb+") as file:
                 os.fsync(file.fileno())

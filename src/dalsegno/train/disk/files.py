@@ -41,7 +41,7 @@ def report_disk_errors(doing: str, where: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file atomically. The caller syncs the folder."""
+    """Create or replace a file atomically. The caller must sync the folder."""
     beside = path.with_name(f".{path.name}.new")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
@@ -72,7 +72,7 @@ def sync_folder(path: Path) -> None:
 def link_durably(link: Path, target: str) -> None:
     """Create or replace a symbolic link atomically."""
     beside = link.with_name(f".{link.name}.new")
-    unlink(beside)  # the file may be left from a killed process
+    unlink(beside)  # a killed process may have left this file
     os.symlink(target, beside)
     try:
         os.replace(beside, link)
@@ -88,7 +88,7 @@ def unlink(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder that we created, or what is left of it. A missing folder is not an error."""
+    """Remove a folder that we created, or what is left of it. Ignore errors, such as a missing folder."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -164,7 +164,7 @@ class ChecksummedFile:
             self._syncing, self._unsynced = self._beside.submit(os.fsync, self._fd), 0
 
     def _settle(self) -> None:
-        """Wait for the running sync and keep its error, because the system reports a failed write only once."""
+        """Wait for the running fsync and keep its error, because the kernel reports a failed write only once."""
         try:
             if self._syncing:
                 self._syncing.result()

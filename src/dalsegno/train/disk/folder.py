@@ -74,10 +74,11 @@ _held_locks: dict[Path, FolderLock] = {}
 
 
 def lock_folder(folder: Path, run: str, warn: Callable[[str], None], wait_s: float = 10.0) -> FolderLock:
-    """Lock the folder.
+    """Lock the folder. If its file system has no locks, only warn.
 
-    If an earlier process of the same run holds the lock, wait up to `wait_s`, because it may be exiting. If another run
-    holds the lock, raise CheckpointError after half a second.
+    If another run holds the lock, raise CheckpointError after half a second. If an earlier process of the same run
+    holds the lock, wait up to `wait_s`, because that process may be exiting. If it still holds the lock then, raise
+    CheckpointError, or only warn if it is on another host.
     """
     path = folder.resolve() / LOCK
     held = _held_locks.get(path)
@@ -153,9 +154,9 @@ def _read(fd: int) -> Holder:
 
 
 def set_aside(folder: Path, except_run: str = "") -> Path | None:
-    """Move all checkpoints, except those of `except_run`, into a new folder.
+    """Move all checkpoints into a new folder. With `except_run`, leave this run's and damaged checkpoints in place.
 
-    Return that folder; None if there was nothing to move.
+    Return the new folder; None if there was nothing to move.
     """
     return _set_aside_if(folder, lambda path: not except_run or _is_of_another(path, except_run))
 
@@ -215,8 +216,8 @@ def _new_folder(folder: Path) -> Path:
     raise FileExistsError(f"{folder / name}")
 
 
-# Read locks. A reader holds a shared flock on the manifest, and removal needs an exclusive one. Without lock support in
-# the file system, no locks are used.
+# Read locks. A reader holds a shared flock on the manifest, and a removal needs an exclusive one. On a file system
+# without locks, readers and removals proceed without them.
 
 
 class ReadLock:
@@ -241,7 +242,7 @@ class ReadLock:
 
 @contextlib.contextmanager
 def lock_for_removal(checkpoint: Path) -> Iterator[bool]:
-    """Prevent new readers from locking the checkpoint. Yield True if no process reads it."""
+    """Yield True if no process reads the checkpoint. New readers then cannot lock it until the block ends."""
     fd = os.open(checkpoint / MANIFEST, os.O_RDWR | os.O_CLOEXEC)  # NFS can only lock files that are open for writing
     try:
         yield _lock(fd, fcntl.LOCK_EX)
@@ -293,7 +294,7 @@ def find_leftovers(names: Collection[str], ours: TemporaryName) -> list[str]:
 def find_namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
     """Return the folders of an earlier start whose names this start will use again.
 
-    Names repeat because torchrun counts generations from 0 each time.
+    Names repeat because torchrun counts restarts from 0 in each start.
     """
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     return sorted(name for name, each in found.items() if each.run == run and each.generation >= generation)
@@ -367,7 +368,10 @@ class OpeningRun(NamedTuple):
 
 
 def open_folder(folder: Path, who: OpeningRun, warn: Warn) -> Path | None:
-    """Create and lock the folder. If a fresh start moved old checkpoints, return where they are now; otherwise None."""
+    """Create and lock the folder, and remove the unfinished checkpoints of an earlier start.
+
+    If a fresh start moved old checkpoints, return the folder where they are now; otherwise None.
+    """
     with report_disk_errors("cannot create", folder):
         os.makedirs(folder, exist_ok=True)
     lock_folder(folder, who.run, warn)

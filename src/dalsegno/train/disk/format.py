@@ -1,7 +1,7 @@
 """The names and formats of the files in a checkpoint folder. Pure: nothing is read or written.
 
 step-000000001234/               a checkpoint: __0_0.distcp, __1_0.distcp … .metadata, MANIFEST.json
-latest                           a link to the newest one
+latest                           a link to the newest checkpoint
 .step-000000001240.RUN.g3.tmp/   a checkpoint that is being written
 .trash-step-000000001000.…/      a checkpoint that is being removed
 .dalsegno.lock                   held by the run that writes here
@@ -92,7 +92,7 @@ def own_key(rank: int) -> str:
     return f"dalsegno.own.{rank}"
 
 
-# Manifest: the files of a checkpoint with sizes and checksums. It is written last, and it makes the checkpoint valid
+# Manifest: the files of a checkpoint with sizes and checksums. It is the last file written before the folder is renamed
 
 FORMAT = 1
 

@@ -114,7 +114,7 @@ class FoundCheckpoint:
         self._trusted = self._trusted and (self._trust is True or is_ours(file.fileno()))
 
     def unpickle(self, raw: bytes) -> Any:
-        """Unpickle data from this checkpoint."""
+        """Unpickle data from this checkpoint. If the checkpoint is not trusted, accept only plain values."""
         if self._trusted:
             return pickle.loads(raw)
         try:
@@ -196,9 +196,9 @@ def find_newest_except(
     every_byte: bool = False,
     trust: bool | None = None,
 ) -> FoundCheckpoint | None:
-    """Return the newest checkpoint that is not in `damaged`.
+    """Return the newest checkpoint without faults, among those that are not in `damaged`; None if there is none.
 
-    Warn about damaged checkpoints and add them to the list.
+    Warn about damaged checkpoints and add them to the list. With `every_byte`, check all bytes and not only sizes.
     """
     with report_disk_errors("cannot read", folder):
         for path in list_steps(folder):
@@ -219,8 +219,9 @@ def all_damaged_error(folder: Path, damaged: Sequence[str]) -> CheckpointError:
 
 
 def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = None) -> FoundCheckpoint:
-    """Open this checkpoint. With `every_byte=False`, only sizes are checked, because other ranks check the bytes.
+    """Open this checkpoint. Raise CheckpointError if it is damaged.
 
+    With `every_byte=False`, only the metadata and the sizes of files are checked, because other ranks check the rest.
     `trust` says whether code in the checkpoint may run. By default, the code may run only if no other user can have
     written the checkpoint.
     """

@@ -83,7 +83,10 @@ def _cut(tensor: Shared, at: int, total: int, world: int) -> list[tuple[int, Sli
 
 
 def _row(tensor: Shared, rows: int, byte: int) -> int:
-    """Return the row that is nearest to the byte offset `byte`."""
+    """Return the row that is nearest to the byte offset `byte`.
+
+    Near an end of the tensor, return that end, so that no rank writes a tiny slice.
+    """
     if byte < MIN_ENTRY_BYTES:
         return 0
     if tensor.bytes - byte < MIN_ENTRY_BYTES:
@@ -99,9 +102,9 @@ def _owner(byte: int, total: int, world: int) -> int:
 
 
 def write_entries(file: ChecksummedFile, state: TrainingState) -> list[DataEntry]:
-    """Write this rank's slices of the tensors and its own state.
+    """Write this rank's slices of the tensors and its own state, and return the entries.
 
-    Rank 0 also writes the entries that are not tensors.
+    Rank 0 also writes the values that are not tensors.
     """
     with _without_torchs_checksums():
         return [
@@ -139,9 +142,9 @@ def _write_chunk(file: ChecksummedFile, piece: TensorPiece, part: Slice) -> Data
 
 
 def _dense_slice(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
-    """Return the slice with a storage of its own, without a copy.
+    """Return the slice as a tensor whose storage contains nothing else, because torch.save writes whole storages.
 
-    Otherwise torch.save would write the whole storage.
+    A dense tensor in host memory is not copied.
     """
     dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     if dense.dim():
@@ -175,8 +178,8 @@ def _without_torchs_checksums() -> Iterator[None]:
 
 # Fingerprints of tensors, which show where ranks differ
 
-SAMPLES = 1024  # number of elements that are read from each tensor
-_FACTOR = 0x9E3779B97F4A7C1  # odd and large, so that swapped neighbours change the sum
+SAMPLES = 1024  # about this many elements are read from each tensor
+_FACTOR = 0x9E3779B97F4A7C1  # odd, so that different sums stay different; large, so that it changes all bits
 
 
 def fingerprint_shared(state: TrainingState) -> dict[str, int]:
@@ -193,7 +196,7 @@ def fingerprint(tensor: torch.Tensor) -> int:
 
 
 def describe_difference(parts: Sequence[RankPart]) -> str:
-    """Return a warning about tensors that differ between ranks; empty if there are none."""
+    """Return a warning about tensors that differ between ranks; an empty string if there are none."""
     first = min(parts, key=lambda part: part.rank)
     unlike = {key: part.rank for part in parts for key, value in part.prints.items() if first.prints.get(key) != value}
     if not unlike:
@@ -207,7 +210,10 @@ def describe_difference(parts: Sequence[RankPart]) -> str:
 
 
 def find_paths(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep, ...]]:
-    """Return the path of each key in the nested state. torch needs the paths to rebuild the state without a model."""
+    """Return the path of each key in the nested state; an empty dict if the shell cannot be unpickled here.
+
+    torch needs the paths to rebuild the state without a model.
+    """
     try:
         nested = pickle.loads(shell)
     except Exception:  # the state contains classes that only the training script has
@@ -233,10 +239,10 @@ def find_paths(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep,
 
 
 def write_share(folder: Path, state: TrainingState, run: str, generation: int) -> None:
-    """Write this rank's share. Rank 0 then commits. A run must not use a generation number twice.
+    """Write this rank's share, which rank 0 later commits with all others.
 
-    The calling process may be the worker or its saver. A failure raises CheckpointError and leaves no data of this rank
-    behind.
+    A run must not use a generation number twice. The calling process may be the worker or its saver. A failure raises
+    CheckpointError and leaves no data of this rank behind.
     """
     temporary = folder / TemporaryName(state.step, run, generation).name
     try:

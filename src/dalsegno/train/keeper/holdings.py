@@ -28,7 +28,7 @@ class StoredSnapshot:
 
     @property
     def copy(self) -> bool:
-        """Return whether a rank on another node wrote the snapshot."""
+        """Return whether this is a copy that came from another node."""
         return self.name.copy
 
     @property
@@ -73,7 +73,7 @@ def _held(name: SlotName, path: Path) -> StoredSnapshot | None:
     if record is None or record.end > size:
         return None
     if record.rank != name.rank and record.own != ABSENT:
-        return None  # another rank's file can hold the shared part, but never this rank's own part
+        return None  # a file named after this rank may hold another rank's shared part, but not its own part
     return StoredSnapshot(name, record, sums is not None and sums.seq == record.seq)
 
 

@@ -1,8 +1,8 @@
 """Decide what a keeper does next, from the snapshots that it holds and has sent, and from its orders. No I/O.
 
-A copy, like a rank's own snapshot, may be overwritten when a newer step is safe for all ranks. The third slot for
-copies is created only if the second holds a step that is not safe yet. Without a third slot, two nodes whose first
-copies are of different steps would wait for each other forever.
+A copy, like a rank's own snapshot, may be overwritten once a newer step survives the loss of any node (the safe step).
+A third slot for copies is created only while the second one holds a step that is not safe yet. Without a third slot,
+two nodes whose first copies are of different steps would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -120,14 +120,14 @@ def _address(value: Any) -> KeeperAddress:
 
 # Decisions about which snapshots to send, keep and remove
 
-COPIES = 3  # slots per rank for the snapshots that the node's buddy receives
+COPIES = 3  # number of slots per rank in which a buddy stores the copies that it receives
 OWN, SHARED = 3, 4  # numbers of the slots for the two parts that a rank on this node fetches in order to resume
 
 Sent = tuple[int, int]  # a rank and the `seq` of its snapshot
 
 
 def choose_to_sum(held: Iterable[StoredSnapshot], failed: Collection[Sent] = ()) -> StoredSnapshot | None:
-    """Return this node's newest snapshot without checksums; None if there is none."""
+    """Return this node's newest snapshot without checksums, except those in `failed`; None if there is none."""
     without = [one for one in held if not one.copy and not one.summed and key_of(one) not in failed]
     return max(without, key=_place, default=None)
 
@@ -141,7 +141,7 @@ def choose_to_send(
 ) -> StoredSnapshot | None:
     """Return the next snapshot to send: the newest snapshot of the rank whose last sent step is the oldest.
 
-    If no snapshot is newer than the last one sent, return an older one with `skipped`, otherwise None.
+    If no rank has a snapshot newer than its last sent one, return None, or an older unsent one if `skipped` is set.
     """
     mine = [one for one in held if not one.copy and one.summed and _counts(one, keep, safe)]
     waiting = [one for one in mine if key_of(one) not in sent]
@@ -183,8 +183,9 @@ def find_unneeded(held: Sequence[StoredSnapshot], safe: SafeSteps | None) -> lis
     """Return the snapshots that are no longer needed.
 
     There are two kinds. Parts that a rank fetched to resume are no longer needed once the run has a newer safe step.
-    All snapshots of a rank are no longer needed if it now runs elsewhere or sends its copies elsewhere. Such a rank is
-    recognised because none of its snapshots here is needed or belongs to the current generation.
+    All snapshots of a rank are no longer needed if the rank now runs on another node, or sends its copies to another
+    node. Such a rank is recognised because none of its snapshots here is needed or belongs to the current generation.
+    It is looked for only once this generation has a safe step.
     """
     if safe is None:
         return []

@@ -25,7 +25,10 @@ from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatc
 
 
 def give(channel: Channel, message: Message, state: KeeperState) -> None:
-    """Send a part of a snapshot to the keeper that requested it: its header, then its bytes."""
+    """Send a part of a snapshot to the keeper that requested it: its header, then its bytes.
+
+    If this node no longer has the part, say so.
+    """
     rank, generation, step, part = message["fetch"]
     shared = part == "shared"
     held = state.held()
@@ -50,7 +53,7 @@ def _give(channel: Channel, message: Message, state: KeeperState, one: StoredSna
         return True
 
 
-# Copies from other nodes. A copy never overwrites the newest complete copy, and is used only when it is complete
+# Copies from other nodes. An incoming copy never overwrites the newest complete one, and is used only once complete
 
 MAX_RANKS = 1 << 20
 
@@ -138,7 +141,7 @@ LIMITS = ServerLimits(unauthenticated=32, unauthenticated_s=PROOF_S, unauthentic
 
 
 class KeeperServer:
-    """Accepts the keepers of the same run.
+    """Accepts connections from the other keepers of the run.
 
     One thread authenticates all callers. Each authenticated keeper then gets its own thread.
     """

@@ -43,7 +43,10 @@ class KeeperState:
             return self.keep
 
     def refresh(self) -> None:
-        """Remove unneeded snapshots, wake waiting threads, and report the rest to the agent. Call it after a change."""
+        """Remove unneeded snapshots, wake waiting threads, and report the remaining snapshots to the agent.
+
+        Call this after each change to the snapshots or orders.
+        """
         with self.changed:
             self.remove(one.name for one in find_unneeded(self.held(), self.safe()))
             self.changed.notify_all()
@@ -80,7 +83,7 @@ class KeeperState:
     def path(self, rank: int, slot: int) -> Path:
         """Return the path of a copy.
 
-        Its name contains only numbers and the run id from the agent, never text from a caller.
+        Its name contains only numbers and the run id from the agent, never text from another keeper.
         """
         assert self.keep is not None
         return self.folder / str(SlotName(self.keep.run, rank, slot, copy=True))

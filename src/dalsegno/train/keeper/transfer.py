@@ -110,7 +110,7 @@ class IncomingPart:
 # Fetches from other nodes
 
 _ROUNDS = 2  # attempts per holder, because a holder whose connection broke may return
-_SLOW_S = 40.0  # time to retry a slow holder: its keeper starts only after torch is imported
+_SLOW_S = 40.0  # how long to retry a slow holder, whose keeper may still be importing torch
 
 
 class SnapshotFetcher:
@@ -246,7 +246,7 @@ class SnapshotSender:
     def turn_to(self, buddy: KeeperAddress | None) -> None:
         """Disconnect from the current buddy unless it is `buddy`, because a send to a dead buddy would block.
 
-        The caller is another thread than that of `send_loop`.
+        Unlike `send_loop`, this runs in the thread that receives the agent's orders.
         """
         channel = self._channel
         if channel is not None and self._buddy != buddy:

@@ -41,7 +41,7 @@ class PendingCopies:
         self.add_stall(time.perf_counter() - started)
 
     def before_change(self) -> None:
-        """Make the stream that changes the tensors wait for the copies; this process does not wait."""
+        """Make the stream that changes the tensors wait for the copies. The host does not wait."""
         stream = torch.cuda.current_stream()
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record(stream)
@@ -111,7 +111,7 @@ class Copier:
     def copy(self, pairs: Iterable[Pair], first: Sequence[Pair] = ()) -> PendingCopies:
         """Start copying the values that the training stream has computed so far.
 
-        Tensors in host memory are copied at once.
+        The training stream waits until the pairs in `first` are copied. Tensors in host memory are copied at once.
         """
         started = time.perf_counter()
         if self._last is not None:

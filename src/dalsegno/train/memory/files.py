@@ -108,8 +108,9 @@ def list_folder(path: Path, uid: int) -> dict[str, float]:
 
 
 def remove_from(path: Path, names: list[str], uid: int) -> int:
-    """Remove these files from the user's folder and return their number. Root can call this, because no link is
-    followed.
+    """Remove these files from the user's folder and return how many were removed.
+
+    Root can safely call this, because no link is followed.
     """
     gone = 0
     with contextlib.suppress(OSError), _opened(path) as folder:
@@ -241,7 +242,7 @@ def list_slots(run: str, folder: Path | None = None) -> list[SlotName]:
 
 
 def sweep(run: str, folder: Path | None = None, uid: int | None = None) -> int:
-    """Remove the run's files from the user's folder and return their number. Missing files are not an error."""
+    """Remove the run's files from the user's folder and return how many were removed."""
     uid = os.getuid() if uid is None else uid
     folder = folder or find_folder(uid=uid)
     return sweep_all({run}, folder, uid) if folder else 0
@@ -255,7 +256,10 @@ def sweep_all(runs: Collection[str], folder: Path, uid: int) -> int:
 
 
 def sweep_rank(run: str, rank: int, folder: Path | None = None) -> int:
-    """Remove one rank's files and return their number. Other ranks may still need theirs."""
+    """Remove one rank's snapshots and alive file, and return how many files were removed.
+
+    Other ranks' files and copies stay, because they may still be needed.
+    """
     folder = folder or find_folder()
     if folder is None:
         return 0
@@ -311,7 +315,7 @@ def hold(run: str, rank: int, folder: Path | None = None) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink:
                 return fd
-        os.close(fd)  # a sweep removed the file before it was locked
+        os.close(fd)  # a sweep is removing this file, or has removed it before it was locked
 
 
 def is_current(fd: int, run: str, rank: int, folder: Path | None = None) -> bool:

@@ -93,7 +93,7 @@ def _left_in(group: Path, limit: str, usage: str) -> int | None:
 
 
 def _reclaimable(stat: str) -> int:
-    """Return the size of the file cache, which counts as used but is freed on demand."""
+    """Return the size of the inactive file cache, which counts as used but is freed on demand."""
     known = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
     return int(known.get("total_inactive_file", known.get("inactive_file", 0)))
 

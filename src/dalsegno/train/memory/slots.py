@@ -1,4 +1,4 @@
-"""The slots of a rank in shared memory: two by default, one to keep and one to write."""
+"""The slots of a rank in shared memory. At least two are needed: one to keep, and one to write."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Slot:
 
     @property
     def buffer(self) -> memoryview:
-        """Return the whole file as bytes, to be filled from a connection."""
+        """Return the whole file as writable bytes."""
         if self._mapping is None:
             raise RuntimeError(f"{self.path} is not mapped; call make_fit first")
         return memoryview(self._mapping)
@@ -325,7 +325,10 @@ class Slots:
             slot.close()
 
     def _prepare(self, layout: SlotLayout) -> None:
-        """Map every slot, and resize the empty ones. A slot that contains a step is resized when it is reused."""
+        """Create or resize the empty slots, and map all slots that fit.
+
+        A slot that contains a step but does not fit is replaced when it is reused.
+        """
         unfit = [slot for slot in self.slots if not slot.fits(layout.total)]
         if unfit:
             more = sum(capacity_for(layout.total) - slot.capacity for slot in unfit)

@@ -73,7 +73,7 @@ def open_snapshot(path: Path) -> Snapshot | None:
 
 @contextlib.contextmanager
 def hold_snapshot(path: Path) -> Iterator[Snapshot | None]:
-    """Open the snapshot and lock it, so that writers skip the slot.
+    """Open the snapshot and lock it, so that writers skip the slot. Yield None if there is no usable snapshot.
 
     The lock ends with the `with` block, or with this process.
     """
