@@ -93,7 +93,7 @@ def _topology(topology: Topology | None, partitions: Sequence[PartitionSpec]) ->
 
 
 def _build_topology(partitions: Sequence[PartitionSpec], per_switch: int) -> tuple[facts.Switch, ...]:
-    """Return leaf switches, each with nodes of a single partition, and a spine switch above them."""
+    """Return leaf switches, each with nodes of a single partition, and a spine switch if there are several leaves."""
     leaves: list[facts.Switch] = []
     for partition in partitions:
         names = own_nodes(partition) + own_spares(partition)
@@ -163,7 +163,7 @@ def _monitoring(spec: ClusterSpec) -> facts.Monitoring:
 def _all_nodes(spec: ClusterSpec) -> tuple[facts.Node, ...]:
     """Return each node once, with the size from the first partition that has it.
 
-    An existing cluster may share nodes.
+    In an existing cluster, several partitions may name the same node.
     """
     named: dict[str, facts.Node] = {}
     for partition in spec.partitions:
