@@ -23,7 +23,8 @@ MFU = 0.4  # model FLOPs utilization; Llama 3 reached 0.38 to 0.43 on 8,192 to 1
 DAY_S = 86400.0
 LARGEST = 1e20  # largest number of parameters or tokens
 
-# Without Dal Segno: Slurm declares a silent node down (SlurmdTimeout), requeues the job, and the script starts.
+# Recovery without Dal Segno has three steps: Slurm declares a silent node down (SlurmdTimeout), Slurm requeues the job,
+# and the script starts.
 SLURM_TIMEOUT_S, REQUEUE_S, SCRIPT_START_S = 300.0, 121.0, 600.0
 STORAGE_MOST, STORAGE_PER_NODE = 20.0, 2.0  # highest speed of writing checkpoints in GB/s: in total, and per node
 # With Dal Segno: the time from a power cut to the next step, measured on virtual hosts (docs/performance.md), and an
@@ -73,7 +74,7 @@ class TrainingAsk:
     instance: Instance
     nodes: int
     mfu: float = MFU
-    per_1000_node_days: float | None = None  # number of failures; None means the first published rate
+    per_1000_node_days: float | None = None  # failures per 1000 node-days; None means the first published rate
     storage_gbytes_per_s: float | None = None
 
 

@@ -1,5 +1,4 @@
-"""List and remove a user's named containers. On each node, a small job step loads the container plugin, which does
-this."""
+"""List and remove a user's named containers. The container plugin does this in a small job step on each node."""
 
 from __future__ import annotations
 
@@ -75,8 +74,8 @@ def _step(runner: Runner, route: HostRoute, node: str, word: str) -> NodeAnswer:
 
 
 def _why(done: Completed) -> str:
-    """Return why a step failed: the plugin's message without the node's name, that srun does not load the plugin, or
-    the last line of the output."""
+    """Return the reason why a step failed: the plugin's message without the node's name, a sentence if srun does not
+    know the plugin, or the last line of the output."""
     ours = [line for line in done.stderr.splitlines() if line.startswith(_PREFIX)]
     if ours:
         return _REFUSED.sub("", ours[0], count=1)

@@ -136,7 +136,8 @@ class ImageStore:
         return self.shared.get(digest, compression) if self.shared else None
 
     def lookup(self, name: str, arch: str, compression: str, since: float) -> Stored | None:
-        """Return the image that a name refers to, if the name was looked up after `since`."""
+        """Return the image that a name refers to; None if the name was not looked up since then, or if the image is not
+        stored."""
         tag = self._read_tag(self._tag(name, arch))
         if tag is None or tag.seen < since or tag.compression != compression:
             return self.shared.lookup(name, arch, compression, since) if self.shared else None

@@ -38,8 +38,8 @@ def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
 
 
 def has_accounting(spec: ClusterSpec) -> bool:
-    """Return whether the cluster has accounting. On ParallelCluster, it needs a database of the user. HyperPod has
-    none."""
+    """Return whether the cluster has accounting. On ParallelCluster, accounting needs a database of the user's own.
+    HyperPod has no accounting."""
     if spec.target == "hyperpod":
         return False
     return spec.slurm.accounting and (spec.parallelcluster is None or spec.parallelcluster.database is not None)

@@ -126,8 +126,8 @@ class Certificate:
     def level(self) -> BenchLevel:
         """Return the verdict.
 
-        A requested part that was not measured rules out PASS. A measured part without limits does not. An impossible
-        bandwidth means that the measurement is wrong, which counts as a failure.
+        A requested part that could not be measured rules out PASS. A measured part without a verdict does not. An
+        impossible bandwidth means that the measurement is wrong, which counts as a failure.
         """
         levels = {each.level for each in self.parts if each.outcome is PartOutcome.MEASURED}
         if levels & {BenchLevel.FAIL, BenchLevel.IMPOSSIBLE}:

@@ -241,7 +241,7 @@ def certify_container(container_s: float, plain_s: float, nodes: int, commands: 
 def certify_power_cut(report: Mapping[str, Any], commands: Sequence[str]) -> CertifiedPart:
     """Judge a drill with one power cut.
 
-    The result is FAIL if the run did not survive, which the drill decides. It is DEGRADED if the run survived, but the
+    The result is FAIL if the drill reports that the run did not survive. It is DEGRADED if the run survived, but the
     node was not seen back in service.
     """
     fault = report["faults"][0]

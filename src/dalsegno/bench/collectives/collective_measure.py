@@ -46,7 +46,7 @@ from dalsegno.errors import UsageError
 
 Call = Callable[[], Any]
 _TIMEOUT = timedelta(minutes=10)
-_POISON = 100  # value that fills a buffer before the checked call; no correct result contains only this value
+_POISON = 100  # value that fills the receive buffer before a call; no correct result contains only this value
 _CHUNK = 1 << 24  # number of elements checked at once, which limits the memory for the check
 # torch 2.13 renamed these two functions.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -54,8 +54,8 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class CollectiveRank:
-    """This rank's device and process group. The measured calls use this group, and so do times and counts of wrong
-    values."""
+    """This rank's device and process group. Times and counts of wrong values are exchanged over the group that the
+    measured calls use."""
 
     def __init__(self, wanted: str = "auto") -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -27,7 +27,7 @@ def pair_of(one: str, other: str) -> Pair:
 
 
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Return the rounds of a tournament: each pair once, and the pairs of a round have no node in common."""
+    """Return the rounds of a tournament in which each pair meets once. The pairs of a round have no node in common."""
     slots: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     found = []
     for _ in range(len(slots) - 1):
@@ -150,12 +150,13 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class PairSearch:
-    """The next step of a bisection: groups to measure at once, which share no node, or the faults if `done`."""
+    """The next step of a bisection: groups to measure at once, which have no node in common. If `done` is true, the
+    search has ended, and `faults` has all faults."""
 
     groups: tuple[Group, ...] = ()
     faults: tuple[tuple[str, ...], ...] = ()  # one name is a bad node, two names are the ends of a bad link
     done: bool = False
-    unsure: tuple[str, ...] = field(default=())  # slow nodes for which no fast partner was found
+    unsure: tuple[str, ...] = field(default=())  # slow nodes for which no cause was found
 
 
 def next_groups(nodes: Sequence[str], results: Iterable[GroupResult]) -> PairSearch:

@@ -197,7 +197,7 @@ def describe_unmeasured(report: LadderReport) -> list[str]:
     return [f"{each.name} was not measured: {each.why_not}" for each in report.rungs if each.why_not]
 
 
-# The example `ladder` is inside an installed package, or in the root of a clone.
+# The example `ladder`, which is part of an installed package, or in the folder `examples` of a clone
 
 _HERE = Path(__file__).resolve()
 

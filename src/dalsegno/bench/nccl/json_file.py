@@ -188,7 +188,7 @@ def _own_timing(values: Mapping[str, Any]) -> NcclTiming | None:
     return NcclTiming(time_us, algbw, busbw, None if wrong is None else _number(wrong), iterations)
 
 
-# Values of any type
+# Conversion of values whose type is not known
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dalsegno.bench.nccl.table import NcclRow, NcclTable, NcclTest, find_test
 from dalsegno.errors import NotThere, UsageError
 from dalsegno.hardware import Gpu, Instance, find_instance, gpu_of, gpus, instances
 
-HEAD_CHARS = 300_000  # hosts and instance types are searched in this many characters at the start of a log
+HEAD_CHARS = 300_000  # names of tests and instance types are searched in this many characters at the start of a log
 
 _AWS_HOST = re.compile(r"^ip-\d+-\d+-\d+-\d+|-(?:st|dy)-|^i-[0-9a-f]{8,17}$")
 _OCI_HOST = re.compile(r"^compute-permanent-node-|^inst-[a-z0-9]{5}-|^gpu-\d+$", re.IGNORECASE)
@@ -70,7 +70,7 @@ class BenchMachines:
 
 @dataclass(frozen=True)
 class LogHints:
-    """The tests and instance types that the text near the start of a log names."""
+    """The tests and instance types that are named near the start of a log."""
 
     tests: frozenset[NcclTest] = frozenset()
     instances: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Read tables from any output of nccl-tests: all versions, prefixes of launchers, noise of batch logs. Pure.
+"""Read tables from output of any version of nccl-tests, even behind launchers' prefixes and among other lines. Pure.
 
 Columns are found by their names in the header, so old and new formats need no version. Unknown text is skipped. Time
 and memory are linear in the length of the text: long lines are truncated, and the number of tables is limited.
@@ -88,8 +88,7 @@ _USUAL = _TableColumns()
 
 @dataclass
 class _Draft:
-    """A table whose lines are still being read. `stage` numbers the parts of the output, and is that of the latest part
-    read."""
+    """A table whose lines are still being read. `stage` is the number of the part of the output that was read last."""
 
     stream: str
     line: int

@@ -184,7 +184,7 @@ class NodeLoad(NamedTuple):
     name: str
     partition: str
     word: str  # sinfo's word for the state without its suffix, such as `drained`
-    in_service: bool  # as `NodeInfo.in_service`
+    in_service: bool  # the same as `NodeInfo.in_service`
     cpus_alloc: int
     cpus_idle: int
     cpus_other: int

@@ -36,7 +36,7 @@ _UNUSED_IN_PARTITION = {
 
 
 def check_parallelcluster(spec: ClusterSpec, report: Problems) -> None:
-    """Check the section `parallelcluster`, and the settings in other sections that ParallelCluster treats specially."""
+    """Check the section `parallelcluster`, and settings in other sections that work differently on ParallelCluster."""
     own = spec.parallelcluster
     if spec.target != "parallelcluster" or own is None or not report.whole("target"):
         return

@@ -150,8 +150,8 @@ class _KnownNames:
 def check_people(spec: ClusterSpec, report: Problems) -> None:
     """Check that all named accounts and QOS exist, and that accounts are not each other's parents.
 
-    A user's default account and QOS must be among those of the user. Users must be in the privileged groups that they
-    are allowed.
+    A user's default account and QOS must be among those of the user. The groups in a user's `allow_privileged` must
+    also be among the user's groups.
     """
     known = _KnownNames(spec, report)
     for partition in spec.partitions:

@@ -40,9 +40,9 @@ class Problems:
         return not any(cut[: len(path)] == path and len(cut) <= len(path) + 1 for cut in self._cut)
 
     def unnamed(self, name: str, *path: str) -> bool:
-        """Return whether certainly no entry of the list at `path` has this name.
+        """Return whether no entry of the list at `path` can have this name.
 
-        Entries that were removed as invalid count too. An entry whose name cannot be read may have any name.
+        Entries that were removed as invalid count too. An entry whose name is invalid can have any name.
         """
         entries = self._written
         for key in path:
