@@ -1,7 +1,7 @@
 """Estimate a training run: time, cost, memory, failures, and the share of time that makes progress. Pure.
 
-Every formula and every assumption is in docs/estimate.md. Published failure rates are in `failure_rates.csv`; what a
-failure costs with Dal Segno is measured in docs/performance.md.
+Every formula and every assumption is in docs/estimate.md. Published failure rates are in `failure_rates.csv`. The
+measured cost of a failure with Dal Segno is in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ MFU = 0.4  # model FLOPs utilization; Llama 3 reached 0.38 to 0.43 on 8,192 to 1
 DAY_S = 86400.0
 LARGEST = 1e20  # largest number of parameters or tokens
 
-# Without Dal Segno: Slurm declares a silent node down (SlurmdTimeout), requeues the job, and the script starts.
+# Recovery without Dal Segno has three steps: Slurm declares a silent node down (SlurmdTimeout), Slurm requeues the job,
+# and the script starts.
 SLURM_TIMEOUT_S, REQUEUE_S, SCRIPT_START_S = 300.0, 121.0, 600.0
-STORAGE_MOST, STORAGE_PER_NODE = 20.0, 2.0  # GB/s at which checkpoints are written: in total, and per node
+STORAGE_MOST, STORAGE_PER_NODE = 20.0, 2.0  # highest speed of writing checkpoints in GB/s: in total, and per node
 # With Dal Segno: the time from a power cut to the next step, measured on virtual hosts (docs/performance.md), and an
 # assumed time to start the script, CUDA and NCCL on real machines.
 RESUME_S, START_ALLOWANCE_S = 1.83, 60.0
@@ -37,7 +38,7 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
 
 
 def parse_count(text: str, option: str) -> float:
-    """Return a number such as 70B, 1.4T or 7e9."""
+    """Parse a number such as 70B, 1.4T or 7e9."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?(?:e\+?\d{1,2})?)([kmbgtp]?)", text.strip().lower())
     value = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not found:
@@ -73,7 +74,7 @@ class TrainingAsk:
     instance: Instance
     nodes: int
     mfu: float = MFU
-    per_1000_node_days: float | None = None  # number of failures; None means the first published rate
+    per_1000_node_days: float | None = None  # failures per 1000 node-days; None means the first published rate
     storage_gbytes_per_s: float | None = None
 
 
@@ -152,7 +153,8 @@ class TrainingEstimate:
 
 
 def find_training_instance(name: str) -> tuple[Instance, Gpu]:
-    """Return an instance type and its GPU. Raise an error if the GPU cannot train with bfloat16."""
+    """Return an instance type and its GPU. Raise an error if the type has no GPU, or if the catalog lists no bfloat16
+    speed for it."""
     instance = named_instance(name)
     gpu = gpu_of(instance)
     if gpu is None:
@@ -232,7 +234,7 @@ MEMORY_HEADERS = ("CHOICE", "STATE", "ACTIVATIONS", "RECOMPUTED", "FITS")
 
 
 def memory_rows(choices: Sequence[MemoryChoice]) -> list[list[str]]:
-    """Return the rows of the table of the memory that a GPU needs. RECOMPUTED is the size of the activations with
+    """Return table rows of the memory that each GPU needs. RECOMPUTED is the size of the activations with
     recomputation."""
     return [[each.name, _gib(each.state), _gib(each.kept), _gib(each.recomputed), each.fit.value] for each in choices]
 

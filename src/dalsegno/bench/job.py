@@ -1,4 +1,4 @@
-"""The Slurm job of a benchmark: the srun command, and where nccl-tests are. Pure."""
+"""The Slurm job of a benchmark: its srun command, the paths of nccl-tests, and the history of measurements. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INSTANCE_ID = "/sys/devices/virtual/dmi/id/board_asset_tag"  # on AWS, this fil
 def nccl_tests_places(given: str, program: str, environ: Mapping[str, str]) -> list[str]:
     """Return where a program of nccl-tests may be, the most likely place first. A bare name is looked up in PATH.
 
-    `given` is the program, its folder, or the folder of the source in which it was built.
+    `given` is the program, its folder, or the source folder in which it was built.
     """
     if given:
         return [given] if basename(given) == program else [join(given, "build", program), join(given, program)]

@@ -36,7 +36,10 @@ class LaunchTimes:
 
 
 def launch_times(asked: float, entries: Sequence[Entry], scripts: Sequence[float], over: float) -> LaunchTimes | None:
-    """Return the phases of a start; None if the journal lacks one of them. Times are Unix times."""
+    """Return the phases of a start; None if an event is missing in the journal, or if no script ran.
+
+    `asked`, `scripts` and `over` are Unix times.
+    """
     at: dict[str, float] = {}
     for entry in entries:
         event = str(entry.get("event"))

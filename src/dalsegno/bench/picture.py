@@ -151,7 +151,7 @@ def _chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
-# The printable letters of ASCII, five columns each, the lowest bit at the top.
+# The printable characters of ASCII: five columns each, with the lowest bit at the top.
 _FONT = bytes.fromhex(
     "0000000000" "00005f0000" "0007000700" "147f147f14" "242a7f2a12" "2313086462" "3649552250" "0005030000"
     "001c224100" "0041221c00" "14083e0814" "08083e0808" "0050300000" "0808080808" "0060600000" "2010080402"

@@ -99,7 +99,7 @@ def _plotted(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _scales(curves: Sequence[Curve]) -> tuple[float, float, float]:
-    """Return the scales: the powers of two at both ends of the size axis, and a round number above all bandwidths."""
+    """Return the scales: the logarithm of the size at both ends of the axis, and the bandwidth at the top."""
     sizes = [size for curve in curves for size, _ in curve.points]
     low, high = log2(min(sizes)), log2(max(sizes))
     if low == high:  # a single size is drawn in the middle of the axis
@@ -109,7 +109,7 @@ def _scales(curves: Sequence[Curve]) -> tuple[float, float, float]:
 
 
 def _round_up(value: float) -> float:
-    """Return a number of the form 1, 2, 2.5, 5 or 7.5 times a power of ten, above the value."""
+    """Return the smallest round number that is not below the value, such as 1, 1.5, 2.5 or 7.5 times a power of ten."""
     unit = 1.0
     while unit * 10 <= value:
         unit *= 10

@@ -98,7 +98,8 @@ def _choices(shape: ModelShape, gpus: int, gpus_per_node: int, limit: float) -> 
 
 
 def _tensor_and_pipeline(shape: ModelShape, gpus: int, tensor: int, limit: float) -> Iterator[MemoryChoice]:
-    """Yield tensor parallelism in a node and, if that does not fit, also with the fewest pipeline stages that fit.
+    """Yield tensor parallelism in a node. If that does not fit without recomputation, yield it also with the fewest
+    pipeline stages that fit.
 
     A pipeline does not reduce activations: its first stage keeps one micro-batch per stage. The optimizer state is
     spread over the replicas (ZeRO-1), the activations over the GPUs of a node (sequence parallelism).

@@ -344,7 +344,7 @@ class _Root:
         self._there.update(f"/{entry.path}" for entry in self.layer.entries[before:])
 
     def path(self, path: Path) -> None:
-        """Add a file, and all symbolic links on the path to it."""
+        """Add a file, and all symbolic links on the path to it. Of a folder, add only the links on the path."""
         done = Path("/")
         for part in path.parts[1:]:
             step = done / part

@@ -272,7 +272,8 @@ def parse_netrc(text: str) -> list[tuple[str, Credential]]:
 
 
 def _expanded(credential: Credential, machine: str, env: Mapping[str, str]) -> Credential:
-    """Replace a password `$NAME` by the value of that environment variable, if it is set."""
+    """Replace a password `$NAME` by the value of that environment variable, if it is set. Raise DalsegnoError if the
+    password is a command."""
     password = credential.password
     if password.startswith(("$(", "`")):
         raise DalsegnoError(

@@ -214,8 +214,8 @@ class TransferStopped(Exception):
 def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, stop: threading.Event) -> bool:
     """Download a blob to `target`, which exists only when complete. Calls for the same blob wait for each other.
 
-    An interrupted download is resumed by the next call. Return whether this call checked the digest; False if an
-    earlier call had downloaded the blob.
+    An interrupted download is resumed by the next call. Return whether this call checked the digest; False if the blob
+    was already there.
     """
     part = _part(target)
     with in_turn(target.with_name(f".{target.name}.lock")):
@@ -283,7 +283,7 @@ class _Download:
             raise DamagedImage(f"a layer does not match its digest {self._wanted.digest}", hint=hint)
 
     def _read_partial(self) -> None:
-        """Add the bytes that an earlier call downloaded to the digest."""
+        """Compute the digest of the bytes that an earlier call downloaded. Start over if there are too many of them."""
         while self._have <= self._wanted.size and (chunk := os.read(self._handle, CHUNK)):
             self._digest.update(chunk)
             self._have += len(chunk)

@@ -6,7 +6,8 @@ The rules are those of the OCI image specification:
   folder. Files in the whiteout's own layer stay, whether they come before or after it.
 - A folder entry for an existing folder sets its mode and owner and keeps its contents; any other entry replaces what
   was there.
-- A hard link refers to the file that its target's path names at that moment, even if that path is removed later.
+- A hard link refers to the file that its target's path names when the link is added, even if a later entry removes that
+  path.
 - Symbolic links among the parents of a path are followed, but never out of the root.
 
 Device nodes, set-user-ID and set-group-ID bits of files, and extended attributes that grant rights are left out.

@@ -1,4 +1,4 @@
-"""List and remove a user's named containers. A small step on each node runs the container plugin for this."""
+"""List and remove a user's named containers. The container plugin does this in a small job step on each node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dalsegno.system.files import remove_tree
 from dalsegno.system.processes import Completed, Runner
 
 _PREFIX = "dalsegno: "  # the plugin starts each message with this text
-# … and an error also with the node and its exit code. Older plugins print no code.
+# The start of an error message: the prefix, the node and the exit code. Older plugins print no exit code.
 _REFUSED = re.compile(r"dalsegno: (?:[^\s:]+: container(?:\[\d+\])?: )?")
 
 
@@ -74,7 +74,8 @@ def _step(runner: Runner, route: HostRoute, node: str, word: str) -> NodeAnswer:
 
 
 def _why(done: Completed) -> str:
-    """Return why a step failed: the plugin's message without the node's name, or that srun does not load the plugin."""
+    """Return the reason why a step failed: the plugin's message without the node's name, a sentence if srun does not
+    know the plugin, or the last line of the output."""
     ours = [line for line in done.stderr.splitlines() if line.startswith(_PREFIX)]
     if ours:
         return _REFUSED.sub("", ours[0], count=1)

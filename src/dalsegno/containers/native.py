@@ -59,7 +59,7 @@ PARTS = {
     ),
 }
 HEADER = Path("/usr/include/slurm/slurm_version.h")
-# On hosts: builds of the plugin, named containers, and unpacked images
+# Folders on hosts for builds of the plugin, named containers, and unpacked images
 HOST_FOLDER, DATA, UNPACKED = "/usr/local/lib/dalsegno", "/var/lib/dalsegno/containers", "/var/lib/dalsegno/unpacked"
 TOOLS = {
     "gcc": "gcc", "/usr/include/stdio.h": "libc6-dev", str(HEADER): "libslurm-dev", "sqfstar": "squashfs-tools",

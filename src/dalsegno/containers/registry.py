@@ -34,7 +34,7 @@ class Challenge:
 
 
 def parse_challenge(headers: Message) -> Challenge | None:
-    """Return the best challenge that a 401 response offers."""
+    """Return the challenge that a 401 response offers, preferring bearer to basic; None if it offers neither."""
     offered = [_parse_one(text) for text in headers.get_all("WWW-Authenticate") or []]
     known = [each for each in offered if each.scheme in ("bearer", "basic")]
     return min(known, key=lambda each: each.scheme != "bearer") if known else None
@@ -97,7 +97,7 @@ class Registry:
             raise Unreachable(what, hint=PLAIN_HINT, answered=True) from error
 
     def _uses_plain_http(self) -> bool:
-        """Probe the registry without TLS. No credential is sent."""
+        """Return whether the registry answers without TLS. No credential is sent."""
         try:
             self._http.get(f"http://{self._name.registry}/v2/", timeout_s=_PROBE_S).close()
         except HttpError as refused:

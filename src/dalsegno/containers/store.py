@@ -136,7 +136,8 @@ class ImageStore:
         return self.shared.get(digest, compression) if self.shared else None
 
     def lookup(self, name: str, arch: str, compression: str, since: float) -> Stored | None:
-        """Return the image that a name refers to, if the name was looked up after `since`."""
+        """Return the image that a name refers to; None if the name was not looked up since then, or if the image is not
+        stored."""
         tag = self._read_tag(self._tag(name, arch))
         if tag is None or tag.seen < since or tag.compression != compression:
             return self.shared.lookup(name, arch, compression, since) if self.shared else None
@@ -273,8 +274,8 @@ def _is_of(tag: Tag, stored: Stored) -> bool:
 def open_store(wanted: Path, own: Path) -> ImageStore:
     """Return the store in the folder `wanted` if this user owns the folder or can create it.
 
-    If `wanted` belongs to another user, its images are only read. This user's images are then stored in a subfolder if
-    `wanted` is writable, otherwise in `own`.
+    Otherwise this user's images are stored in a subfolder of `wanted` if `wanted` is writable, or else in `own`. The
+    images in `wanted` are then only read, and only if nobody but root can write there.
     """
     try:
         return _open_store(wanted, own)
@@ -300,7 +301,8 @@ def _may_make(folder: Path) -> bool:
 
 
 def _is_roots(folder: Path) -> bool:
-    """Return whether only root can write to this folder. Images from other users could contain any program."""
+    """Return whether only root can write to the images and tags in this folder. Images from other users could contain
+    any program."""
     parts = [folder / name for name in ("images", "tags")]
     return all(_is_closed(part) and not part_of_others(part, {0}) for part in parts)
 

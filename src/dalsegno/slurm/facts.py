@@ -216,7 +216,7 @@ class NodeInfo:
 
     @property
     def powered_down(self) -> bool:
-        """Return whether the node is powered down until a job needs it."""
+        """Return whether Slurm has powered the node down, or is about to, until a job needs it."""
         return bool(self.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.POWER_DOWN})
 
     @property
@@ -235,7 +235,10 @@ class NodeInfo:
 
     @property
     def in_service(self) -> bool:
-        """Return whether Slurm would start a job on this node, now or when the current jobs end."""
+        """Return whether Slurm would start a job on this node, now or when the current jobs end.
+
+        A powered-down node is not in service, although Slurm powers it up for a job.
+        """
         busy_or_free = self.state in (NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED)
         return busy_or_free and self.responding and not self.flags & _OUT_OF_SERVICE
 

@@ -23,7 +23,10 @@ class HostLine:
 
 
 def lines_of_job(env: Mapping[str, str]) -> list[HostLine] | None:
-    """Return the nodes of the job that this process belongs to; None outside of a job."""
+    """Return the nodes of the job that this process belongs to; None outside of a job.
+
+    Slurm's variables describe only the node of this process, so all nodes get its number of slots.
+    """
     names = env.get("SLURM_JOB_NODELIST", "")
     slots = next(
         (env[name] for name in ("SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE") if env.get(name, "").isdigit()), "0"

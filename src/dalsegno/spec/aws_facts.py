@@ -1,4 +1,4 @@
-"""Facts about clusters on AWS: the resolved sections `parallelcluster` and others, as frozen dataclasses."""
+"""Facts about clusters on ParallelCluster: the resolved section `parallelcluster` as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DataRepository:
 class SlurmQueue:
     """One partition as a queue of ParallelCluster.
 
-    `min_count` nodes always run; up to `max_count` are started on demand.
+    `min_count` nodes always run. More nodes, up to `max_count` in total, are started on demand.
     """
 
     name: str

@@ -151,7 +151,7 @@ KeyPath = tuple[str | int, ...]
 
 _NULL = {"", "~", "null"}
 _BOOL = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# Base-60 numbers and octals of YAML 1.1 are not accepted, so that `1:30:00` is a time and `010` is not 8.
+# The base-60 numbers and octals of YAML 1.1 are read as text, so that `1:30:00` is a time and `010` is not 8.
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,3})?")
 _MAX_DIGITS = 18

@@ -100,7 +100,7 @@ class User:
     allow_privileged: tuple[str, ...] = ()  # privileged groups that the user may be in
     ssh_keys: tuple[str, ...] = ()
     full_name: str = ""
-    max_gpus: int | None = None  # limit on the GPUs of all running jobs, in each account
+    max_gpus: int | None = None  # limit on the GPUs of all the user's running jobs, in each account
     added: bool = False  # whether `dalsegno user add` added the user, who is not in the cluster file
 
 
@@ -360,12 +360,12 @@ class Cluster:
 
     @property
     def names_hosts(self) -> bool:
-        """Whether the cluster file names existing hosts, which are reached over ssh."""
+        """Return whether the cluster file names existing hosts, which are reached over ssh."""
         return self.target == "ssh"
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the cluster file describes a cluster that Dal Segno did not create, and does not change."""
+        """Return whether the cluster file describes a cluster that Dal Segno did not create, and does not change."""
         return self.target == FOREIGN_TARGET
 
 

@@ -45,14 +45,14 @@ def _walk(start: str, below: dict[str, list[str]], trail: list[str], done: set[s
 
 
 def own_nodes(partition: PartitionSpec) -> list[str]:
-    """Return the partition's own nodes, without spares."""
+    """Return the partition's own nodes, without spares; [] if it takes its nodes from other partitions."""
     if partition.nodes_from:
         return []
     return _names(partition, partition.nodes or 0, first=1)
 
 
 def own_spares(partition: PartitionSpec) -> list[str]:
-    """Return the partition's own spares, which are numbered after its nodes."""
+    """Return the partition's own spares. If the file gives only their number, they are numbered after the nodes."""
     if partition.nodes_from:
         return []
     return _names(partition, partition.spares, first=len(own_nodes(partition)) + 1)

@@ -38,8 +38,8 @@ def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
 
 
 def has_accounting(spec: ClusterSpec) -> bool:
-    """Return whether the cluster has accounting. On ParallelCluster, it needs a database of the user. HyperPod has
-    none."""
+    """Return whether the cluster has accounting. On ParallelCluster, accounting needs a database of the user's own.
+    HyperPod has no accounting."""
     if spec.target == "hyperpod":
         return False
     return spec.slurm.accounting and (spec.parallelcluster is None or spec.parallelcluster.database is not None)
@@ -93,7 +93,7 @@ def _topology(topology: Topology | None, partitions: Sequence[PartitionSpec]) ->
 
 
 def _build_topology(partitions: Sequence[PartitionSpec], per_switch: int) -> tuple[facts.Switch, ...]:
-    """Return leaf switches, each with nodes of a single partition, and a spine switch above them."""
+    """Return leaf switches, each with nodes of a single partition, and a spine switch if there are several leaves."""
     leaves: list[facts.Switch] = []
     for partition in partitions:
         names = own_nodes(partition) + own_spares(partition)
@@ -163,7 +163,7 @@ def _monitoring(spec: ClusterSpec) -> facts.Monitoring:
 def _all_nodes(spec: ClusterSpec) -> tuple[facts.Node, ...]:
     """Return each node once, with the size from the first partition that has it.
 
-    An existing cluster may share nodes.
+    In an existing cluster, several partitions may name the same node.
     """
     named: dict[str, facts.Node] = {}
     for partition in spec.partitions:

@@ -82,8 +82,10 @@ def _queue(partition: PartitionSpec, own: ParallelCluster) -> aws_facts.SlurmQue
 
 
 def placement_group_of(queue: QueueSpec, own: ParallelCluster) -> str:
-    """Return the existing placement group of a queue; "" if the file names none. A queue can be outside the common
-    one."""
+    """Return the existing placement group of a queue; "" if the file names none.
+
+    A queue with `placement_group: false` is not in the group that the file names for all queues.
+    """
     common = own.placement_group_name if queue.placement_group is not False else None
     return queue.placement_group_name or common or ""
 

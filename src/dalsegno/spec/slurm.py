@@ -27,7 +27,7 @@ from dalsegno.spec.values import (
 
 
 def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:
-    """Return a validator for `words` in any case.
+    """Return a validator that accepts each of `words` in upper or lower case, and returns it as spelled in `words`.
 
     YAML reads a bare `on` or `off` as a boolean. `yes` is the word for true, and `no` the word for false.
     """

@@ -231,7 +231,7 @@ def _seconds(value: object) -> int:
 
 
 def parse_size_mib(value: object) -> int:
-    """Return a size with a unit in MiB. Units are powers of 1024. Raise ValueError if the size is invalid."""
+    """Parse a size with a unit, such as 64G, into MiB. Units are powers of 1024. Raise ValueError if it is invalid."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if not found:
         raise ValueError(value)

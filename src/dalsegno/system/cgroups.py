@@ -128,7 +128,8 @@ def user_scope_command(user: str, linger: Path = LINGER) -> list[str]:
 
 
 def ends_with_session(runner: Runner, user: str) -> bool:
-    """Return whether logind kills a plain user's processes when the session ends."""
+    """Return whether logind kills a plain user's processes when the session ends. Return False if they can be started
+    outside the session."""
     if not SYSTEMD_RUNS.is_dir() or user_scope_command(user) or shutil.which("busctl") is None:
         return False
     return runner.run(["busctl", "get-property", *KILLS], timeout_s=30).stdout.strip() == "b true"

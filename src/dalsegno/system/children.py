@@ -212,8 +212,8 @@ def start(
 ) -> Child:
     """Start a process in its own session.
 
-    Its output is appended to the file `output`, and its standard error to the file `errors`, or to `output` without
-    `errors`. Without files, the process inherits the streams of this process.
+    It reads `stdin`, by default /dev/null. Its output is appended to the file `output`, and its standard error to the
+    file `errors`, or to `output` without `errors`. Without these files, both go to the streams of this process.
     """
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     target, complaints = _open_log(output), _open_log(errors)

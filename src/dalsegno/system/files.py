@@ -68,8 +68,8 @@ def sync_folder(path: Path) -> None:
 def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
     """Yield an open file without a name, and give it its name when it is complete.
 
-    A killed process therefore leaves no partial file. With `own`, no other user may write to the file, whatever the
-    umask is.
+    A killed process therefore leaves no partial file, except on a file system without O_TMPFILE, where the open file
+    has a temporary name. With `own`, no other user may write to the file, whatever the umask is.
     """
     handle, temp = _open_nameless(path)
     try:

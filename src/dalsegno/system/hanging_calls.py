@@ -43,7 +43,7 @@ class Forked:
         self.sock.close()
 
     def wait(self, most_s: float) -> bool:
-        """Wait at most this long for the process to end; return whether it has."""
+        """Wait at most this long for the process to end; return whether it has ended."""
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(self.pid)
             try:

@@ -32,7 +32,7 @@ class MachineFacts:
     user: str
     is_root: bool
     slurm_version: str  # such as "slurm-wlm 22.05.8"; "" if Slurm is missing
-    namespaces: bool  # whether this user may create virtual hosts
+    namespaces: bool  # whether this user can create virtual hosts: root, if the kernel permits namespaces
     gpu_files: tuple[str, ...]  # device files of real GPUs
     cgroups: CgroupTree = field(default_factory=CgroupTree)
     cores: int = 1

@@ -85,7 +85,7 @@ def port_is_free(port: int) -> bool:
 
 
 def nfs_answers(address: str, port: int, version: int, timeout_s: float) -> bool:
-    """Return whether an NFS server answers the empty request of its protocol over TCP, whatever the answer is.
+    """Return whether an NFS server answers its protocol's NULL request over TCP, whatever the answer is.
 
     The kernel of a server whose NFS daemons hang still accepts connections, so a connection alone proves nothing.
     """
@@ -114,7 +114,7 @@ def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ())
 def listen_at(path: Path, mode: int) -> socket.socket:
     """Return a listening socket whose file has this mode from the start.
 
-    A socket file left by a dead process is removed.
+    An existing file at this path, such as the socket file of a dead process, is removed first.
     """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()

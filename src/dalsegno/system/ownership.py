@@ -150,7 +150,10 @@ def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
 
 
 def open_owned(path: Path, uid: int) -> int:
-    """Open a regular file that this user owns. Links in the path are followed. Raise OSError for anything else."""
+    """Open a regular file that the user `uid` owns. Raise OSError for anything else, even for a link to such a file.
+
+    Links among the parents of the path are followed.
+    """
     handle = os.open(path, _FILE)
     about = os.fstat(handle)
     if stat.S_ISREG(about.st_mode) and about.st_uid == uid:

@@ -45,7 +45,7 @@ class ProcessWrapper:
     def __init__(self, poll_s: float = 5.0) -> None:
         self._poll_s = poll_s
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # `nohup` and `&` start a program with some signals ignored.
+        # `nohup` and `&` start a program with some signals ignored. These signals stay ignored.
         ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}
         self._ending = set(_ENDING) - ignored
         self._handled = {*_PASSED_ON, signal.SIGCHLD} - ignored

@@ -74,7 +74,7 @@ class HostRunner(Protocol):
     def each(self, hosts: Iterable[str], work: Callable[[str], T]) -> dict[str, T | DalsegnoError]:
         """Call `work` for many hosts at once.
 
-        If it fails for a host, the error is that host's result, and the others continue.
+        If `work` fails for a host, the error is that host's result, and the other hosts continue.
         """
         ...
 

@@ -44,7 +44,7 @@ class SshSettings:
 
 
 class SshFault(Enum):
-    """Why a host could not be reached, or did not run a command."""
+    """The reasons why a host could not be reached, or did not run a command."""
 
     UNREACHABLE = "unreachable"
     REFUSED = "refused"

@@ -31,7 +31,7 @@ PROGRAM = "sudo-session"
 CHUNK = 1 << 16
 LAST_OUTPUT_S = 1.0
 # With -k, sudo ignores a remembered password. So it is certain which of the two commands asks for one. $0 is the script
-# that root runs, and its own $0 is the process of sshd.
+# that root runs (_STARTED). In that script, $0 is the PID of sshd's process.
 _SCRIPT = """\
 if sudo -k -n -- true 2>/dev/null; then exec sudo -n -- sh -c "$0" "$PPID" "$@"; fi
 exec sudo -k -S -p MARK-ask -- sh -c "$0" "$PPID" "$@\""""
@@ -45,7 +45,7 @@ exec "$@\""""
 
 
 def session_argv(password_file: str, mark: str, ssh: Sequence[str]) -> list[str]:
-    """Return the arguments of this program that runs the `ssh` command line, whose remote command is from
+    """Return the arguments with which this program runs the command line `ssh`. The remote command in it must come from
     `sudo_argv`."""
     return [PROGRAM, password_file, mark, *ssh]
 
@@ -58,8 +58,8 @@ def sudo_argv(command: Sequence[str], mark: str) -> list[str]:
 class SudoDialog:
     """Reads what the host prints until the command starts, and answers the question of sudo once.
 
-    At the start, the mark is sent as a line, after which the input of the command begins. The command itself can print
-    anything: after its start, nothing is answered any more.
+    When the command is about to start, the mark is sent as a line, and the command's own input follows. From then on
+    nothing is answered, because the command can print anything.
     """
 
     def __init__(self, password: str, mark: str) -> None:
@@ -72,7 +72,7 @@ class SudoDialog:
         self.started = False
 
     def __call__(self, data: bytes) -> tuple[bytes, bytes]:
-        """Take output of the host. Return the part to show, and what to write to the input."""
+        """Take output of the host. Return the output to show, and what to write to the host's input."""
         if self.started:
             return data, b""
         self._held += data
@@ -93,7 +93,8 @@ class SudoDialog:
         return shown + self._visible(len(self._held) - (0 if self.started else self._incomplete())), answer
 
     def _visible(self, size: int) -> bytes:
-        """Take this number of bytes. After the answer, the end of the line on which sudo asked is left out."""
+        """Take this number of bytes from the held output. After the answer, leave out the line break that ends sudo's
+        question."""
         part, self._held = self._held[:size], self._held[size:]
         return part.lstrip(b"\r\n") if self._answered and not self.started else part
 

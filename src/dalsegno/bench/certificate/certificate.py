@@ -1,6 +1,7 @@
-"""The certificate of a cluster: its measurements, the verdict, and what got worse since an older certificate. Pure.
+"""The certificate of a cluster: its measurements, its verdict, and the changes since an older certificate. Pure.
 
-`Certificate.level` is the verdict, `compare_certificates` the comparison. `to_json` and `read_certificate` are inverse.
+`Certificate.level` is the verdict, and `compare_certificates` finds the changes. `read_certificate` reads the output of
+`to_json`, which does not include the pictures.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ TITLES = {
     CertifyPart.CONTAINER: "Start of a container",
     CertifyPart.POWER_CUT: "A survived power cut",
 }
-# Two figures that differ by less than this share count as equal. Storage varies most from run to run.
+# A figure that changes by at most this share of its older value counts as unchanged. The parts listed here vary more
+# from run to run than the others, for which TOLERANCE applies.
 TOLERANCES = {CertifyPart.STORAGE: 0.3, CertifyPart.CONTAINER: 0.3, CertifyPart.POWER_CUT: 0.5}
 TOLERANCE = 0.1
 ON_REQUEST = (CertifyPart.CONTAINER, CertifyPart.POWER_CUT)  # measured only if an option requests them
@@ -124,8 +126,8 @@ class Certificate:
     def level(self) -> BenchLevel:
         """Return the verdict.
 
-        A requested part that was not measured rules out PASS. A measured part without limits does not. An impossible
-        bandwidth means that the measurement is wrong, which counts as a failure.
+        A requested part that could not be measured rules out PASS. A measured part without a verdict does not. An
+        impossible bandwidth means that the measurement is wrong, which counts as a failure.
         """
         levels = {each.level for each in self.parts if each.outcome is PartOutcome.MEASURED}
         if levels & {BenchLevel.FAIL, BenchLevel.IMPOSSIBLE}:
@@ -229,7 +231,7 @@ def _read_part(value: Mapping[str, Any]) -> CertifiedPart:
 
 
 class CertificateTrend(str, Enum):
-    """The trend of a verdict or a figure: better or worse than in the older certificate."""
+    """The change of a verdict or figure since the older certificate: worse, better, or no longer measured."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -253,7 +255,11 @@ _RANKS = {BenchLevel.PASS: 0, BenchLevel.DEGRADED: 1, BenchLevel.FAIL: 2, BenchL
 
 
 def compare_certificates(old: Certificate, new: Certificate) -> list[CertificateChange]:
-    """Return the differences, the worst first: verdicts, then figures by the size of their change."""
+    """Return the differences between the parts that both certificates have.
+
+    What got worse comes first, then what is no longer measured, then what got better. In each of these groups, verdicts
+    come before figures, and figures are sorted by the size of their change.
+    """
     before = {each.part: each for each in old.parts}
     changes = [change for each in new.parts if each.part in before for change in _changes(before[each.part], each)]
     order = [CertificateTrend.WORSE, CertificateTrend.MISSING, CertificateTrend.BETTER]

@@ -98,7 +98,7 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _table(head: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table. The cells are already escaped."""
+    """Return an HTML table with at most MOST_ROWS rows. The caller escapes the cells in `rows`, but not `head`."""
     top = "".join(f"<th>{in_html(word)}</th>" for word in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows[:MOST_ROWS])
     more = len(rows) - MOST_ROWS

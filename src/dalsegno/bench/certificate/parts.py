@@ -1,7 +1,7 @@
 """Turn what the benchmarks and the nodes report into the parts of a certificate, with their verdicts. Pure.
 
-The functions take the values of `dalsegno bench … --json` and return a `CertifiedPart`. For a malformed report they
-raise KeyError, TypeError or ValueError, which the caller reports as "not measured".
+Each function returns a `CertifiedPart`. Most of them take the values of `dalsegno bench … --json`. For a malformed
+report, they raise KeyError, IndexError, TypeError or ValueError, and the caller reports the part as "not measured".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dalsegno.bench.node.devices import DeviceResult, DeviceTest, judge_devices
 from dalsegno.bench.node.storage_measure import FolderSpeed
 from dalsegno.bench.plot import Curve, draw
 
-SLOW_STORAGE = 0.5  # a node is slow if its write speed is below this share of the median of the folder on all nodes
+SLOW_STORAGE = 0.5  # a node is slow if it writes at less than this share of all nodes' median speed in the same folder
 LEAST_NODES = 3  # with fewer nodes, none is called slow
 
 
@@ -35,8 +35,8 @@ def _part(part: CertifyPart, level: BenchLevel, summary: str, **others: Any) -> 
 
 @dataclass(frozen=True)
 class NodeHealth:
-    """A node as Slurm and the controller see it. `failed` and `warned` are the names of checks; both are None without
-    an agent."""
+    """A node as Slurm and the controller see it. `failed` and `warned` are the names of checks. `failed` is None if no
+    agent checks the node."""
 
     node: str
     state: str
@@ -81,7 +81,7 @@ def certify_health(nodes: Sequence[NodeHealth], commands: Sequence[str]) -> Cert
 
 
 def certify_versions(nodes: Mapping[str, Mapping[str, str]], commands: Sequence[str]) -> CertifiedPart:
-    """Compare the software of the nodes. A difference means DEGRADED. A single node always passes."""
+    """Compare the software of the nodes. A difference means DEGRADED. With a single node there is no verdict."""
     names = list(dict.fromkeys(name for each in nodes.values() for name in each))
     findings = []
     for name in names:
@@ -108,7 +108,7 @@ def certify_storage(
 ) -> CertifiedPart:
     """Judge each folder on each node. A folder that cannot be used means FAIL, a slow node means DEGRADED.
 
-    Virtual hosts are not compared with each other: they take turns on one disk.
+    `compare_nodes` is false for virtual hosts. They share one disk, so none of them is slow by itself.
     """
     speeds = [FolderSpeed(**{key: value for key, value in each.items() if key != "shared"}) for each in report]
     if not speeds:
@@ -142,9 +142,10 @@ def certify_pairs(report: Mapping[str, Any], commands: Sequence[str], compare_hi
     """Judge the matrix of pairs.
 
     The result is FAIL if a node or a link is bad. It is DEGRADED if a pair is slow only in some measurements, or if all
-    pairs are slower than in earlier results. It is UNKNOWN if there is only one pair and no earlier result.
+    pairs are slower than in earlier results. It is UNKNOWN if there is only one pair, no floor and no earlier result.
 
-    Virtual hosts are not compared with earlier results: other programs use the same processors.
+    `compare_history` is false for virtual hosts. Their results are not comparable with earlier ones, because other
+    programs use the same processors.
     """
     usual = float(report["usual"])
     pairs = {pair_of(*each["nodes"]): float(each["busbw"]) for each in report["groups"] if len(each["nodes"]) == 2}
@@ -207,7 +208,8 @@ def _busbw(row: Mapping[str, Any]) -> float:
 def certify_devices(
     report: Sequence[Mapping[str, Any]], commands: Sequence[str], low: float = devices.LOW
 ) -> CertifiedPart:
-    """Judge all devices: name those that are slower than the others. With too few devices there is no verdict."""
+    """Judge all devices. A device that is slower than the others means DEGRADED. With too few devices there is no
+    verdict."""
     results = [
         DeviceResult(**{**each["result"], "test": DeviceTest(each["result"]["test"])}) for each in report
     ]  # fmt: skip
@@ -237,7 +239,11 @@ def certify_container(container_s: float, plain_s: float, nodes: int, commands: 
 
 
 def certify_power_cut(report: Mapping[str, Any], commands: Sequence[str]) -> CertifiedPart:
-    """Judge a drill with one power cut: the run must survive and leave no processes or files behind."""
+    """Judge a drill with one power cut.
+
+    The result is FAIL if the drill reports that the run did not survive. It is DEGRADED if the run survived, but the
+    node was not seen back in service.
+    """
     fault = report["faults"][0]
     figures, findings = [], []
     for name, key in (("detected", "known_s"), ("resumed", "resumed_s"), ("back in service", "returned_s")):

@@ -1,7 +1,7 @@
 """Measure a collective with torch.distributed on one rank: NCCL on GPUs, gloo on CPUs. Imports torch.
 
-`bench-collective '{"test": "all_reduce", …}'` runs one rank, with the environment that torchrun sets. Rank 0 prints
-what the program of nccl-tests would print. Exits with 1 if data was wrong.
+`bench-collective '{"test": "all_reduce", …}'` runs one rank, in the environment that torchrun or srun sets. Rank 0
+prints what the corresponding program of nccl-tests would print. The exit code is 1 if received data was wrong.
 
 torch's all_reduce, broadcast and reduce work in place only. For their out-of-place rows, the input is copied to a
 second buffer before the clock starts.
@@ -46,7 +46,7 @@ from dalsegno.errors import UsageError
 
 Call = Callable[[], Any]
 _TIMEOUT = timedelta(minutes=10)
-_POISON = 100  # value that fills a buffer before the checked call; no correct result contains only this value
+_POISON = 100  # value that fills the receive buffer before a call; no correct result contains only this value
 _CHUNK = 1 << 24  # number of elements checked at once, which limits the memory for the check
 # torch 2.13 renamed these two functions.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -54,7 +54,8 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class CollectiveRank:
-    """This rank's device and group. Times and counts of wrong values are exchanged over the same group."""
+    """This rank's device and process group. Times and counts of wrong values are exchanged over the group that the
+    measured calls use."""
 
     def __init__(self, wanted: str = "auto") -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -106,10 +107,10 @@ def gather_json(value: Any, ranks: int, device: Any) -> list[Any]:
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int) -> Any:
-    """Return the GPU of a rank, or the CPU if there are fewer GPUs than ranks.
+    """Return the device of a rank. `auto` means a GPU, or the CPU if this host has fewer GPUs than ranks.
 
-    Under srun, a single visible GPU is the rank's own, because srun may hide the others. If a GPU is wanted and torch
-    finds none, the process exits with a message.
+    A single visible GPU under srun counts as the rank's own, because srun may hide the others. If `wanted` is `cuda`
+    and torch finds no GPU, the process exits with a message.
     """
     gpus = torch.cuda.device_count()
     if wanted == "cuda" and not gpus:

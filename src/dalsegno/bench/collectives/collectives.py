@@ -19,8 +19,8 @@ from dalsegno.hardware import did_you_mean
 class CollectiveTest:
     """A test of nccl-tests and the way it moves data.
 
-    If `split` is set, the size is the sum over all ranks. `in_place_checked` says whether nccl-tests check the data of
-    the in-place rows too.
+    If `split` is set, the message size is the sum of all ranks' parts. `in_place_checked` says whether nccl-tests check
+    the data of the in-place rows too.
     """
 
     test: NcclTest
@@ -205,8 +205,8 @@ class ElementCounts:
 
 
 def count_elements(test: CollectiveTest, size: int, data_type: DataType, ranks: int) -> ElementCounts:
-    """Return the element counts for a size. Where the size is split between ranks, each part is rounded down to 16
-    bytes."""
+    """Return the element counts for a size. If the size is split between ranks, each part is rounded down to a multiple
+    of 16 bytes."""
     count = size // data_type.size
     if not test.split:
         return ElementCounts(count, count, count, count * data_type.size)
@@ -261,7 +261,7 @@ def expected_values(ranks: int, data_type: DataType, operation: str) -> list[flo
 
 
 def _wrapped(value: float, data_type: DataType) -> float:
-    """Return a sum as an 8-bit integer type stores it, after overflow."""
+    """Return a result as the data type stores it: 8-bit integers overflow, other types keep the value."""
     if data_type.name == "uint8":
         return float(value % 256)
     return float((value + 128) % 256 - 128) if data_type.name == "int8" else value

@@ -27,7 +27,7 @@ def pair_of(one: str, other: str) -> Pair:
 
 
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Return the rounds of a tournament: each pair once, and the pairs of a round have no node in common."""
+    """Return the rounds of a tournament in which each pair meets once. The pairs of a round have no node in common."""
     slots: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     found = []
     for _ in range(len(slots) - 1):
@@ -50,7 +50,7 @@ class PairFaultKind(Enum):
 
 @dataclass(frozen=True)
 class PairFault:
-    """A bad node, or the two ends of a bad link, and its share of the usual bandwidth."""
+    """A bad node or link, and the share of the usual bandwidth that it reaches. `nodes` has both ends of a link."""
 
     kind: PairFaultKind
     nodes: tuple[str, ...]
@@ -71,13 +71,14 @@ class PairVerdict:
 
 
 def is_compared(report: Mapping[str, Any]) -> bool:
-    """Return whether a report of `bench pairs` compares with anything: other pairs, a floor, or earlier results."""
+    """Return whether a report of `bench pairs` has anything to compare with: more pairs, a floor or older results."""
     history = report.get("history", {})
     return len(report["nodes"]) > 2 or bool(report.get("floor")) or history.get("threshold") is not None
 
 
 def judge_pairs(measured: Mapping[Pair, float], low: float = LOW, floor: float = 0.0) -> PairVerdict:
-    """Return which nodes and links are bad. A node is bad if more than half of its pairs are slow."""
+    """Return which nodes and links are bad. A node is bad if more than half of its pairs with good nodes are slow, and
+    at least two."""
     usual = _usual(measured)
     limit = max(floor, low * usual)
     slow = {pair for pair, value in measured.items() if value < limit}
@@ -132,16 +133,16 @@ def _bad_nodes(names: Sequence[str], slow: set[Pair], known: set[Pair]) -> list[
         bad.append(max(counts, key=lambda node: (counts[node], node)))
 
 
-# Search for bad nodes by bisection
+# Search for a bad node or link by bisection
 
 
 Group = tuple[str, ...]
-_WITNESSES = 2  # fast nodes with which a node is measured before it is called bad
+_WITNESSES = 2  # number of fast nodes with which a node is measured before it is called bad
 
 
 @dataclass(frozen=True)
 class GroupResult:
-    """The result for one group: whether an all-reduce between its nodes was slow."""
+    """The result for one group: whether the exchange of data between its nodes was slow."""
 
     nodes: Group
     slow: bool
@@ -149,19 +150,21 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class PairSearch:
-    """The next step of a bisection: groups to measure at once, which share no node, or the faults if `done`."""
+    """The next step of a bisection: groups to measure at once, which have no node in common. If `done` is true, the
+    search has ended, and `faults` has all faults."""
 
     groups: tuple[Group, ...] = ()
     faults: tuple[tuple[str, ...], ...] = ()  # one name is a bad node, two names are the ends of a bad link
     done: bool = False
-    unsure: tuple[str, ...] = field(default=())  # slow nodes for which no fast partner was found
+    unsure: tuple[str, ...] = field(default=())  # slow nodes for which no cause was found
 
 
 def next_groups(nodes: Sequence[str], results: Iterable[GroupResult]) -> PairSearch:
     """Return the next groups to measure, or the faults.
 
-    Call it again with the results of all groups so far. It finds one fault at a time, removes a node of that fault, and
-    continues with the other nodes until they are fast.
+    Call this function again with the results of all groups so far. It finds one fault at a time, leaves out a node of
+    that fault, and continues with the other nodes until they are fast. It gives up if the cause of a slow group cannot
+    be found, and returns the nodes of that group as `unsure`.
     """
     known = {frozenset(each.nodes): each.slow for each in results}
     left, faults = list(nodes), list[tuple[str, ...]]()
@@ -228,7 +231,8 @@ def _cross(
 def _blame(
     pair: Sequence[str], known: Mapping[frozenset[str], bool], nodes: Sequence[str]
 ) -> tuple[str, ...] | PairSearch:
-    """Return the bad node of a slow pair. If both nodes are fast with other nodes, return the pair."""
+    """Return the bad node of a slow pair, or the pair if both nodes are fast with other nodes. If more results are
+    needed, return the groups to measure next."""
     if _slow(pair, known) is None:
         return PairSearch(groups=(tuple(pair),))
     fast = {node for each, slow in known.items() if not slow for node in each}
@@ -257,7 +261,8 @@ _SHADES = " .:-=+*#%@"  # darker is faster
 
 
 def draw_matrix(nodes: Sequence[str], measured: Mapping[Pair, float], usual: float) -> list[str]:
-    """Return a heat map as text: a number per pair in percent of the usual bandwidth, and a shade for many nodes."""
+    """Return a heat map as text. Each pair is shown in percent of the usual bandwidth, or as a shade if there are more
+    than 16 nodes."""
     width = max(len(node) for node in nodes)
     numbers = len(nodes) <= 16
     lines = []

@@ -29,8 +29,8 @@ _TIMEOUT = timedelta(minutes=10)
 _PROBE_BYTES = 1 << 16
 _MAX_CALLS = 200
 _MAX_AGAIN = 16
-_AGAIN = 2  # further measurements of a slow group before a bisection calls it slow
-# if a call of full size would take more than this many times `seconds`, calls of _PROBE_BYTES are timed instead
+_AGAIN = 2  # number of further measurements before a bisection calls a group slow
+# If a call of full size would take more than this many times `seconds`, calls of _PROBE_BYTES are timed instead.
 _PATIENCE = 4.0
 _GROUP_LOW = 0.85  # without a fault, a group of more than two nodes may be slower than a pair by this factor
 _LEAST_CALLS = 3  # minimum number of calls of an exchange; the first may wait for a partner that is not ready
@@ -38,9 +38,9 @@ _LEAST_CALLS = 3  # minimum number of calls of an exchange; the first may wait f
 
 @dataclass(frozen=True)
 class PairsAsk:
-    """The settings: size of the all-reduce, time per group, and whether to bisect instead of measuring every pair."""
+    """The settings: message size, time per group, and whether to bisect instead of measuring every pair."""
 
-    size: int = 64 << 20  # size of the all-reduce in bytes
+    size: int = 64 << 20  # message size in bytes
     seconds: float = 1.0
     bisect: bool = False
     low: float = LOW

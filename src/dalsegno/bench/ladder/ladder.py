@@ -33,8 +33,8 @@ ASK, MEETING, PROGRESS, REPORT = (
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """The messages that one rank sends in one step. If `computed`, the formula of a ring all-reduce gives them, else
-    they are counted."""
+    """The messages that one rank sends in one step. If `computed` is true, they follow from the formula of a ring
+    all-reduce; otherwise they were counted."""
 
     calls: int
     messages: int
@@ -57,8 +57,8 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class RungResult:
-    """The result of one rung. `steps_s` is the time of each step on its slowest rank; if there is none, `why_not` says
-    why."""
+    """The result of one rung. `steps_s` is the time of each step on its slowest rank. If the rung was not measured,
+    `why_not` says why."""
 
     name: str
     steps_s: tuple[float, ...] = ()
@@ -197,7 +197,7 @@ def describe_unmeasured(report: LadderReport) -> list[str]:
     return [f"{each.name} was not measured: {each.why_not}" for each in report.rungs if each.why_not]
 
 
-# The example `ladder` is inside an installed package, or in the root of a clone.
+# The example `ladder`, which is part of an installed package, or in the folder `examples` of a clone
 
 _HERE = Path(__file__).resolve()
 
@@ -274,7 +274,8 @@ _LENGTH = _BYTES_SENT + 8
 
 
 def tcp_bytes_sent() -> int | None:
-    """Return the bytes sent on all open TCP connections; None if there is none, or the kernel does not count them."""
+    """Return the bytes that this process sent on its open TCP connections; None if it has none, or if the kernel does
+    not count them."""
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:

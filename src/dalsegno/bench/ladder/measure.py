@@ -1,7 +1,7 @@
-"""The ladder benchmark on one rank. Rungs are measured in turns, so that noise affects all of them equally.
+"""The ladder benchmark on one rank. Rungs are measured in turn, so that noise affects all of them equally.
 
-`python -m dalsegno.bench.ladder.measure FOLDER` runs one rank on this machine, with `examples/` on its path. The folder
-holds `ask.json` and the rendezvous file of the ranks. Rank 0 writes `progress` and `report.json`.
+`python -m dalsegno.bench.ladder.measure FOLDER` runs one rank on this machine. `examples/` must be on its import path.
+The folder holds `ask.json` and the rendezvous file of the ranks. Rank 0 writes `progress` and `report.json` there.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ LEARNING_RATE = 1e-3
 
 @dataclass
 class WatchedStep:
-    """One step with its spans and its traffic."""
+    """The duration of one step, its spans and its traffic."""
 
     took_s: float
     spans: list[Span]
@@ -116,7 +116,7 @@ class MeasuredRung:
     watched: list[WatchedStep] = field(default_factory=list)
 
     def step(self, place: RankDevice) -> float:
-        """Start one step at the same time as the other ranks, and return its duration in seconds."""
+        """Run one step, starting at the same time as the other ranks. Return its duration in seconds."""
         place.barrier()
         begin = time.perf_counter()
         if place.rank == 0 or not self.rung.whole_batch:
@@ -254,7 +254,7 @@ def _result(name: str, why: str, found: list[Any], measured_rungs: Sequence[Meas
 
 
 def _typical(by_rank: list[list[WatchedStep]]) -> list[WatchedStep]:
-    """Return, for every rank, the watched step whose duration is the median."""
+    """Return every rank's record of the same step: the watched step of median duration on its slowest rank."""
     lengths = [max(each.took_s for each in step) for step in zip(*by_rank, strict=True)]
     at = lengths.index(median_low(lengths))
     return [steps[at] for steps in by_rank]

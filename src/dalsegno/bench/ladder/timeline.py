@@ -67,14 +67,14 @@ def _scale(last_s: float, bottom: int) -> Iterator[str]:
         yield f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{at}{" ms" if tick == _TICKS else ""}</text>'
 
 
-# Drawing as text: a line of compute, and below it a line of communication
+# Drawing as text: for each rung a line of compute, and below it a line of communication
 
 LETTERS = {"forward": "f", "backward": "b", "update": "u", "communicate": "="}
 LEGEND = "f forward, b backward, u update, = communication; of rank 0"
 
 
 def draw(rungs: Sequence[RungResult], width: int = 72) -> str:
-    """Return two lines of text per rung, all on one scale."""
+    """Return two lines of text per rung, which show rank 0. All rungs are on one scale."""
     shown = [(each.name, [mark for mark in each.marks if mark.rank == 0]) for each in rungs if each.marks]
     if not shown:
         return ""

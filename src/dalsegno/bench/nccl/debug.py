@@ -1,7 +1,7 @@
 """Parse what NCCL logged about its network, links and ranks, and suggest what to check. Pure.
 
 NCCL logs these lines with `NCCL_DEBUG=INFO`. Links and algorithms need `NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,TUNING` too.
-The log is not trusted: lines are truncated, their number is limited, and only known text leads to a finding.
+The log is not trusted: lines are truncated, and the number of values kept from them is limited.
 """
 
 from __future__ import annotations

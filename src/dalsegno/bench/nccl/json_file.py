@@ -1,8 +1,8 @@
 """Read the JSON file that nccl-tests write with `-J`, or the JSON report of our own benchmarks. Pure.
 
-The format is unusual: booleans are the strings "true" and "false", `okay` may be "unchecked", NaN is the string "nan",
-the root is a padded string, and only the first device of a process is listed. A killed test leaves an incomplete file.
-The environment variables in the file are not read, because they may contain secrets.
+The format of nccl-tests is unusual: booleans are the strings "true" and "false", `okay` may be "unchecked", NaN is the
+string "nan", `root` is a padded string, and only the first device of a process is listed. A killed test leaves an
+incomplete file. The environment variables in the file are not read, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _own_timing(values: Mapping[str, Any]) -> NcclTiming | None:
     return NcclTiming(time_us, algbw, busbw, None if wrong is None else _number(wrong), iterations)
 
 
-# Values of any type
+# Conversion of values whose type is not known
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _whole(value: Any, otherwise: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    """Return a number; 0 for "nan" and for other text, because later comparisons with NaN would be wrong."""
+    """Return a number; 0 for everything else. "nan" counts as 0, because comparisons with NaN are always false."""
     try:
         number = float(value) if isinstance(value, int | float | str) else 0.0
     except (ValueError, OverflowError):

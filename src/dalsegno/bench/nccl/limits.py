@@ -49,7 +49,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The least bus bandwidth of healthy machines, what limits it, and where the figure comes from."""
+    """The least bus bandwidth that healthy machines reach, what limits it, and where the figure comes from."""
 
     busbw: float
     by: Bottleneck
@@ -186,7 +186,8 @@ def _share_between(share: float, limit: Bound) -> Expectation:
 
 
 def _floors(test: NcclTest, machines: BenchMachines) -> list[VendorFloor]:
-    """Return the floors for this instance type. If there are none, return those for machines with the same limits."""
+    """Return the floors for this instance type, then those for types with the same GPUs and, between nodes, the same
+    network."""
     if test is not NcclTest.ALL_REDUCE or machines.nodes > 2 or machines.gpu is None:
         return []
     alike = [

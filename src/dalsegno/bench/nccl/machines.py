@@ -14,7 +14,7 @@ from dalsegno.bench.nccl.table import NcclRow, NcclTable, NcclTest, find_test
 from dalsegno.errors import NotThere, UsageError
 from dalsegno.hardware import Gpu, Instance, find_instance, gpu_of, gpus, instances
 
-HEAD_CHARS = 300_000  # hosts and instance types are searched in this many characters at the start of a log
+HEAD_CHARS = 300_000  # names of tests and instance types are searched in this many characters at the start of a log
 
 _AWS_HOST = re.compile(r"^ip-\d+-\d+-\d+-\d+|-(?:st|dy)-|^i-[0-9a-f]{8,17}$")
 _OCI_HOST = re.compile(r"^compute-permanent-node-|^inst-[a-z0-9]{5}-|^gpu-\d+$", re.IGNORECASE)
@@ -70,7 +70,7 @@ class BenchMachines:
 
 @dataclass(frozen=True)
 class LogHints:
-    """Tests and instance types that are named near the start of a log, outside its tables."""
+    """The tests and instance types that are named near the start of a log."""
 
     tests: frozenset[NcclTest] = frozenset()
     instances: frozenset[str] = frozenset()
@@ -104,9 +104,10 @@ def ranks_of_ratio(table: NcclTable) -> int | None:
 
 
 def name_test(table: NcclTable, hints: LogHints = LogHints(), asked: NcclTest | None = None) -> NcclTable:
-    """Return the table with its field `test` set.
+    """Return the table with its field `test` set. `asked` is the test that the user named, if any.
 
-    Versions before 2.16.7 do not print the test's name. It is then found from the command in the log, or from the rows.
+    Versions of nccl-tests before 2.16.7 do not print the test's name. The name then follows from the command in the log
+    or from the rows. If neither shows it, it stays UNKNOWN.
     """
     if asked:
         return replace(table, test=asked)
@@ -163,7 +164,7 @@ def find_machines(
 
 
 def named_instance(name: str) -> Instance:
-    """Return the instance type that the option `--instance` names; an unknown one is wrong usage."""
+    """Return the instance type that the option `--instance` names. Raise UsageError if the catalog does not list it."""
     try:
         return find_instance(name)
     except NotThere as error:
@@ -171,7 +172,7 @@ def named_instance(name: str) -> Instance:
 
 
 def find_gpu_of_product(product: str) -> Gpu | None:
-    """Return the catalog's GPU of a product name, such as `NVIDIA A100-SXM4-40GB`."""
+    """Return the catalog's GPU for a product name, such as `NVIDIA A100-SXM4-40GB`; None if it is not listed."""
     words = _SEPARATORS.sub(" ", product.lower()).split()
     joined = "".join(words)
     found = [gpu for gpu in gpus().values() if gpu.slurm_type in words or joined.endswith(gpu.slurm_type)]
@@ -181,8 +182,8 @@ def find_gpu_of_product(product: str) -> Gpu | None:
 
 
 def _gpu_of_devices(table: NcclTable) -> Gpu | None:
-    """Return the GPU of all devices. Return None for PCIe cards: they lack the NVLink that the catalog lists for their
-    chip."""
+    """Return the GPU of all devices; None if the products differ. PCIe cards count as unknown, because they lack the
+    NVLink that the catalog lists for their chip."""
     products = {each.product for each in table.devices}
     product = next(iter(products)) if len(products) == 1 else ""
     return find_gpu_of_product(product) if "pcie" not in product.lower() else None
@@ -198,7 +199,10 @@ def _other_product(table: NcclTable, gpu: Gpu | None) -> str:
 
 
 def _named_in(hints: LogHints, hosts: tuple[str, ...], gpu: Gpu | None) -> Instance | None:
-    """Return the GPU instance type if the log names exactly one. ParallelCluster's node names omit the dot."""
+    """Return the GPU instance type if the log or its host names contain exactly one.
+
+    ParallelCluster's node names contain the instance type without its dot.
+    """
     names = " ".join(hosts[:64])
     having = [each for each in instances().values() if each.gpus and (gpu is None or each.gpu == gpu.name)]
     found = [

@@ -1,4 +1,4 @@
-"""Read tables from any output of nccl-tests: all versions, prefixes of launchers, noise of batch logs. Pure.
+"""Read tables from output of any version of nccl-tests, even behind launchers' prefixes and among other lines. Pure.
 
 Columns are found by their names in the header, so old and new formats need no version. Unknown text is skipped. Time
 and memory are linear in the length of the text: long lines are truncated, and the number of tables is limited.
@@ -88,7 +88,7 @@ _USUAL = _TableColumns()
 
 @dataclass
 class _Draft:
-    """A table whose lines are still being read. `stage` is the last part of the output that was read."""
+    """A table whose lines are still being read. `stage` is the number of the part of the output that was read last."""
 
     stream: str
     line: int
@@ -176,13 +176,14 @@ class _NcclLogReader:
             self._comment(number, stream, f"# {head}")
 
     def _failure(self, stream: str, message: str) -> None:
-        """Record why a rank failed. Rank 0 prints the table, and any rank may fail."""
+        """Record why a rank failed. If the rank has no table, record it in the first open one: only rank 0 prints a
+        table, but any rank may fail."""
         draft = self._open.get(stream) or next(iter(self._open.values()), None)
         if draft is not None and not draft.error:
             draft.error = message
 
     def _split(self, line: str) -> tuple[str, str]:
-        """Return the rank that a launcher put in front of the line, and the rest of the line."""
+        """Return the rank, or another prefix, that a launcher put in front of the line, and the rest of the line."""
         stream, body = "", line
         for _ in range(3):
             found = _PREFIX.match(body)
@@ -202,7 +203,10 @@ class _NcclLogReader:
         return stream, body
 
     def _draft(self, number: int, stream: str, stage: int, *, again: bool = False) -> _Draft | None:
-        """Return the draft that a line of this stage belongs to. A line of an earlier stage starts a new table."""
+        """Return the draft that a line of this stage belongs to; None if there are too many tables.
+
+        A line of an earlier stage starts a new table. So does a repeated stage, unless `again` allows it.
+        """
         draft = self._open.get(stream)
         if draft is None or stage < draft.stage or (stage == draft.stage and not again):
             if len(self._done) >= MAX_TABLES or (draft is None and len(self._open) >= MAX_STREAMS):
@@ -317,7 +321,7 @@ def _layout(header: str) -> _TableColumns:
 
 
 def _guess_layout(tokens: list[str]) -> _TableColumns:
-    """Return the layout of a row without a header, from the number of its values."""
+    """Return the layout of a table without a header, from the values in its first row."""
     stamps = len(tokens) > 2 and bool(_STAMP.match(tokens[-2]))
     lead = 3 + sum(1 for token in tokens[3:5] if token.isalpha() or re.fullmatch(r"-?\d{1,3}", token))
     count = len(tokens) - lead - 2 * stamps
@@ -356,7 +360,7 @@ def _usual_row(tokens: list[str]) -> NcclRow | None:
 
 
 def _make_row(tokens: list[str], layout: _TableColumns, line: str) -> NcclRow | None:
-    """Return the row of these tokens; None if there are too few of them."""
+    """Return the row of these tokens; None if there are too few of them, or if one is malformed."""
     lead = dict(zip(layout.lead, tokens, strict=False))
     values = tokens[len(layout.lead) :]
     stamp = " ".join(values[-2:]) if len(values) > 2 and _STAMP.match(values[-2]) else ""
@@ -391,7 +395,7 @@ def _timing(names: tuple[str, ...], values: list[str], milliseconds: bool) -> Nc
 
 
 def _number(text: str) -> float:
-    """Return a number; 0 for nan and inf, because later comparisons with NaN would be wrong."""
+    """Return a number; 0 for nan and inf, because comparisons with NaN are always false."""
     value = float(text)
     return value if isfinite(value) else 0.0
 

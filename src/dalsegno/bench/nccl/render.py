@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dalsegno.bench.nccl.table import NcclColumns, NcclDevice, NcclRow, NcclSettings, NcclTable, NcclTest, NcclTiming
 
-_TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # nccl-tests print this format itself as the column's name
+_TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # nccl-tests print this format string where other columns have their unit
 
 
 def render(table: NcclTable) -> str:

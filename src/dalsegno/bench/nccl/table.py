@@ -84,7 +84,7 @@ class NcclSettings:
     agg_iters: int = 1
     validation: int = 1
     graph: int = 0
-    unalign: int | None = 0  # None before nccl-tests 2.18, which do not print it
+    unalign: int | None = 0  # None if the output has no such value, as before nccl-tests 2.18
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ class NcclTable:
     def listed_ranks(self) -> int | None:
         """Return the number of ranks that the header states; None without a header.
 
-        The text header truncates the list of a process with many GPUs. JSON lists only the first device of a process.
+        The list of devices may be incomplete, so the number of processes and their GPUs counts too. The text header
+        truncates the list of a process with many GPUs, and JSON lists only the first device of a process.
         """
         if not self.devices:
             return None

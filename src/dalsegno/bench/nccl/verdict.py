@@ -35,7 +35,7 @@ PLATEAU_SHARE = 0.8
 HISTORY_K = 3.0
 HISTORY_LEAST = 5  # with fewer results, the median is not reliable
 HISTORY_SPREAD = 0.01  # minimum spread, as a share of the median: after equal results, a slightly lower one passes
-SPREAD_PERCENT = 5.0  # the threshold in the script of nccl-tests that reads `-J` files
+SPREAD_PERCENT = 5.0  # larger variations are mentioned; the script of nccl-tests that reads `-J` files uses this value
 
 _MAD_TO_SIGMA = 1.4826
 
@@ -235,8 +235,8 @@ def history_threshold(earlier: Sequence[float], k: float = HISTORY_K) -> float |
 def _raise_by_history(
     expected: Expectation | None, bound: Bound | None, history: Sequence[float]
 ) -> Expectation | None:
-    """Return the expectation, raised to what this cluster has reached before. The result is never below the vendor's
-    floor."""
+    """Return the expectation, raised to the threshold from earlier results if that is higher. A threshold above the
+    limit of the machines is ignored."""
     own = history_threshold(history)
     if own is None or own <= 0 or (expected and expected.busbw >= own) or (bound and own > bound.busbw):
         return expected

@@ -79,7 +79,7 @@ class DeviceResult:
 
 
 def read_results(text: str) -> list[DeviceResult]:
-    """Return the results in the output of all ranks, sorted by host and device."""
+    """Return the results in the output of all ranks, sorted by test, host and device."""
     found = []
     for line in text.splitlines():
         try:
@@ -106,7 +106,8 @@ class JudgedDevice:
 
 
 def judge_devices(results: Iterable[DeviceResult], low: float = LOW) -> list[JudgedDevice]:
-    """Compare each device with the others of its product. Fewer than LEAST devices are not compared."""
+    """Compare each device with all devices of its product. If there are fewer than LEAST of them, none is called
+    slow."""
     known = list(results)
     judged = []
     for each in known:

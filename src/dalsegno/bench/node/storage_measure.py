@@ -124,7 +124,10 @@ def table_rows(speeds: Iterable[FolderSpeed]) -> list[list[str]]:
 
 
 def compare(speeds: Sequence[FolderSpeed]) -> list[str]:
-    """Return sentences that compare the first shared folder with the first local one; none if either is missing."""
+    """Return a sentence that compares the shared folders with the local ones; [] if either kind is missing.
+
+    The speeds are medians over all folders of a kind. Only the first folder of each kind is named.
+    """
     good = [each for each in speeds if not each.error]
     shared, local = ([each for each in good if each.shared is wanted] for wanted in (True, False))
     if not shared or not local:

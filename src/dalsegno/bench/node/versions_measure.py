@@ -19,7 +19,8 @@ PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
 def versions_here() -> dict[str, str]:
-    """Return the versions on this node; "" for software that is not installed."""
+    """Return the versions on this node. A missing driver or torch has the version ""; other missing packages are left
+    out."""
     found = {"kernel": platform.release(), "libc": " ".join(platform.libc_ver()), "driver": _driver_version()}
     found["python"] = platform.python_version()
     return {**found, **{name: value for name in PACKAGES if (value := _package(name)) or name == "torch"}}
@@ -43,7 +44,7 @@ def _package(name: str) -> str:
 
 
 def read_versions(text: str) -> dict[str, dict[str, str]]:
-    """Return the versions of each node, in order of their names. Other lines, such as warnings, are skipped."""
+    """Return the versions of each node, sorted by node name. Other lines, such as warnings, are skipped."""
     found = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):

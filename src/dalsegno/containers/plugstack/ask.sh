@@ -83,14 +83,15 @@ for each in $named "$@"; do
 done
 for folder in $folders; do [ -r "$folder/spank_pyxis.so" ] && say plugin "$folder/spank_pyxis.so"; done
 
-# Report whether the commands have the option.
+# Report which commands accept --container-image, and srun's errors about plugins.
 for each in srun sbatch; do
     help=$(soon $each --help 2>&1)
     case $help in *--container-image*) say knows $each ;; esac
     [ $each = srun ] && printf '%s\n' "$help" | grep -i 'error:.*\(spank\|plug\|dlopen\)' | head -n 3 | sed 's/^/ds:error /'
 done
 
-# Report Enroot's version, and its folders that users cannot write to. Root runs this, but users run the jobs.
+# Report Enroot's version, and its folders that users cannot write to. If root runs this script, test with the rights of
+# user 65534 instead, because users run the jobs.
 if command -v enroot >/dev/null; then say enroot "$(soon enroot version 2>/dev/null || echo '?')"; fi
 who=$me
 may_write() { [ -w "$1" ]; }

@@ -114,8 +114,10 @@ def plan_commands(
 
 
 def _our_plugin(hosts: Sequence[PluginFacts], own: bool, build: PluginBuild | None) -> _OurPlugin | None:
-    """Return Dal Segno's plugin if the cluster should use it. If a host already uses the plugin, its files are copied
-    from that host."""
+    """Return Dal Segno's plugin if the cluster should use it; otherwise None.
+
+    If the plugin already works safely on a host, its files are copied from there. Otherwise `build` compiles them.
+    """
     if own or choose_plugin(hosts) is PluginKind.PYXIS:
         return None
     for host in hosts:

@@ -104,7 +104,7 @@ class PluginFacts:
 
     @property
     def configless(self) -> bool:
-        """Whether this host gets Slurm's files from slurmctld, which overwrites local changes."""
+        """Return whether this host gets Slurm's files from slurmctld, which overwrites local changes."""
         return self.conf.startswith("/run/slurm/conf/") or "/conf-cache/" in self.conf
 
 

@@ -40,7 +40,7 @@ class ControllerPing:
 
 
 def parse_ping(text: str) -> list[ControllerPing]:
-    """Parse the output of PING_ARGV, which exits 1 if the primary is down but still prints all controllers."""
+    """Parse the output of PING_ARGV. If the primary is down, the command exits with 1, but prints all controllers."""
     found = [ControllerPing(role, host, state == "UP") for role, host, state in _CONTROLLER.findall(text)]
     if not found:
         raise malformed("scontrol ping", text)

@@ -184,7 +184,7 @@ class NodeLoad(NamedTuple):
     name: str
     partition: str
     word: str  # sinfo's word for the state without its suffix, such as `drained`
-    in_service: bool  # whether Slurm would start a job on the node, now or when the current jobs end
+    in_service: bool  # the same as `NodeInfo.in_service`
     cpus_alloc: int
     cpus_idle: int
     cpus_other: int

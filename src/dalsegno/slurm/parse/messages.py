@@ -86,7 +86,7 @@ class SlurmReason(Enum):
     REBOOTED = "rebooted"
     NOT_RESPONDING = "not-responding"
     HARDWARE = "hardware"
-    UNKNOWN = "unknown"  # the text differs from Slurm's own, so a person has set it
+    UNKNOWN = "unknown"  # the text differs from Slurm's own, so a person or another program set it
 
 
 _REASONS = (

@@ -18,7 +18,7 @@ _FAILED = re.compile(r"Task launch for (?:StepId=)?(?P<job>\d+)\S* failed on nod
 _OUTSIDE = re.compile(
     rf"can't open file '{INSIDE}[^\n]*\n(?:(?!srun: error: )[^\n]*\n)*srun: error: (?P<nodes>\S+): tasks? \d"
 )
-# A message of Dal Segno's plugin. Its code in brackets decides, the rest is for people. Older plugins print no code.
+# A message of Dal Segno's plugin. The code in brackets decides; the text is for people. Older plugins print no code.
 # This message is the plugin's only channel to a run: the plugin runs in slurmstepd, which knows neither the run nor its
 # folder. The exit code 125 alone is not reliable. srun ends with the highest exit code of all tasks, and the tasks that
 # srun kills hide the 125. srun's line about each task shows the 125, but srun also reports 125 for a program that exits

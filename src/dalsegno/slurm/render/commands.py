@@ -34,8 +34,9 @@ def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> 
 def deletion_commands(cluster: Cluster, removed: Iterable[str], found: AccountsInfo) -> list[Command]:
     """Return the arguments of the `sacctmgr` commands that delete associations. Slurm keeps the history of their jobs.
 
-    The commands delete all associations of removed users. For other users, they delete the associations with accounts
-    that these users have left. Run `accounting_commands` first, because a user's default account cannot be deleted.
+    The commands delete all associations of removed users. For users that `dalsegno user add` added, they delete the
+    associations with accounts that these users have left. Run `accounting_commands` first, because a user's default
+    account cannot be deleted.
     """
     gone = [["delete", "user", "where", f"name={name}"] for name in removed if name in found.users]
     accounts = {user.name: user.accounts for user in cluster.users if user.added}

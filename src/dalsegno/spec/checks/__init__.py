@@ -1,4 +1,4 @@
-"""Checks that pydantic cannot do, such as values that are valid alone but not together. They report all problems."""
+"""The checks that pydantic cannot do, such as those of several values together. They report all problems."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ _SHOWN = 4
 
 
 def check_topology(spec: ClusterSpec, report: Problems) -> None:
-    """Check that the switches form a tree with every node on exactly one leaf."""
+    """Check that the switches have no cycle, and that every node is on exactly one leaf switch."""
     topology = spec.slurm.topology
     if topology is None:
         return

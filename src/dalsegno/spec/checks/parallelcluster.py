@@ -36,7 +36,7 @@ _UNUSED_IN_PARTITION = {
 
 
 def check_parallelcluster(spec: ClusterSpec, report: Problems) -> None:
-    """Check the section `parallelcluster`, and all settings elsewhere that have another meaning on ParallelCluster."""
+    """Check the section `parallelcluster`, and settings in other sections that work differently on ParallelCluster."""
     own = spec.parallelcluster
     if spec.target != "parallelcluster" or own is None or not report.whole("target"):
         return
@@ -160,7 +160,7 @@ def _check_monitoring(spec: ClusterSpec, own: ParallelCluster, report: Problems)
 
 
 def _check_users(spec: ClusterSpec, own: ParallelCluster, report: Problems) -> None:
-    """Check the users that every machine gets an account for."""
+    """Check that users come either from the file or from a directory service, and that none of them is an admin."""
     if own.directory_service and (spec.users or spec.groups):
         field = "users" if spec.users else "groups"
         what = f"both `{field}` and `directory_service` say who has an account"
@@ -223,7 +223,7 @@ def _check_capacity(
 
 
 def _check_types(partition: PartitionSpec, queue: QueueSpec, report: Problems) -> None:
-    """Check that the instance types of a queue are alike, because Slurm treats them as one kind of node."""
+    """Check the instance types of a queue. They must be alike, because Slurm treats them as one kind of node."""
     first = instances().get(partition.instance)
     for name in queue.instances:
         other = instances().get(name)
@@ -316,7 +316,7 @@ OPENZFS_FIRST_GIB = 64
 
 
 def check_aws_storage(spec: ClusterSpec, report: Problems) -> None:
-    """Check ids, sizes and throughputs of file systems on ParallelCluster."""
+    """Check the file systems of a cluster on ParallelCluster."""
     own = spec.parallelcluster
     if spec.target != "parallelcluster" or own is None or not report.whole("target"):
         return

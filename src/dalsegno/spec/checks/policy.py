@@ -71,7 +71,7 @@ def check_accounting(spec: ClusterSpec, report: Problems) -> None:
 
 
 def _why_no_accounting(spec: ClusterSpec) -> tuple[str, str] | None:
-    """Return why the cluster has no accounting, and what to do; None if it has it."""
+    """Return why the cluster has no accounting, and what to do; None if the cluster has accounting."""
     if spec.target == "hyperpod":
         return "is not built yet on HyperPod", _NO_DATABASE
     if not spec.slurm.accounting:
@@ -148,7 +148,11 @@ class _KnownNames:
 
 
 def check_people(spec: ClusterSpec, report: Problems) -> None:
-    """Check that all named accounts and QOS exist, and that users are in the privileged groups allowed to them."""
+    """Check that all named accounts and QOS exist, and that accounts are not each other's parents.
+
+    A user's default account and QOS must be among those of the user. The groups in a user's `allow_privileged` must
+    also be among the user's groups.
+    """
     known = _KnownNames(spec, report)
     for partition in spec.partitions:
         whose = f"partition `{partition.name}` allows"

@@ -1,4 +1,4 @@
-"""The collector for problems, and the checks of names, health checks and raw Slurm settings."""
+"""The collector for problems, and the checks of names, health checks, monitoring and raw Slurm settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Problems:
         return not any(cut[: len(path)] == path and len(cut) <= len(path) + 1 for cut in self._cut)
 
     def unnamed(self, name: str, *path: str) -> bool:
-        """Return whether no entry of the list at `path` has this name, not even an entry that was removed."""
+        """Return whether no entry of the list at `path` can have this name.
+
+        Entries that were removed as invalid count too. An entry whose name is invalid can have any name.
+        """
         entries = self._written
         for key in path:
             entries = entries.get(key) if isinstance(entries, dict) else None
@@ -119,7 +122,7 @@ def _nodes(spec: ClusterSpec, report: Problems) -> None:
         report.add(spec.login, "names", f"the head node and a login node are both named `{spec.head.name}`")
     for partition in spec.partitions:
         taken = _first_taken(partition, owner)
-        # Slurm allows a node in several partitions, and the head node in partitions.
+        # In an existing cluster, a node may be in several partitions, and the head node may be in partitions.
         if taken and spec.target == "existing":
             taken = None
         if taken and owner[taken].partition != partition.name:

@@ -18,7 +18,7 @@ from dalsegno.spec.targets import TARGETS, HyperPod, ParallelCluster, Ssh, SshHo
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
 # Targets whose platform runs slurmctld itself and does not support a second one
 _OWNS_CONTROLLER = ("parallelcluster", "hyperpod")
-# Targets that import images on the head of a platform, into a folder that the file must name
+# Targets for which `up` imports images on the head node, into a folder that the file must name
 _IMAGES_ON_HEAD = ("parallelcluster", "oci")
 
 
@@ -240,9 +240,9 @@ def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
 
 
 def _check_power(ssh: Ssh, key: str, host: SshHostSpec, report: Problems) -> None:
-    """Check that hosts have as many management controllers as names.
+    """Check that an entry of `hosts` has as many management controllers (BMCs) as names.
 
-    A host needs one if its power command uses it.
+    An entry without any is accepted if the power command does not use `{bmc}`.
     """
     try:
         addresses(key, host.bmc)
