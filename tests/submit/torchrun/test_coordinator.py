@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from dalsegno.runs.coordinator.generations.events import AgentJoined, GenerationStopped, Hung, StoreOpened
+from dalsegno.runs.coordinator.generations.generations import Run, advance
+from dalsegno.runs.coordinator.generations.group import Shape
 from dalsegno.runs.coordinator.generations.standbys import StandbyLost, StandbyMode, StandbyPlan, StandbyReady
 from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.coordinator import CoordinatorThread, OutputWriter, TorchrunSite
+from dalsegno.runs.torchrun.launch import read_hang_timeout_s
 from dalsegno.runs.torchrun.rendezvous import ALONE, Keys
 
 
@@ -49,3 +55,21 @@ def test_nothing_is_said_about_standby_workers_while_the_nodes_leave() -> None:
     output.quiet = True
     output.note_standby("gpu-1: no standby workers: a worker ran out of GPU memory")
     assert said == []
+
+
+def test_restart_after_a_hang_blames_no_rank() -> None:
+    said, agent = list[str](), "0@gpu-1#4711"
+    output = OutputWriter(TorchrunSite(TorchrunArgs("train.py"), "j", "id", 1, ALONE), said.append)
+    run = Run(Shape(1, 1, 1), max_restarts=1, literal=True)
+    hung = Hung(1, "no step for 60 s", 60.0)
+    for event in (AgentJoined(agent), StoreOpened(agent, 1, 5000), hung, GenerationStopped(agent, 1)):
+        run, _ = advance(run, event)
+    output.generation(run)
+    assert said == ["restarting on 1 node (1 of 1 restarts used): no step for 60 s"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(None, None), ("", None), ("90", 90), ("10m", 600), ("off", 0), ("0", 0)]
+)
+def test_hang_timeout_is_the_option_of_run(text: str | None, seconds: int | None) -> None:
+    assert read_hang_timeout_s({} if text is None else {"DALSEGNO_RUN_HANG_TIMEOUT": text}) == seconds

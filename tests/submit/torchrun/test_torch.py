@@ -219,3 +219,29 @@ def test_rank_that_did_not_arrive_is_named_when_a_collective_times_out(torchrun:
     (line,) = [line for line in done.stderr.splitlines() if "did not arrive" in line]
     assert f"rank 1 on {host} did not arrive: it is at train.py:" in line
     assert "1 rank waits in collective 2 of process group 0, all_reduce (8); the code is suspected" in line
+
+
+LEAVES = """
+import time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")  # collectives time out after half an hour
+total = torch.ones(8)
+dist.all_reduce(total)
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.all_reduce(total)
+"""
+
+
+def test_hang_without_a_timeout_is_explained_and_ended_after_the_limit(torchrun: Launcher) -> None:
+    words = ["--standalone", "--nproc-per-node", "2", "--log-dir", "logs", torchrun.script(LEAVES)]
+    done = torchrun.run(*words, DALSEGNO_RUN_HANG_TIMEOUT="3s")
+    host = socket.gethostname()
+    (line,) = [line for line in done.stderr.splitlines() if "did not arrive" in line]
+    assert "no rank was at work for" in line and f"rank 1 on {host} did not arrive: it is at train.py:9" in line
+    assert "1 rank waits in collective 2 of process group 0, all_reduce (8); the code is suspected" in line
+    (stacks,) = torchrun.folder.glob("logs/*/attempt_0/1/stacks.txt")
+    assert line.endswith(f"; see {host}:{stacks.relative_to(torchrun.folder).parent}")
+    assert 'train.py", line 9' in stacks.read_text()
+    assert done.returncode == 1 and "failed: no step for" in done.stderr.splitlines()[-1]

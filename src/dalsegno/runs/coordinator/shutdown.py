@@ -43,5 +43,8 @@ async def finish_agents(
 def _end_message(end: Finish) -> Message:
     """Return a message that says how the run ended, for agents that report it to their users."""
     cause = end.cause
-    where = {"rank": cause.rank, "node": cause.node} if cause else {}
-    return {"code": end.code, "why": end.why, **where}
+    if cause is None:
+        return {"code": end.code, "why": end.why}
+    if cause.why:  # the coordinator has ended all workers, so no rank has a report
+        return {"code": end.code, "why": cause.why}
+    return {"code": end.code, "why": end.why, "rank": cause.rank, "node": cause.node}

@@ -19,10 +19,10 @@ from zipfile import is_zipfile
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.coordinator.agents.agents import Peer, RunAgents
-from dalsegno.runs.coordinator.agents.hangs import HangWatch
 from dalsegno.runs.coordinator.agents.liveness import Timing
 from dalsegno.runs.coordinator.agents.messages import AgentMessage, Broken, LogPiece
 from dalsegno.runs.coordinator.coordinator import Coordinator
+from dalsegno.runs.coordinator.generations.causes import Failure
 from dalsegno.runs.coordinator.generations.events import Finish
 from dalsegno.runs.coordinator.generations.generations import Run
 from dalsegno.runs.coordinator.generations.group import Shape
@@ -35,7 +35,7 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
 from dalsegno.runs.submit.site import TORCH_MODULES
 from dalsegno.runs.torchrun.args import TorchrunArgs
-from dalsegno.runs.torchrun.hang_evidence import HangEvidence
+from dalsegno.runs.torchrun.hang_evidence import HangEvidence, TorchrunHangWatch
 from dalsegno.runs.torchrun.rendezvous import LOOPBACK, Keys, Rendezvous, host_of, is_loopback, parse_endpoint
 from dalsegno.wire.frames import Message
 
@@ -59,7 +59,7 @@ class TorchrunSite:
     meeting: Rendezvous
     store: bool = True  # whether the agent has torch and can run the store; if not, the first worker runs it
     timing: Timing = field(default_factory=Timing)
-    hang_timeout_s: float | None = 0.0
+    hang_timeout_s: float | None = None
     standby: StandbyMode = StandbyMode.AUTO
     own_job: int | None = None
 
@@ -223,8 +223,7 @@ class TorchrunCoordinator(Coordinator):
         self._output = OutputWriter(site, talk)
         super().__init__(site, join_timeout.attach, gather_s, self._output)
         self.run = Run(site.shape, site.max_restarts, literal=True)
-        # Hangs are not detected, but a collective that times out in some ranks is explained.
-        self.hangs = HangWatch(self, site.hang_timeout_s, diagnose=self._output.evidence.judge)
+        self.hangs = TorchrunHangWatch(self, site.hang_timeout_s, self._output.evidence, self._output.tell)
         self._terms, self._keys, self._opened = site, keys, opened
 
     async def open(self) -> None:
@@ -275,6 +274,13 @@ class JoinTimeout(NoNodeSource):
             )
 
 
+def _reason(last: Failure | None) -> str:
+    """Return a clause with the reason for a restart. After a hang, no rank has failed by itself."""
+    if last is None:
+        return ""
+    return f": {last.why}" if last.why else f": rank {last.rank} on {host_of(last.node)} {last.what()}"
+
+
 class OutputWriter(StatusWriter):
     """Prints losses and restarts to torchrun's output instead of writing a status file and a journal."""
 
@@ -289,8 +295,6 @@ class OutputWriter(StatusWriter):
             self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
         elif event == RunEvent.FAILED and what["timed_out"]:
             self.evidence.record_timeout(int(str(what["generation"])), int(str(what["rank"])))
-        elif event == RunEvent.HUNG and not self.quiet:
-            self._talk(str(what["text"]))
 
     def _write_log(self, piece: LogPiece) -> None:
         """Keep the evidence about a hang. Agents of torchrun send no logs."""
@@ -304,8 +308,17 @@ class OutputWriter(StatusWriter):
 
     def note_standby(self, text: str) -> None:
         """Print a line about standby workers, because they hold GPU memory that torchrun would leave free."""
-        if text and not self.quiet:
+        if text:
+            self.tell(text)
+
+    def tell(self, text: str) -> None:
+        """Print a line, unless the nodes leave."""
+        if not self.quiet:
             self._talk(text)
+
+    def last_output(self, generation: int) -> float:
+        """Return 0, because workers write to the terminal themselves."""
+        return 0.0
 
     def generation(self, run: Run) -> None:
         if run.group is not None:
@@ -313,9 +326,8 @@ class OutputWriter(StatusWriter):
             self.evidence.start(run.generation, places)
         if run.generation > 1 and run.group is not None:
             nodes = len(run.group.places)
-            why = f": rank {run.last.rank} on {host_of(run.last.node)} {run.last.what()}" if run.last else ""
             budget = f"{run.restarts} of {run.max_restarts} restarts used"
-            self._talk(f"restarting on {nodes} node{'s' if nodes > 1 else ''} ({budget}){why}")
+            self._talk(f"restarting on {nodes} node{'s' if nodes > 1 else ''} ({budget}){_reason(run.last)}")
 
     def status(self, facts: RunFacts) -> None:
         """Do nothing, because there is no status file."""

@@ -1,30 +1,36 @@
-"""The evidence about a hang under torchrun, where there is no run folder: the coordinator keeps it in memory."""
+"""Hangs under torchrun, where there is no run folder: evidence is kept in memory, and reports are printed."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from dalsegno.printable import one_line
 from dalsegno.runs.agent.worker_processes import GenerationWorkers
+from dalsegno.runs.coordinator.agents.hangs import ALL_IDLE_S, SILENCE_WITHOUT_OUTPUT, HangWatch, Idle
 from dalsegno.runs.coordinator.agents.messages import LogPiece
+from dalsegno.runs.coordinator.nodes.node_source import RunControl
 from dalsegno.runs.flight_recorder import BadDump, FlightDump, read_dump
 from dalsegno.runs.hang import HangReport, RankStack, judge_hang, parse_stacks
+from dalsegno.runs.torchrun.rendezvous import host_of
 from dalsegno.wire.frames import Message
 
 MAX_FILE_BYTES = 256 << 10  # of each file, the end is sent
 MAX_PIECES = 4096  # limit on the files that a coordinator keeps
-_NAME = re.compile(r"(stacks|flight)/(\d{1,9})/(\d{1,9})")
+MAX_PATH_CHARS = 4096
+_NAME = re.compile(r"(stacks|flight|folder)/(\d{1,9})/(\d{1,9})")
 log = logging.getLogger("coordinator")
 
 
 def evidence_messages(current: GenerationWorkers) -> Iterator[Message]:
-    """Yield an agent's messages with the stacks and the flight recorders of its workers."""
+    """Yield an agent's messages with the stacks and the flight recorders of its workers, and with their folders."""
     for worker in current.workers.values():
-        for kind, path in (("stacks", worker.stacks), ("flight", worker.flight)):
-            text = _end_of(path)
+        files = {"stacks": _end_of(worker.stacks), "flight": _end_of(worker.flight)}
+        folder = os.path.dirname(worker.stacks) if any(files.values()) else ""
+        for kind, text in {**files, "folder": folder}.items():
             if text:
                 name = f"{kind}/{current.generation}/{worker.rank}"
                 yield {"log": name, "text": text, "at": 0, "stream": "hang"}
@@ -55,10 +61,11 @@ class HangEvidence:
         self._dumps: dict[_Place, FlightDump] = {}
         self._timed_out: set[_Place] = set()
         self._nodes: dict[_Place, str] = {}
+        self._folders: dict[_Place, str] = {}
 
     def start(self, generation: int, nodes: Mapping[int, str]) -> None:
         """Forget older generations, and record the node of each rank of a new one."""
-        for table in (self._stacks, self._dumps, self._timed_out):
+        for table in (self._stacks, self._dumps, self._timed_out, self._folders):
             table.clear()
         self._nodes = {_Place(generation, rank): node for rank, node in nodes.items()}
 
@@ -72,19 +79,81 @@ class HangEvidence:
         if named is None or place not in self._nodes or len(self._stacks) + len(self._dumps) >= MAX_PIECES:
             return
         try:
-            if named[1] == "stacks":
+            if named[1] == "folder":
+                self._folders[place] = one_line(piece.text)[:MAX_PATH_CHARS]
+            elif named[1] == "stacks":
                 self._stacks[place] = parse_stacks(piece.text)
             elif piece.data[:1] == b"{":  # not a pickle
                 self._dumps[place] = read_dump(piece.data, place.rank)
         except BadDump as error:
             log.warning("the flight recorder of rank %d was not understood: %s", place.rank, error)
 
-    def judge(self, generation: int) -> HangReport | None:
-        """Return why this generation hung; None if there is no evidence."""
+    def judge(self, generation: int, idle: Collection[int] | None = None) -> HangReport | None:
+        """Return why this generation hangs or hung; None if there is no evidence.
+
+        `idle` contains the ranks that have not returned, if they are all idle.
+        """
+        # Copies, because late evidence is added while another thread judges
+        dumps, stacks = dict(self._dumps), dict(self._stacks)
+        places = {place.rank: node for place, node in self._nodes.items()}
+        returned = [] if idle is None else [rank for rank in places if rank not in idle]
         return judge_hang(
             generation,
-            [dump for place, dump in sorted(self._dumps.items(), key=lambda each: each[0].rank)],
-            {place.rank: stack for place, stack in self._stacks.items()},
-            {place.rank: node for place, node in self._nodes.items()},
+            [dumps[place] for place in sorted(dumps, key=lambda each: each.rank)],
+            {place.rank: stack for place, stack in stacks.items() if place.rank not in returned},
+            places,
+            returned=returned,
             timed_out=[place.rank for place in self._timed_out],
         )
+
+    def describe(self, what: str, report: HangReport | None) -> str:
+        """Return one line: how the hang was detected (`what`), why, and the files of the first suspected rank."""
+        known = {place.rank: f"{self._nodes[place]}:{folder}" for place, folder in self._folders.items()}
+        ranks = [*(report.ranks if report else ()), *sorted(known)]
+        files = next((known[rank] for rank in ranks if rank in known), "")
+        return "; ".join(filter(None, [what, report.describe() if report else "", f"see {files}" if files else ""]))
+
+
+class TorchrunHangWatch(HangWatch):
+    """Prints hangs and idle ranks, with their cause.
+
+    Output is no sign of progress here, because workers write to the terminal themselves. A hang without a limit of the
+    user is ended only if a restart is left, because torchrun's default is none.
+    """
+
+    sees_output = False
+
+    def __init__(
+        self,
+        control: RunControl,
+        timeout_s: float | None,
+        evidence: HangEvidence,
+        talk: Callable[[str], None],
+        all_idle_s: float = ALL_IDLE_S,
+    ) -> None:
+        super().__init__(control, timeout_s, all_idle_s=all_idle_s)
+        self._evidence, self._talk = evidence, talk
+
+    def may_end(self) -> bool:
+        run = self._control.run
+        return self._timeout_s is not None or run.spent < run.max_restarts
+
+    def name_of(self, agent: str) -> str:
+        return host_of(agent)
+
+    def reason_to_end(self, what: str) -> str:
+        return what
+
+    def diagnose(self, generation: int) -> HangReport | None:
+        return self._evidence.judge(generation)
+
+    def tell(self, text: str) -> None:
+        self._talk(text)
+
+    def report_hang(self, what: str, report: HangReport | None) -> None:
+        if what or report is not None:
+            self._talk(self._evidence.describe(what, report))
+
+    def report_idle(self, idle: Idle) -> None:
+        report = self._evidence.judge(idle.generation, [int(rank) for rank in idle.ranks])
+        self._talk(self._evidence.describe(idle.what(SILENCE_WITHOUT_OUTPUT), report))

@@ -17,6 +17,7 @@ from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.coordinator.agents.liveness import Timing, read_gone_s
 from dalsegno.runs.coordinator.generations.standbys import StandbyMode
 from dalsegno.runs.submit.frameworks import torch_threads
+from dalsegno.runs.submit.options import options_from_env
 from dalsegno.runs.submit.program import find_python
 from dalsegno.runs.submit.request import check_size
 from dalsegno.runs.submit.values import parse_standby
@@ -30,9 +31,9 @@ from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
 SHUTDOWN_S = 10.0
-# Selects standby workers, with the values of `dalsegno run --standby`. A variable, because torchrun has no option for
-# it.
+# Options of `dalsegno run`, with the same values. Variables, because torchrun has no such options.
 STANDBY = "DALSEGNO_RUN_STANDBY"
+HANG_TIMEOUT = "DALSEGNO_RUN_HANG_TIMEOUT"
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 
 
@@ -97,6 +98,7 @@ class _Launch:
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
             store=has_torch(python), timing=Timing(read_gone_s(self.context.environ) * slowness()),
             standby=StandbyMode(parse_standby(self.context.environ.get(STANDBY, "auto"))),
+            hang_timeout_s=read_hang_timeout_s(self.context.environ),
         )  # fmt: skip
         hosted = CoordinatorThread(site, self.keys, self.context.talk)
         try:
@@ -109,6 +111,12 @@ class _Launch:
             who = f"anyone who can reach {self.keys.endpoint} can join, as with torchrun"
             self.context.talk(f"munge is not available: {who}. Snapshots in memory stay on their node")
         return hosted, port
+
+
+def read_hang_timeout_s(environ: Mapping[str, str]) -> int | None:
+    """Return the hang timeout of the user: 0 for none; None if it is not set."""
+    found = options_from_env({HANG_TIMEOUT: environ.get(HANG_TIMEOUT, "")}).get("hang_timeout_s")
+    return found if isinstance(found, int) else None
 
 
 def _cannot_listen(port: int, error: OSError) -> DalsegnoError:

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
@@ -33,6 +33,7 @@ ENOUGH_STEPS = 5  # steps needed for a useful median, because the first steps co
 KEPT = 100  # number of step durations from which the median is computed
 IDLE_S = 30.0  # ranks that stay idle for this long after others have returned are reported
 ALL_IDLE_S = 600.0  # time after which a run whose ranks are all idle is reported
+SILENCE, SILENCE_WITHOUT_OUTPUT = "no step and no output", "no step"  # the missing signs of progress, in reports
 log = logging.getLogger("coordinator")
 
 
@@ -129,21 +130,28 @@ class Idle:
     stacks: str  # the file with the stacks of the first of these ranks
 
     def sentence(self) -> str:
+        return f"{self.what()}; see {self.stacks}"
+
+    def what(self, silence: str = SILENCE) -> str:
+        """Return the sentence without the file. `silence` says which signs of progress are missing."""
         if not self.returned:
             ranks = f"all {len(self.ranks)} ranks have" if len(self.ranks) > 1 else "its rank has"
-            return f"no step and no output, and {ranks} been idle for {self.idle_s} s; see {self.stacks}"
+            return f"{silence}, and {ranks} been idle for {self.idle_s} s"
         names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
         more = f" and {len(self.ranks) - 4} more" if len(self.ranks) > 4 else ""
         has, ranks = ("has", "rank") if len(self.ranks) == 1 else ("have", "ranks")
         returned = f"{self.returned} rank{'s' if self.returned > 1 else ''} {'have' if self.returned > 1 else 'has'}"
-        return (
-            f"{returned} returned, but {ranks} {names}{more} {has} not, and {has} done nothing for {self.idle_s} s;"
-            f" see {self.stacks}"
-        )
+        return f"{returned} returned, but {ranks} {names}{more} {has} not, and {has} done nothing for {self.idle_s} s"
 
 
 class HangWatch:
-    """Detects hangs and idle ranks in each generation of the run."""
+    """Detects hangs and idle ranks in each generation of the run.
+
+    The evidence is in the run folder, and reports go to the journal. `dalsegno torchrun` has neither, and overrides the
+    public methods at the end of this class.
+    """
+
+    sees_output = True  # whether `RunControl.last_output` knows when ranks write
 
     def __init__(
         self,
@@ -152,9 +160,7 @@ class HangWatch:
         stacks_s: float = STACKS_S,
         idle_s: float = IDLE_S,
         all_idle_s: float = ALL_IDLE_S,
-        diagnose: Callable[[int], HangReport | None] | None = None,
     ) -> None:
-        self._diagnose = diagnose or self._read_hang
         self._control, self._timeout_s, self._stacks_s = control, timeout_s, stacks_s
         self._idle_s, self._all_idle_s = idle_s, all_idle_s
         self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
@@ -169,6 +175,7 @@ class HangWatch:
         self._output_at = self._look_at_output_at = 0.0
         self._noted_work = False
         self._idle_at: float | None = None  # when idle ranks were reported; infinity while their stacks are captured
+        self._stalled_at: float | None = None  # the time of the last step when a hang was reported but not ended
 
     @property
     def age_s(self) -> float:
@@ -196,13 +203,16 @@ class HangWatch:
             for agent in self._turns.due(run.group.agents, interval_s, now):
                 self._control.send(agent, {"work": run.generation})
         self._look_for_idle(run, now)
+        self._look_for_steps()
         verdict = self._judge(run, now, interval_s)
-        if verdict is HangVerdict.HANG:
+        if verdict is HangVerdict.HANG and self.may_end():
             self._hanging = True
             self._control.run_in_background(self._end(run.generation, self._describe_hang(now)))
+        elif verdict is HangVerdict.HANG and self._stalled_at is None:
+            self._stalled_at = self._marks.last
+            self._control.run_in_background(self._report_stall(run.generation, self._describe_hang(now)))
         elif verdict is HangVerdict.SILENT_WORK and not self._noted_work:
-            self._noted_work = True
-            self._control.note(self._describe_work(run, now))
+            self._note_work(run, now)
         elif verdict is HangVerdict.ALL_IDLE and not run.done and self._idle_at is None:
             self._report_idle(run, sorted(run.group.ranks), now - self._progress_at)
 
@@ -244,16 +254,25 @@ class HangWatch:
             return f"no step for {now - self._marks.last:.0f} s"
         quiet_s = now - max(self._marks.last, self._output_at)
         idle_s = now - max(self._activity.newest, self._began)
-        return f"no step and no output for {quiet_s:.0f} s, and no rank was at work for {idle_s:.0f} s"
+        return f"{self._silence} for {quiet_s:.0f} s, and no rank was at work for {idle_s:.0f} s"
 
-    def _describe_work(self, run: Run, now: float) -> str:
-        """Return why a generation without steps and output is not ended."""
+    @property
+    def _silence(self) -> str:
+        return SILENCE if self.sees_output else SILENCE_WITHOUT_OUTPUT
+
+    def _note_work(self, run: Run, now: float) -> None:
+        """Say why a generation without steps and output is not ended.
+
+        Where output is not seen, this is worth a line only if some ranks work while others are idle.
+        """
         assert run.group is not None
         ranks = run.group.ranks - run.done
         idle = self._activity.idle_ranks(ranks, now - (self._marks.limit_s() or 0.0) / 2)
-        where = {rank: run.group.agent_of(rank) for rank in idle}
+        where = {rank: self.name_of(run.group.agent_of(rank)) for rank in idle}
         quiet_s = now - max(self._marks.last, self._output_at)
-        return f"no step and no output for {quiet_s:.0f} s, but {describe_work(len(ranks) - len(idle), where)}"
+        if self.sees_output or 0 < len(idle) < len(ranks):
+            self._noted_work = True
+            self.tell(f"{self._silence} for {quiet_s:.0f} s, but {describe_work(len(ranks) - len(idle), where)}")
 
     def _look_for_idle(self, run: Run, now: float) -> None:
         """Report ranks that are idle after others have returned, and reported ranks that are at work again.
@@ -263,13 +282,19 @@ class HangWatch:
         if self._idle_at is not None:
             if self._progress_at > self._idle_at:
                 self._idle_at, text = None, "ranks that were idle are at work again"
-                self._control.note(text)
+                self.tell(text)
                 self._control.journal(RunEvent.IDLE, text=text, generation=run.generation, ranks={})
             return
         left = sorted(run.group.ranks - run.done) if run.group and run.done else []
         idle_s = self._activity.idle_s(left, now)
         if left and idle_s >= self._idle_s:
             self._report_idle(run, left, idle_s)
+
+    def _look_for_steps(self) -> None:
+        """Report steps after a hang that was not ended."""
+        if self._stalled_at is not None and self._marks.last > self._stalled_at:
+            self._stalled_at = None
+            self.tell("steps are completed again")
 
     def _report_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
         self._idle_at = math.inf  # ignore work until the report is in the journal
@@ -278,11 +303,9 @@ class HangWatch:
     async def _capture_and_report_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
         assert run.group is not None
         await self._capture_stacks(run.generation)
-        where = {str(rank): run.group.agent_of(rank) for rank in left}
-        files = [str(self._control.folder.stacks(run.generation, rank)) for rank in left]
-        idle = Idle(run.generation, len(run.done), where, round(idle_s), files[0])
-        self._control.note(idle.sentence())
-        self._control.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
+        where = {str(rank): self.name_of(run.group.agent_of(rank)) for rank in left}
+        stacks = str(self._control.folder.stacks(run.generation, left[0]))
+        self.report_idle(Idle(run.generation, len(run.done), where, round(idle_s), stacks))
         if run.generation == self._control.run.generation:
             self._idle_at = time.monotonic()
 
@@ -293,17 +316,19 @@ class HangWatch:
                 self._activity.record(rank, work, time.monotonic())
 
     async def _end(self, generation: int, what: str) -> None:
-        why = f"{what}; stacks of the ranks: {self._control.folder.all_stacks}"
+        why = self.reason_to_end(what)
         self._control.note(why)
         await self._capture_stacks(generation)
-        await self._explain(generation)
+        await self._explain(generation, what)
         self._control.apply(Hung(generation, why, self.age_s))
 
-    async def _explain(self, generation: int) -> None:
-        report = await asyncio.get_running_loop().run_in_executor(None, self._diagnose, generation)
-        if report is not None:
-            self._control.note(report.describe())
-            self._control.journal(RunEvent.HUNG, text=report.describe(), **facts_to_json(report))
+    async def _report_stall(self, generation: int, what: str) -> None:
+        await self._capture_stacks(generation)
+        await self._explain(generation, f"{what}; the workers continue")
+
+    async def _explain(self, generation: int, what: str = "") -> None:
+        report = await asyncio.get_running_loop().run_in_executor(None, self.diagnose, generation)
+        self.report_hang(what, report)
 
     def defer(self, event: Event) -> bool:
         """Defer the end of a worker after a collective has timed out in a rank; return whether the event was deferred.
@@ -329,14 +354,6 @@ class HangWatch:
         for event in events:
             self._control.apply(event)
 
-    def _read_hang(self, generation: int) -> HangReport | None:
-        folder = self._control.folder
-        try:
-            return read_hang(folder, generation, list(journal.read(folder.journal)))
-        except Exception as error:  # a hang must be ended even if its cause cannot be found
-            log.warning("could not find the cause of the hang: %s: %s", type(error).__name__, error)
-            return None
-
     async def _capture_stacks(self, generation: int) -> None:
         """Capture the stacks on all nodes at once, before the workers are killed."""
         group = self._control.run.group
@@ -352,3 +369,40 @@ class HangWatch:
         self._asked.discard(agent)
         if not self._asked:
             self._all_done.set()
+
+    # The evidence and the reports of `dalsegno run`
+
+    def may_end(self) -> bool:
+        """Return whether a generation that hangs is ended. Otherwise, the hang is only reported."""
+        return True
+
+    def name_of(self, agent: str) -> str:
+        """Return the name of an agent's node, for the user."""
+        return agent
+
+    def reason_to_end(self, what: str) -> str:
+        """Return why a generation is ended, for the user. `what` says how the hang was detected."""
+        return f"{what}; stacks of the ranks: {self._control.folder.all_stacks}"
+
+    def diagnose(self, generation: int) -> HangReport | None:
+        """Return why a generation hangs; None if there is no evidence."""
+        folder = self._control.folder
+        try:
+            return read_hang(folder, generation, list(journal.read(folder.journal)))
+        except Exception as error:  # a hang must be ended even if its cause cannot be found
+            log.warning("could not find the cause of the hang: %s: %s", type(error).__name__, error)
+            return None
+
+    def tell(self, text: str) -> None:
+        """Show a line to the user."""
+        self._control.note(text)
+
+    def report_hang(self, what: str, report: HangReport | None) -> None:
+        """Report why a generation hangs. `what` says how it was detected; "" if a collective has timed out."""
+        if report is not None:
+            self._control.note(report.describe())
+            self._control.journal(RunEvent.HUNG, text=report.describe(), **facts_to_json(report))
+
+    def report_idle(self, idle: Idle) -> None:
+        self._control.note(idle.sentence())
+        self._control.journal(RunEvent.IDLE, text=idle.sentence(), **dataclasses.asdict(idle))
