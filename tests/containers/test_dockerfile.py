@@ -167,7 +167,7 @@ def test_image_that_docker_has_built_is_imported_by_its_id(
     Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
     copy = ["skopeo", "--insecure-policy", "copy", "-q", f"oci:{tmp_path}/oci:x", f"docker-archive:{tmp_path}/saved"]
     subprocess.run(copy, check=True, timeout=60)
-    script = f'[ "$1" = save ] && cat {tmp_path}/saved > "$3" || echo sha256:1234 > "$5"'
+    script = f'[ "$1" = save ] && cat {tmp_path}/saved > "$3" || echo sha256:1234 > "$6"'
     asked = stand_in(tmp_path / "bin", "docker", script)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setattr("dalsegno.system.machine.SEARCH", (f"{tmp_path}/bin", "/usr/bin"))
@@ -175,7 +175,7 @@ def test_image_that_docker_has_built_is_imported_by_its_id(
     assert done.returncode == 0, done.stderr
     assert builds.show(tmp_path / "x.sqsh")["workdir"] == "/work dir"
     build, save = asked.read_text().splitlines()
-    assert build.startswith(f"build --file {builds.context}/Dockerfile --iidfile ")
+    assert build.startswith(f"build --force-rm --file {builds.context}/Dockerfile --iidfile ")
     assert build.endswith(f".id --build-arg A=b {builds.context}") and save.endswith(".part sha256:1234")
     assert list((builds.store / "blobs").iterdir()) == []
 

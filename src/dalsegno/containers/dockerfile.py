@@ -18,13 +18,8 @@ FILES = ("Containerfile", "Dockerfile")  # in the order in which buildah and Pod
 _PACKAGES = {"docker": "docker.io"}
 _ROOT_FOLDERS = ("bin", "etc")  # a root file system has both
 _DAEMONS = {"podman": ImageKind.PODMAN, "docker": ImageKind.DOCKERD}
-# In OCI's format, SHELL and HEALTHCHECK are ignored. Without --layers, buildah repeats all steps each time. Without
-# --force-rm, it keeps the container of a step that failed.
-_LIKE_DOCKER = {
-    "buildah": ("--format", "docker", "--layers", "--force-rm"),
-    "podman": ("--format", "docker", "--force-rm"),
-    "docker": (),
-}
+# In OCI's format, SHELL and HEALTHCHECK are ignored. Without --layers, buildah repeats all steps each time.
+_LIKE_DOCKER = {"buildah": ("--format", "docker", "--layers"), "podman": ("--format", "docker"), "docker": ()}
 
 
 def find_dockerfile(folder: Path, file: Path | None) -> Path | None:
@@ -81,7 +76,8 @@ class DockerfileBuild:
         return os.path.basename(self.program)
 
     def argv(self, id_file: Path) -> list[str]:
-        options = ["--file", os.path.abspath(self.file), "--iidfile", str(id_file)]
+        # Without --force-rm, builders keep the container of a step that failed.
+        options = ["--force-rm", "--file", os.path.abspath(self.file), "--iidfile", str(id_file)]
         options += [word for each in self.build_args for word in ("--build-arg", each)]
         options += ["--target", self.target] if self.target else []
         return [self.program, "build", *_LIKE_DOCKER[self.builder], *options, os.path.abspath(self.folder)]
