@@ -28,11 +28,12 @@ DIRECTORY_PROGRAMS="slapd:slapd openssl:openssl"
 # Only `demo --scene docker` needs these.
 DOCKER_PROGRAMS="dockerd:docker.io"
 
-# Additional programs for ./test: it compiles and runs an MPI program, makes an image of one program, and runs a
-# registry with images of other tools, hosts that are reached over ssh, and an LDAP server. Chromium opens the web page.
+# Additional programs for ./test: it compiles and runs an MPI program, makes an image of one program, builds
+# Dockerfiles, and runs a registry with images of other tools, hosts that are reached over ssh, and an LDAP server.
+# Chromium opens the web page.
 # Headers have no program to look for, so their packages are listed with the compiler. So are modules of PAM and NSS.
 SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static
-    docker-registry:docker-registry skopeo:skopeo umoci:umoci sshd:openssh-server sudo:sudo
+    docker-registry:docker-registry skopeo:skopeo umoci:umoci buildah:buildah sshd:openssh-server sudo:sudo
     chromium:chromium ldapsearch:ldap-utils nslcd:nslcd nslcd:libnss-ldapd nslcd:libpam-slurm-adopt
     $MONITOR_PROGRAMS $DIRECTORY_PROGRAMS"
 

@@ -309,7 +309,7 @@ def test_only_the_suite_needs_an_mpi(unchanged: Path, tmp_path: Path):
     for program in DAEMONS:
         (tmp_path / program).symlink_to("/bin/true")
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
-    images = "busybox-static docker-registry skopeo umoci openssh-server sudo chromium ldap-utils"
+    images = "busybox-static docker-registry skopeo umoci buildah openssh-server sudo chromium ldap-utils"
     logins = "nslcd libnss-ldapd libpam-slurm-adopt"
     for who, packages in {"core": "", "dev": f"gcc openmpi-bin libopenmpi-dev libc6-dev {images} {logins}"}.items():
         assert bash(unchanged, f'MISSING=; need_local_packages {who}; echo "$MISSING"', **env).stdout == f"{packages}\n"

@@ -28,9 +28,10 @@ from dalsegno.system.children import arguments, environment, find
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import PINGED_S, Answer, Cli, at_home, make_home, taken_down
 from tests.cluster.test_rootless import NOBODY, Rootless, copy_program
+from tests.containers.dockerfiles import NEEDS_BUILDER, builder_env, write_context
 from tests.containers.images import Layout, folder, member
 from tests.containers.registries import Meddler, push, registry, serving
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 FILE = """
 name: one
@@ -496,6 +497,17 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
     refused = someone.sh("srun $I --container-mounts=a:b true")
     assert refused.code != 0 and "the source must be /PATH, ./PATH or tmpfs" in refused.err
     eventually(lambda: text_of(out) == "as it says word /mnt\n")
+
+
+@NEEDS_BUILDER
+def test_image_built_from_a_dockerfile_runs_with_its_settings(ada: Contained, tmp_path: Path):
+    home = ada.cli.home
+    env = {**ada.cli.env, **builder_env(tmp_path / "builder"), "DALSEGNO_IMAGES": str(tmp_path / "store")}
+    context, image = write_context(tmp_path / "context"), home / "built.sqsh"
+    argv = ada.cli.argv("image", "build", str(context), "--target", "base", "--build-arg", "OF=lab", "-o", str(image))
+    subprocess.run(argv, env=env, check=True, capture_output=True, timeout=PATIENCE_S)
+    script = f"srun --container-image={image} sh -c 'cat /greeting; echo $A $B; pwd'"
+    assert ada.lines(script) == ["hello nobody of lab", "1 two words", "/work"]
 
 
 def slow(path: str, body: bytes) -> bytes:

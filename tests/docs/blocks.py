@@ -109,6 +109,9 @@ NOT_RUN = {
     "sudo .venv/bin/python -m benchmarks.ssh --hosts 32": "takes a minute",
     "sudo .venv/bin/python -m benchmarks.ssh --hosts 32 --cluster": "takes a minute",
     "pip install --upgrade 'dalsegno[ssh]'": "changes the environment of this test",
+    "dalsegno image build . -f nccl-tests.Dockerfile --build-arg NCCL_VERSION=v2.27.7-1 -o /fsx/nccl-tests.sqsh": (
+        "needs images of a registry; tests/containers/test_dockerfile.py"
+    ),
     "dalsegno up --upgrade": "needs hosts over SSH; tests/ssh/test_ssh_cluster.py",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
     **dict.fromkeys(

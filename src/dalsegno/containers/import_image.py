@@ -7,12 +7,14 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalsegno.containers import image_metadata
 from dalsegno.containers.credentials import CredentialFinder
+from dalsegno.containers.dockerfile import DockerfileBuild
 from dalsegno.containers.http import PLAIN_HINT, Http, Unreachable
 from dalsegno.containers.image_metadata import ImageRecord, with_config
 from dalsegno.containers.layers import fetch_layers
@@ -87,6 +89,7 @@ class Importer:
     plain_http: bool = False
     enroot: str = ""  # path of Enroot's program; "" imports without it
     or_kept: bool = True  # whether to use the image of an earlier import if the registry does not answer
+    build: DockerfileBuild | None = None  # builds the image that a path names
 
     def to_store(self, name: ImageName, *, force: bool = False) -> Stored:
         """Import the image into the store, unless it is stored already, and return it.
@@ -98,7 +101,9 @@ class Importer:
         asked = 0.0 if name.digest and not force else self.store.clock()
         with self.store.in_use(), self._turn(f"{name} {self.arch} {self.compression}", str(name)):
             known = self.store.lookup(str(name), self.arch, self.compression, since=asked)
-            if known:  # another call imported it meanwhile, or the name contains the digest of a stored image
+            # Another call imported it meanwhile, or the name contains the digest of a stored image. Builds of the same
+            # name may have different arguments.
+            if known and not self.build:
                 return known
             with self._source(name) as source:
                 self.progress.stage(f"looking for {name}")
@@ -194,7 +199,7 @@ class Importer:
 
     @contextlib.contextmanager
     def _source(self, name: ImageName) -> Iterator[ImageSource]:
-        scratch = self.store.blob(f"scratch:{hashlib.sha256(str(name).encode()).hexdigest()[:32]}.part")
+        scratch = self.store.blob(f"scratch:{secrets.token_hex(16)}.part")
         try:
             yield self._open(name, scratch)
         finally:
@@ -209,6 +214,9 @@ class Importer:
             return FromLayout(name)
         if name.kind is ImageKind.ARCHIVE:
             return FromArchive(name, scratch)
+        if self.build:
+            self.progress.stage(f"building {self.build.file} with {os.path.basename(self.build.program)}")
+            return FromArchive(self.build.save(scratch, self.runner), scratch.with_suffix(".plain"))
         if name.is_path:
             what = (
                 "is already a file or a folder" if os.path.exists(name.path) else "is a path, but there is no such file"

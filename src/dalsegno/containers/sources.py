@@ -216,7 +216,8 @@ class FromArchive:
 def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName:
     """Have Docker or Podman save the image to a file, and return the file's image name."""
     program = _PROGRAMS[name.kind]
-    reference = f"{name.repository}@{name.digest}" if name.digest else f"{name.repository}:{name.tag}"
+    # A name without digest and tag is the id of an image that was just built.
+    reference = f"{name.repository}@{name.digest}" if name.digest else f"{name.repository}:{name.tag}".rstrip(":")
     argv = [program, "save", "--output", str(scratch), reference]
     if name.kind is ImageKind.PODMAN:
         argv[2:2] = ["--format", "docker-archive"]

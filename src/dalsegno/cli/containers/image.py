@@ -13,15 +13,17 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.containers import image_report
 from dalsegno.cli.containers.image_report import ImportBar, find_image, verdict_of
-from dalsegno.cli.interrupts import interruptible
+from dalsegno.cli.interrupts import interruptible, stoppable
 from dalsegno.cli.out import json_option, size
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
+    from dalsegno.containers.dockerfile import DockerfileBuild
     from dalsegno.containers.http import Unreachable
     from dalsegno.containers.store import ImageStore
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
+BUILDERS = ("buildah", "podman", "docker")  # also in `containers.dockerfile`, which this module imports only when used
 output_option = click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to FILE instead of the image store."
 )
@@ -100,22 +102,69 @@ def _explain_unreachable(error: Unreachable, source: str) -> DalsegnoError:
     return DalsegnoError(error.what, hint=hint)
 
 
-@command.command()
+@command.command(short_help="Make a .sqsh file from a Dockerfile or a root file system.")
 @click.argument("folder", type=click.Path(path_type=Path))
 @output_option
-@force_option
+@click.option("--force", is_flag=True, help="Overwrite the file of `-o`.")
 @compression_option
 @click.option(
-    "--env", multiple=True, metavar="NAME=VALUE", help="Environment variable set in the container; may be repeated."
+    "-f", "--file", type=click.Path(path_type=Path), help="Build this Dockerfile, with FOLDER as its context."
 )
-@click.option("--workdir", default="", help="Working directory in the container.")
-@click.option("--cmd", default="", help="Default command of the container.")
+@click.option(
+    "--build-arg", "build_args", multiple=True, metavar="NAME=VALUE",
+    help="Value of an ARG; NAME alone takes it from the environment; may be repeated.",
+)  # fmt: skip
+@click.option("--target", default="", metavar="STAGE", help="Build up to this stage of the Dockerfile.")
+@click.option("--builder", type=click.Choice(BUILDERS), help="Builder. Default: the first of these that is installed.")
+@click.option("--rootfs", is_flag=True, help="Pack FOLDER as it is, even if it has a Dockerfile.")
+@click.option(
+    "--env", multiple=True, metavar="NAME=VALUE",
+    help="Environment variable set in the container of a root file system; may be repeated.",
+)  # fmt: skip
+@click.option("--workdir", default="", help="Working directory in the container of a root file system.")
+@click.option("--cmd", default="", help="Default command of the container of a root file system.")
 @quiet_option
 def build(
+    folder: Path, output: Path | None, force: bool, compression: str, file: Path | None, build_args: tuple[str, ...],
+    target: str, builder: str | None, rootfs: bool, env: tuple[str, ...], workdir: str, cmd: str, quiet: bool,
+) -> None:  # fmt: skip
+    """Make a .sqsh file from FOLDER: from its Dockerfile, or from all of it as a root file system.
+
+    \b
+    dalsegno image build . -o /fsx/train.sqsh
+    dalsegno image build . -f nccl-tests.Dockerfile --build-arg NCCL_VERSION=v2.27.7-1 -o /fsx/nccl-tests.sqsh
+    dalsegno image build ROOTFS --cmd "python train.py"
+
+    A Containerfile or Dockerfile in FOLDER is built with buildah, podman or docker. Any other folder is packed as it
+    is. A folder with a Dockerfile and with `bin` and `etc` could be both: choose `--file` or `--rootfs`.
+    """
+    from dalsegno.containers.dockerfile import DockerfileBuild, find_builder, find_dockerfile
+
+    if not all(each.partition("=")[0].isidentifier() for each in build_args):
+        raise UsageError("invalid build argument", hint="write `--build-arg NAME=VALUE`")  # the value may be secret
+    if rootfs and file:
+        raise UsageError("`--rootfs` packs a folder, and `--file` builds a Dockerfile", hint="use one of the two")
+    dockerfile = None if rootfs else find_dockerfile(folder, file)
+    kind = f"{folder} is packed as it is" if dockerfile is None else f"{dockerfile} is built"
+    for_others = {"--env": env, "--workdir": workdir, "--cmd": cmd}
+    hint = "write ENV, WORKDIR and CMD in it"
+    if dockerfile is None:
+        for_others = {"--build-arg": build_args, "--target": target, "--builder": builder or ""}
+        hint = "name the Dockerfile with `--file`, or leave the option out"
+    if given := next((option for option, value in for_others.items() if value), None):
+        raise UsageError(f"`{given}` has no effect: {kind}", hint=hint)
+    if dockerfile is None:
+        made = _pack_folder(folder, output, force, compression, env, workdir, cmd, quiet)
+    else:
+        recipe = DockerfileBuild(find_builder(builder), folder, dockerfile, build_args, target)
+        made = _build_dockerfile(recipe, output, force, compression, quiet)
+    out.data(str(made))
+
+
+def _pack_folder(
     folder: Path, output: Path | None, force: bool, compression: str, env: tuple[str, ...], workdir: str, cmd: str,
     quiet: bool,
-) -> None:  # fmt: skip
-    """Make a .sqsh file from FOLDER, a root file system."""
+) -> Path:  # fmt: skip
     import shlex
 
     from dalsegno.containers.build import Builder
@@ -129,7 +178,21 @@ def build(
     with _bar(quiet) as bar:
         config = Config(env=env, workdir=workdir, cmd=tuple(shlex.split(cmd)))
         made = Builder(_open_store(), bar, compression).build_folder(folder, config, output, force)
-    out.data(str(made if isinstance(made, Path) else made.path))
+    return made if isinstance(made, Path) else made.path
+
+
+def _build_dockerfile(recipe: DockerfileBuild, output: Path | None, force: bool, compression: str, quiet: bool) -> Path:
+    from dataclasses import replace
+
+    from dalsegno.containers.import_image import Importer
+
+    with _bar(quiet) as bar, stoppable():
+        build = replace(recipe, show=bar.line)
+        importer = Importer(_open_store(), bar, compression=compression, build=build)
+        if output is None:
+            return importer.to_store(build.name).path
+        importer.to_file(build.name, output, force=force)
+        return output
 
 
 @command.command("from-venv", short_help="Make a .sqsh file from a Python environment.")

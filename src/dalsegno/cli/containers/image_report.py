@@ -58,6 +58,13 @@ class ImportBar:
             self._clear()
             out.warn(text)
 
+    def line(self, text: str) -> None:
+        """Print a line of another program's output."""
+        if not self._quiet:
+            with self._lock:
+                self._clear()
+                out.talk(text)
+
     def close(self) -> None:
         with self._lock:
             self._clear()
