@@ -99,7 +99,7 @@ def open_nodes(runner: Runner, folder: Folder, *, read_only: bool = False) -> Lo
 
 
 def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> None:
-    """Stop the node's host from starting these services; if `held` is false, allow it again."""
+    """Keep the node's host from starting these services; if `held` is false, let the host start them again."""
     folder = nodes.folder.host(nodes.host_name(node))
     with locked(folder / "plan.lock", f"the plan of {nodes.host_name(node)}", wait_s=5.0):
         plan = read_plan(folder)
