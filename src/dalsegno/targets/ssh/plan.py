@@ -78,7 +78,8 @@ class SshPlan:
 
     @property
     def reconfigures(self) -> bool:
-        """Return whether slurmctld must read its files again, because they change and slurmctld is not restarted."""
+        """Return whether slurmctld must read its files again, because slurm.conf changes without a restart of
+        slurmctld."""
         return self.writes(f"{ETC}/slurm.conf") and not self._does(ChangeKind.SERVICE, "slurmctld")
 
     @property
@@ -163,8 +164,10 @@ def describe_host(facts: HostFacts) -> list[str]:
 
 
 def _large_disks(facts: HostFacts) -> list[InspectedDisk]:
-    """Return the root file system and all other large file systems. A file system that is mounted in several places is
-    listed once."""
+    """Return the root file system and other large file systems, at most four in all.
+
+    A file system that is mounted in several places is listed once.
+    """
     found: dict[str, InspectedDisk] = {}
     for disk in sorted(facts.disks, key=lambda disk: len(disk.mount)):
         large = disk.type != "tmpfs" and (disk.size_mib or 0) >= _LARGE_MIB
