@@ -219,9 +219,9 @@ def _faults_in(done: Mapping[str, Answer | DalsegnoError]) -> dict[str, Dalsegno
 def _may_continue(plan: SshPlan, group: Collection[str], faults: Collection[str]) -> bool:
     """Return whether the next group may be changed after some hosts have failed.
 
-    In an upgrade, one failed host may have a fault of its own, so the upgrade continues with the others. A second
-    failed host suggests that the new version is at fault. After any failure, the head keeps the version that works. In other
-    plans, later groups depend on the earlier ones.
+    In an upgrade, one failed host may have a fault of its own. So the upgrade continues, but the head keeps the version
+    that works. If the head or a second host fails, the upgrade stops, because the new version may be at fault. In other
+    plans, later groups depend on the earlier ones, so any failure stops them.
     """
     if not faults:
         return True
