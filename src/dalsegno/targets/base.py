@@ -1,7 +1,7 @@
 """The contract of every target: plan, apply, status, shell, and operations on single nodes.
 
 Code outside `targets/` uses only this module, `machines`, `registry` and `folder`. An ability that only some targets
-have is a separate protocol, such as `CanReplace`. Test for one with `isinstance`, or call `require`, which may raise.
+have is a separate protocol, such as `CanReplace`. `isinstance` tests for one, and `require` raises if it is missing.
 """
 
 from __future__ import annotations
