@@ -85,7 +85,7 @@ class _HttpPeer:
 
 
 class HttpServer:
-    """Serves `handler` at a listening socket, one thread per connection, until it is closed."""
+    """Answers requests at a listening socket with `handler`, one thread per connection, until the server is closed."""
 
     def __init__(self, listener: socket.socket, handler: Handler, max_connections: int = MAX_CONNECTIONS) -> None:
         self._listener, self._handler = listener, handler
