@@ -41,8 +41,8 @@ PROGRAMS = {  # maps the name of a program to the module whose `main(arguments)`
 }
 
 
-# The command that starts a program on hosts where our code is installed. The program's name follows it. The first line
-# of the installed command names the interpreter that was chosen for our code; `python3` may be too old.
+# The command that starts a program on hosts where our code is installed. The caller appends the program's name. The
+# first line of /usr/local/bin/dalsegno names the interpreter that was chosen for our code; `python3` may be too old.
 _START_THERE = (
     "read -r python _ < /usr/local/bin/dalsegno && "
     'exec "${python#??}" -I /opt/dalsegno/current/dalsegno/programs.py "$@"'
