@@ -1,7 +1,7 @@
 """Start one of our helper programs: `python -I programs.py NAME …`, on any node, from any working directory.
 
 The file is started by its path, so that neither the working directory nor the user's environment affects its imports.
-The libraries of the command line are not loaded.
+The libraries of the command-line interface are not loaded.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ HOST_LAUNCHER = ("/bin/sh", "-c", _START_THERE, "dalsegno")
 
 
 def launcher() -> tuple[str, ...]:
-    """Return the command that starts a program, without the program's name. The command works on all hosts with these
-    files."""
+    """Return the command that starts a program, without the program's name. The command works on all hosts that have
+    this Python and these files at the same paths."""
     return (sys.executable, "-I", str(Path(__file__).resolve()))
 
 

@@ -248,7 +248,7 @@ def find_price(instance: str, gpu_type: str) -> ListPrice | None:
 
 
 def find_fabric(name: str) -> Fabric:
-    """Return the fabric `name`."""
+    """Return the fabric with this name."""
     return _find(name, fabrics(), "fabric")
 
 

@@ -79,7 +79,7 @@ class _HttpPeer:
     until: float = float("inf")  # no deadline here: the thread of the connection has its own
 
     def disconnect(self) -> None:
-        """Wake the thread of the connection, which closes it."""
+        """Wake the thread of the connection. The thread then closes the connection."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 

@@ -29,7 +29,7 @@ class PanelKind(Enum):
 
 @dataclass(frozen=True)
 class PanelQuery:
-    """A query of a panel, and the name of each series that it returns."""
+    """A query of a panel, and the template for the names of the series that the query returns."""
 
     expr: str
     legend: str = ""

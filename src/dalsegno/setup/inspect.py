@@ -251,7 +251,8 @@ class _AnswerReader:
 
     def time(self, name: str, otherwise: float) -> float:
         value = self._answer.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:  # also for NaN
+        # NaN is refused too, because every comparison with it is false.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MAX_NUMBER:
             return otherwise
         return float(value)
 

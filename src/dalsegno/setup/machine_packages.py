@@ -73,7 +73,7 @@ class MachinePackages:
 
 
 def create_slurm_user() -> None:
-    """Create Slurm's user if it does not exist. It stays, like the users that packages create."""
+    """Create Slurm's user if it does not exist. A removal keeps this user, like the users that packages create."""
     try:
         pwd.getpwnam(SLURM_USER)
     except KeyError:

@@ -149,8 +149,8 @@ class Systemd:
             self.stop(name)  # an earlier version used another unit, which holds the service's port
             del self.services.kept[name]
         if name not in self.services.kept:
-            # For our own unit, record False. It may already be enabled here, if an earlier version of Dal Segno enabled
-            # it and recorded another unit.
+            # For our own unit, both values are False. The unit may already be enabled, if an earlier version of Dal
+            # Segno enabled it but recorded another unit.
             enabled = not own and self.call(["systemctl", "is-enabled", "--quiet", unit])[0] == 0
             active = not own and self.call(["systemctl", "is-active", "--quiet", unit])[0] == 0
             self.services.kept[name] = {"unit": unit, "own": own, "was_enabled": enabled, "was_active": active}

@@ -305,7 +305,7 @@ class CanReplace(Protocol):
 
 @runtime_checkable
 class HasMachines(Protocol):
-    """A target whose machines only a person can replace. `machines` returns a text that identifies each machine."""
+    """A target whose machines only a person can replace. `machines` identifies the machine of each node by a text."""
 
     def machines(self) -> Mapping[str, str]: ...
 

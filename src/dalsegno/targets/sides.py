@@ -57,7 +57,7 @@ def homes_on_machines(applied: Cluster | None, login: str) -> tuple[str, ...]:
 
 
 def named_sources(applied: Cluster | None) -> tuple[str, ...]:
-    """Return the storage that the cluster file names as existing, which `down` keeps."""
+    """Return the storage that has a `source` in the cluster file. It existed before the cluster, so `down` keeps it."""
     return tuple(f"storage {each.name} ({each.source})" for each in applied.storage if each.source) if applied else ()
 
 

@@ -108,7 +108,7 @@ class Services:
         )  # fmt: skip
 
     def mariadbd(self) -> Service:
-        """Return the service of the database. Its socket is in a folder of mode 0700."""
+        """Return the service of the database. Its socket is in a folder that only the cluster's owner can enter."""
         secret = self.folder.secret
         options = mariadbd_options(self.machine.user, secret, self.folder.etc / "database.sql", data="db")
         return self._service("mariadbd", options)
@@ -168,10 +168,10 @@ class Services:
         return service if node == host else replace(service, name=f"node-agent:{node}")
 
     def slurmrestd(self, host: str) -> Service:
-        """Return the service of slurmrestd, which refuses to run as root or as SlurmUser.
+        """Return the service of slurmrestd, which refuses to run as root.
 
-        So root starts slurmrestd as `nobody`, who can read everything in Slurm and change nothing. The socket of
-        slurmrestd (rest_auth/local) accepts only root and `nobody`.
+        So root starts slurmrestd as `nobody`, who can read everything in Slurm and change nothing. In a cluster without
+        root, slurmrestd runs as the cluster's owner. Its socket (rest_auth/local) accepts only root and this user.
         """
         nobody = versions.user_word("nobody", self._slurm)
         as_root = ["-u", nobody, "-g", str(versions.NOBODY_UID)] if self.machine.is_root else []

@@ -86,7 +86,7 @@ def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) 
 
 
 def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: float) -> None:
-    """Wait until every node has registered. Resume the nodes whose hosts were booted again."""
+    """Wait until every node has registered. Resume nodes that are back, such as those whose hosts were booted again."""
     wanted = {node.name for node in plan.cluster.nodes}
     in_service = {node.name for node in plan.cluster.nodes if not node.spare}
     set_down = lost_nodes(plan)

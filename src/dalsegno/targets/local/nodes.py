@@ -198,8 +198,8 @@ def _half_booted(nodes: LocalNodes, plan: str) -> list[Process]:
 
 
 def _kill_all(nodes: LocalNodes, node: str) -> None:
-    """Kill the daemons and job tasks of a node on loopback ports. The supervisor keeps running, because all nodes share
-    it."""
+    """Kill the daemons and job tasks of a node on loopback ports. The host that runs them stays up, because all nodes
+    share it."""
     names = [nodes.service(node, name) for name in NODE_SERVICES]
     hold(nodes, node, names, True)
     end([*service_processes(nodes, node, names), *tasks_of(nodes, node)])

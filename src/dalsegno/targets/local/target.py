@@ -142,7 +142,7 @@ class LocalTarget:
             homes = homes_inside(applied, self.folder, before)
             seen = replace(seen, accounts=cluster_accounts(applied, self._people(), before.uids, before.gids, homes))
             if directory is None and applied.directory.ldap:
-                directory = seen.accounts  # the LDAP server has stopped, but still has the accounts
+                directory = seen.accounts  # slapd does not run, but its database has the accounts
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images, directory=directory or AccountSet()))
         stored = storage_sentences(cluster, self.folder, placement) if plan.fresh else ()
         left_out = (*plan.left_out, *stored, *self._surprises(cluster, placement))

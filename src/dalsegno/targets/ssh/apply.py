@@ -165,8 +165,8 @@ class ApplyOnHosts:
         )
 
     def _remove(self, leaving: tuple[str, ...]) -> None:
-        """Clean hosts that have left the cluster. A host that does not answer is skipped, because it may not exist any
-        more."""
+        """Undo all changes on hosts that leave the cluster. A host that does not answer is skipped, because it may not
+        exist any more."""
         done = self.hosts.each(leaving, lambda host: remove_from(self.hosts, host, self.state.cluster_id, self.say))
         for each in done.values():
             if isinstance(each, DalsegnoError):

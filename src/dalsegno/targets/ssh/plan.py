@@ -47,7 +47,7 @@ class SshPlan:
     upgrades: tuple[str, ...] = ()  # hosts of the cluster whose version of our code differs from that of this machine
     may_upgrade: bool = False
     prometheus_in_file: bool = False  # whether the cluster file enables Prometheus; `monitor up` can enable it too
-    monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `down`, else None
+    monitor_switch: bool | None = None  # true for `dalsegno monitor up`, false for `monitor down`, else None
     remove_hosts: tuple[str, ...] = ()  # hosts that leave the cluster
     directory: DirectorySecrets | None = None  # secrets of the LDAP directory; None without a directory
     new_key: bool = False  # whether munge's key is replaced, because hosts that know it have left
